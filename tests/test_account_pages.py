@@ -528,12 +528,12 @@ def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visi
 
     real = accounts.views.get_object_or_404
 
-    def then_gone(*arguments, **options):
+    def find_and_delete(*arguments, **options):
         found = real(*arguments, **options)
         PulseUser.objects.all().delete()
         return found
 
-    monkeypatch.setattr(accounts.views, "get_object_or_404", then_gone)
+    monkeypatch.setattr(accounts.views, "get_object_or_404", find_and_delete)
     answer = visit("operator").post(
         f"/pulse-users/{name}/{action}/", {"name": name} if fields is None else fields, follow=True
     )

@@ -113,7 +113,7 @@ def make_subscription():
     return EventSubscription.objects.create(owner=identity.owner, identity=identity, object_type="order")
 
 
-def make_registered():
+def make_subscription_queue():
     subscription, name = make_subscription(), f"subscription_{next(numbers)}"
     return SubscriptionQueue.objects.create(
         subscription=subscription, offering=subscription.identity.offering, object_type="order", vhost="v",
@@ -121,7 +121,7 @@ def make_registered():
     )  # fmt: skip
 
 
-def make_revocable():
+def make_token():
     token, _ = create_token(make_owner(), "nightly")
     AuthToken.objects.filter(pk=token.pk).update(digest=f"{SECRET}{next(numbers)}")
     return AuthToken.objects.get(uuid=token.uuid)
@@ -142,7 +142,7 @@ def make_application_key():
 MAKE = {
     "accounts.Owner": make_owner,
     "accounts.Vouching": lambda: Vouching.objects.create(owner=make_owner(), by=make_owner(), vouched=True),
-    "accounts.AuthToken": make_revocable,
+    "accounts.AuthToken": make_token,
     "accounts.PulseUser": make_account,
     "accounts.NotificationAddress": lambda: NotificationAddress.objects.create(
         pulse_user=make_account(), email="team@example.org", added_by=make_owner()
@@ -169,7 +169,7 @@ MAKE = {
     "agents.Offering": lambda: make_identity().offering,
     "agents.AgentIdentity": make_identity,
     "agents.EventSubscription": make_subscription,
-    "agents.SubscriptionQueue": make_registered,
+    "agents.SubscriptionQueue": make_subscription_queue,
     "agents.Consumer": lambda: Consumer.objects.create(
         identity=make_identity(), vhost="v", queue_name=f"consumer_{next(numbers)}"
     ),
@@ -182,14 +182,14 @@ def path_of(label):
     return f"/admin/{label.lower().replace('.', '/')}/"
 
 
-def act(client, model, action, *rows, **answers):
+def choose_action(client, model, action, *rows, **answers):
     """Choose an action in a list and submit it."""
     chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
     form = {"action": action, "_selected_action": chosen, **answers}
     return client.post(path_of(model._meta.label), form)
 
 
-def agree(client, page, **answers):
+def confirm(client, page, **answers):
     """Submit the confirmation page with these answers."""
     fields = {"action": "", "_selected_action": "", "select_across": "", "chosen": "", "post": ""}
     for name in fields:
@@ -281,15 +281,15 @@ def test_lists_with_search_fields_can_be_searched(admin, label):
 
 
 @pytest.fixture
-def plain(db):
+def staff_only(db):
     """Return an operator without other rights, like one created on an owner's page."""
     return Owner.objects.create_user("helper@example.org", is_staff=True)
 
 
-def test_operators_have_all_permissions_of_a_superuser(client, operator, plain):
+def test_operators_have_all_permissions_of_a_superuser(client, operator, staff_only):
     request = RequestFactory().get("/")
     seen = []
-    for one in (operator, plain):
+    for one in (operator, staff_only):
         request.user = one
         registered = administration.site._registry.items()
         seen.append(
@@ -297,13 +297,13 @@ def test_operators_have_all_permissions_of_a_superuser(client, operator, plain):
         )
     assert seen[0] == seen[1]
     assert all(rights["view"] for rights, _ in seen[1].values())
-    client.force_login(plain)
+    client.force_login(staff_only)
     assert {label: client.get(path_of(label)).status_code for label in ALLOWED} == dict.fromkeys(ALLOWED, 200)
 
 
-def test_an_operator_makes_another_owner_an_operator(client, plain):
+def test_an_operator_makes_another_owner_an_operator(client, staff_only):
     alice = make_owner()
-    client.force_login(plain)
+    client.force_login(staff_only)
     form = {"email": alice.email, "is_staff": "on", "is_active": "on"}
     assert client.post(f"/admin/accounts/owner/{alice.pk}/change/", form).status_code == 302
     client.force_login(alice)
@@ -364,7 +364,7 @@ def queues(guarded, amqp, operator):
 
 
 def test_the_confirmation_page_lists_queues_and_deletes_nothing(admin, queues, management, guarded):
-    page = act(admin, Queue, "delete_on_broker", *queues)
+    page = choose_action(admin, Queue, "delete_on_broker", *queues)
     assert page.status_code == 200
     for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "be taken back"):
         assert text in page.text
@@ -373,7 +373,7 @@ def test_the_confirmation_page_lists_queues_and_deletes_nothing(admin, queues, m
 
 
 def test_an_operator_deletes_queues_after_confirming(admin, queues, management, guarded, operator):
-    answer = agree(admin, act(admin, Queue, "delete_on_broker", *queues[1:]))
+    answer = confirm(admin, choose_action(admin, Queue, "delete_on_broker", *queues[1:]))
     assert answer.status_code == 302
     [text] = messages_of(answer)
     assert text.startswith("2 are deleted: ")
@@ -388,32 +388,32 @@ def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, man
     page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
     assert "3 queues" in page.text
     make_queue(vhost=guarded, name="queue/alice/newer")
-    answer = agree(admin, page)
+    answer = confirm(admin, page)
     assert messages_of(answer)[0].startswith("3 are deleted")
     assert Queue.objects.get(name="queue/alice/newer").state == "ok"
 
 
 def test_an_operator_purges_queues(admin, queues, amqp):
-    answer = agree(admin, act(admin, Queue, "purge", *queues))
+    answer = confirm(admin, choose_action(admin, Queue, "purge", *queues))
     assert messages_of(answer)[0].startswith("3 are emptied")
     assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
 
 
 def test_one_failure_is_reported_and_the_other_queues_are_deleted(admin, queues, management, guarded):
     management.delete_queue(guarded, "queue/alice/a")
-    page = act(admin, Queue, "delete_on_broker", *queues)
-    [failed, done] = messages_of(agree(admin, page))
+    page = choose_action(admin, Queue, "delete_on_broker", *queues)
+    [failed, done] = messages_of(confirm(admin, page))
     assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't list the queue at the moment.")
     assert done.startswith("2 are deleted")
     assert queue_names(management, guarded) == set()
 
 
 def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, broker, settings):
-    page = act(admin, Queue, "delete_on_broker", *queues[:2])
+    page = choose_action(admin, Queue, "delete_on_broker", *queues[:2])
     with Proxy.before(broker.management_url) as proxy:
         proxy.answer(http_answer("403 Forbidden", b'{"error": "x", "reason": "not yours"}'))
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        answer = agree(admin, page)
+        answer = confirm(admin, page)
     assert len(messages_of(answer)) == 2
     assert all("the broker refuses" in text and "not yours" in text for text in messages_of(answer))
     assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
@@ -422,10 +422,10 @@ def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, brok
 
 @pytest.mark.parametrize("action", ["delete_on_broker", "purge"])
 def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queues, settings, action):
-    page = act(admin, Queue, action, *queues)
+    page = choose_action(admin, Queue, action, *queues)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with counted_requests() as requests:
-        answer = agree(admin, page)
+        answer = confirm(admin, page)
     assert len(requests) == 1
     [failed, left] = messages_of(answer)
     assert "can't connect" in failed
@@ -436,49 +436,53 @@ def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queu
 def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, management, guarded):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for action in ("delete_on_broker", "purge"):
-        [text] = messages_of(act(admin, Queue, action, *queues))
+        [text] = messages_of(choose_action(admin, Queue, action, *queues))
         assert text == (
             "These are 3 queues, and 2 may go at once: GUARDIAN_DELETE_BRAKE, or a quarter of all. "
             "Nothing was done; choose fewer."
         )
-        page = act(admin, Queue, action, *queues[:2])
+        page = choose_action(admin, Queue, action, *queues[:2])
         assert "2 queues" in page.text
     # A forged confirmation is refused too.
     forged = {"post": "yes", "select_across": "1", "chosen": ",".join(str(queue.pk) for queue in queues)}
-    assert "Nothing was done" in messages_of(act(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
+    assert "Nothing was done" in messages_of(choose_action(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
     assert len(queue_names(management, guarded)) == 3
 
 
 def test_deleting_gone_queues_does_nothing(admin, db):
     gone = make_queue(state="gone")
-    assert messages_of(act(admin, Queue, "delete_on_broker", gone)) == ["None of these is on the broker any more."]
+    assert messages_of(choose_action(admin, Queue, "delete_on_broker", gone)) == [
+        "None of these is on the broker any more."
+    ]
 
 
 def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
     queues = [make_queue(), make_queue()]
-    page = act(admin, Queue, "set_limits", *queues)
+    page = choose_action(admin, Queue, "set_limits", *queues)
     assert "Deleted past (messages)" in page.text
-    assert "deleted past 10" in agree(admin, page, warn_length="20", max_length="10").text
+    assert "deleted past 10" in confirm(admin, page, warn_length="20", max_length="10").text
     account = make_account()
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.filter(pk=queues[0].pk).update(pulse_user=account)
-    [failed, done] = messages_of(agree(admin, page, warn_length="20", max_length=""))
+    [failed, done] = messages_of(confirm(admin, page, warn_length="20", max_length=""))
     assert failed.startswith(f"'{queues[0]}': ")
     assert "deleted past 15" in failed
     assert done == f"1 is given these limits: {queues[1]}."
     account.queues.all().delete()
     queues[0].save(force_insert=True)
-    assert messages_of(agree(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are given these limits")
+    assert messages_of(confirm(admin, page, warn_length="20", max_length="30"))[0].startswith(
+        "2 are given these limits"
+    )
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
-    assert messages_of(agree(admin, page, warn_length="", max_length=""))[0].startswith("2 are given")
+    assert messages_of(confirm(admin, page, warn_length="", max_length=""))[0].startswith("2 are given")
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(None, None)}
-    assert "Enter a whole number" in agree(admin, page, warn_length="many").text
+    assert "Enter a whole number" in confirm(admin, page, warn_length="many").text
 
 
 def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, monkeypatch):
     def statements(queues):
         with CaptureQueriesContext(connection) as captured:
-            answer = act(admin, Queue, "make_unbounded", *queues)
+            answer = choose_action(admin, Queue, "make_unbounded", *queues)
         assert messages_of(answer)[0].startswith(f"{len(queues)} ")
         return len(captured)
 
@@ -495,7 +499,9 @@ def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, m
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.update(pulse_user=account)
     monkeypatch.setattr("accounts.admin.MAX_ROWS_SHOWN", 3)
-    texts = messages_of(agree(admin, act(admin, Queue, "set_limits", *queues), warn_length="20", max_length=""))
+    texts = messages_of(
+        confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="20", max_length="")
+    )
     assert len(texts) == 4
     assert texts[3].startswith("37 more failed: ")
     assert texts[3].endswith(", and 34 more.")
@@ -555,25 +561,25 @@ def test_a_limit_larger_than_its_column_is_refused(admin, db, make, label):
 
 
 def test_an_action_on_rows_deleted_meanwhile_says_so(admin, db):
-    account, token, queue = make_account(), make_revocable(), make_queue()
+    account, token, queue = make_account(), make_token(), make_queue()
     pages = [
-        (act(admin, PulseUser, "set_thresholds", account), {"warn_length": "6", "max_length": "9"}),
-        (act(admin, AuthToken, "revoke", token), {}),
-        (act(admin, Queue, "set_limits", queue), {"warn_length": "6", "max_length": "9"}),
+        (choose_action(admin, PulseUser, "set_thresholds", account), {"warn_length": "6", "max_length": "9"}),
+        (choose_action(admin, AuthToken, "revoke", token), {}),
+        (choose_action(admin, Queue, "set_limits", queue), {"warn_length": "6", "max_length": "9"}),
     ]
     account.delete()
     token.delete()
     queue.delete()
     for page, answers in pages:
-        assert messages_of(agree(admin, page, **answers)) == ["None of these is there any more."]
+        assert messages_of(confirm(admin, page, **answers)) == ["None of these is there any more."]
 
 
 @pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
 def test_invalid_keys_select_no_rows(admin, db, odd):
-    queue, token = make_queue(), make_revocable()
+    queue, token = make_queue(), make_token()
     for model, action, row in ((Queue, "set_limits", queue), (AuthToken, "revoke", token)):
         answers = {"post": "yes", "select_across": "1", "warn_length": "6", "max_length": "9"}
-        assert act(admin, model, action, row, chosen=odd, **answers).status_code == 302
+        assert choose_action(admin, model, action, row, chosen=odd, **answers).status_code == 302
         form = {"action": action, "_selected_action": [odd]}
         assert admin.post(path_of(model._meta.label), form).status_code == 302
     queue.refresh_from_db()
@@ -588,14 +594,14 @@ def test_the_history_of_an_unknown_audit_entry_is_404(admin, db, key):
 
 def test_making_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admin, db):
     queue = make_queue(warn_length=20, max_length=30)
-    assert messages_of(act(admin, Queue, "make_unbounded", queue))[0].startswith("1 is unbounded from now on")
+    assert messages_of(choose_action(admin, Queue, "make_unbounded", queue))[0].startswith("1 is unbounded from now on")
     queue.refresh_from_db()
     assert (queue.unbounded, queue.max_length) == (True, 30)
-    page = act(admin, Queue, "make_bounded", queue)
+    page = choose_action(admin, Queue, "make_bounded", queue)
     assert "The next pass deletes those" in page.text
     queue.refresh_from_db()
     assert queue.unbounded
-    agree(admin, page)
+    confirm(admin, page)
     queue.refresh_from_db()
     assert not queue.unbounded
 
@@ -604,11 +610,11 @@ def test_making_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admi
 
 
 @pytest.fixture
-def on_broker(guarded, management):
+def create_account(guarded, management):
     """Return a function that creates an account on the broker, with a queue, and its row."""
     made = []
 
-    def put(username):
+    def create(username):
         management.put_user(username, "irrelevant")
         management.declare_queue(guarded, f"queue/{username}/builds")
         made.append(username)
@@ -616,7 +622,7 @@ def on_broker(guarded, management):
         account.owners.set([make_owner()])
         return account
 
-    yield put
+    yield create
     for username in made:
         try:
             management.delete_user(username)
@@ -624,14 +630,14 @@ def on_broker(guarded, management):
             continue
 
 
-def test_an_operator_removes_accounts_with_their_queues(admin, operator, on_broker, management, guarded):
-    accounts = [on_broker("remove-1"), on_broker("remove-2")]
+def test_an_operator_removes_accounts_with_their_queues(admin, operator, create_account, management, guarded):
+    accounts = [create_account("remove-1"), create_account("remove-2")]
     run_pass()
-    page = act(admin, PulseUser, "remove", *accounts)
+    page = choose_action(admin, PulseUser, "remove", *accounts)
     assert "remove-1" in page.text
     assert "its queues and exchanges" in page.text
     assert PulseUser.objects.count() == 2
-    answer = agree(admin, page)
+    answer = confirm(admin, page)
     assert messages_of(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
     assert not PulseUser.objects.exists()
     assert queue_names(management, guarded) == set()
@@ -640,9 +646,11 @@ def test_an_operator_removes_accounts_with_their_queues(admin, operator, on_brok
             management.user(account.username)
 
 
-def test_a_busy_or_unfinished_removal_of_an_account_continues_later(admin, operator, on_broker, guarded, monkeypatch):
-    accounts = [on_broker("remove-1"), on_broker("remove-2"), on_broker("remove-3")]
-    page = act(admin, PulseUser, "remove", *accounts)
+def test_a_busy_or_unfinished_removal_of_an_account_continues_later(
+    admin, operator, create_account, guarded, monkeypatch
+):
+    accounts = [create_account("remove-1"), create_account("remove-2"), create_account("remove-3")]
+    page = choose_action(admin, PulseUser, "remove", *accounts)
     remove = removal._remove_from_broker
 
     def refuses_one(management, username):
@@ -652,7 +660,7 @@ def test_a_busy_or_unfinished_removal_of_an_account_continues_later(admin, opera
 
     monkeypatch.setattr(removal, "_remove_from_broker", refuses_one)
     with locks.lock("remove-1"):
-        busy, stubborn, done = messages_of(agree(admin, page))
+        busy, stubborn, done = messages_of(confirm(admin, page))
     continues = "The account is being removed, and Guardian continues until all is gone."
     assert busy == f"'remove-1': {continues} Another process is changing it."
     assert stubborn == f"'remove-2': {continues} Still there: 'queue/remove-2/builds'"
@@ -663,7 +671,7 @@ def test_a_busy_or_unfinished_removal_of_an_account_continues_later(admin, opera
 def test_without_the_broker_no_account_is_removed(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     accounts = [make_account(), make_account()]
-    [failed, left] = messages_of(agree(admin, act(admin, PulseUser, "remove", *accounts)))
+    [failed, left] = messages_of(confirm(admin, choose_action(admin, PulseUser, "remove", *accounts)))
     assert "can't connect" in failed
     assert left.startswith("1 is not tried, since the broker is away")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
@@ -673,17 +681,17 @@ def test_the_brake_limits_the_queues_of_removed_accounts(admin, settings):
     settings.GUARDIAN_DELETE_BRAKE = 2
     accounts = [make_account(), make_account()]
     make_queue(pulse_user=accounts[0])
-    [text] = messages_of(act(admin, PulseUser, "remove", *accounts, post="yes"))
+    [text] = messages_of(choose_action(admin, PulseUser, "remove", *accounts, post="yes"))
     assert text.startswith("These are 3 queues, and 2 may go at once")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
 
 def test_an_operator_sets_thresholds_of_accounts(admin):
     accounts = [make_account(), make_account()]
-    page = act(admin, PulseUser, "set_thresholds", *accounts)
+    page = choose_action(admin, PulseUser, "set_thresholds", *accounts)
     assert "policy / policy" in page.text
-    assert "below the deletion limit" in messages_of(agree(admin, page, warn_length="9", max_length="6"))[0]
-    assert messages_of(agree(admin, page, warn_length="6", max_length="9"))[0].startswith(
+    assert "below the deletion limit" in messages_of(confirm(admin, page, warn_length="9", max_length="6"))[0]
+    assert messages_of(confirm(admin, page, warn_length="6", max_length="9"))[0].startswith(
         "2 are given these thresholds"
     )
     assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
@@ -703,9 +711,9 @@ def test_the_list_of_accounts_links_to_the_adoption_form(guarded, admin):
 def test_an_operator_withdraws_access_with_a_reason(admin, operator):
     owner = make_owner()
     create_token(owner, "kept")
-    page = act(admin, Owner, "withdraw", owner)
+    page = choose_action(admin, Owner, "withdraw", owner)
     assert owner.email in page.text
-    answer = agree(admin, page, **{"reason": "has left"})
+    answer = confirm(admin, page, **{"reason": "has left"})
     assert messages_of(answer)[0].startswith("1 is no longer able to make accounts and tokens")
     assert owner.vouchings.get().reason == "has left"
     assert AuthToken.objects.filter(user=owner).exists()
@@ -715,11 +723,11 @@ def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     account = make_account()
     owners = list(account.owners.all())
-    page = agree(admin, act(admin, Owner, "withdraw", *owners), remove="on")
+    page = confirm(admin, choose_action(admin, Owner, "withdraw", *owners), remove="on")
     assert "removed for one at a time" in page.text
     assert all(Owner.objects.values_list("vouched", flat=True))
     for owner in owners:
-        answer = agree(admin, act(admin, Owner, "withdraw", owner), remove="on")
+        answer = confirm(admin, choose_action(admin, Owner, "withdraw", owner), remove="on")
         assert "Guardian goes on until it is gone" in messages_of(answer)[0]
     account.refresh_from_db()
     assert (account.owners.count(), account.removing_since is not None) == (1, True)
@@ -727,7 +735,7 @@ def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
 
 def test_an_operator_is_skipped_when_access_is_withdrawn_in_bulk(admin, operator):
     owner = make_owner()
-    answer = agree(admin, act(admin, Owner, "withdraw", operator, owner))
+    answer = confirm(admin, choose_action(admin, Owner, "withdraw", operator, owner))
     assert sorted(text.partition(" ")[0] for text in messages_of(answer)) == ["'ops@example.org':", "1"]
     owner.refresh_from_db()
     assert not owner.vouched
@@ -758,21 +766,24 @@ def test_an_owner_who_just_got_an_account_is_not_deleted(admin, monkeypatch):
 
 
 def test_an_operator_revokes_tokens_after_confirming(admin):
-    tokens = [make_revocable(), make_revocable(), make_revocable()]
-    page = act(admin, AuthToken, "revoke", *tokens[1:])
+    tokens = [make_token(), make_token(), make_token()]
+    page = choose_action(admin, AuthToken, "revoke", *tokens[1:])
     assert "2 auth tokens" in page.text
     assert tokens[1].user.email in page.text
     assert SECRET not in page.text
     assert AuthToken.objects.count() == 3
-    assert messages_of(agree(admin, page)) == ["2 are revoked: nightly, nightly."]
+    assert messages_of(confirm(admin, page)) == ["2 are revoked: nightly, nightly."]
     assert AuthToken.objects.get() == tokens[0]
     for odd in ("x", ""):
-        assert act(admin, AuthToken, "revoke", tokens[0], post="yes", chosen=odd, select_across="1").status_code == 302
+        assert (
+            choose_action(admin, AuthToken, "revoke", tokens[0], post="yes", chosen=odd, select_across="1").status_code
+            == 302
+        )
     assert AuthToken.objects.get() == tokens[0]
 
 
 def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
-    token = make_revocable()
+    token = make_token()
     page = admin.get(f"/admin/accounts/owner/{token.user_id}/delete/")
     assert "nightly" in page.text
     assert SECRET not in page.text
@@ -784,7 +795,7 @@ def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
 def test_the_brake_limits_the_agents_queues_of_an_action(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     settings.GUARDIAN_DELETE_BRAKE = 2
-    rows = [make_registered() for _ in range(3)]
+    rows = [make_subscription_queue() for _ in range(3)]
     for label, picked in (
         ("agents.SubscriptionQueue", rows),
         ("agents.EventSubscription", [row.subscription for row in rows]),
@@ -795,7 +806,7 @@ def test_the_brake_limits_the_agents_queues_of_an_action(admin, settings):
         [text] = messages_of(admin.post(path_of(label), form))
         assert text.startswith("These are 3 queues, and 2 may go at once")
     assert SubscriptionQueue.objects.count() == 3
-    answer = act(admin, SubscriptionQueue, "delete_selected", *rows[:2], post="yes")
+    answer = choose_action(admin, SubscriptionQueue, "delete_selected", *rows[:2], post="yes")
     assert "Removals has what is still to go" in messages_of(answer)[0]
     assert set(Removal.objects.filter(kind="queue").values_list("name", flat=True)) == {
         row.queue_name for row in rows[:2]
@@ -810,14 +821,14 @@ def test_an_operator_sends_a_failed_notification_again(admin, mailbox, settings)
     given_up = make_notification(
         kind="outage", about="the broker", facts={"error": "no answer"}, attempts=100, last_error="refused"
     )
-    assert messages_of(act(admin, Notification, "send_again", given_up)) == [
+    assert messages_of(choose_action(admin, Notification, "send_again", given_up)) == [
         "1 will be sent again, within half a minute."
     ]
     assert sending.send_due().sent == 1
     given_up.refresh_from_db()
     assert (given_up.state, given_up.attempts, given_up.last_error) == ("sent", 0, "")
     assert len(mailbox.mails) == 1
-    assert "1 will not" in messages_of(act(admin, Notification, "send_again", given_up))[0]
+    assert "1 will not" in messages_of(choose_action(admin, Notification, "send_again", given_up))[0]
     assert sending.send_due().claimed == 0
 
 
@@ -862,7 +873,7 @@ def test_an_action_needs_the_csrf_token(operator):
     queue = make_queue()
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(operator)
-    assert act(strict, Queue, "make_unbounded", queue).status_code == 403
+    assert choose_action(strict, Queue, "make_unbounded", queue).status_code == 403
     queue.refresh_from_db()
     assert not queue.unbounded
 

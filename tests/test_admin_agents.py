@@ -26,7 +26,7 @@ DELETABLE = ("agentidentity", "eventsubscription", "subscriptionqueue", "consume
 
 
 @pytest.fixture
-def world(alice, operator, compute, settings):  # noqa: F811
+def rows(alice, operator, compute, settings):  # noqa: F811
     """Return one row of each model, by its name. The broker is unavailable, so removals stay pending."""
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     token, _ = create_token(alice, "agent")
@@ -77,7 +77,7 @@ def test_members_are_found_by_their_address(admin, alice, bob):
     assert [one["text"] for one in found] == ["alice@example.org"]
 
 
-def test_the_list_of_offerings_counts_agents_and_queues(admin, alice, compute, world):  # noqa: F811
+def test_the_list_of_offerings_counts_agents_and_queues(admin, alice, compute, rows):  # noqa: F811
     with CaptureQueriesContext(connection) as few:
         page = admin.get("/admin/agents/offering/").text
     assert '<td class="field-agents">1</td><td class="field-queues">1</td>' in page
@@ -88,52 +88,52 @@ def test_the_list_of_offerings_counts_agents_and_queues(admin, alice, compute, w
     assert len(many) == len(few)
 
 
-def test_deleting_an_offering_lists_and_removes_its_registrations(admin, compute, world):  # noqa: F811
+def test_deleting_an_offering_lists_and_removes_its_registrations(admin, compute, rows):  # noqa: F811
     address = f"/admin/agents/offering/{compute.pk}/delete/"
     page = admin.get(address).text
     for row in ("agentidentity", "subscriptionqueue", "consumer"):
-        assert str(world[row]) in page
+        assert str(rows[row]) in page
     assert Offering.objects.filter(pk=compute.pk).exists()
     assert admin.post(address, {"post": "yes"}).status_code == 302
     assert not any(MODELS[name].objects.exists() for name in DELETABLE)
     going = set(Removal.objects.values_list("kind", "name"))
     assert going >= {
-        ("queue", world["subscriptionqueue"].queue_name),
-        ("queue", world["consumer"].queue_name),
-        ("user", world["eventsubscription"].rmq_username),
-        ("user", world["consumer"].rmq_username),
+        ("queue", rows["subscriptionqueue"].queue_name),
+        ("queue", rows["consumer"].queue_name),
+        ("user", rows["eventsubscription"].rmq_username),
+        ("user", rows["consumer"].rmq_username),
     }
 
 
-def list_of(model):
+def list_path(model):
     return f"/admin/{MODELS[model]._meta.app_label}/{model}/"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_registrations_are_shown_but_cannot_be_changed(admin, world, model):
-    row = world[model]
-    listed = admin.get(list_of(model))
-    page = admin.get(f"{list_of(model)}{row.pk}/change/")
+def test_registrations_are_shown_but_cannot_be_changed(admin, rows, model):
+    row = rows[model]
+    listed = admin.get(list_path(model))
+    page = admin.get(f"{list_path(model)}{row.pk}/change/")
     assert (listed.status_code, page.status_code) == (200, 200)
     for text in (listed.text, page.text):
         assert "sealed" not in text
         assert 'name="_save"' not in text
-    assert admin.get(f"{list_of(model)}add/").status_code == 403
-    assert admin.post(f"{list_of(model)}{row.pk}/change/", {"name": "x"}).status_code == 403
+    assert admin.get(f"{list_path(model)}add/").status_code == 403
+    assert admin.post(f"{list_path(model)}{row.pk}/change/", {"name": "x"}).status_code == 403
     allowed = model in DELETABLE
-    assert admin.get(f"{list_of(model)}{row.pk}/delete/").status_code == (200 if allowed else 403)
+    assert admin.get(f"{list_path(model)}{row.pk}/delete/").status_code == (200 if allowed else 403)
     assert ("delete_selected" in listed.text) is allowed
-    answer = admin.post(f"{list_of(model)}{row.pk}/delete/", {"post": "yes"})
+    answer = admin.post(f"{list_path(model)}{row.pk}/delete/", {"post": "yes"})
     assert answer.status_code == (302 if allowed else 403)
     assert MODELS[model].objects.filter(pk=row.pk).exists() is not allowed
 
 
-def test_a_bulk_deletion_schedules_removals_from_the_broker(admin, world):
-    chosen = [world["eventsubscription"].pk]
+def test_a_bulk_deletion_schedules_removals_from_the_broker(admin, rows):
+    chosen = [rows["eventsubscription"].pk]
     form = {"action": "delete_selected", "_selected_action": chosen, "post": "yes"}
     assert admin.post("/admin/agents/eventsubscription/", form).status_code == 302
     assert not EventSubscription.objects.exists()
-    assert Removal.objects.filter(kind="user", name=world["eventsubscription"].rmq_username).exists()
+    assert Removal.objects.filter(kind="user", name=rows["eventsubscription"].rmq_username).exists()
 
 
 @pytest.mark.parametrize(
@@ -146,22 +146,22 @@ def test_a_bulk_deletion_schedules_removals_from_the_broker(admin, world):
         ("agentvhost", "{agentvhost.name}"), ("removal", "left-over"),
     ],
 )  # fmt: skip
-def test_each_model_can_be_searched(admin, world, model, search):
-    told = search.format(**world)
-    page = admin.get(list_of(model), {"q": told}).text
-    assert f"{list_of(model)}{world[model].pk}/change/" in page
-    missed = admin.get(list_of(model), {"q": "nothing-like-this"})
+def test_each_model_can_be_searched(admin, rows, model, search):
+    told = search.format(**rows)
+    page = admin.get(list_path(model), {"q": told}).text
+    assert f"{list_path(model)}{rows[model].pk}/change/" in page
+    missed = admin.get(list_path(model), {"q": "nothing-like-this"})
     assert missed.status_code == 200
-    assert f"{list_of(model)}{world[model].pk}/change/" not in missed.text
+    assert f"{list_path(model)}{rows[model].pk}/change/" not in missed.text
 
 
-def test_deleting_an_owner_lists_and_removes_their_agents(admin, alice, operator, world):
+def test_deleting_an_owner_lists_and_removes_their_agents(admin, alice, operator, rows):
     vouch(alice, operator, "a colleague")
     address = f"/admin/accounts/owner/{alice.pk}/delete/"
     page = admin.get(address).text
     for name in ("agentidentity", "subscriptionqueue", "consumer", "agentvhost"):
-        assert str(world[name]) in page
+        assert str(rows[name]) in page
     assert "Are you sure" in page
     assert admin.post(address, {"post": "yes"}).status_code == 302
     assert not Owner.objects.filter(pk=alice.pk).exists()
-    assert Removal.objects.filter(kind="vhost", name=world["agentvhost"].name).exists()
+    assert Removal.objects.filter(kind="vhost", name=rows["agentvhost"].name).exists()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("guarded")
 
 
 @pytest.fixture
-def on_broker(management):
+def create_account(management):
     """Return a function that creates an account with a unique name, or exactly this one."""
     made = []
 
@@ -39,7 +39,7 @@ def on_broker(management):
 
 
 @pytest.fixture
-def filled(tmp_path):
+def write_file(tmp_path):
     """Return a function that writes a file, and returns its path."""
 
     def write(content, encoding="utf-8"):
@@ -50,23 +50,23 @@ def filled(tmp_path):
     return write
 
 
-def called(*arguments):
+def run_command(*arguments):
     """Run the command in this process and return its output."""
     out, err = io.StringIO(), io.StringIO()
     call_command("adopt_broker", *arguments, stdout=out, stderr=err)
     return out.getvalue(), err.getvalue()
 
 
-def refused(*arguments):
+def refusal(*arguments):
     """Return the error of the command without its first line."""
     with pytest.raises(CommandError) as error:
-        called(*arguments)
+        run_command(*arguments)
     assert error.value.returncode == 1
     assert not PulseUser.objects.exists()
     return str(error.value).split("\n")[1:]
 
 
-def owned():
+def owners_by_account():
     return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
 
 
@@ -74,23 +74,25 @@ def owned():
 
 
 def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
-    alice, on_broker, amqp, broker, guarded, management
+    alice, create_account, amqp, broker, guarded, management
 ):
     busy, idle, root, mine = (
-        on_broker("busy"),
-        on_broker("idle"),
-        on_broker("root", ["administrator"]),
-        on_broker("mine"),
+        create_account("busy"),
+        create_account("idle"),
+        create_account("root", ["administrator"]),
+        create_account("mine"),
     )
     PulseUser.objects.create(username=mine, ready=True)
-    odd = on_broker("=cmd|'/c calc'!A1")
+    odd = create_account("=cmd|'/c calc'!A1")
     amqp.queue(f"queue/{busy}/a", 3)
     amqp.queue(f"queue/{busy}/b/c", 4)
     amqp.queue("queue/nobody/a", 1)
     management.set_permissions(guarded, busy, adoption.permissions.FULL_ACCESS)
     connected = Amqp(f"amqp://{busy}:secret@{broker.amqp_url.rpartition('@')[2]}", guarded)
     try:
-        rows = _until(lambda: {row["username"]: row for row in csv.DictReader(called()[0].splitlines())}, busy)
+        rows = wait_for_connection(
+            lambda: {row["username"]: row for row in csv.DictReader(run_command()[0].splitlines())}, busy
+        )
     finally:
         connected.connection.close()
     assert rows[busy] == {
@@ -98,37 +100,37 @@ def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
     }  # fmt: skip
     assert (rows[idle]["queues"], rows[idle]["messages"], rows[idle]["connections"]) == ("0", "0", "0")
     assert not {root, mine, odd, management.whoami().name} & rows.keys()
-    out, err = called()
+    out, err = run_command()
     assert f"{root} is left out: '{root}' is an administrator of the broker" in err
     assert f"{odd} is left out: The name has the character" in err
     assert out.splitlines()[0] == "username,owners,guess,queues,messages,connections"
-    asjson = json.loads(called("--json")[0])
+    asjson = json.loads(run_command("--json")[0])
     assert {account["username"] for account in asjson["accounts"]} == rows.keys()
     assert root in asjson["left_out"]
 
 
-def _until(rows, name):
+def wait_for_connection(rows, name):
     """Return the rows once the broker reports the connection, which takes some seconds."""
     return wait_until(lambda: found if (found := rows())[name]["connections"] != "0" else None)
 
 
-def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, on_broker, amqp, settings):
+def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_account, amqp, settings):
     for local in ("=carol", "dan", "eve", "ed"):
         Owner.objects.create_user(f"{local}@example.org", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("dan@example.com", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("frank@example.org", last_login=timezone.now())  # without access
-    by_name, by_queue, another = on_broker("Alice", exactly=True), on_broker("x"), on_broker("y")
+    by_name, by_queue, another = create_account("Alice", exactly=True), create_account("x"), create_account("y")
     formula, two, unvouched, both = (
-        on_broker("z"),
-        on_broker("dan", exactly=True),
-        on_broker("frank", exactly=True),
-        on_broker("v"),
+        create_account("z"),
+        create_account("dan", exactly=True),
+        create_account("frank", exactly=True),
+        create_account("v"),
     )
     amqp.queue(f"queue/{by_queue}/jobs/BOB")
     amqp.queue(f"queue/{formula}/=carol")
     amqp.queue(f"queue/{another}/eve")
     amqp.queue(f"queue/{both}/eve/ed")
-    out, _ = called()
+    out, _ = run_command()
     guesses = {row["username"]: row["guess"] for row in csv.DictReader(out.splitlines())}
     assert guesses[by_name] == "alice@example.org"
     assert guesses[by_queue] == "bob@example.org"
@@ -137,9 +139,9 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, on_broker, amq
     assert [guesses[name] for name in (two, unvouched, another, both)] == [""] * 4
 
 
-def test_agents_logins_are_left_out(agents, on_broker, management):
-    login = on_broker("abcdef0123456789abcdef0123456789", exactly=True)
-    out, err = called()
+def test_agents_logins_are_left_out(agents, create_account, management):
+    login = create_account("abcdef0123456789abcdef0123456789", exactly=True)
+    out, err = run_command()
     assert login not in out
     assert f"{login} is left out: '{login}' has the name of an agent's login" in err
 
@@ -147,12 +149,14 @@ def test_agents_logins_are_left_out(agents, on_broker, management):
 # Adopting
 
 
-def test_a_file_is_first_previewed_and_then_applied(alice, bob, on_broker, filled, environment, management):
-    first, second, third = on_broker("a"), on_broker("b"), on_broker("c")
+def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_account, write_file, environment, management):
+    first, second, third = create_account("a"), create_account("b"), create_account("c")
     before = management.users(), management.all_permissions()
-    path = filled(f"username,owners\n{first},alice@example.org BOB@example.org\n{second},bob@example.org\n{third},\n")
+    path = write_file(
+        f"username,owners\n{first},alice@example.org BOB@example.org\n{second},bob@example.org\n{third},\n"
+    )
     code, out, err = run(environment, "adopt_broker", path)
-    assert (code, err, owned()) == (0, "", {})
+    assert (code, err, owners_by_account()) == (0, "", {})
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0].startswith(f"account adopt {first} alice@example.org, bob@example.org")
     assert lines[-3:] == [
@@ -162,10 +166,10 @@ def test_a_file_is_first_previewed_and_then_applied(alice, bob, on_broker, fille
     ]
     code, out, err = run(environment, "adopt_broker", path, "--apply")
     assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
-    assert owned() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
+    assert owners_by_account() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
     assert (management.users(), management.all_permissions()) == before
     assert AuditEntry.objects.get(deed="adopted").additional_data["command"] == "adopt_broker"
-    assert called(path, "--apply")[0].splitlines()[-1] == "There is nothing to do."
+    assert run_command(path, "--apply")[0].splitlines()[-1] == "There is nothing to do."
 
 
 @pytest.mark.parametrize(
@@ -180,28 +184,28 @@ def test_a_file_is_first_previewed_and_then_applied(alice, bob, on_broker, fille
     ],
     ids=["plain", "excel with a BOM", "tabs", "line break in a cell", "quotes", "short rows"],
 )
-def test_files_of_spreadsheet_programs_are_read(alice, bob, on_broker, filled, content):
-    name = on_broker("a")
-    called(filled(content.format(name)), "--apply")
-    assert owned() == {name: ["alice@example.org", "bob@example.org"]}
+def test_files_of_spreadsheet_programs_are_read(alice, bob, create_account, write_file, content):
+    name = create_account("a")
+    run_command(write_file(content.format(name)), "--apply")
+    assert owners_by_account() == {name: ["alice@example.org", "bob@example.org"]}
 
 
-def test_a_guess_that_looks_like_a_formula_survives_a_round_trip(on_broker, amqp, filled):
+def test_a_guess_that_looks_like_a_formula_survives_a_round_trip(create_account, amqp, write_file):
     Owner.objects.create_user("=carol@example.org", vouched=True, last_login=timezone.now())
-    name = on_broker("=carol"[1:], exactly=True)
+    name = create_account("=carol"[1:], exactly=True)
     amqp.queue(f"queue/{name}/=carol")
-    rows = list(csv.DictReader(called()[0].splitlines()))
+    rows = list(csv.DictReader(run_command()[0].splitlines()))
     [row] = [row for row in rows if row["username"] == name]
-    out, _ = called(filled(f"username,owners\n{name},{row['guess']}\n"), "--apply", "--json")
+    out, _ = run_command(write_file(f"username,owners\n{name},{row['guess']}\n"), "--apply", "--json")
     assert json.loads(out)["applied"] is True
-    assert owned() == {name: ["=carol@example.org"]}
+    assert owners_by_account() == {name: ["=carol@example.org"]}
 
 
-def test_all_errors_of_a_file_are_reported_with_their_lines(alice, on_broker, filled, management):
+def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_account, write_file, management):
     own = management.whoami().name
     Owner.objects.create_user("unvouched@example.org", last_login=timezone.now())
     Owner.objects.create_user("unproven@example.org", vouched=True)
-    fine, root = on_broker("fine"), on_broker("root", ["administrator"])
+    fine, root = create_account("fine"), create_account("root", ["administrator"])
     lines = [
         "username,owners",
         f"{fine},alice@example.org",
@@ -212,7 +216,7 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, on_broker, fi
         "=1+1,alice@example.org",
         ",alice@example.org",
     ]
-    assert refused(filled("\n".join(lines[:-1])), "--apply") == [
+    assert refusal(write_file("\n".join(lines[:-1])), "--apply") == [
         "line 3: not-there: The broker has no such account.",
         f"line 4: {fine} is already on line 2.",
         f"line 5: {root}: '{root}' is an administrator of the broker.",
@@ -223,9 +227,9 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, on_broker, fi
         "line 8: =1+1: The name has the character '=' in it; only the letters a to z and A to Z, digits, '.', '_' and "
         "'-' can be used.",
     ]
-    assert refused(filled("\n".join(lines)), "--apply") == ["line 9: it names no account."]
+    assert refusal(write_file("\n".join(lines)), "--apply") == ["line 9: it names no account."]
     for nobody in ("unvouched@example.org", "unproven@example.org"):
-        assert refused(filled(f"username,owners\n{fine},{nobody}\n"))[0].startswith("line 2: no vouched owner has")
+        assert refusal(write_file(f"username,owners\n{fine},{nobody}\n"))[0].startswith("line 2: no vouched owner has")
 
 
 @pytest.mark.parametrize(
@@ -240,75 +244,77 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, on_broker, fi
         ("username,owners\na," + "x" * 200_000 + "\n", "line 2: field larger than field limit"),
     ],
 )
-def test_a_malformed_file_is_refused(filled, content, said):
-    assert refused(filled(content))[0].startswith(said)
+def test_a_malformed_file_is_refused(write_file, content, said):
+    assert refusal(write_file(content))[0].startswith(said)
 
 
-def test_an_unreadable_file_is_refused(filled, tmp_path, monkeypatch):
-    assert refused(str(tmp_path / "none.csv")) == [f"{tmp_path}/none.csv: No such file or directory."]
-    assert refused(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
-    assert "UTF-8" in refused(filled("username,owners\n", encoding="utf-16"))[0]
+def test_an_unreadable_file_is_refused(write_file, tmp_path, monkeypatch):
+    assert refusal(str(tmp_path / "none.csv")) == [f"{tmp_path}/none.csv: No such file or directory."]
+    assert refusal(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
+    assert "UTF-8" in refusal(write_file("username,owners\n", encoding="utf-16"))[0]
     monkeypatch.setattr(adoption, "MAX_FILE_BYTES", 1024 * 1024)
-    assert "more than 1 MB" in refused(filled("x" * (1024 * 1024 + 1)))[0]
+    assert "more than 1 MB" in refusal(write_file("x" * (1024 * 1024 + 1)))[0]
     with pytest.raises(CommandError, match="--apply needs the filled file"):
-        called("--apply")
+        run_command("--apply")
 
 
-def test_an_account_with_owners_keeps_them(alice, bob, on_broker, filled):
-    name = on_broker("a")
-    called(filled(f"username,owners\n{name},alice@example.org\n"), "--apply")
-    out, _ = called(filled(f"username,owners\n{name},bob@example.org\n"), "--apply")
+def test_an_account_with_owners_keeps_them(alice, bob, create_account, write_file):
+    name = create_account("a")
+    run_command(write_file(f"username,owners\n{name},alice@example.org\n"), "--apply")
+    out, _ = run_command(write_file(f"username,owners\n{name},bob@example.org\n"), "--apply")
     assert "It keeps its current owners." in out
     assert out.splitlines()[-1] == "There is nothing to do."
-    assert owned() == {name: ["alice@example.org"]}
+    assert owners_by_account() == {name: ["alice@example.org"]}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["FILE"], ["FILE", "--apply"]])
-def test_without_the_broker_nothing_is_adopted(alice, filled, settings, arguments):
-    path = filled("username,owners\na,alice@example.org\n")
+def test_without_the_broker_nothing_is_adopted(alice, write_file, settings, arguments):
+    path = write_file("username,owners\na,alice@example.org\n")
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(
         CommandError, match=r"Nothing was done. The request to the broker failed: .*can't connect"
     ) as error:
-        called(*(path if argument == "FILE" else argument for argument in arguments))
+        run_command(*(path if argument == "FILE" else argument for argument in arguments))
     assert error.value.returncode == 1
     assert not PulseUser.objects.exists()
 
 
-def test_a_broker_that_fails_midway_leaves_nothing_half_done(alice, on_broker, filled, settings, broker, monkeypatch):
-    name = on_broker("a")
-    path = filled(f"username,owners\n{name},alice@example.org\n")
+def test_a_broker_that_fails_midway_leaves_nothing_half_done(
+    alice, create_account, write_file, settings, broker, monkeypatch
+):
+    name = create_account("a")
+    path = write_file(f"username,owners\n{name},alice@example.org\n")
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         take = adoption.AccountLists.fetch
 
-        def then_away():
+        def fetch_and_disconnect():
             look = take()
             proxy.close_next(100)
             return look
 
-        monkeypatch.setattr(adoption.AccountLists, "fetch", then_away)
+        monkeypatch.setattr(adoption.AccountLists, "fetch", fetch_and_disconnect)
         for arguments in ([], [path, "--apply"]):
             with pytest.raises(CommandError, match="Nothing was done"):
-                called(*arguments)
-        assert owned() == {}
+                run_command(*arguments)
+        assert owners_by_account() == {}
         monkeypatch.undo()
         # Adopting needs no request once everything is fetched.
         proxy.forward()
         steps, _ = adoption.plan_file(adoption.Path(path))
         adoption.adopt(steps)
-    assert owned() == {name: ["alice@example.org"]}
+    assert owners_by_account() == {name: ["alice@example.org"]}
 
 
-def test_five_hundred_accounts_take_a_constant_number_of_requests(alice, on_broker, filled):
+def test_five_hundred_accounts_take_a_constant_number_of_requests(alice, create_account, write_file):
     def counted(names):
-        path = filled("username,owners\n" + "".join(f"{name},alice@example.org\n" for name in names))
+        path = write_file("username,owners\n" + "".join(f"{name},alice@example.org\n" for name in names))
         with counted_requests() as requests, CaptureQueriesContext(connection) as queries:
-            called(path, "--apply")
+            run_command(path, "--apply")
         return requests, len(queries)
 
-    counted([on_broker("n")])
-    few = counted([on_broker("n") for _ in range(2)])
-    assert counted([on_broker("n") for _ in range(150)]) == few
+    counted([create_account("n")])
+    few = counted([create_account("n") for _ in range(2)])
+    assert counted([create_account("n") for _ in range(150)]) == few
     assert few[0] == ["GET /api/users", "GET /api/permissions"]
     assert PulseUser.objects.count() == 153

@@ -47,31 +47,31 @@ def registered(subscription, offering, presented):
 
 
 @pytest.fixture
-def theirs(alice, registered, guarded, settings):
+def agents_vhost(alice, registered, guarded, settings):
     """Return the vhost of Alice's agents, which is guarded beside the test's own."""
     settings.GUARDIAN_VHOSTS = [guarded, registered.vhost]
     return registered.vhost
 
 
 @pytest.fixture
-def open_theirs(broker, theirs):
+def agents_amqp(broker, agents_vhost):
     """Return a connection to the vhost of Alice's agents."""
-    opened = Amqp(broker.amqp_url, theirs)
+    opened = Amqp(broker.amqp_url, agents_vhost)
     yield opened
     with contextlib.suppress(AMQPError):  # it is closed with its vhost
         opened.connection.close()
 
 
-def sent_with_queue(recipient="alice@example.org"):
+def notified_queues(recipient="alice@example.org"):
     notifications = Notification.objects.filter(recipient=recipient).order_by("id")
     return list(notifications.values_list("kind", "facts__queue"))
 
 
-def text_to(recipient="alice@example.org"):
+def last_text_to(recipient="alice@example.org"):
     return compose(Notification.objects.filter(recipient=recipient).order_by("-id")[0]).body
 
 
-def facts(name):
+def stored_facts(name):
     return Queue.objects.values_list("registered", "owner__email", "state").get(name=name)
 
 
@@ -91,49 +91,49 @@ def test_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
     assert pass_run.guarded_vhosts() is None
 
 
-def test_a_registered_queue_belongs_to_its_agents_owner(registered, theirs, open_theirs, amqp):
-    open_theirs.queue("subscription_of_nobody")
+def test_a_registered_queue_belongs_to_its_agents_owner(registered, agents_vhost, agents_amqp, amqp):
+    agents_amqp.queue("subscription_of_nobody")
     amqp.queue("queue/alice/builds")
     report = monitor.run_pass()
     assert (report.queues, report.errors, report.misnamed, report.unpatterned) == (4, [], [], 0)
-    assert facts(registered.queue_name) == (True, "alice@example.org", "ok")
-    assert facts(DEAD_LETTER_QUEUE) == (True, "alice@example.org", "ok")
-    assert facts("subscription_of_nobody") == (False, "alice@example.org", "ok")
-    assert facts("queue/alice/builds") == (False, None, "ok")
+    assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
+    assert stored_facts(DEAD_LETTER_QUEUE) == (True, "alice@example.org", "ok")
+    assert stored_facts("subscription_of_nobody") == (False, "alice@example.org", "ok")
+    assert stored_facts("queue/alice/builds") == (False, None, "ok")
     assert monitor.run_pass().changed == 0
 
 
-def test_a_queue_that_lost_its_registration_is_no_longer_registered(registered, theirs):
+def test_a_queue_that_lost_its_registration_is_no_longer_registered(registered, agents_vhost):
     monitor.run_pass()
     SubscriptionQueue.objects.filter(pk=registered.pk)._raw_delete("default")
     assert monitor.run_pass().changed == 1
-    assert facts(registered.queue_name) == (False, "alice@example.org", "ok")
+    assert stored_facts(registered.queue_name) == (False, "alice@example.org", "ok")
 
 
 @pytest.mark.parametrize("queues", [2, 40])
 def test_a_pass_over_agents_queues_takes_constant_statements_and_requests(
-    queues, theirs, open_theirs, subscription, settings
+    queues, agents_vhost, agents_amqp, subscription, settings
 ):
     settings.GUARDIAN_OPERATOR_EMAILS = []
     names = [f"subscription_{number}" for number in range(queues)]
     for name in names:
-        open_theirs.queue(name, 1)
+        agents_amqp.queue(name, 1)
     monitor.run_pass()
     for name in names:
-        open_theirs.publish(name, 5)
+        agents_amqp.publish(name, 5)
     SubscriptionQueue.objects.bulk_create(
         SubscriptionQueue(
             subscription=subscription,
             offering=Offering.objects.create(name=name),
             object_type="order",
-            vhost=theirs,
+            vhost=agents_vhost,
             queue_name=name,
         )
         for name in names
     )
     with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
         assert monitor.run_pass().warned == queues
-    assert len(sent_with_queue()) == queues
+    assert len(notified_queues()) == queues
     assert len(statements) <= 32
     listings = [request for request in requests if "/bindings" not in request]
     assert len(listings) <= 6, listings
@@ -153,14 +153,14 @@ def test_without_registrations_a_pass_needs_one_statement_for_agents(guarded, am
 # Notifications
 
 
-def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, theirs, open_theirs, agents):
+def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, agents_vhost, agents_amqp, agents):
     monitor.run_pass()
-    open_theirs.publish(registered.queue_name, 11)
+    agents_amqp.publish(registered.queue_name, 11)
     report = monitor.run_pass()
     assert (report.warned, report.deleted, report.errors) == (1, 0, [])
-    assert registered.queue_name in agents.queues(theirs)
-    assert sent_with_queue() == [("warning", registered.queue_name)] == sent_with_queue("ops@example.org")
-    text = text_to()
+    assert registered.queue_name in agents.queues(agents_vhost)
+    assert notified_queues() == [("warning", registered.queue_name)] == notified_queues("ops@example.org")
+    text = last_text_to()
     assert "An agent registered it." in text
     assert "never deleted for its length" in text
     assert "holds 10,000 messages at most, and each for 60 minutes" in text
@@ -169,32 +169,32 @@ def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, 
     assert "the queue is your agents'." in text
 
 
-def test_a_long_dead_letter_queue_is_warned_about(registered, theirs, open_theirs):
+def test_a_long_dead_letter_queue_is_warned_about(registered, agents_vhost, agents_amqp):
     monitor.run_pass()
-    open_theirs.publish(DEAD_LETTER_QUEUE, 11)
+    agents_amqp.publish(DEAD_LETTER_QUEUE, 11)
     report = monitor.run_pass()
     assert (report.warned, report.deleted) == (1, 0)
-    assert sent_with_queue() == [("warning", DEAD_LETTER_QUEUE)]
-    text = text_to()
+    assert notified_queues() == [("warning", DEAD_LETTER_QUEUE)]
+    text = last_text_to()
     assert "messages that agents could not get" in text
     assert "keeps the last 10,000 messages, for 7 days" in text
     assert "delete it" not in text
 
 
-def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(theirs, open_theirs):
-    open_theirs.queue("subscription_of_nobody", 11)
+def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(agents_vhost, agents_amqp):
+    agents_amqp.queue("subscription_of_nobody", 11)
     assert monitor.run_pass().deleted == 1
-    assert sent_with_queue() == [("deletion", "subscription_of_nobody")] == sent_with_queue("ops@example.org")
+    assert notified_queues() == [("deletion", "subscription_of_nobody")] == notified_queues("ops@example.org")
 
 
-def test_an_inactive_owner_is_not_notified(registered, theirs, open_theirs):
+def test_an_inactive_owner_is_not_notified(registered, agents_vhost, agents_amqp):
     Owner.objects.update(is_active=False)
-    open_theirs.publish(registered.queue_name, 6)
+    agents_amqp.publish(registered.queue_name, 6)
     monitor.run_pass()
-    assert (sent_with_queue(), sent_with_queue("ops@example.org")) == ([], [("warning", registered.queue_name)])
+    assert (notified_queues(), notified_queues("ops@example.org")) == ([], [("warning", registered.queue_name)])
 
 
-def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registered, theirs, settings):
+def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registered, agents_vhost, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     monitor.run_pass()
 
@@ -206,8 +206,8 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
     for queue in Queue.objects.all():
         Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
     assert consumer_health.count_consumers() == 2
-    assert sent_with_queue() == [("no-consumers", registered.queue_name)] == sent_with_queue("ops@example.org")
-    text = text_to()
+    assert notified_queues() == [("no-consumers", registered.queue_name)] == notified_queues("ops@example.org")
+    text = last_text_to()
     assert "start its agent" in text
     assert "stays there" not in text
 
@@ -216,41 +216,41 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
 
 
 def test_a_vanished_registered_queue_is_ready_once_it_is_declared_again(
-    registered, theirs, management, presented, agents, alice, offering
+    registered, agents_vhost, management, presented, agents, alice, offering
 ):
     consumer, _ = register_consumer(agents.identity(alice, offering), presented, None)
     monitor.run_pass()
     for name in (registered.queue_name, consumer.queue_name):
-        management.delete_queue(theirs, name)
+        management.delete_queue(agents_vhost, name)
     states = []
     for _ in range(2):
         assert monitor.run_pass().errors == []
         states.append([model.objects.get().state for model in (SubscriptionQueue, Consumer)])
     assert states == [["ready", "ready"], ["creating", "creating"]]
-    assert facts(registered.queue_name)[2] == "gone"
+    assert stored_facts(registered.queue_name)[2] == "gone"
     redeclare(SubscriptionQueue.objects.get(), management)
     monitor.run_pass()
-    assert facts(registered.queue_name) == (True, "alice@example.org", "ok")
+    assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
     assert queue_events(registered.queue_name) == ["gone", "returned"]
     assert (SubscriptionQueue.objects.get().state, Consumer.objects.get().state) == ("ready", "creating")
 
 
 def test_a_queue_declared_again_during_a_pass_is_ready_one_pass_later(
-    registered, theirs, management, subscription, offering, presented, monkeypatch
+    registered, agents_vhost, management, subscription, offering, presented, monkeypatch
 ):
     monitor.run_pass()
-    management.delete_queue(theirs, registered.queue_name)
+    management.delete_queue(agents_vhost, registered.queue_name)
     monitor.run_pass()
     before_the_pass_writes(monkeypatch, lambda: create_queue(subscription, offering, "order", presented))
     monitor.run_pass()
     assert SubscriptionQueue.objects.get().state == "creating"
     monitor.run_pass()
     assert SubscriptionQueue.objects.get().state == "ready"
-    assert facts(registered.queue_name)[2] == "ok"
+    assert stored_facts(registered.queue_name)[2] == "ok"
 
 
 def test_queues_of_a_deleted_subscription_are_gone_without_errors(
-    registered, theirs, subscription, offering, presented, settings
+    registered, agents_vhost, subscription, offering, presented, settings
 ):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("resource", "user_role", "call", "user_ssh_key"):
@@ -260,10 +260,10 @@ def test_queues_of_a_deleted_subscription_are_gone_without_errors(
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.errors, report.gone, report.queues) for report in reports] == [([], 0, 1)] * 3
     assert queue_events(registered.queue_name) == ["removed"]
-    assert facts(registered.queue_name)[2] == "gone"
+    assert stored_facts(registered.queue_name)[2] == "gone"
 
 
-def test_only_operators_delete_or_purge_a_registered_queue(registered, theirs, alice, agents):
+def test_only_operators_delete_or_purge_a_registered_queue(registered, agents_vhost, alice, agents):
     operator = Owner.objects.create_superuser("root@example.org")
     monitor.run_pass()
     queue = Queue.objects.get(name=registered.queue_name)
@@ -274,14 +274,14 @@ def test_only_operators_delete_or_purge_a_registered_queue(registered, theirs, a
     assert SubscriptionQueue.objects.get().state == "ready"
     actions.delete_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "creating"
-    assert registered.queue_name not in agents.queues(theirs)
+    assert registered.queue_name not in agents.queues(agents_vhost)
 
 
-def test_an_owner_deletes_an_orphan_in_their_agents_vhost(theirs, open_theirs, alice):
-    open_theirs.queue("subscription_of_nobody", 3)
+def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_amqp, alice):
+    agents_amqp.queue("subscription_of_nobody", 3)
     monitor.run_pass()
     actions.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
-    assert facts("subscription_of_nobody")[2] == "gone"
+    assert stored_facts("subscription_of_nobody")[2] == "gone"
 
 
 # Deleted owners
@@ -299,18 +299,20 @@ def before_the_pass_writes(monkeypatch, do):
     monkeypatch.setattr(monitor, "write", do_and_write)
 
 
-def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(registered, theirs, open_theirs, alice, monkeypatch):
+def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(
+    registered, agents_vhost, agents_amqp, alice, monkeypatch
+):
     monitor.run_pass()
-    open_theirs.queue("subscription_of_nobody", 6)
-    open_theirs.publish(DEAD_LETTER_QUEUE, 6)
+    agents_amqp.queue("subscription_of_nobody", 6)
+    agents_amqp.publish(DEAD_LETTER_QUEUE, 6)
     before_the_pass_writes(monkeypatch, alice.delete)
     assert monitor.run_pass().errors == []
     assert not Queue.objects.exclude(owner=None).exists()
-    assert sent_with_queue() == []
+    assert notified_queues() == []
 
 
-def test_deleting_an_owner_waits_while_a_pass_writes(registered, theirs, open_theirs, alice, monkeypatch):
-    open_theirs.queue("subscription_of_nobody", 6)
+def test_deleting_an_owner_waits_while_a_pass_writes(registered, agents_vhost, agents_amqp, alice, monkeypatch):
+    agents_amqp.queue("subscription_of_nobody", 6)
     insert, deletions = persistence._insert, []
 
     def begin_and_insert(*arguments):
@@ -326,16 +328,16 @@ def test_deleting_an_owner_waits_while_a_pass_writes(registered, theirs, open_th
     assert not Queue.objects.exclude(owner=None).exists()
 
 
-def test_a_vanished_agents_vhost_is_reported_as_to_be_recreated(registered, theirs, management, amqp):
+def test_a_vanished_agents_vhost_is_reported_as_to_be_recreated(registered, agents_vhost, management, amqp):
     amqp.queue("another")
     monitor.run_pass()
-    management.delete_vhost(theirs)
-    gone = f"vhost '{theirs}' of an owner's agents is gone from the broker; the next sweep creates it again"
+    management.delete_vhost(agents_vhost)
+    gone = f"vhost '{agents_vhost}' of an owner's agents is gone from the broker; the next sweep creates it again"
     assert [monitor.run_pass().errors for _ in range(2)] == [[gone]] * 2
     assert SubscriptionQueue.objects.get().state == "creating"
 
 
-def test_a_vhost_removed_with_its_owner_is_no_error(registered, theirs, alice, settings, monkeypatch):
+def test_a_vhost_removed_with_its_owner_is_no_error(registered, agents_vhost, alice, settings, monkeypatch):
     settings.GUARDIAN_VHOSTS = []
     settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
     monitor.run_pass()

@@ -43,7 +43,7 @@ MESSAGE = uuid.UUID("8d9c5b7e-f0a1-4c5f-9e0a-4f6b6f7c8d9e")
 JUNK = [None, True, 0, -1, 10**30, 1.5, "", " ", "\0", "x" * 70_000, [], [[]], {}, {"a": []}, ["\0"], [None], [{}]]
 
 
-def not_quite(named):
+def malformed_uuids(named):
     """Return values that Python or a database would read as this UUID or another, but are not written as one."""
     text = named.hex
     return [
@@ -515,7 +515,7 @@ def test_an_operators_update_keeps_the_owners_configuration(alice, operator, off
 
 def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_dashes(agents, alice, bob, offering, identity):
     subscription = subscription_of(alice)
-    wrong = not_quite(offering.uuid)
+    wrong = malformed_uuids(offering.uuid)
     Offering.objects.create(name="One", uuid=uuid.UUID(int=1)).members.add(alice)
     Offering.objects.create(name="None", uuid=uuid.UUID(int=0)).members.add(alice)
     named, needed = {"object_type": "order"}, {"name": "cellar"}
@@ -551,7 +551,7 @@ def test_a_uuid_in_a_path_is_32_hex_digits_with_or_without_dashes(alice, offerin
         one = uuid.UUID(names[name])
         for value in (one.hex, str(one), one.hex.upper()):
             assert program.get(f"{before}{value}{after}").status_code == 200, path
-        for value in not_quite(one):
+        for value in malformed_uuids(one):
             assert program.get(f"{before}{quote(str(value))}{after}").status_code == 404, (path, value)
             assert program.delete(f"{before}{quote(str(value))}{after}").status_code in (404, 405), (path, value)
 
@@ -562,7 +562,7 @@ def test_a_uuid_in_a_filter_is_32_hex_digits_with_or_without_dashes(alice, offer
         one = uuid.UUID(names[name])
         for value in (one.hex, str(one), one.hex.upper()):
             assert len(program.get("event-subscription-queues/", **{field: value}).json()) == 1
-        for value in not_quite(one):
+        for value in malformed_uuids(one):
             answer = program.get("event-subscription-queues/", **{field: str(value)})
             assert (answer.status_code, set(answer.json())) == (400, {field}), value
 
@@ -822,7 +822,7 @@ def test_concurrent_registrations_and_deletions_cause_no_server_error(agents, at
         seconds = time.monotonic() - began
         return seconds > 30 or (seconds > at_least and answers["create_queue", 201] > 0)
 
-    def note(what, answer):
+    def count_answer(what, answer):
         answers[what, answer.status_code] += 1
         return answer
 
@@ -830,34 +830,34 @@ def test_concurrent_registrations_and_deletions_cause_no_server_error(agents, at
         found = program.get("agent-identities/").json()
         if not found:
             new = {"name": "agent", "offering": offerings[0].uuid.hex}
-            found = [note("identity", program.post("agent-identities/", new)).json()]
+            found = [count_answer("identity", program.post("agent-identities/", new)).json()]
         if "uuid" not in found[0]:
             return
         agent = f"agent-identities/{found[0]['uuid']}"
         wanted = {"observable_object_type": "order"}
-        subscribed = note("subscribe", program.post(f"{agent}/register_event_subscription/", wanted))
+        subscribed = count_answer("subscribe", program.post(f"{agent}/register_event_subscription/", wanted))
         if subscribed.status_code < 300:
             for offering in offerings:
                 queue = {"offering_uuid": offering.uuid.hex, "object_type": "order"}
                 path = f"event-subscriptions/{subscribed.json()['uuid']}/create_queue/"
-                note("create_queue", program.post(path, queue))
-        note("register_queue", program.post(f"{agent}/register_queue/", {}))
+                count_answer("create_queue", program.post(path, queue))
+        count_answer("register_queue", program.post(f"{agent}/register_queue/", {}))
 
     def remove():
         time.sleep(random.random() / 2)  # slower than a registration, which is refused if its rows are deleted
         path = random.choice(["event-subscriptions", "agent-identities", "event-subscription-queues"])
         found = program.get(f"{path}/").json()
         if found:
-            note("DELETE", program.delete(f"{path}/{found[0]['uuid']}/"))
+            count_answer("DELETE", program.delete(f"{path}/{found[0]['uuid']}/"))
 
-    def again_and_again(do):
+    def repeat(do):
         try:
             while not is_over():
                 do()
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=again_and_again, args=(do,)) for do in (register, remove) for _ in range(3)]
+    threads = [threading.Thread(target=repeat, args=(do,)) for do in (register, remove) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

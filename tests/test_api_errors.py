@@ -73,7 +73,7 @@ def path_of(world, route):
     return world.address_of(route).removeprefix("/api/")
 
 
-def is_problem(answer, status):
+def assert_problem(answer, status):
     assert answer["Content-Type"] == "application/problem+json"
     problem = answer.json()
     assert set(problem) == {"type", "title", "status", "detail", "instance"}
@@ -93,7 +93,7 @@ def test_without_the_broker_only_endpoints_that_need_it_answer_503(world, visito
         if answer.status_code != status:
             wrong.append(f"{method} {route}: {answer.status_code}, not {status}")
         if answer.status_code > 400:
-            is_problem(answer, answer.status_code)
+            assert_problem(answer, answer.status_code)
         assert "secret-word" not in answer.text
         assert ("Retry-After" in answer) == (answer.status_code == 503)
     assert not wrong, "\n".join(wrong)
@@ -101,7 +101,7 @@ def test_without_the_broker_only_endpoints_that_need_it_answer_503(world, visito
 
 def test_an_unsupported_method_is_refused(by_operator):
     refused = by_operator.put("settings/", {})
-    is_problem(refused, 405)
+    assert_problem(refused, 405)
     assert refused["Allow"] == "GET, PATCH, HEAD, OPTIONS"
     assert by_operator.send("OPTIONS", "settings/").json() == {"methods": ["GET", "PATCH", "HEAD", "OPTIONS"]}
 
@@ -163,8 +163,8 @@ def test_unknown_names_answer_404_however_strange(by_operator):
         for route, method in ENDPOINTS:
             if "<" in route:
                 path = route.removeprefix("api/").replace(re.search("<.+>", route)[0], name)
-                is_problem(by_operator.send(method.upper(), path, BODIES.get((route, method))), 404)
-        is_problem(by_operator.send("DELETE", f"exchanges/?name={name}"), 404)
+                assert_problem(by_operator.send(method.upper(), path, BODIES.get((route, method))), 404)
+        assert_problem(by_operator.send("DELETE", f"exchanges/?name={name}"), 404)
 
 
 def test_invalid_page_numbers_are_refused(world, by_operator):
@@ -210,14 +210,14 @@ def test_any_text_can_be_searched_for(by_operator, path, search):
 
 @pytest.mark.parametrize("path", ["nonsense/", "", "a%0Ab/", "%0A", "%0A/", "nonsense/%0A", "queues/%0Ax/y/"])
 def test_unknown_paths_answer_404_in_json(by_owner, path):
-    is_problem(by_owner.send("POST", path), 404)
-    is_problem(Program().send("POST", path), 401)
+    assert_problem(by_owner.send("POST", path), 404)
+    assert_problem(Program().send("POST", path), 401)
 
 
 def test_only_a_get_without_the_trailing_slash_is_redirected(by_owner):
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         answer = by_owner.send(method, "tokens", {"name": "a"})
-        is_problem(answer, 404)
+        assert_problem(answer, 404)
         assert "end in a slash" in answer.json()["detail"]
     answer = by_owner.get("tokens", page=1)
     assert (answer.status_code, answer["Location"]) == (301, "/api/tokens/?page=1")
@@ -229,20 +229,20 @@ def test_a_chunked_body_is_refused(by_owner):
         answer = by_owner.client.request(
             REQUEST_METHOD=method, PATH_INFO=f"/api/{path}", CONTENT_TYPE="application/json", **chunked
         )
-        is_problem(answer, 411)
+        assert_problem(answer, 411)
     by_owner.owner.refresh_from_db()
     assert by_owner.owner.weekly_summary
 
 
 def test_too_many_parameters_are_refused_without_a_traceback(by_owner, caplog):
     answer = by_owner.get("queues/", **{f"a{number}": 1 for number in range(1200)})
-    is_problem(answer, 400)
+    assert_problem(answer, 400)
     assert "too many parameters" in answer.json()["detail"]
     assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_request_for_another_host_is_refused(by_owner):
-    is_problem(by_owner.client.get("/api/queues/", headers={"host": "evil.example"}), 400)
+    assert_problem(by_owner.client.get("/api/queues/", headers={"host": "evil.example"}), 400)
 
 
 def test_urls_in_answers_ignore_the_host_header(world, by_owner, settings):
@@ -281,7 +281,7 @@ def test_an_event_that_never_reached_the_broker_is_reported_as_unpublished(world
         settings.RABBIT_URL = url
         body = {"object_type": "order", "payload": {}}
         answer = Program(world.people["co-owner"]).post(path_of(world, "api/offerings/<str:uuid>/events/"), body)
-        is_problem(answer, 503)
+        assert_problem(answer, 503)
         assert answer["Retry-After"]
         assert answer.json()["detail"].endswith("Try again in a minute. Nothing was published.")
 
@@ -290,5 +290,5 @@ def test_an_invalid_token_is_refused(db):
     headers = [{"Authorization": f"Token {token}"} for token in ("x", "0" * 64, "\xff" * 64, "")]
     for header in ({}, *headers):
         answer = Client(headers=header).get("/api/me/")
-        is_problem(answer, 401)
+        assert_problem(answer, 401)
         assert answer["WWW-Authenticate"] == "Token"

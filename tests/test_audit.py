@@ -67,12 +67,12 @@ def trail(**wanted):
     return [(entry.actor_email, entry.deed, entry.object_repr, entry.outcome) for entry in entries]
 
 
-def everything():
+def all_entries():
     """Return all entries as text."""
     return serializers.serialize("json", AuditEntry.objects.all())
 
 
-def forget():
+def clear_trail():
     AuditEntry.objects.all().delete()
 
 
@@ -80,7 +80,7 @@ def forget():
 
 
 def test_an_entry_names_the_person_their_address_and_the_request(queue, alice):
-    forget()
+    clear_trail()
     client = Client(REMOTE_ADDR="192.0.2.9")
     client.force_login(alice)
     answer = client.post(f"/queues/{queue.uuid}/purge/", {"typed": queue.name})
@@ -96,12 +96,12 @@ def test_an_entry_names_the_token_and_its_owner(queue, operator):
     token = operator.auth_token_set.get()
     token.name = "nightly"
     token.save()
-    forget()
+    clear_trail()
     assert program.patch(f"queues/{queue.uuid.hex}/", {"warn_length": 6}).status_code == 200
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.deed, entry.changes) == (operator, "changed", {"warn_length": ["None", "6"]})
     assert entry.additional_data == {"token": "nightly"}
-    assert program.key not in everything()
+    assert program.key not in all_entries()
 
 
 def test_the_actor_is_set_for_the_request_and_its_thread_only(alice, monkeypatch):
@@ -132,7 +132,7 @@ def test_an_entry_names_the_command(environment):
 
 def test_an_entry_names_the_task(account):
     mark_for_removal(*PulseUser.objects.all())
-    forget()
+    clear_trail()
     finish_removals.apply()
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.deed, entry.object_repr) == (None, "deleted", ACCOUNT)
@@ -152,7 +152,7 @@ def test_an_entry_names_the_task(account):
 )
 def test_the_client_address_follows_the_trusted_proxies(alice, settings, proxies, forwarded, known):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
-    forget()
+    clear_trail()
     program = Program(alice)
     program.client.defaults["REMOTE_ADDR"] = "192.0.2.9"
     asked = json.dumps({"weekly_summary": False})
@@ -183,7 +183,7 @@ def test_entries_outlive_the_deleted_owner(admin, alice, operator):
 
 def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monkeypatch):
     leaving = Owner.objects.create_user("leaving@example.org", is_staff=True)
-    forget()
+    clear_trail()
     set_limits, purge, destroy = actions.set_limits, actions.purge_queue, actions.delete_queue
 
     def late(do):
@@ -227,7 +227,7 @@ def test_an_entry_outlives_its_content_type(alice, operator):
     ("do", "deed"), [(actions.delete_queue, "deleted on the broker"), (actions.purge_queue, "purged")]
 )
 def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, settings, do, deed):
-    forget()
+    clear_trail()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
         do(queue, alice)
@@ -249,7 +249,7 @@ def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, se
 
 
 def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypatch):
-    forget()
+    clear_trail()
     renew, times = locks.Lock.renew, []
 
     def late(self):
@@ -265,7 +265,7 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
 
 
 def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, monkeypatch):
-    forget()
+    clear_trail()
 
     def killed(*_):
         raise SystemExit
@@ -277,7 +277,7 @@ def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, 
 
 
 def test_a_password_rotation_is_recorded_without_the_password(account, monkeypatch):
-    forget()
+    clear_trail()
     password = pulse_users.rotate_password(account)
     put_user = Management.put_user
 
@@ -292,8 +292,8 @@ def test_a_password_rotation_is_recorded_without_the_password(account, monkeypat
         ("gave another password", ACCOUNT, "done"),
         ("gave another password", ACCOUNT, "unknown"),
     ]
-    assert password not in everything()
-    assert "a password of my own 7" not in everything()
+    assert password not in all_entries()
+    assert "a password of my own 7" not in all_entries()
 
 
 # Recorded changes
@@ -301,7 +301,7 @@ def test_a_password_rotation_is_recorded_without_the_password(account, monkeypat
 
 def test_changes_of_an_account_are_recorded(account, alice, operator, management, guarded, settings):
     bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
-    forget()
+    clear_trail()
     pulse_users.add_owner(account, bob)
     pulse_users.remove_owner(account, bob)
     pulse_users.set_thresholds(account, 6, 9, operator)
@@ -344,7 +344,7 @@ def test_creating_and_adopting_accounts_is_recorded(guarded, alice, operator, ma
 
 
 def test_a_failed_creation_is_recorded(guarded, alice, settings, broker):
-    forget()
+    clear_trail()
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerUnavailable):
         pulse_users.create_pulse_user("audited-failed", [alice])
@@ -357,7 +357,7 @@ def test_vouching_and_withdrawing_are_recorded(account, alice, operator, setting
     shared = PulseUser.objects.create(username="shared", ready=True)
     shared.owners.set([alice, bob])
     tokens.create_token(alice, "nightly")
-    forget()
+    clear_trail()
     vouching.vouch(bob, operator)
     withdrawal.withdraw(alice, operator, remove=True)
     assert [(deed, thing) for _, deed, thing, _ in trail()] == [
@@ -373,7 +373,7 @@ def test_vouching_and_withdrawing_are_recorded(account, alice, operator, setting
 def test_vouching_that_changes_no_row_is_recorded(alice, operator):
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     vouching.unvouch(alice, None, vouching.NO_LONGER_IN_GROUP)
-    forget()
+    clear_trail()
     withdrawal.withdraw(alice, operator, reason="has left")
     withdrawal.withdraw(alice, operator, reason="has left")
     vouching.request_vouching(bob, "for builds")
@@ -389,7 +389,7 @@ def test_vouching_that_changes_no_row_is_recorded(alice, operator):
 
 
 def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailbox, monkeypatch):
-    forget()
+    clear_trail()
     client.get(urlsplit(create_link(alice)).path)
     assert client.get("/tokens/").status_code == 200
     assert trail(deed="signed in") == [(alice.email, "signed in", alice.email, "done")]
@@ -398,7 +398,7 @@ def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailb
         raise OperationalError("the disk is full")
 
     link = urlsplit(create_link(alice)).path
-    forget()
+    clear_trail()
     monkeypatch.setattr(AuditEntry, "save", full)
     other = Client()
     other.get(link)
@@ -415,7 +415,7 @@ def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailb
     ],
 )
 def test_a_command_that_overrides_the_brake_is_recorded(guarded, transactional_db, command, deed):
-    forget()
+    clear_trail()
     for options in ({"force": True, "dry_run": True}, {"force": False}, {"force": True}):
         with pytest.raises(SystemExit):
             call_command(command, once=True, stdout=io.StringIO(), **options)
@@ -436,11 +436,11 @@ def test_tokens_and_links_are_recorded_without_their_secrets(alice):
     made = AuditEntry.objects.get(deed="made", content_type__model="authtoken")
     assert (made.object_pk, made.additional_data) == (str(token.uuid), {"owner": "alice@example.org", "days": 30})
     for secret in (key, token.digest, token.token_key, link.rstrip("/").rpartition("/")[2]):
-        assert secret not in everything()
+        assert secret not in all_entries()
 
 
 def test_preferences_and_channels_are_recorded_without_urls(alice):
-    forget()
+    clear_trail()
     preferences.set_weekly_summary(alice, False)
     channel = channels.create_channel(
         alice, "chat", "https://hooks.slack.com/services/T00000000/B00000000/s3cretmarker"
@@ -453,13 +453,13 @@ def test_preferences_and_channels_are_recorded_without_urls(alice):
         ("deleted", "chat"),
     ]
     assert AuditEntry.objects.get(deed="made").changes["owner"] == ["None", "alice@example.org"]
-    assert "s3cretmarker" not in everything()
+    assert "s3cretmarker" not in all_entries()
     assert not Channel.objects.exists()
 
 
 def test_membership_of_offerings_is_recorded(agents, alice):
     offering = agents.offering(name="Compute")
-    forget()
+    clear_trail()
     offering.members.add(alice)
     offering.publishers.set([alice])
     offering.members.remove(alice)
@@ -477,7 +477,7 @@ def test_registrations_deleted_by_a_person_are_recorded(admin, agents, settings)
         EventSubscription.objects.create(owner=owner, identity=identity, object_type=kind)
         for kind in ("order", "resource", "call")
     ]
-    forget()
+    clear_trail()
     deletions.delete(subscriptions[0])
     assert not AuditEntry.objects.exists()
     page = "/admin/agents/eventsubscription/"
@@ -499,7 +499,7 @@ def test_registrations_passes_and_sending_run_no_audit_statement(agents, guarded
     owner = agents.owner()
     identity = agents.identity(owner)
     program = Program(owner)
-    forget()
+    clear_trail()
     amqp.queue("queue/nobody/long", 7)
     with CaptureQueriesContext(connection) as captured:
         assert program.get("me/").status_code == 200
@@ -558,7 +558,7 @@ def test_the_page_says_in_words_who_did_what(admin, alice, operator):
 
 @pytest.mark.parametrize(("search", "found"), [("ops@", 1), ("team", 2), ("gave another", 1), ("r-17", 1), ("zzz", 0)])
 def test_the_page_is_searched(admin, operator, alice, search, found):
-    forget()
+    clear_trail()
     team = PulseUser(pk=1, username="team")
     audit.record(alice, "gave another password", team)
     audit.record(operator, "asked for a pass", None)
@@ -569,7 +569,7 @@ def test_the_page_is_searched(admin, operator, alice, search, found):
 
 
 def test_the_page_is_filtered_by_date_action_and_object(admin, alice):
-    forget()
+    clear_trail()
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
     audit.record(alice, "purged", None)

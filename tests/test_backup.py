@@ -68,18 +68,18 @@ def backup(transactional_db, tmp_path):
 
 
 @pytest.fixture
-def logged_in(broker):
+def consume_as(broker):
     """Return a function that logs in to a vhost and consumes from a queue there."""
     opened = []
 
-    def read(vhost, name, username, password):
+    def consume(vhost, name, username, password):
         host = broker.amqp_url.rpartition("@")[2].rstrip("/")
         reader = Amqp(f"amqp://{username}:{password}@{host}", vhost)
         reader.channel.basic_consume(name, lambda *_: None)
         opened.append(reader.connection)
         return reader.connection
 
-    yield read
+    yield consume
     for one in opened:
         if one.is_open:
             one.close()
@@ -171,12 +171,12 @@ def test_after_a_restore_nothing_is_notified_twice_and_no_queue_deleted(
     assert states == {"long before": "ok", "calm before": "gone", "new since": "warned"}
 
 
-def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup, agents, agent, logged_in):
+def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup, agents, agent, consume_as):
     backup.make()
     identity = agents.identity(agent.owner, agent.offering)
     subscription, _ = registration.register_subscription(identity, "order", agent.presented)
     queue, _ = registration.create_queue(subscription, agent.offering, "order", agent.presented)
-    reader = logged_in(agent.vhost, queue.queue_name, subscription.rmq_username, agent.presented.key)
+    reader = consume_as(agent.vhost, queue.queue_name, subscription.rmq_username, agent.presented.key)
     bob = RegisteredAgent(agents, "bob")
     users, of_bob = agents.users(), bob.names
     backup.restore()

@@ -16,18 +16,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
-def good(settings):
+def good_settings(settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@rabbit:15672"
     settings.RABBIT_URL = "amqp://guest:guest@rabbit:5672"
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
-def ids():
+def reported_ids():
     return [message.id for message in check_settings(None)]
 
 
 def test_good_settings_pass():
-    assert ids() == []
+    assert reported_ids() == []
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_slow_regex_for_ignored_queues_is_warned_about(settings, monkeypatch, 
     settings.GUARDIAN_IGNORED_QUEUES = pattern
     monkeypatch.setattr(checks, "SEARCH_SECONDS", 0.5)
     began = time.monotonic()
-    assert ids() == ["guardian.W006"]
+    assert reported_ids() == ["guardian.W006"]
     assert time.monotonic() - began < 20
 
 
@@ -111,18 +111,18 @@ def test_a_slow_regex_for_ignored_queues_is_warned_about(settings, monkeypatch, 
 )
 def test_usual_regexes_for_ignored_queues_pass(settings, pattern):
     settings.GUARDIAN_IGNORED_QUEUES = pattern
-    assert ids() == []
+    assert reported_ids() == []
 
 
 def test_the_guarded_broker_as_task_queue_is_refused_under_any_loopback_name(settings):
     settings.RABBIT_URL = "amqp://guest:guest@localhost:5672"
     settings.CELERY_BROKER_URL = "amqp://guest:guest@127.0.0.1:5672"
-    assert ids() == ["guardian.E004"]
+    assert reported_ids() == ["guardian.E004"]
 
 
 def test_another_rabbitmq_as_task_queue_is_allowed(settings):
     settings.CELERY_BROKER_URL = "amqp://guest:guest@other-rabbit:5672"
-    assert ids() == []
+    assert reported_ids() == []
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,14 @@ def test_another_rabbitmq_as_task_queue_is_allowed(settings):
     ],
 )
 def test_openid_connect_needs_an_issuer_a_client_id_and_a_secret(settings, wrong, ids_):
-    good = {"OIDC_ISSUER": "https://login.example.org", "OIDC_CLIENT_ID": "guardian", "OIDC_CLIENT_SECRET": "word"}
+    good = {
+        "OIDC_ISSUER": "https://login.example.org",
+        "OIDC_CLIENT_ID": "guardian",
+        "OIDC_CLIENT_SECRET": "word",
+    }
     for name, value in {**good, **wrong}.items():
         setattr(settings, name, value)
-    assert ids() == ids_
+    assert reported_ids() == ids_
 
 
 @pytest.mark.parametrize(
@@ -153,11 +157,11 @@ def test_openid_connect_needs_an_issuer_a_client_id_and_a_secret(settings, wrong
 )
 def test_public_metrics_need_a_token(settings, address, token, ids_):
     settings.GUARDIAN_BASE_URL, settings.GUARDIAN_METRICS_TOKEN = address, token
-    assert ids() == ids_
+    assert reported_ids() == ids_
 
 
 @pytest.fixture
-def removed(monkeypatch):
+def removed_setting(monkeypatch):
     """Return the name of a removed setting, which is unset after the test."""
     monkeypatch.setitem(checks.REMOVED_SETTINGS, "GUARDIAN_OLD", "Set GUARDIAN_NEW instead.")
     monkeypatch.setenv("GUARDIAN_OLD", "")
@@ -165,25 +169,25 @@ def removed(monkeypatch):
     return "GUARDIAN_OLD"
 
 
-def test_a_removed_setting_is_refused_and_names_its_replacement(removed):
-    assert ids() == []
-    os.environ[removed] = ""
+def test_a_removed_setting_is_refused_and_names_its_replacement(removed_setting):
+    assert reported_ids() == []
+    os.environ[removed_setting] = ""
     [message] = check_settings(None)
     assert message.id == "guardian.E021"
     assert (message.msg, message.hint) == ("GUARDIAN_OLD was removed.", "Delete it. Set GUARDIAN_NEW instead.")
 
 
-def test_a_removed_setting_in_the_env_file_is_refused(removed, tmp_path):
-    (tmp_path / ".env").write_text(f"{removed}=true\n")
+def test_a_removed_setting_in_the_env_file_is_refused(removed_setting, tmp_path):
+    (tmp_path / ".env").write_text(f"{removed_setting}=true\n")
     environ.Env.read_env(tmp_path / ".env")
-    assert ids() == ["guardian.E021"]
+    assert reported_ids() == ["guardian.E021"]
 
 
 def test_self_service_settings_pass(settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org", "mail.example.org", "localhost"]
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 2001
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 60
-    assert ids() == []
+    assert reported_ids() == []
 
 
 def test_messages_contain_no_password(settings):
@@ -207,7 +211,7 @@ def test_messages_contain_no_password(settings):
         },
         {"DATABASE_URL": ("postgres://u:p@host:port/x", "DATABASE_URL can't be read")},
     ],
-    ids=["nine", "one"],
+    reported_ids=["nine", "one"],
 )
 def test_manage_check_fails_with_the_reasons(wrong):
     environment = {

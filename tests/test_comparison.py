@@ -32,7 +32,7 @@ RULES = Rules(Static(Thresholds(5, 10)), "/", None, re.compile("^keep-"), "repor
 ALICE = {"alice": PulseAccount(1, None, None)}
 
 
-def seen(name, length, **fields):
+def listed_queue(name, length, **fields):
     ready = None if length is None else length
     return ListedQueue("/", name, "classic", True, False, False, "rabbit@one", ready, 0)._replace(**fields)
 
@@ -41,7 +41,7 @@ def snapshot(*queues, **fields):
     return Snapshot(list(queues), {}, NODES, frozenset(), True, True, [], [], 0.1)._replace(**fields)
 
 
-class Story:
+class InMemoryMonitor:
     """A monitor without a database: each pass starts with the rows of the one before."""
 
     def __init__(self, rules=RULES, accounts=ALICE, agents=NO_REGISTRATIONS):
@@ -50,7 +50,7 @@ class Story:
         self.earlier = Earlier(NODES, 0)
         self.now = START
 
-    def look(self, shot, *, seconds=5, force=False, memory=0, **fields):
+    def run(self, shot, *, seconds=5, force=False, memory=0, **fields):
         """Run one pass, store its rows, and return its changes."""
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
@@ -73,22 +73,22 @@ names = st.sampled_from(["queue/alice/a", "queue/alice/b", "stray", "keep-me", "
 
 @given(st.lists(lengths, max_size=40), st.integers(1, 1000))
 def test_the_last_notification_about_a_queue_is_true_after_any_history(history, seconds):
-    story, said = Story(), OK
+    monitor, said = InMemoryMonitor(), OK
     for length in history:
-        changes = story.look(snapshot(seen("queue/alice/a", length)), seconds=seconds)
+        changes = monitor.run(snapshot(listed_queue("queue/alice/a", length)), seconds=seconds)
         for message in changes.messages:
             said = message.queue.state
     settled_at = next((length for length in reversed(history) if length is not None), 0)
-    for message in story.look(snapshot(seen("queue/alice/a", settled_at)), seconds=901).messages:
+    for message in monitor.run(snapshot(listed_queue("queue/alice/a", settled_at)), seconds=901).messages:
         said = message.queue.state
-    assert said == story.row("queue/alice/a").state == (WARNED if settled_at >= 5 else OK)
+    assert said == monitor.row("queue/alice/a").state == (WARNED if settled_at >= 5 else OK)
 
 
 @given(st.lists(st.tuples(names, any_length), max_size=20))
 def test_only_queues_with_an_owner_are_notified_to_an_owner(history):
-    story = Story()
+    monitor = InMemoryMonitor()
     for name, length in history:
-        for message in story.look(snapshot(seen(name, length))).messages:
+        for message in monitor.run(snapshot(listed_queue(name, length))).messages:
             owned = message.queue.name.startswith("queue/alice/")
             assert (message.queue.pulse_user_id is not None) == owned
 
@@ -100,20 +100,22 @@ def test_only_queues_with_an_owner_are_notified_to_an_owner(history):
     st.booleans(),
 )
 def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy, force):
-    story = Story(Rules(RULES.policy, "/", None, re.compile("") if why == "ignored" else None, policy, 50, 900))
+    monitor = InMemoryMonitor(
+        Rules(RULES.policy, "/", None, re.compile("") if why == "ignored" else None, policy, 50, 900)
+    )
     for queues in history:
         shot = snapshot(
             *(
-                seen(name, None if why == "unknown" else length, exclusive=why == "exclusive")
+                listed_queue(name, None if why == "unknown" else length, exclusive=why == "exclusive")
                 for name, length in queues.items()
             )
         )
-        for key, row in story.rows.items():
-            story.rows[key] = row._replace(unbounded=why == "unbounded")
+        for key, row in monitor.rows.items():
+            monitor.rows[key] = row._replace(unbounded=why == "unbounded")
         if why == "registered":
-            story.agents = Registrations(queues={("/", name): 7 for name in queues})
-        new = {name for name in queues if ("/", name) not in story.rows}
-        for one in story.look(shot, force=force).condemned:
+            monitor.agents = Registrations(queues={("/", name): 7 for name in queues})
+        new = {name for name in queues if ("/", name) not in monitor.rows}
+        for one in monitor.run(shot, force=force).condemned:
             # Operators set the flag, so a new queue does not have it yet.
             first_time = why == "unbounded" and one.queue.name in new
             assert first_time or (one.for_its_name and why == "unknown")
@@ -121,123 +123,123 @@ def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy
 
 @given(st.lists(st.sets(names), max_size=8))
 def test_a_queue_is_gone_only_after_two_lists_in_a_row_lack_it(history):
-    story, before = Story(), [set(), set()]
+    monitor, before = InMemoryMonitor(), [set(), set()]
     for there in history:
-        gone = {row.name for row in story.look(snapshot(*(seen(name, 0) for name in there))).gone}
+        gone = {row.name for row in monitor.run(snapshot(*(listed_queue(name, 0) for name in there))).gone}
         assert not gone & (there | before[-1])
         before.append(there)
 
 
 def test_lists_during_a_change_of_nodes_count_no_queue_as_missing():
-    story = Story()
-    story.look(snapshot(seen("a", 0), seen("b", 0)))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0)))
     for _ in range(5):
-        assert not story.look(snapshot(seen("a", 0), nodes_unchanged=False)).gone
-    assert story.row("b").misses == 0
+        assert not monitor.run(snapshot(listed_queue("a", 0), nodes_unchanged=False)).gone
+    assert monitor.row("b").misses == 0
 
 
 def test_lists_from_different_nodes_do_not_add_up():
-    story = Story()
-    story.look(snapshot(seen("a", 0), seen("b", 0)))
-    story.look(snapshot(seen("a", 0)))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0)))
+    monitor.run(snapshot(listed_queue("a", 0)))
     other = NODES | {"rabbit@two"}
-    assert not story.look(snapshot(seen("a", 0), nodes=other)).gone
-    assert story.look(snapshot(seen("a", 0), nodes=other)).gone
+    assert not monitor.run(snapshot(listed_queue("a", 0), nodes=other)).gone
+    assert monitor.run(snapshot(listed_queue("a", 0), nodes=other)).gone
 
 
 def test_a_queue_on_a_stopped_node_is_not_missing():
-    story = Story()
+    monitor = InMemoryMonitor()
     nodes = NODES | {"rabbit@two"}
-    story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
+    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, node="rabbit@two"), nodes=nodes))
     for _ in range(5):
-        assert not story.look(snapshot(seen("a", 0), down=frozenset({"rabbit@two"}))).gone
+        assert not monitor.run(snapshot(listed_queue("a", 0), down=frozenset({"rabbit@two"}))).gone
 
 
 def test_a_queue_on_a_removed_node_is_gone():
-    story = Story()
+    monitor = InMemoryMonitor()
     nodes = NODES | {"rabbit@two"}
-    story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
-    assert [len(story.look(snapshot(seen("a", 0))).gone) for _ in range(2)] == [0, 1]
+    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, node="rabbit@two"), nodes=nodes))
+    assert [len(monitor.run(snapshot(listed_queue("a", 0))).gone) for _ in range(2)] == [0, 1]
 
 
 def test_queues_of_an_unlisted_vhost_stay_as_they_were():
-    story = Story()
-    story.look(snapshot(seen("a", 0), seen("b", 0, vhost="other")))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, vhost="other")))
     for _ in range(5):
-        assert not story.look(snapshot(seen("a", 0), unlisted={"other": "refused"})).gone
-    assert story.rows["other", "b"].state == OK
+        assert not monitor.run(snapshot(listed_queue("a", 0), unlisted={"other": "refused"})).gone
+    assert monitor.rows["other", "b"].state == OK
 
 
 def test_queues_of_a_stopped_vhost_are_not_missing():
-    story = Story()
-    story.look(snapshot(seen("a", 0), seen("b", 0, vhost="other")))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, vhost="other")))
     for _ in range(5):
-        assert not story.look(snapshot(seen("a", 0)), stopped_vhosts=frozenset({"other"})).gone
+        assert not monitor.run(snapshot(listed_queue("a", 0)), stopped_vhosts=frozenset({"other"})).gone
 
 
-def many(count, **fields):
-    return [seen(f"q{number}", 0, **fields) for number in range(count)]
+def short_queues(count, **fields):
+    return [listed_queue(f"q{number}", 0, **fields) for number in range(count)]
 
 
 def test_a_much_shorter_list_must_repeat_three_times():
-    story = Story()
-    story.look(snapshot(*many(300)))
-    half = snapshot(*many(150))
-    assert [len(story.look(half).gone) for _ in range(3)] == [0, 0, 150]
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(300)))
+    half = snapshot(*short_queues(150))
+    assert [len(monitor.run(half).gone) for _ in range(3)] == [0, 0, 150]
 
 
 def test_a_complete_list_resets_the_count_of_short_lists():
-    story = Story()
-    story.look(snapshot(*many(300)))
-    for shot in (many(150), many(150), many(300), many(150), many(150)):
-        assert not story.look(snapshot(*shot)).gone
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(300)))
+    for shot in (short_queues(150), short_queues(150), short_queues(300), short_queues(150), short_queues(150)):
+        assert not monitor.run(snapshot(*shot)).gone
 
 
 def test_during_short_lists_no_queue_is_condemned():
-    story = Story()
-    story.look(snapshot(*many(300)))
-    changes = story.look(snapshot(seen("q1", 11)))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(300)))
+    changes = monitor.run(snapshot(listed_queue("q1", 11)))
     assert not changes.condemned
-    assert story.row("q1").state == WARNED
+    assert monitor.row("q1").state == WARNED
 
 
 def test_force_accepts_a_short_list_at_once():
-    story = Story()
-    story.look(snapshot(*many(300)))
-    assert len(story.look(snapshot(*many(1)), force=True).gone) == 299
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(300)))
+    assert len(monitor.run(snapshot(*short_queues(1)), force=True).gone) == 299
 
 
 def test_queues_deleted_by_guardian_do_not_make_a_list_short():
-    story = Story()
-    story.look(snapshot(*many(300)))
-    for key in list(story.rows)[:200]:
-        story.rows[key] = story.rows[key]._replace(state=DELETING, delete_sent_at=START)
-    changes = story.look(snapshot(*many(300)[200:]))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(300)))
+    for key in list(monitor.rows)[:200]:
+        monitor.rows[key] = monitor.rows[key]._replace(state=DELETING, delete_sent_at=START)
+    changes = monitor.run(snapshot(*short_queues(300)[200:]))
     assert (changes.short, len(changes.deleted)) == (0, 200)
 
 
-def hers(count, **fields):
-    return [seen(f"queue/alice/{number}", 0, **fields) for number in range(count)]
+def queues_of_alice(count, **fields):
+    return [listed_queue(f"queue/alice/{number}", 0, **fields) for number in range(count)]
 
 
 @pytest.mark.parametrize("accounts", [{"alice": PulseAccount(1, None, None, removing=True)}, {}])
-@pytest.mark.parametrize("left", [[], [seen("a", 11)]])
+@pytest.mark.parametrize("left", [[], [listed_queue("a", 11)]])
 def test_queues_of_a_removed_account_do_not_make_a_list_short(accounts, left):
-    story = Story()
-    story.look(snapshot(*hers(300), *left))
-    story.accounts = accounts
-    looks = [story.look(snapshot(*left)) for _ in range(2)]
-    assert [(look.short, len(look.gone), len(look.condemned)) for look in looks] == [
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*queues_of_alice(300), *left))
+    monitor.accounts = accounts
+    looks = [monitor.run(snapshot(*left)) for _ in range(2)]
+    assert [(one_pass.short, len(one_pass.gone), len(one_pass.condemned)) for one_pass in looks] == [
         (0, 0, len(left)),
         (0, 300, len(left)),
     ]
 
 
 def test_other_missing_queues_beside_a_removed_account_make_a_list_short():
-    story = Story()
-    story.look(snapshot(*many(300), *hers(100)))
-    story.accounts = {"alice": PulseAccount(1, None, None, removing=True)}
-    changes = story.look(snapshot(*many(100)))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(300), *queues_of_alice(100)))
+    monitor.accounts = {"alice": PulseAccount(1, None, None, removing=True)}
+    changes = monitor.run(snapshot(*short_queues(100)))
     assert (changes.short, changes.gone) == (200, [])
 
 
@@ -250,34 +252,34 @@ def of_agents(*names, registered=(), leaving=()):
     agents = Registrations(
         {(AGENTS, name): BOB for name in registered}, {AGENTS: BOB}, {(AGENTS, name) for name in leaving}
     )
-    return agents, [seen(name, 0, vhost=AGENTS) for name in names]
+    return agents, [listed_queue(name, 0, vhost=AGENTS) for name in names]
 
 
 @pytest.mark.parametrize("name", ["consumer_1", "guardian.dlq", "queue/alice/x", "amq.gen-1"])
 def test_queues_in_an_agents_vhost_belong_to_its_owner(name):
     agents, queues = of_agents(name, "consumer_2", registered=[name])
-    story = Story(agents=agents)
-    changes = story.look(snapshot(*queues))
-    facts = {row.name: (row.registered, row.owner_id, row.pulse_user_id) for row in story.rows.values()}
+    monitor = InMemoryMonitor(agents=agents)
+    changes = monitor.run(snapshot(*queues))
+    facts = {row.name: (row.registered, row.owner_id, row.pulse_user_id) for row in monitor.rows.values()}
     assert facts == {name: (True, BOB, None), "consumer_2": (False, BOB, None)}
     assert (changes.misnamed, changes.unpatterned) == ([], 0)
 
 
 def test_a_later_registration_is_stored_once():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
-    story = Story(agents=Registrations(vhosts=agents.vhosts))
-    story.look(snapshot(*queues))
-    assert not story.rows[AGENTS, "consumer_1"].registered
-    story.agents = agents
-    assert [len(story.look(snapshot(*queues)).changed) for _ in range(2)] == [1, 0]
-    assert story.rows[AGENTS, "consumer_1"].registered
+    monitor = InMemoryMonitor(agents=Registrations(vhosts=agents.vhosts))
+    monitor.run(snapshot(*queues))
+    assert not monitor.rows[AGENTS, "consumer_1"].registered
+    monitor.agents = agents
+    assert [len(monitor.run(snapshot(*queues)).changed) for _ in range(2)] == [1, 0]
+    assert monitor.rows[AGENTS, "consumer_1"].registered
 
 
 @pytest.mark.parametrize("policy", ["report", "delete-unpatterned"])
 def test_a_registered_queue_is_warned_about_but_never_condemned(policy):
     agents, _ = of_agents(registered=["consumer_1"])
-    story = Story(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
-    changes = story.look(snapshot(seen("consumer_1", 11, vhost=AGENTS)), force=True)
+    monitor = InMemoryMonitor(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
+    changes = monitor.run(snapshot(listed_queue("consumer_1", 11, vhost=AGENTS)), force=True)
     assert [(message.kind, message.queue.ownership) for message in changes.messages] == [
         (MessageKind.WARNING, (None, BOB))
     ]
@@ -286,103 +288,107 @@ def test_a_registered_queue_is_warned_about_but_never_condemned(policy):
 
 def test_a_long_orphan_is_condemned_until_it_is_registered():
     agents, _ = of_agents(registered=["consumer_1"])
-    story = Story(agents=Registrations(vhosts=agents.vhosts))
-    shot = snapshot(seen("consumer_1", 11, vhost=AGENTS))
-    assert [one.queue.owner_id for one in story.look(shot).condemned] == [BOB]
-    story.agents = agents
-    assert not story.look(shot).condemned
-    assert story.rows[AGENTS, "consumer_1"].state == WARNED
+    monitor = InMemoryMonitor(agents=Registrations(vhosts=agents.vhosts))
+    shot = snapshot(listed_queue("consumer_1", 11, vhost=AGENTS))
+    assert [one.queue.owner_id for one in monitor.run(shot).condemned] == [BOB]
+    monitor.agents = agents
+    assert not monitor.run(shot).condemned
+    assert monitor.rows[AGENTS, "consumer_1"].state == WARNED
 
 
 def test_a_registered_queue_vanishes_after_two_lists_and_returns():
     agents, queues = of_agents("consumer_1", "consumer_2", registered=["consumer_1"])
-    story = Story(agents=agents)
-    story.look(snapshot(*queues, seen("a", 0)))
-    looks = [story.look(snapshot(seen("a", 0))) for _ in range(2)]
-    assert [[row.name for row in look.vanished] for look in looks] == [[], ["consumer_1"]]
-    assert [row.name for row in story.look(snapshot(*queues, seen("a", 0))).returned] == ["consumer_1"]
+    monitor = InMemoryMonitor(agents=agents)
+    monitor.run(snapshot(*queues, listed_queue("a", 0)))
+    looks = [monitor.run(snapshot(listed_queue("a", 0))) for _ in range(2)]
+    assert [[row.name for row in one_pass.vanished] for one_pass in looks] == [[], ["consumer_1"]]
+    assert [row.name for row in monitor.run(snapshot(*queues, listed_queue("a", 0))).returned] == ["consumer_1"]
 
 
 def test_a_registered_queue_no_longer_guarded_has_not_vanished():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
-    story = Story(agents=agents)
-    story.look(snapshot(*queues, seen("a", 0)))
-    story.rules = Rules(RULES.policy, "/", frozenset({"/"}), None, "report", 50, 900)
-    changes = story.look(snapshot(*queues, seen("a", 0)))
+    monitor = InMemoryMonitor(agents=agents)
+    monitor.run(snapshot(*queues, listed_queue("a", 0)))
+    monitor.rules = Rules(RULES.policy, "/", frozenset({"/"}), None, "report", 50, 900)
+    changes = monitor.run(snapshot(*queues, listed_queue("a", 0)))
     assert ([row.name for row in changes.gone], changes.vanished) == (["consumer_1"], [])
 
 
 def test_queues_that_lost_their_registration_do_not_make_a_list_short():
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, registered=names)
-    story = Story(agents=agents)
-    story.look(snapshot(*queues, seen("a", 0)))
-    story.agents, _ = of_agents()
-    looks = [story.look(snapshot(seen("a", 0))) for _ in range(2)]
-    assert [(look.short, len(look.gone), look.vanished) for look in looks] == [(0, 0, []), (0, 300, [])]
+    monitor = InMemoryMonitor(agents=agents)
+    monitor.run(snapshot(*queues, listed_queue("a", 0)))
+    monitor.agents, _ = of_agents()
+    looks = [monitor.run(snapshot(listed_queue("a", 0))) for _ in range(2)]
+    assert [(one_pass.short, len(one_pass.gone), one_pass.vanished) for one_pass in looks] == [(0, 0, []), (0, 300, [])]
 
 
 @pytest.mark.parametrize(("leaving", "short"), [(250, 0), (100, 150)])
 def test_orphans_being_removed_do_not_make_a_list_short(leaving, short):
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, leaving=names[:leaving])
-    story = Story(agents=agents)
-    story.look(snapshot(*queues))
-    assert story.look(snapshot(*queues[250:])).short == short
+    monitor = InMemoryMonitor(agents=agents)
+    monitor.run(snapshot(*queues))
+    assert monitor.run(snapshot(*queues[250:])).short == short
 
 
 def test_missing_registered_queues_make_a_list_short():
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, registered=names)
-    story = Story(agents=agents)
-    story.look(snapshot(*queues))
-    changes = story.look(snapshot(*queues[200:]))
+    monitor = InMemoryMonitor(agents=agents)
+    monitor.run(snapshot(*queues))
+    changes = monitor.run(snapshot(*queues[200:]))
     assert (changes.short, changes.gone, changes.vanished) == (200, [], [])
 
 
 def test_a_deletion_is_not_confirmed_by_a_list_of_other_nodes():
-    story = Story()
-    story.look(snapshot(*many(3)))
-    story.rows["/", "q2"] = story.row("q2")._replace(state=DELETING, delete_sent_at=START)
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(*short_queues(3)))
+    monitor.rows["/", "q2"] = monitor.row("q2")._replace(state=DELETING, delete_sent_at=START)
     other = NODES | {"rabbit@two"}
-    assert not story.look(snapshot(*many(2), nodes=other)).deleted
-    assert [row.name for row in story.look(snapshot(*many(2), nodes=other)).deleted] == ["q2"]
+    assert not monitor.run(snapshot(*short_queues(2), nodes=other)).deleted
+    assert [row.name for row in monitor.run(snapshot(*short_queues(2), nodes=other)).deleted] == ["q2"]
 
 
 def test_a_missing_condemned_queue_without_a_sent_deletion_is_gone():
-    story = Story()
-    story.look(snapshot(seen("a", 11), seen("b", 0)))
-    assert story.row("a").state == DELETING
-    first, second = (story.look(snapshot(seen("b", 0))) for _ in range(2))
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 0)))
+    assert monitor.row("a").state == DELETING
+    first, second = (monitor.run(snapshot(listed_queue("b", 0))) for _ in range(2))
     assert (first.deleted, second.deleted) == ([], [])
     assert [row.name for row in second.gone] == ["a"]
 
 
 def test_past_the_brake_no_queue_is_condemned_and_all_are_warned_about():
-    story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
-    changes = story.look(snapshot(seen("a", 11), seen("b", 11), seen("c", 11)))
+    monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "report", 2, 900))
+    changes = monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 11), listed_queue("c", 11)))
     assert (changes.condemned, len(changes.blocked)) == ([], 3)
     assert [message.kind for message in changes.messages] == [MessageKind.WARNING] * 3
 
 
 def test_a_quarter_of_all_queues_may_exceed_the_brake():
-    story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
-    assert len(story.look(snapshot(*many(30), *(seen(f"long{n}", 11) for n in range(9)))).condemned) == 9
+    monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "report", 2, 900))
+    assert (
+        len(monitor.run(snapshot(*short_queues(30), *(listed_queue(f"long{n}", 11) for n in range(9)))).condemned) == 9
+    )
 
 
 def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
-    story = Story(Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900))
-    changes = story.look(snapshot(seen("queue/alice/a", 0, vhost="other"), seen("stray", 0, vhost="other")))
+    monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900))
+    changes = monitor.run(
+        snapshot(listed_queue("queue/alice/a", 0, vhost="other"), listed_queue("stray", 0, vhost="other"))
+    )
     assert not changes.condemned
-    assert story.rows["other", "queue/alice/a"].pulse_user_id is None
+    assert monitor.rows["other", "queue/alice/a"].pulse_user_id is None
 
 
 def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
-    story = Story()
-    story.look(snapshot(seen("a", 11)))
-    queue, message = judge_kept(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 11)))
+    queue, message = judge_kept(monitor.row("a")._replace(ready=7), Thresholds(5, 10), RULES, monitor.now)
     assert (queue.state, message.kind) == (WARNED, MessageKind.WARNING)
-    queue, message = judge_kept(story.row("a")._replace(ready=2), Thresholds(5, 10), RULES, story.now)
+    queue, message = judge_kept(monitor.row("a")._replace(ready=2), Thresholds(5, 10), RULES, monitor.now)
     assert (queue.state, message) == (OK, None)
 
 
@@ -395,41 +401,41 @@ def test_stored_rows_have_fields_of_the_model():
 
 @pytest.mark.parametrize("name", ["queue/alice", "queue//x", "queue/alice.b/x", "Queue/alice/x"])
 def test_names_that_resemble_an_accounts_pattern_have_no_owner(name):
-    story = Story()
-    story.look(snapshot(seen(name, 0)))
-    assert story.row(name).pulse_user_id is None
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue(name, 0)))
+    assert monitor.row(name).pulse_user_id is None
 
 
 class TestLengthsThatLag:
     """Quorum queues are listed as of their last tick; only their ready count can be queried."""
 
     def test_a_queue_over_the_limit_only_with_unacked_messages_is_condemned_after_12_s(self):
-        story = Story()
-        held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
-        changes = [story.look(snapshot(held), seconds=4) for _ in range(4)]
+        monitor = InMemoryMonitor()
+        held = listed_queue("queue/alice/a", 3, type="quorum", unacknowledged=40)
+        changes = [monitor.run(snapshot(held), seconds=4) for _ in range(4)]
         assert [len(one.condemned) for one in changes] == [0, 0, 0, 1]
         assert [message.kind for one in changes for message in one.messages] == [MessageKind.WARNING]
 
     @pytest.mark.parametrize("other", [3, 11, None])
     def test_a_list_with_another_length_restarts_the_12_s(self, other):
-        story = Story()
-        held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
-        story.look(snapshot(held), seconds=8)
-        story.look(snapshot(seen("queue/alice/a", other, type="quorum")), seconds=8)
-        assert not story.look(snapshot(held), seconds=8).condemned
+        monitor = InMemoryMonitor()
+        held = listed_queue("queue/alice/a", 3, type="quorum", unacknowledged=40)
+        monitor.run(snapshot(held), seconds=8)
+        monitor.run(snapshot(listed_queue("queue/alice/a", other, type="quorum")), seconds=8)
+        assert not monitor.run(snapshot(held), seconds=8).condemned
 
     def test_a_classic_queue_is_condemned_at_once(self):
-        held = seen("queue/alice/a", 3, unacknowledged=40)
-        changes = Story().look(snapshot(held))
+        held = listed_queue("queue/alice/a", 3, unacknowledged=40)
+        changes = InMemoryMonitor().run(snapshot(held))
         assert len(changes.condemned) == 1
         assert changes.unconfirmed == []
 
     def test_only_deletions_and_recoveries_need_a_confirmed_length(self):
-        story = Story()
-        quorum = partial(seen, type="quorum")
+        monitor = InMemoryMonitor()
+        quorum = partial(listed_queue, type="quorum")
         names = ["long", "short", "calm"]
-        story.look(snapshot(*map(quorum, names, (5, 6, 1))))
-        changes = story.look(snapshot(*map(quorum, names, (11, 2, 5))))
+        monitor.run(snapshot(*map(quorum, names, (5, 6, 1))))
+        changes = monitor.run(snapshot(*map(quorum, names, (11, 2, 5))))
         assert changes.unconfirmed == [("/", "long"), ("/", "short")]
 
     @pytest.mark.parametrize(
@@ -447,8 +453,10 @@ class TestLengthsThatLag:
     )
     def test_the_ready_count_of_a_passive_declare_replaces_the_listed_one(self, listed, depth, length):
         ready, unacknowledged = listed
-        shot = snapshot(seen("queue/alice/a", ready, type="quorum", unacknowledged=unacknowledged), seen("other", 3))
-        known = {("/", "queue/alice/a"): from_listed(seen("queue/alice/a", 30, type="quorum"))}
+        shot = snapshot(
+            listed_queue("queue/alice/a", ready, type="quorum", unacknowledged=unacknowledged), listed_queue("other", 3)
+        )
+        known = {("/", "queue/alice/a"): from_listed(listed_queue("queue/alice/a", 30, type="quorum"))}
         key = ("/", "queue/alice/a")
         corrected = with_exact_lengths(shot, {key}, {key: depth} if depth else {}, known)
         assert [queue.length for queue in corrected.queues] == [length, 3]

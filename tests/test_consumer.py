@@ -56,7 +56,7 @@ QUEUE = "shop_test_orders"
 PARKED = f"{QUEUE}.parked"
 
 
-def at(amqp_url, vhost="/", **changes):
+def settings_at(amqp_url, vhost="/", **changes):
     """Return the settings of a consumer in this vhost, with the grown prefetch and short delays."""
     url = f"{amqp_url}/{quote(vhost, safe='')}"
     policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
@@ -64,9 +64,9 @@ def at(amqp_url, vhost="/", **changes):
 
 
 @pytest.fixture
-def here(broker, vhost):
+def consumer_settings(broker, vhost):
     """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
 @contextlib.contextmanager
@@ -85,14 +85,14 @@ def length(amqp, queue):
     return amqp.channel.queue_declare(queue, passive=True).method.message_count
 
 
-def taken(amqp, queue):
+def take(amqp, queue):
     """Take one message from a queue and return its properties and body."""
     wait_until(lambda: length(amqp, queue))
     _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
     return properties, body
 
 
-def put(amqp, body=b"{}", queue=QUEUE, **properties):
+def publish_raw(amqp, body=b"{}", queue=QUEUE, **properties):
     """Publish like a client without this package, as soon as the queue is bound."""
     made = pika.BasicProperties(**{"content_type": "application/json", **properties})
 
@@ -109,10 +109,10 @@ def put(amqp, body=b"{}", queue=QUEUE, **properties):
 # Names, publishing, handling
 
 
-def test_a_yapw_publisher_reaches_our_consumer_by_routing_keys(here):
+def test_a_yapw_publisher_reaches_our_consumer_by_routing_keys(consumer_settings):
     seen = []
-    with consuming(Consumer(here(), PlainQueue("work", ["orders", "returns"]), seen.append)):
-        client = yapw.clients.Blocking(url=here().url, exchange="shop_test")
+    with consuming(Consumer(consumer_settings(), PlainQueue("work", ["orders", "returns"]), seen.append)):
+        client = yapw.clients.Blocking(url=consumer_settings().url, exchange="shop_test")
         client.publish({"order": 17}, "orders")
         client.publish({"order": 18}, "returns")
         client.close()
@@ -124,12 +124,12 @@ def test_a_yapw_publisher_reaches_our_consumer_by_routing_keys(here):
     assert {message.queue for message in seen} == {"shop_test_work"}
 
 
-def test_a_yapw_consumer_reads_what_our_publisher_sends(here, amqp):
-    client = yapw.clients.Blocking(url=here().url, exchange="shop_test")
+def test_a_yapw_consumer_reads_what_our_publisher_sends(consumer_settings, amqp):
+    client = yapw.clients.Blocking(url=consumer_settings().url, exchange="shop_test")
     client.declare_queue("orders")
-    with Publisher(here()) as publisher:
+    with Publisher(consumer_settings()) as publisher:
         publisher.publish({"order": 17}, "orders", mandatory=True)
-    properties, body = taken(amqp, QUEUE)
+    properties, body = take(amqp, QUEUE)
     client.close()
     assert (json.loads(body), properties.content_type, properties.delivery_mode) == (
         {"order": 17}, "application/json", 2,
@@ -137,7 +137,7 @@ def test_a_yapw_consumer_reads_what_our_publisher_sends(here, amqp):
     assert properties.message_id
 
 
-def test_messages_are_handled_once_each_in_up_to_20_threads(here, amqp):
+def test_messages_are_handled_once_each_in_up_to_20_threads(consumer_settings, amqp):
     together = threading.Barrier(20, timeout=10)
     threads = set()
     bodies = []
@@ -147,35 +147,35 @@ def test_messages_are_handled_once_each_in_up_to_20_threads(here, amqp):
         threads.add(threading.current_thread().name)
         bodies.append(message.body)
 
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
         for number in range(60):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: consumer.counts["done"] == 60)
     assert sorted(bodies) == list(range(60))
     assert len(threads) == 20
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_message_published_in_a_callback_is_confirmed_before_the_ack(here, amqp):
+def test_a_message_published_in_a_callback_is_confirmed_before_the_ack(consumer_settings, amqp):
     def callback(message):
         message.publish({"of": message.body["order"]}, "invoices", mandatory=True, message_id="invoice-17")
 
     with (
-        consuming(Consumer(here(), "orders", callback)) as consumer,
-        consuming(Consumer(here(), "invoices", lambda message: None)),
+        consuming(Consumer(consumer_settings(), "orders", callback)) as consumer,
+        consuming(Consumer(consumer_settings(), "invoices", lambda message: None)),
     ):
-        put(amqp, b'{"order": 17}')
+        publish_raw(amqp, b'{"order": 17}')
         wait_until(lambda: consumer.counts["done"] == 1)
 
 
-def test_only_a_mandatory_message_without_a_queue_raises_unroutable(here):
-    with Publisher(here()) as publisher:
+def test_only_a_mandatory_message_without_a_queue_raises_unroutable(consumer_settings):
+    with Publisher(consumer_settings()) as publisher:
         publisher.publish({}, "nobody")
         with pytest.raises(Unroutable, match="shop_test_nobody"):
             publisher.publish({}, "nobody", mandatory=True)
 
 
-def test_threads_publish_at_once_and_wait_for_their_own_confirms(here, amqp):
+def test_threads_publish_at_once_and_wait_for_their_own_confirms(consumer_settings, amqp):
     seen, confirmed = [], []
 
     def publish(first):
@@ -185,7 +185,7 @@ def test_threads_publish_at_once_and_wait_for_their_own_confirms(here, amqp):
             with pytest.raises(Unroutable):
                 consumer.publisher.publish(number, "nobody", mandatory=True)
 
-    with consuming(Consumer(here(), "orders", lambda message: seen.append(message.body))) as consumer:
+    with consuming(Consumer(consumer_settings(), "orders", lambda message: seen.append(message.body))) as consumer:
         threads = [threading.Thread(target=publish, args=(25 * number,)) for number in range(8)]
         for thread in threads:
             thread.start()
@@ -198,7 +198,7 @@ def test_threads_publish_at_once_and_wait_for_their_own_confirms(here, amqp):
 # Outcomes of exceptions
 
 
-def failing(here, error, **changes):
+def failing_consumer(consumer_settings, error, **changes):
     """Return a consumer whose callback raises this, and the messages it received."""
     seen = []
 
@@ -206,19 +206,19 @@ def failing(here, error, **changes):
         seen.append((message.attempts, message.redelivered))
         raise error
 
-    return Consumer(here(**changes), "orders", callback), seen
+    return Consumer(consumer_settings(**changes), "orders", callback), seen
 
 
-def test_a_poison_message_is_retried_and_parked_with_its_traceback(here, amqp):
+def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_settings, amqp):
     times = []
 
     def callback(message):
         times.append((time.monotonic(), message.attempts, (message.routing_key, message.exchange)))
         raise LookupError(f"no order {message.body['order']}")
 
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
-        put(amqp, b'{"order": 17}', message_id="seventeen", headers={"theirs": "kept"}, correlation_id="c")
-        properties, body = taken(amqp, PARKED)
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp, b'{"order": 17}', message_id="seventeen", headers={"theirs": "kept"}, correlation_id="c")
+        properties, body = take(amqp, PARKED)
         wait_until(lambda: consumer.counts["park"] == 1)
     assert [attempts for _, attempts, _ in times] == [0, 1, 2]
     assert {names for *_, names in times} == {(QUEUE, "shop_test")}
@@ -250,12 +250,14 @@ def test_a_poison_message_is_retried_and_parked_with_its_traceback(here, amqp):
     ],
 )
 @pytest.mark.parametrize("default", [Outcome.RETRY, Outcome.HALT])
-def test_an_unreadable_body_is_parked_and_the_next_message_handled(here, amqp, body, properties, said, default):
+def test_an_unreadable_body_is_parked_and_the_next_message_handled(
+    consumer_settings, amqp, body, properties, said, default
+):
     seen = []
-    with consuming(Consumer(here(policy=Policy(default)), "orders", seen.append)) as consumer:
-        put(amqp, body, **properties)
-        put(amqp, b'{"order": 18}')
-        parked, raw = taken(amqp, PARKED)
+    with consuming(Consumer(consumer_settings(policy=Policy(default)), "orders", seen.append)) as consumer:
+        publish_raw(amqp, body, **properties)
+        publish_raw(amqp, b'{"order": 18}')
+        parked, raw = take(amqp, PARKED)
         wait_until(lambda: consumer.counts["done"] == 1)
     assert raw == body
     assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {said}")
@@ -273,15 +275,15 @@ class InMilliseconds(pika.BasicProperties):
         return [b"".join(super().encode()).replace(seconds, milliseconds)]
 
 
-def test_unreadable_headers_park_the_message_and_keep_the_connection(here, amqp):
+def test_unreadable_headers_park_the_message_and_keep_the_connection(consumer_settings, amqp):
     at_ = datetime.fromtimestamp(InMilliseconds.SECONDS, UTC)
     seen = []
-    with consuming(Consumer(here(), "orders", seen.append)) as consumer:
+    with consuming(Consumer(consumer_settings(), "orders", seen.append)) as consumer:
         for content_type in ("application/json", None):
             odd = InMilliseconds(headers={"at": at_}, message_id="one", content_type=content_type, type="order")
             amqp.channel.basic_publish("shop_test", QUEUE, b'{"order": 17}', odd)
-        put(amqp, b'{"order": 18}')
-        parked = [taken(amqp, PARKED) for _ in range(2)]
+        publish_raw(amqp, b'{"order": 18}')
+        parked = [take(amqp, PARKED) for _ in range(2)]
         wait_until(lambda: consumer.counts["done"] == 1)
     assert {(p.content_type, p.message_id, p.type, body) for p, body in parked} == {
         (content_type, "one", "order", b'{"order": 17}') for content_type in ("application/json", None)
@@ -291,22 +293,24 @@ def test_unreadable_headers_park_the_message_and_keep_the_connection(here, amqp)
     assert consumer.counts == {"done": 1, "park": 2}
 
 
-def test_bodies_are_decoded_by_content_type_and_custom_decoders(here, amqp):
+def test_bodies_are_decoded_by_content_type_and_custom_decoders(consumer_settings, amqp):
     seen = []
-    consumer = Consumer(here(), "orders", lambda m: seen.append(m.body), decoders={"application/xml": bytes.decode})
+    consumer = Consumer(
+        consumer_settings(), "orders", lambda m: seen.append(m.body), decoders={"application/xml": bytes.decode}
+    )
     with consuming(consumer):
-        put(amqp, b"\x00\xff", content_type=None)
-        put(amqp, "å".encode(), content_type="text/plain; charset=utf-8")
-        put(amqp, b"<order/>", content_type="application/xml")
-        put(amqp, b"[1]", content_type="application/vnd.shop+json")
+        publish_raw(amqp, b"\x00\xff", content_type=None)
+        publish_raw(amqp, "å".encode(), content_type="text/plain; charset=utf-8")
+        publish_raw(amqp, b"<order/>", content_type="application/xml")
+        publish_raw(amqp, b"[1]", content_type="application/vnd.shop+json")
         wait_until(lambda: len(seen) == 4)
     assert sorted(map(repr, seen)) == sorted(map(repr, [b"\x00\xff", "å", "<order/>", [1]]))
 
 
-def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(here, amqp):
-    consumer, seen = failing(here, LookupError("no order"), policy=Policy(Outcome.HALT))
+def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, LookupError("no order"), policy=Policy(Outcome.HALT))
     with consuming(consumer):
-        put(amqp)
+        publish_raw(amqp)
         ended, error = consumer.wait(10)
     assert ended
     assert isinstance(error, Halted)
@@ -328,49 +332,49 @@ def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(here, amqp)
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_callback_decides_its_messages_outcome_by_an_exception(here, amqp, error, calls, parked, left):
-    consumer, seen = failing(here, error)
+def test_a_callback_decides_its_messages_outcome_by_an_exception(consumer_settings, amqp, error, calls, parked, left):
+    consumer, seen = failing_consumer(consumer_settings, error)
     with consuming(consumer):
-        put(amqp)
+        publish_raw(amqp)
         wait_until(lambda: len(seen) == len(calls) and not consumer.figures()["in_hand"])
     assert seen == calls
     wait_until(lambda: (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left))
 
 
-def test_an_exception_after_an_ack_does_not_requeue_the_message(here, amqp):
+def test_an_exception_after_an_ack_does_not_requeue_the_message(consumer_settings, amqp):
     said = []
 
     def callback(message):
         said.append((message.ack(), message.ack(), message.settled))
         raise LookupError("in the middle of the second chunk")
 
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
-        put(amqp)
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp)
         wait_until(lambda: consumer.counts["late"])
     assert said == [(True, False, True)]
     assert consumer.counts == {"done": 1, "late": 1}
     assert (length(amqp, QUEUE), length(amqp, PARKED)) == (0, 0)
 
 
-def test_properties_the_broker_would_act_on_are_moved_to_headers_in_parking(here, amqp):
-    consumer, _ = failing(here, Park("look"))
+def test_properties_the_broker_would_act_on_are_moved_to_headers_in_parking(consumer_settings, amqp):
+    consumer, _ = failing_consumer(consumer_settings, Park("look"))
     with consuming(consumer):
         amqp.queue("others")
         amqp.channel.queue_bind("others", "shop_test", "others")
-        user = urlsplit(here().url).username
-        put(amqp, user_id=user, expiration="60000", headers={"CC": ["others"], "x-death": [{"count": 99}]})
-        properties, _ = taken(amqp, PARKED)
+        user = urlsplit(consumer_settings().url).username
+        publish_raw(amqp, user_id=user, expiration="60000", headers={"CC": ["others"], "x-death": [{"count": 99}]})
+        properties, _ = take(amqp, PARKED)
     assert length(amqp, "others") == 1
     assert (properties.user_id, properties.expiration) == (None, None)
     kept = {name: value for name, value in properties.headers.items() if name.startswith("consumer-kept-")}
     assert kept == {"consumer-kept-user_id": user, "consumer-kept-expiration": "60000", "consumer-kept-CC": ["others"]}
 
 
-def test_a_message_with_oversized_headers_and_error_is_parked(here, amqp):
-    consumer, _ = failing(here, LookupError("x" * 500_000))
+def test_a_message_with_oversized_headers_and_error_is_parked(consumer_settings, amqp):
+    consumer, _ = failing_consumer(consumer_settings, LookupError("x" * 500_000))
     with consuming(consumer):
-        put(amqp, headers={"much": "x" * 130_000, "consumer-attempts": 2})
-        properties, _ = taken(amqp, PARKED)
+        publish_raw(amqp, headers={"much": "x" * 130_000, "consumer-attempts": 2})
+        properties, _ = take(amqp, PARKED)
         wait_until(lambda: consumer.counts["park"] == 1)
         assert consumer.counts["reconnected"] == 0
     assert properties.headers["consumer-headers-dropped"] is True
@@ -378,8 +382,8 @@ def test_a_message_with_oversized_headers_and_error_is_parked(here, amqp):
     assert properties.headers["consumer-error"].startswith("LookupError: xxx")
 
 
-def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(here, amqp):
-    consumer, seen = failing(here, Park("look"))
+def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, Park("look"))
     send, lost = consumer.publisher.send, []
 
     def send_and_lose(*args, **keywords):
@@ -392,8 +396,8 @@ def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(here, amqp)
 
     consumer.publisher.send = send_and_lose
     with consuming(consumer):
-        put(amqp, b'{"order": 17}')
-        ids = [taken(amqp, PARKED)[0].message_id for _ in range(2)]
+        publish_raw(amqp, b'{"order": 17}')
+        ids = [take(amqp, PARKED)[0].message_id for _ in range(2)]
         wait_until(lambda: consumer.counts["park"] == 1)
     assert ids[0] == ids[1]
     assert len(seen) == 2
@@ -401,11 +405,11 @@ def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(here, amqp)
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_quorum_queue_retries_and_parks_likewise(here, amqp):
-    consumer, seen = failing(here, LookupError("no"), queue_type="quorum")
+def test_a_quorum_queue_retries_and_parks_likewise(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, LookupError("no"), queue_type="quorum")
     with consuming(consumer):
-        put(amqp, message_id="seventeen")
-        properties, _ = taken(amqp, PARKED)
+        publish_raw(amqp, message_id="seventeen")
+        properties, _ = take(amqp, PARKED)
     assert [attempts for attempts, _ in seen] == [0, 1, 2]
     assert properties.message_id == "seventeen"
 
@@ -413,7 +417,7 @@ def test_a_quorum_queue_retries_and_parks_likewise(here, amqp):
 # Prefetch
 
 
-def test_the_prefetch_is_one_at_first_and_grows_to_twenty(here, amqp):
+def test_the_prefetch_is_one_at_first_and_grows_to_twenty(consumer_settings, amqp):
     at_once = []
     now = [0]
     lock = threading.Lock()
@@ -426,10 +430,10 @@ def test_the_prefetch_is_one_at_first_and_grows_to_twenty(here, amqp):
         with lock:
             now[0] -= 1
 
-    with consuming(Consumer(here(prefetch="growing", grows_after=10), "orders", callback)) as consumer:
+    with consuming(Consumer(consumer_settings(prefetch="growing", grows_after=10), "orders", callback)) as consumer:
         assert consumer.figures()["prefetch"] == 1
         for number in range(70):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: consumer.counts["done"] == 70)
         assert consumer.figures()["prefetch"] == 20
     assert max(together for body, together in at_once if body < 10) == 1
@@ -440,7 +444,7 @@ def test_the_prefetch_is_one_at_first_and_grows_to_twenty(here, amqp):
 # Failures of the broker
 
 
-def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(here, amqp, broker):
+def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(consumer_settings, amqp, broker):
     calls = []
     going = threading.Event()
 
@@ -451,12 +455,12 @@ def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(here, am
             calls.append(("acknowledged", message.ack()))
 
     with Proxy.before(broker.amqp_url) as proxy:
-        consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
         with consuming(consumer):
-            put(amqp, b"17")
+            publish_raw(amqp, b"17")
             wait_until(lambda: calls)
             proxy.cut_after(1)
-            put(amqp, b"18")
+            publish_raw(amqp, b"18")
             wait_until(lambda: not consumer.connected)
             wait_until(lambda: consumer.counts["done"] == 2)
             going.set()
@@ -468,7 +472,7 @@ def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(here, am
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_message_that_fails_on_a_lost_connection_is_parked_once(here, amqp, broker):
+def test_a_message_that_fails_on_a_lost_connection_is_parked_once(consumer_settings, amqp, broker):
     calls = []
     going = threading.Event()
 
@@ -479,23 +483,23 @@ def test_a_message_that_fails_on_a_lost_connection_is_parked_once(here, amqp, br
         raise Park("look")
 
     with Proxy.before(broker.amqp_url) as proxy:
-        consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
         with consuming(consumer):
-            put(amqp, b"17")
+            publish_raw(amqp, b"17")
             wait_until(lambda: calls)
             proxy.cut_after(1)
-            put(amqp, b"18")
+            publish_raw(amqp, b"18")
             wait_until(lambda: not consumer.connected)
             wait_until(lambda: consumer.counts["park"] == 2)
             before = consumer.counts["void"]
             going.set()
             wait_until(lambda: consumer.counts["void"] > before)
     assert calls.count(17) == 2
-    assert sorted(taken(amqp, PARKED)[1] for _ in range(2)) == [b"17", b"18"]
+    assert sorted(take(amqp, PARKED)[1] for _ in range(2)) == [b"17", b"18"]
     assert length(amqp, PARKED) == 0
 
 
-class Held:
+class HoldFirst:
     """A callback that holds the first message until it is released, and parks "poison"."""
 
     def __init__(self):
@@ -510,54 +514,54 @@ class Held:
             raise Park("look")
 
 
-def test_a_deleted_queue_is_redeclared_without_losing_messages_in_hand(here, amqp):
-    held = Held()
-    with consuming(Consumer(here(), "orders", held)) as consumer:
-        put(amqp, b"17")
-        wait_until(lambda: held.seen)
+def test_a_deleted_queue_is_redeclared_without_losing_messages_in_hand(consumer_settings, amqp):
+    holding = HoldFirst()
+    with consuming(Consumer(consumer_settings(), "orders", holding)) as consumer:
+        publish_raw(amqp, b"17")
+        wait_until(lambda: holding.seen)
         amqp.channel.queue_delete(QUEUE)
-        wait_until(lambda: put(amqp, b"18") or 18 in held.seen)
-        held.released.set()
+        wait_until(lambda: publish_raw(amqp, b"18") or 18 in holding.seen)
+        holding.released.set()
         wait_until(lambda: not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
-    assert consumer.counts == {"done": len(held.seen)}  # no connection was lost, and no ack was void
+    assert consumer.counts == {"done": len(holding.seen)}  # no connection was lost, and no ack was void
 
 
-def test_a_deleted_priority_level_is_redeclared_and_bound(here, amqp):
+def test_a_deleted_priority_level_is_redeclared_and_bound(consumer_settings, amqp):
     seen, level = [], f"{QUEUE}.level1"
-    settings = here(priorities="0-4,5-9")
+    settings = consumer_settings(priorities="0-4,5-9")
     with consuming(Consumer(settings, "orders", lambda message: seen.append(message.queue))) as consumer:
         amqp.channel.queue_delete(level)
         wait_until(lambda: consumer.publisher.publish({}, "orders", priority=9) or level in seen)
     assert consumer.counts["reconnected"] == 0
 
 
-def test_a_deleted_parking_queue_is_redeclared(here, amqp):
-    held = Held()
-    with consuming(Consumer(here(), "orders", held)) as consumer:
-        put(amqp, b"17")
-        wait_until(lambda: held.seen)
+def test_a_deleted_parking_queue_is_redeclared(consumer_settings, amqp):
+    holding = HoldFirst()
+    with consuming(Consumer(consumer_settings(), "orders", holding)) as consumer:
+        publish_raw(amqp, b"17")
+        wait_until(lambda: holding.seen)
         amqp.channel.queue_delete(PARKED)
-        put(amqp, b'"poison"')
-        assert taken_when_there(amqp, PARKED) == b'"poison"'
+        publish_raw(amqp, b'"poison"')
+        assert take_when_declared(amqp, PARKED) == b'"poison"'
         wait_until(lambda: consumer.counts["park"])
-        held.released.set()
+        holding.released.set()
         wait_until(lambda: consumer.counts["done"])
-    assert held.seen == [17, "poison"]
+    assert holding.seen == [17, "poison"]
     assert consumer.counts == {"done": 1, "park": 1}
 
 
-def taken_when_there(amqp, queue):
+def take_when_declared(amqp, queue):
     """Take one message from a queue that may have to be declared first."""
-    wait_until(lambda: amqp_has(amqp, queue))
-    return taken(amqp, queue)[1]
+    wait_until(lambda: queue_exists(amqp, queue))
+    return take(amqp, queue)[1]
 
 
-def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(here, amqp):
-    consumer, _ = failing(here, Park("look"))
+def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(consumer_settings, amqp):
+    consumer, _ = failing_consumer(consumer_settings, Park("look"))
     with consuming(consumer):
         amqp.channel.queue_delete(PARKED)
         amqp.queue(PARKED, arguments={"x-max-length": 5})
-        put(amqp)
+        publish_raw(amqp)
         ended, error = consumer.wait(10)
     assert ended
     assert isinstance(error, Refused)
@@ -566,27 +570,27 @@ def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(h
 
 
 @pytest.mark.parametrize("resumes", ["before the broker answers", "when it has paused"])
-def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(here, amqp, resumes):
+def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(consumer_settings, amqp, resumes):
     def grow_and_pause():
         """Grow the prefetch, and pause before the broker has answered."""
         connection._prefetch._grown = True
         connection._sync()
         connection.set_paused(True)
 
-    with consuming(Consumer(here(prefetch="growing"), "orders", lambda message: None)) as consumer:
+    with consuming(Consumer(consumer_settings(prefetch="growing"), "orders", lambda message: None)) as consumer:
         connection = consumer._connection
         connection._link.call(grow_and_pause)
         wait_until(lambda: connection.paused)
         if resumes == "when it has paused":
             wait_until(lambda: not connection._syncing)
         connection.set_paused(False)
-        put(amqp)
+        publish_raw(amqp)
         wait_until(lambda: consumer.counts["done"] and not connection._syncing)
         assert consumer.figures()["prefetch"] == 20
         assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
 
 
-def test_an_ack_fails_once_its_connection_is_given_up(here, amqp, broker):
+def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, broker):
     said, given_up = [], threading.Event()
 
     def callback(message):
@@ -596,9 +600,9 @@ def test_an_ack_fails_once_its_connection_is_given_up(here, amqp, broker):
             said.append(message.ack())
 
     with Proxy.before(broker.amqp_url) as proxy:
-        consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
         with consuming(consumer):
-            put(amqp)
+            publish_raw(amqp)
             wait_until(lambda: said)
             proxy.delay(1)  # the broker's close takes a second
             link = consumer._connection._link
@@ -610,44 +614,44 @@ def test_an_ack_fails_once_its_connection_is_given_up(here, amqp, broker):
     assert consumer.counts["void"] == 1
 
 
-def test_messages_that_wait_too_long_for_a_thread_are_requeued(here, amqp, monkeypatch):
+def test_messages_that_wait_too_long_for_a_thread_are_requeued(consumer_settings, amqp, monkeypatch):
     monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 0.2)
-    held = Held()
-    consumer = Consumer(here(threads=1), "orders", held)
+    holding = HoldFirst()
+    consumer = Consumer(consumer_settings(threads=1), "orders", holding)
     waiting = consumer._connection.waiting
     arrived, place = [], waiting.put
     waiting.put = lambda delivery: (arrived.append(delivery), place(delivery))
     with consuming(consumer):
         for number in range(5):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # another consumer may get them
         assert consumer.wait(1.2) == (False, None)
         assert len(arrived) == 5  # it rechecked without fetching them repeatedly
-        held.released.set()
+        holding.released.set()
         wait_until(lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == 5)
-    assert sorted(held.seen) == list(range(5))
+    assert sorted(holding.seen) == list(range(5))
 
 
-def test_a_queue_that_exists_with_other_arguments_is_an_error(here, amqp):
+def test_a_queue_that_exists_with_other_arguments_is_an_error(consumer_settings, amqp):
     amqp.queue(QUEUE, arguments={"x-max-length": 5})
-    consumer = Consumer(here(), "orders", lambda message: None)
+    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
     with pytest.raises(Refused, match=f"the queue {QUEUE}.*x-max-length") as raised:
         consumer.run()
     assert "406" in str(raised.value)
 
 
-def test_login_errors_do_not_show_the_password(here):
+def test_login_errors_do_not_show_the_password(consumer_settings):
     for url in (
-        here().url.replace("guardian:", "guardian:wrong-"),
-        here().url.rpartition("/")[0] + "/nowhere",
+        consumer_settings().url.replace("guardian:", "guardian:wrong-"),
+        consumer_settings().url.rpartition("/")[0] + "/nowhere",
     ):
         with pytest.raises(Refused, match="RABBIT_URL") as raised:
-            Consumer(here(url=url), "orders", lambda message: None).run()
+            Consumer(consumer_settings(url=url), "orders", lambda message: None).run()
         assert "wrong-" not in str(raised.value)
 
 
-def test_a_consumer_waiting_for_its_broker_can_be_stopped(here, caplog):
-    consumer = Consumer(here(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
+def test_a_consumer_waiting_for_its_broker_can_be_stopped(consumer_settings, caplog):
+    consumer = Consumer(consumer_settings(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
     consumer.start()
     wait_until(lambda: "connecting again" in caplog.text)
     consumer.stop()
@@ -659,7 +663,7 @@ def test_a_consumer_waiting_for_its_broker_can_be_stopped(here, caplog):
 
 def test_a_consumer_can_be_stopped_while_it_connects():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        consumer = Consumer(at(f"amqp://127.0.0.1:{silent.getsockname()[1]}"), "orders", lambda message: None)
+        consumer = Consumer(settings_at(f"amqp://127.0.0.1:{silent.getsockname()[1]}"), "orders", lambda message: None)
         consumer.start()
         with silent.accept()[0]:
             consumer.stop()
@@ -668,9 +672,9 @@ def test_a_consumer_can_be_stopped_while_it_connects():
     assert consumer.wait(0.01) == (False, None)
 
 
-def test_closing_in_a_hurry_does_not_wait_for_the_broker(here, broker):
+def test_closing_in_a_hurry_does_not_wait_for_the_broker(consumer_settings, broker):
     with Proxy.before(broker.amqp_url) as proxy:
-        consumer = Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", lambda message: None)
         consumer.start()
         wait_until(lambda: consumer.connected)
         consumer.publisher.publish({}, "nobody")
@@ -680,16 +684,18 @@ def test_closing_in_a_hurry_does_not_wait_for_the_broker(here, broker):
         assert time.monotonic() - begun < 8  # each of its two connections would wait for 10
 
 
-def test_a_consumer_retries_while_a_proxy_has_no_broker_behind_it(here, broker):
+def test_a_consumer_retries_while_a_proxy_has_no_broker_behind_it(consumer_settings, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         proxy.close_next(1)
-        with consuming(Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)) as consumer:
+        with consuming(
+            Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", lambda message: None)
+        ) as consumer:
             assert consumer.wait(0.01) == (False, None)
             assert proxy.connections == 2
 
 
-def test_a_key_that_makes_a_queue_name_too_long_is_an_error(here):
-    consumer = Consumer(here(), "o" * 245, lambda message: None)  # its queues' names are too long
+def test_a_key_that_makes_a_queue_name_too_long_is_an_error(consumer_settings):
+    consumer = Consumer(consumer_settings(), "o" * 245, lambda message: None)  # its queues' names are too long
     consumer.start()
     ended, error = consumer.wait(5)
     consumer.close()
@@ -698,7 +704,7 @@ def test_a_key_that_makes_a_queue_name_too_long_is_an_error(here):
     assert "255 bytes" in str(error)
 
 
-def test_a_callback_over_its_time_limit_is_parked_with_its_stack(here, amqp):
+def test_a_callback_over_its_time_limit_is_parked_with_its_stack(consumer_settings, amqp):
     release = threading.Event()
 
     def callback(message):
@@ -706,14 +712,14 @@ def test_a_callback_over_its_time_limit_is_parked_with_its_stack(here, amqp):
             release.wait(60)
 
     policy = Policy(Outcome.PARK)
-    consumer = Consumer(here(time_limit=0.5, policy=policy), "orders", callback)
+    consumer = Consumer(consumer_settings(time_limit=0.5, policy=policy), "orders", callback)
     try:
         with consuming(consumer):
-            put(amqp, b"17")
-            put(amqp, b"18")
+            publish_raw(amqp, b"17")
+            publish_raw(amqp, b"18")
             ended, error = consumer.wait(10)
             assert consumer.close() is False
-        properties, _ = taken(amqp, PARKED)
+        properties, _ = take(amqp, PARKED)
     finally:
         release.set()
     assert ended
@@ -724,7 +730,7 @@ def test_a_callback_over_its_time_limit_is_parked_with_its_stack(here, amqp):
 
 
 @pytest.mark.parametrize("late", [None, Park("too late")], ids=["returns", "raises"])
-def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(here, amqp, late):
+def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consumer_settings, amqp, late):
     parking, ended = threading.Event(), threading.Event()
     said = []
 
@@ -735,7 +741,7 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(here, 
         if late:
             raise late
 
-    consumer = Consumer(here(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
+    consumer = Consumer(consumer_settings(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
     send = consumer.publisher.send
 
     def send_late(*args, **keywords):
@@ -747,7 +753,7 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(here, 
 
     consumer.publisher.send = send_late
     with consuming(consumer):
-        put(amqp)
+        publish_raw(amqp)
         assert isinstance(consumer.wait(10)[1], Hung)
         consumer.close()
     assert said == [(True, False)]
@@ -755,8 +761,8 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(here, 
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
 
-def test_the_time_limit_excludes_parking_the_message(here, amqp):
-    consumer, seen = failing(here, Park("look"), time_limit=0.2)
+def test_the_time_limit_excludes_parking_the_message(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, Park("look"), time_limit=0.2)
     send, slowly = consumer.publisher.send, threading.Event()
 
     def send_slowly(*args, **keywords):
@@ -765,7 +771,7 @@ def test_the_time_limit_excludes_parking_the_message(here, amqp):
 
     consumer.publisher.send = send_slowly
     with consuming(consumer):
-        put(amqp)
+        publish_raw(amqp)
         wait_until(lambda: seen)
         assert consumer.wait(1) == (False, None)
         slowly.set()
@@ -774,7 +780,7 @@ def test_the_time_limit_excludes_parking_the_message(here, amqp):
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
 
-class Broken:
+class BrokenLimiter:
     """A limiter that violates its contract by raising."""
 
     def prefetch(self, most):
@@ -789,15 +795,15 @@ class Broken:
 
 @pytest.mark.parametrize(
     ("limiter", "policy"),
-    [(Broken(), Policy()), (None, Policy(by_error={LookupError: "in the toolkit"}))],
+    [(BrokenLimiter(), Policy()), (None, Policy(by_error={LookupError: "in the toolkit"}))],
     ids=["limiter", "policy"],
 )
-def test_an_error_outside_the_callback_stops_the_consumer(here, amqp, limiter, policy):
+def test_an_error_outside_the_callback_stops_the_consumer(consumer_settings, amqp, limiter, policy):
     def callback(message):
         raise LookupError("no order")
 
-    with consuming(Consumer(here(policy=policy), "orders", callback, limiter=limiter)) as consumer:
-        put(amqp)
+    with consuming(Consumer(consumer_settings(policy=policy), "orders", callback, limiter=limiter)) as consumer:
+        publish_raw(amqp)
         ended, error = consumer.wait(10)
     assert ended
     assert type(error) is ConsumerError
@@ -806,7 +812,7 @@ def test_an_error_outside_the_callback_stops_the_consumer(here, amqp, limiter, p
     wait_until(lambda: length(amqp, QUEUE) == 1)
 
 
-def test_an_error_during_shutdown_is_raised(here, amqp):
+def test_an_error_during_shutdown_is_raised(consumer_settings, amqp):
     release, raised = threading.Event(), []
 
     def callback(message):
@@ -818,11 +824,11 @@ def test_an_error_during_shutdown_is_raised(here, amqp):
             consumer.run()
         raised.append(True)
 
-    consumer = Consumer(here(), "orders", callback)
+    consumer = Consumer(consumer_settings(), "orders", callback)
     thread = threading.Thread(target=run)
     thread.start()
     wait_until(lambda: consumer.connected)
-    put(amqp)
+    publish_raw(amqp)
     wait_until(lambda: consumer.figures()["in_hand"])
     consumer.stop()
     wait_until(consumer._connection.stopping.is_set)
@@ -831,8 +837,8 @@ def test_an_error_during_shutdown_is_raised(here, amqp):
     assert raised
 
 
-def test_run_all_stops_started_consumers_if_another_fails_to_start(here, monkeypatch):
-    first, second = (Consumer(here(), key, lambda message: None) for key in ("orders", "returns"))
+def test_run_all_stops_started_consumers_if_another_fails_to_start(consumer_settings, monkeypatch):
+    first, second = (Consumer(consumer_settings(), key, lambda message: None) for key in ("orders", "returns"))
     monkeypatch.setattr(second, "start", lambda: (wait_until(lambda: first.connected), pytest.fail("no more threads")))
     with pytest.raises(pytest.fail.Exception, match="no more threads"):
         run_all([first, second])
@@ -843,20 +849,20 @@ def test_run_all_stops_started_consumers_if_another_fails_to_start(here, monkeyp
 # The connection's thread
 
 
-def test_a_message_waiting_for_the_broker_fails_when_the_publisher_closes(here):
-    with Publisher(here(url="amqp://127.0.0.1:1")) as publisher:
+def test_a_message_waiting_for_the_broker_fails_when_the_publisher_closes(consumer_settings):
+    with Publisher(consumer_settings(url="amqp://127.0.0.1:1")) as publisher:
         future = publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
         wait_until(lambda: publisher._link._failures)
     with pytest.raises(NotPublished, match="closed"):
         future.result(5)
 
 
-def test_an_error_while_connecting_stops_the_consumer(here, monkeypatch):
+def test_an_error_while_connecting_stops_the_consumer(consumer_settings, monkeypatch):
     def broken(*args, **keywords):
         raise RuntimeError("no more sockets")
 
     monkeypatch.setattr("guardian_consumers.link._Connection", broken)
-    consumer = Consumer(here(), "orders", lambda message: None)
+    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
     consumer.start()
     ended, error = consumer.wait(5)
     consumer.close()
@@ -864,9 +870,9 @@ def test_an_error_while_connecting_stops_the_consumer(here, monkeypatch):
     assert "no more sockets" in str(error)
 
 
-def test_a_vhost_at_its_connection_limit_is_retried(here, management, vhost):
+def test_a_vhost_at_its_connection_limit_is_retried(consumer_settings, management, vhost):
     management._put("vhost-limits", vhost, "max-connections", json={"value": 0})
-    consumer = Consumer(here(), "orders", lambda message: None)
+    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
     consumer.start()
     try:
         wait_until(lambda: consumer._connection._link._failures)
@@ -877,9 +883,11 @@ def test_a_vhost_at_its_connection_limit_is_retried(here, management, vhost):
         consumer.close()
 
 
-def test_a_callback_longer_than_three_heartbeats_loses_no_connection(here, amqp):
-    with consuming(Consumer(here(url=here().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))) as consumer:
-        put(amqp)
+def test_a_callback_longer_than_three_heartbeats_loses_no_connection(consumer_settings, amqp):
+    with consuming(
+        Consumer(consumer_settings(url=consumer_settings().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))
+    ) as consumer:
+        publish_raw(amqp)
         wait_until(lambda: consumer.counts["done"] == 1)
         assert consumer.counts["reconnected"] == 0
 
@@ -894,7 +902,7 @@ def pulse(broker, management, vhost):
     management.put_user(name, "sekret-word")
     management.set_permissions(vhost, name, for_pulse_user(name))
     address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
-    yield at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name)
+    yield settings_at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name)
     management.delete_user(name)
 
 
@@ -920,7 +928,7 @@ def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(pulse, mana
     assert queue_names(management, vhost) == {
         queue, f"{queue}.parked", f"{queue}.retry.50ms", f"{queue}.retry.200ms",
     }  # fmt: skip
-    properties, body = taken(amqp, f"{queue}.parked")
+    properties, body = take(amqp, f"{queue}.parked")
     assert (json.loads(body), properties.headers["consumer-error"]) == ("poison", "LookupError: no")
 
 
@@ -948,7 +956,7 @@ class TwoQueues:
         return FifoBuffer()
 
 
-def test_a_source_of_several_queues_retries_within_each(here, amqp):
+def test_a_source_of_several_queues_retries_within_each(consumer_settings, amqp):
     seen = []
 
     def callback(message):
@@ -956,9 +964,9 @@ def test_a_source_of_several_queues_retries_within_each(here, amqp):
         if message.attempts == 0:
             raise LookupError("not yet")
 
-    with consuming(Consumer(here(), TwoQueues(), callback)) as consumer:
-        put(amqp, b"0", "shop_test_orders_0")
-        put(amqp, b"1", "shop_test_orders_1")
+    with consuming(Consumer(consumer_settings(), TwoQueues(), callback)) as consumer:
+        publish_raw(amqp, b"0", "shop_test_orders_0")
+        publish_raw(amqp, b"1", "shop_test_orders_1")
         wait_until(lambda: consumer.counts["done"] == 2)
     assert sorted(seen) == [
         ("shop_test_orders_0", 0, 0), ("shop_test_orders_0", 0, 1),
@@ -966,7 +974,7 @@ def test_a_source_of_several_queues_retries_within_each(here, amqp):
     ]  # fmt: skip
 
 
-class Closed:
+class LimitedTokens:
     """A limiter that grants a number of tokens, and then returns the seconds to wait."""
 
     def __init__(self, tokens, seconds):
@@ -989,11 +997,11 @@ class Closed:
         self.tokens += 1
 
 
-def test_a_limiter_delays_the_workers_and_sizes_the_prefetch(here, amqp):
-    limiter = Closed(0, 0.1)
-    with consuming(Consumer(here(), "orders", lambda message: None, limiter=limiter)) as consumer:
+def test_a_limiter_delays_the_workers_and_sizes_the_prefetch(consumer_settings, amqp):
+    limiter = LimitedTokens(0, 0.1)
+    with consuming(Consumer(consumer_settings(), "orders", lambda message: None, limiter=limiter)) as consumer:
         for number in range(10):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: consumer.figures()["waiting"] == 4 + 1)
         assert (consumer.figures()["prefetch"], length(amqp, QUEUE)) == (5, 5)
         limiter.tokens = 3
@@ -1005,11 +1013,11 @@ def test_a_limiter_delays_the_workers_and_sizes_the_prefetch(here, amqp):
         wait_until(lambda: consumer.counts["done"] == 10)
 
 
-def test_messages_that_would_wait_long_for_the_limiter_are_requeued(here, amqp):
-    limiter = Closed(2, 1.5)
-    with consuming(Consumer(here(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
+def test_messages_that_would_wait_long_for_the_limiter_are_requeued(consumer_settings, amqp):
+    limiter = LimitedTokens(2, 1.5)
+    with consuming(Consumer(consumer_settings(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
         for number in range(6):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: consumer.counts["done"] == 2)
         wait_until(lambda: length(amqp, QUEUE) == 4)  # another consumer can get them
         limiter.tokens = 100
@@ -1032,7 +1040,7 @@ def orders(message):
 
 
 @pytest.fixture
-def program(here, tmp_path):
+def program(consumer_settings, tmp_path):
     """Return a function that starts a consumer as a separate process."""
     (tmp_path / "shop.py").write_text(PROGRAM)
     started = []
@@ -1042,8 +1050,9 @@ def program(here, tmp_path):
             [sys.executable, *command, *arguments],
             cwd=PROJECT,
             env={
-                **os.environ, "PYTHONPATH": str(tmp_path), "RABBIT_URL": here().url, "DONE": str(tmp_path / "done"),
-                "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown", **environment,
+                **os.environ, "PYTHONPATH": str(tmp_path), "RABBIT_URL": consumer_settings().url,
+                "DONE": str(tmp_path / "done"), "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown",
+                **environment,
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -1064,20 +1073,20 @@ def program(here, tmp_path):
 def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tmp_path, command):
     process = program("shop:orders", command=command, RABBIT_THREADS="5")
     done = tmp_path / "done"
-    wait_until(lambda: amqp_has(amqp, QUEUE), 60)  # Django starts slowly
+    wait_until(lambda: queue_exists(amqp, QUEUE), 60)  # Django starts slowly
     for number in range(40):
-        put(amqp, b"%d" % number)
+        publish_raw(amqp, b"%d" % number)
     wait_until(lambda: done.exists() and done.read_text())
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0, process.stdout.read()
     handled = [int(line) for line in done.read_text().split()]
     assert 5 <= len(handled) < 40
-    left = [int(taken(amqp, QUEUE)[1]) for _ in range(40 - len(handled))]
+    left = [int(take(amqp, QUEUE)[1]) for _ in range(40 - len(handled))]
     assert sorted(handled + left) == list(range(40))
     assert length(amqp, QUEUE) == 0
 
 
-def amqp_has(amqp, queue):
+def queue_exists(amqp, queue):
     """Return whether a queue exists."""
     channel = amqp.connection.channel()
     try:
@@ -1090,15 +1099,15 @@ def amqp_has(amqp, queue):
 
 def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp):
     process = program("shop:orders", SLEEP="60")
-    wait_until(lambda: amqp_has(amqp, QUEUE))
-    put(amqp, b"17")
+    wait_until(lambda: queue_exists(amqp, QUEUE))
+    publish_raw(amqp, b"17")
     assert any(line == "begun\n" for line in process.stdout)
     process.send_signal(signal.SIGTERM)
     assert any("waiting for running callbacks" in line for line in process.stdout)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
-    assert taken(amqp, QUEUE)[1] == b"17"
+    assert take(amqp, QUEUE)[1] == b"17"
 
 
 def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp):
@@ -1111,26 +1120,26 @@ def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp
         (program("shop:orders", "shop:orders"), 2, "two functions have the same queue"),
     ]
     halting = program("shop:orders", "--on-error", "halt")
-    wait_until(lambda: amqp_has(amqp, QUEUE))
-    put(amqp, b'"poison"')
+    wait_until(lambda: queue_exists(amqp, QUEUE))
+    publish_raw(amqp, b'"poison"')
     for process, code, said in [*cases, (halting, 1, "LookupError: no")]:
         out, _ = process.communicate(timeout=20)
         assert (process.returncode, said in out) == (code, True), out
-    assert taken(amqp, QUEUE)[1] == b'"poison"'
+    assert take(amqp, QUEUE)[1] == b'"poison"'
 
 
 def test_a_killed_consumer_leaves_unacknowledged_messages_in_the_queue(program, amqp, tmp_path):
     process = program("shop:orders", RABBIT_THREADS="2")
-    wait_until(lambda: amqp_has(amqp, QUEUE))
+    wait_until(lambda: queue_exists(amqp, QUEUE))
     for number in range(20):
-        put(amqp, b"%d" % number)
+        publish_raw(amqp, b"%d" % number)
     done = tmp_path / "done"
     wait_until(lambda: done.exists() and done.read_text())
     process.kill()
     process.wait()
     handled = {int(line) for line in done.read_text().split()}
     wait_until(lambda: length(amqp, QUEUE) >= 20 - len(handled))
-    left = {int(taken(amqp, QUEUE)[1]) for _ in range(length(amqp, QUEUE))}
+    left = {int(take(amqp, QUEUE)[1]) for _ in range(length(amqp, QUEUE))}
     assert handled | left == set(range(20))
 
 
@@ -1138,12 +1147,12 @@ def test_a_killed_consumer_leaves_unacknowledged_messages_in_the_queue(program, 
 
 
 @pytest.fixture
-def own(own_node):
+def node_settings(own_node):
     """Return a function that returns settings for a vhost of the node."""
     management = Management(own_node.management_url)
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.create_vhost(name)
-    yield lambda **changes: at(own_node.amqp_url, name, **changes)
+    yield lambda **changes: settings_at(own_node.amqp_url, name, **changes)
     management.delete_vhost(name)
     management.close()
 
@@ -1155,7 +1164,7 @@ def connect(settings):
 
 
 @pytest.mark.soak
-def test_after_an_acknowledgement_timeout_the_late_ack_is_void(own, own_node):
+def test_after_an_acknowledgement_timeout_the_late_ack_is_void(node_settings, own_node):
     calls = []
 
     def callback(message):
@@ -1166,8 +1175,8 @@ def test_after_an_acknowledgement_timeout_the_late_ack_is_void(own, own_node):
     # The configuration file has no key for the second, the interval of the check.
     own_node.eval("[application:set_env(rabbit, Key, 1000) || Key <- [consumer_timeout, channel_tick_interval]]")
     try:
-        with consuming(Consumer(own(), "orders", callback)) as consumer:
-            put(connect(own()))
+        with consuming(Consumer(node_settings(), "orders", callback)) as consumer:
+            publish_raw(connect(node_settings()))
             wait_until(lambda: consumer.counts["done"] == 1, 20)
             wait_until(lambda: consumer.counts["void"] == 1, 20)
     finally:
@@ -1177,7 +1186,7 @@ def test_after_an_acknowledgement_timeout_the_late_ack_is_void(own, own_node):
     assert consumer.counts["reconnected"] == 1
 
 
-def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(own, own_node):
+def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(node_settings, own_node):
     fail, tries = threading.Event(), Counter()
 
     def callback(message):
@@ -1187,16 +1196,16 @@ def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(own, own_no
         if str(message.body).endswith("poison"):
             raise Park("look")
 
-    with consuming(Consumer(own(publish_timeout=1.5, threads=20), "orders", callback)) as consumer:
-        amqp = connect(own())
-        put(amqp, b'"poison"')
-        put(amqp, b'"slow poison"')
-        put(amqp, b'"slower poison"')
+    with consuming(Consumer(node_settings(publish_timeout=1.5, threads=20), "orders", callback)) as consumer:
+        amqp = connect(node_settings())
+        publish_raw(amqp, b'"poison"')
+        publish_raw(amqp, b'"slow poison"')
+        publish_raw(amqp, b'"slower poison"')
         for number in range(50):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: consumer.counts["done"] == 50)
         wait_until(lambda: consumer.counts["park"] == 1)
-        taken(amqp, PARKED)
+        take(amqp, PARKED)
         with memory_alarm(own_node):
             wait_until(lambda: publishing_is_refused(consumer.publisher))
             assert consumer.connected
@@ -1204,22 +1213,22 @@ def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(own, own_no
             assert consumer.wait(3) == (False, None)  # twice the publish timeout
             assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
         wait_until(lambda: consumer.counts["park"] == 3, 30)
-        assert {taken(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
+        assert {take(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
         assert length(amqp, PARKED) == 0
     assert consumer.counts == {"done": 50, "park": 3}
     assert (tries["slow poison"], tries["slower poison"]) == (1, 1)
 
 
-def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(own, own_node):
+def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(node_settings, own_node):
     release = threading.Event()
-    settings = own(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
+    settings = node_settings(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
     consumer = Consumer(settings, "orders", lambda message: release.wait(60))
     ended = []
     with consuming(consumer), Publisher(settings) as other:
-        amqp = connect(own())
+        amqp = connect(node_settings())
         with memory_alarm(own_node):
             wait_until(lambda: publishing_is_refused(other))
-        put(amqp)
+        publish_raw(amqp)
         wait_until(lambda: consumer.figures()["in_hand"])
         try:
             with memory_alarm(own_node):
@@ -1246,7 +1255,7 @@ def publishing_is_refused(publisher):
 
 
 @pytest.mark.soak
-def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, own_node):
+def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(node_settings, own_node):
     handled, published, uncertain = [], [], set()
     numbers = itertools.count()
     enough = threading.Event()
@@ -1255,7 +1264,7 @@ def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, o
         time.sleep(random.uniform(0.02, 0.06))  # slower than publishing, so there is always work in hand
         handled.append((message.body, message.redelivered))
 
-    consumer = Consumer(own(publish_timeout=60), "orders", callback)
+    consumer = Consumer(node_settings(publish_timeout=60), "orders", callback)
 
     def publish():
         while not enough.is_set():
@@ -1285,7 +1294,7 @@ def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, o
             thread.join(60)
         wait_until(lambda: {body for body, _ in handled} >= set(published), 60)
         wait_until(lambda: not consumer.figures()["in_hand"])
-        assert length(connect(own()), QUEUE) == 0
+        assert length(connect(node_settings()), QUEUE) == 0
         assert consumer.counts["reconnected"] == 1
     assert consumer.counts["void"] > 0  # messages were in hand or prefetched when the connection was lost
     assert {body for body, _ in handled} == set(published)

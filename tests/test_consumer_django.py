@@ -19,7 +19,7 @@ from guardian_consumers.django import in_transaction, once, rewrite
 from guardian_consumers.processed.models import Processed
 from queues.models import QueueSample
 from tests.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
-from tests.test_consumer import at, consuming, length, put, taken
+from tests.test_consumer import consuming, length, publish_raw, settings_at, take
 from tests.toolbox import stored_queue, wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -27,13 +27,13 @@ INVOICES = "shop_test_invoices"
 
 
 @pytest.fixture
-def here(broker, vhost):
+def consumer_settings(broker, vhost):
     """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
 @pytest.fixture
-def work(transactional_db, monkeypatch):
+def work_rows(transactional_db, monkeypatch):
     """Create a table for the work, and return a function that returns its messages."""
     monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)  # threads close connections as they end
     with connection.cursor() as cursor:
@@ -83,18 +83,20 @@ GAPS = {
 
 
 @pytest.mark.parametrize("guard", ["once", "rewrite"])
-def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(guard, here, amqp, work, invoices):
+def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(
+    guard, consumer_settings, amqp, work_rows, invoices
+):
     database = {name: connection.settings_dict[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
     environment = {
         **os.environ,
-        "RABBIT_URL": here().url,
+        "RABBIT_URL": consumer_settings().url,
         "RABBIT_EXCHANGE_NAME": "shop_test",
         "DATABASE": json.dumps(database, default=str),
     }
     for step in STEPS:
         amqp.queue(f"shop_test_{step}", arguments={"x-queue-type": "classic"})
         amqp.channel.queue_bind(f"shop_test_{step}", "shop_test", f"shop_test_{step}")
-        put(amqp, queue=f"shop_test_{step}", message_id=step)
+        publish_raw(amqp, queue=f"shop_test_{step}", message_id=step)
     dying = [
         subprocess.Popen([sys.executable, "-m", "tests.dying", guard, step], cwd=PROJECT, env=environment)
         for step in STEPS
@@ -104,18 +106,18 @@ def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(guar
     finally:
         for process in dying:
             process.kill()
-    rows = work()
+    rows = work_rows()
     published = [of for of, _ in invoices()]
     assert {step: (rows.count(step), published.count(step)) for step in STEPS} == {
         step: then[:2] for step, then in GAPS.items()
     }
 
-    settings = here(policy=Policy())
+    settings = consumer_settings(policy=Policy())
     for step in STEPS:  # what the killed processes had received is redelivered
         with consuming(Consumer(settings, step, shipping(guard))) as consumer:
             wait_until(lambda: consumer.counts["done"] == 1)
         assert length(amqp, f"shop_test_{step}") == 0
-    assert work() == sorted(STEPS)
+    assert work_rows() == sorted(STEPS)
     published = [of for of, _ in invoices()]
     assert {step: published.count(step) for step in STEPS} == {step: then[2][guard] for step, then in GAPS.items()}
     if guard == "once":
@@ -135,7 +137,7 @@ def is_waited_for():
         return cursor.fetchone()[0]
 
 
-def test_a_message_delivered_twice_at_once_is_processed_once(here, amqp, work):
+def test_a_message_delivered_twice_at_once_is_processed_once(consumer_settings, amqp, work_rows):
     both = threading.Barrier(2, timeout=10)
     calls = []
 
@@ -150,81 +152,83 @@ def test_a_message_delivered_twice_at_once_is_processed_once(here, amqp, work):
         both.wait()
         callback(message)
 
-    with consuming(Consumer(here(), "orders", together)) as consumer:
-        put(amqp, b"17", message_id="order-17")
-        put(amqp, b"17", message_id="order-17")
+    with consuming(Consumer(consumer_settings(), "orders", together)) as consumer:
+        publish_raw(amqp, b"17", message_id="order-17")
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["done"] == 2)
-    assert (calls, work()) == (["order-17"], ["17"])
+    assert (calls, work_rows()) == (["order-17"], ["17"])
 
 
-def test_failed_work_is_not_recorded_as_processed(here, amqp, work):
+def test_failed_work_is_not_recorded_as_processed(consumer_settings, amqp, work_rows):
     @once
     def callback(message):
         insert(message)
         if not message.attempts:
             raise LookupError("not yet")
 
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
-        put(amqp, b"17", message_id="order-17")
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["done"] == 1)
-        put(amqp, b"17", message_id="order-17")
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["done"] == 2)
-    assert work() == ["17"]
+    assert work_rows() == ["17"]
 
 
-def test_two_consumers_of_the_same_message_both_process_it(here, amqp, work):
-    shop, stock = (Consumer(here(), PlainQueue(key, ["orders"]), once(insert)) for key in ("shop", "stock"))
+def test_two_consumers_of_the_same_message_both_process_it(consumer_settings, amqp, work_rows):
+    shop, stock = (
+        Consumer(consumer_settings(), PlainQueue(key, ["orders"]), once(insert)) for key in ("shop", "stock")
+    )
     with consuming(shop), consuming(stock):
-        put(amqp, b"17", message_id="order-17")
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: shop.counts["done"] == stock.counts["done"] == 1)
-    assert work() == ["17", "17"]
+    assert work_rows() == ["17", "17"]
     assert sorted(Processed.objects.values_list("consumer", "message_id")) == [
         ("shop_test_shop", "order-17"),
         ("shop_test_stock", "order-17"),
     ]
 
 
-def test_equal_messages_without_an_id_are_processed_separately(here, amqp, work):
+def test_equal_messages_without_an_id_are_processed_separately(consumer_settings, amqp, work_rows):
     @once
     def callback(message):
         insert(message)
         if not message.attempts:
             raise LookupError("not yet")  # during its delay it has an id made from its content
 
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
-        put(amqp, b"17")
-        put(amqp, b"17")
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp, b"17")
+        publish_raw(amqp, b"17")
         wait_until(lambda: consumer.counts["done"] == 2)
-    assert work() == ["17", "17"]
+    assert work_rows() == ["17", "17"]
 
 
-def test_a_key_identifies_messages_without_an_id(here, amqp, work):
+def test_a_key_identifies_messages_without_an_id(consumer_settings, amqp, work_rows):
     callback = once(key=lambda message: str(message.body["order"]))(insert)
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
-        put(amqp, b'{"order": 17}')
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp, b'{"order": 17}')
         wait_until(lambda: consumer.counts["done"] == 1)
-        put(amqp, b'{"order": 17}', message_id="another")
-        put(amqp, b'{"order": 18}')
+        publish_raw(amqp, b'{"order": 17}', message_id="another")
+        publish_raw(amqp, b'{"order": 18}')
         wait_until(lambda: consumer.counts["done"] == 3)
-    assert work() == ["{'order': 17}", "{'order': 18}"]
+    assert work_rows() == ["{'order': 17}", "{'order': 18}"]
 
 
 @pytest.mark.parametrize("key", ["a\0b", "é" * 300, "'; DROP TABLE shop_work; --"])
-def test_any_key_can_be_stored(here, amqp, work, key):
-    with consuming(Consumer(here(), "orders", once(key=lambda message: key)(insert))) as consumer:
-        put(amqp, b"1")
+def test_any_key_can_be_stored(consumer_settings, amqp, work_rows, key):
+    with consuming(Consumer(consumer_settings(), "orders", once(key=lambda message: key)(insert))) as consumer:
+        publish_raw(amqp, b"1")
         wait_until(lambda: consumer.counts["done"] == 1)
-        put(amqp, b"2")
+        publish_raw(amqp, b"2")
         wait_until(lambda: consumer.counts["done"] == 2)
-    assert work() == ["1"]
+    assert work_rows() == ["1"]
 
 
-def test_old_rows_are_pruned_and_recent_ones_stay(here, amqp, work):
+def test_old_rows_are_pruned_and_recent_ones_stay(consumer_settings, amqp, work_rows):
     now = timezone.now()
     for number, days in enumerate((8, 6)):
         Processed.objects.create(consumer="x", message_id=str(number), at=now - timedelta(days=days))
-    with consuming(Consumer(here(), "orders", once(keep=timedelta(days=7))(insert))) as consumer:
-        put(amqp, b"17", message_id="new")
+    with consuming(Consumer(consumer_settings(), "orders", once(keep=timedelta(days=7))(insert))) as consumer:
+        publish_raw(amqp, b"17", message_id="new")
         wait_until(lambda: consumer.counts["done"] == 1)
     assert set(Processed.objects.values_list("message_id", flat=True)) == {"1", "new"}
 
@@ -253,10 +257,10 @@ def test_a_failed_rewrite_keeps_the_old_rows(transactional_db):
 # Failures
 
 
-def outcome_of(here, amqp, callback, **changes):
+def handle_one(consumer_settings, amqp, callback, **changes):
     """Have one message handled and return the consumer."""
-    with consuming(Consumer(here(**changes), "orders", callback)) as consumer:
-        put(amqp, b"17", message_id="order-17")
+    with consuming(Consumer(consumer_settings(**changes), "orders", callback)) as consumer:
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["done"] or consumer.counts["park"])
     return consumer
 
@@ -291,14 +295,16 @@ def rolled_back(message):
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
 @pytest.mark.parametrize("callback", [no_such_queue, no_json, no_header, too_early, rolled_back])
-def test_uncommitted_work_publishes_nothing_and_is_no_success(here, amqp, work, invoices, guard, callback):
-    consumer = outcome_of(here, amqp, guard(callback), policy=Policy(Outcome.PARK))
+def test_uncommitted_work_publishes_nothing_and_is_no_success(
+    consumer_settings, amqp, work_rows, invoices, guard, callback
+):
+    consumer = handle_one(consumer_settings, amqp, guard(callback), policy=Policy(Outcome.PARK))
     assert consumer.counts["park"] == 1
-    assert (work(), invoices(), Processed.objects.count()) == ([], [], 0)
+    assert (work_rows(), invoices(), Processed.objects.count()) == ([], [], 0)
 
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
-def test_a_swallowed_database_error_does_not_count_as_a_commit(here, amqp, work, invoices, guard):
+def test_a_swallowed_database_error_does_not_count_as_a_commit(consumer_settings, amqp, work_rows, invoices, guard):
     Processed.objects.create(consumer="x", message_id="1")
 
     @guard
@@ -308,8 +314,8 @@ def test_a_swallowed_database_error_does_not_count_as_a_commit(here, amqp, work,
             # Django does not notice. PostgreSQL refuses the rest of the transaction; SQLite continues.
             cursor.execute("INSERT INTO consumers_processed (consumer, message_id) VALUES ('x', '1')")
 
-    consumer = outcome_of(here, amqp, callback, policy=Policy(Outcome.PARK))
-    assert work() == ["17"] * consumer.counts["done"]
+    consumer = handle_one(consumer_settings, amqp, callback, policy=Policy(Outcome.PARK))
+    assert work_rows() == ["17"] * consumer.counts["done"]
     assert consumer.counts["done"] == (connection.vendor == "sqlite")
 
 
@@ -321,7 +327,7 @@ def lose_the_database():
 
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
-def test_a_lost_database_is_retried_with_a_new_connection(here, amqp, work, invoices, guard):
+def test_a_lost_database_is_retried_with_a_new_connection(consumer_settings, amqp, work_rows, invoices, guard):
     @guard
     def callback(message):
         insert(message)
@@ -330,25 +336,25 @@ def test_a_lost_database_is_retried_with_a_new_connection(here, amqp, work, invo
             lose_the_database()
 
     policy = Policy(Outcome.DISCARD, delays=(0.05,))
-    consumer = outcome_of(here, amqp, callback, policy=policy, prefetch="young")
+    consumer = handle_one(consumer_settings, amqp, callback, policy=policy, prefetch="young")
     assert (consumer.counts["retry"], consumer.counts["done"]) == (1, 1)
-    assert work() == ["17"]
+    assert work_rows() == ["17"]
     assert len(invoices()) == 1
 
 
-def test_the_policy_can_name_the_outcome_of_a_lost_database(here, amqp, work):
+def test_the_policy_can_name_the_outcome_of_a_lost_database(consumer_settings, amqp, work_rows):
     policy = Policy(by_error={OperationalError: Outcome.PARK}, delays=(0.05,))
-    consumer = outcome_of(here, amqp, in_transaction(lambda message: lose_the_database()), policy=policy)
+    consumer = handle_one(consumer_settings, amqp, in_transaction(lambda message: lose_the_database()), policy=policy)
     assert consumer.counts["park"] == 1
 
 
-def test_a_database_lost_after_the_work_is_done_changes_nothing(here, amqp, work, invoices):
+def test_a_database_lost_after_the_work_is_done_changes_nothing(consumer_settings, amqp, work_rows, invoices):
     @once
     def callback(message):
         insert(message)
         message.publish({"of": 17}, "invoices")
 
-    settings = here(policy=Policy(Outcome.PARK))
+    settings = consumer_settings(policy=Policy(Outcome.PARK))
     with Publisher(settings) as publisher:
         send = publisher.send
 
@@ -358,13 +364,15 @@ def test_a_database_lost_after_the_work_is_done_changes_nothing(here, amqp, work
 
         publisher.send = send_and_lose_the_database
         with consuming(Consumer(settings, "orders", callback, publisher=publisher)) as consumer:
-            put(amqp, b"17", message_id="order-17")
+            publish_raw(amqp, b"17", message_id="order-17")
             wait_until(lambda: consumer.counts.total())
     assert dict(consumer.counts) == {"done": 1}
-    assert (work(), len(invoices())) == (["17"], 1)
+    assert (work_rows(), len(invoices())) == (["17"], 1)
 
 
-def test_a_publication_failed_after_the_commit_is_retried_without_the_work(here, amqp, work, invoices):
+def test_a_publication_failed_after_the_commit_is_retried_without_the_work(
+    consumer_settings, amqp, work_rows, invoices
+):
     amqp.channel.queue_unbind(INVOICES, "shop_test", INVOICES)
 
     @once
@@ -372,16 +380,18 @@ def test_a_publication_failed_after_the_commit_is_retried_without_the_work(here,
         insert(message)
         message.publish({"of": 17}, "invoices", mandatory=True, message_id="invoice-17")
 
-    with consuming(Consumer(here(policy=Policy(Outcome.DISCARD, delays=(0.5, 5))), "orders", callback)) as consumer:
-        put(amqp, b"17", message_id="order-17")
+    with consuming(
+        Consumer(consumer_settings(policy=Policy(Outcome.DISCARD, delays=(0.5, 5))), "orders", callback)
+    ) as consumer:
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["retry"] == 1)
-        assert (work(), invoices()) == (["17"], [])
+        assert (work_rows(), invoices()) == (["17"], [])
         amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
         wait_until(lambda: consumer.counts["done"] == 1)
-    assert (work(), invoices()) == (["17"], [(17, "invoice-17")])
+    assert (work_rows(), invoices()) == (["17"], [(17, "invoice-17")])
 
 
-def test_a_stored_publication_is_sent_with_all_its_properties(here, amqp, work, invoices):
+def test_a_stored_publication_is_sent_with_all_its_properties(consumer_settings, amqp, work_rows, invoices):
     amqp.channel.queue_unbind(INVOICES, "shop_test", INVOICES)
 
     @once
@@ -391,12 +401,12 @@ def test_a_stored_publication_is_sent_with_all_its_properties(here, amqp, work, 
             headers={"of": "é", "n": 17}, correlation_id="c",
         )  # fmt: skip
 
-    with consuming(Consumer(here(policy=Policy(delays=(0.5, 5))), "orders", callback)) as consumer:
-        put(amqp, b"17", message_id="order-17")
+    with consuming(Consumer(consumer_settings(policy=Policy(delays=(0.5, 5))), "orders", callback)) as consumer:
+        publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["retry"] == 1)
         amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
         wait_until(lambda: consumer.counts["done"] == 1)
-    properties, body = taken(amqp, INVOICES)
+    properties, body = take(amqp, INVOICES)
     assert body == b"\x00\xff"
     assert isinstance(properties, pika.BasicProperties)
     assert (properties.content_type, properties.priority, properties.correlation_id) == (
@@ -406,7 +416,7 @@ def test_a_stored_publication_is_sent_with_all_its_properties(here, amqp, work, 
     assert properties.delivery_mode == 2
 
 
-def test_work_whose_message_was_parked_meanwhile_is_rolled_back(here, amqp, work):
+def test_work_whose_message_was_parked_meanwhile_is_rolled_back(consumer_settings, amqp, work_rows):
     parked = threading.Event()
 
     @in_transaction
@@ -414,30 +424,30 @@ def test_work_whose_message_was_parked_meanwhile_is_rolled_back(here, amqp, work
         insert(message)
         parked.wait(10)
 
-    consumer = Consumer(here(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
+    consumer = Consumer(consumer_settings(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
     consumer.start()
-    put_when_there(amqp, consumer)
+    publish_when_connected(amqp, consumer)
     ended, error = consumer.wait(10)  # finds the callback over its time limit and parks its message
     parked.set()
     wait_until(lambda: consumer.counts["late"] == 1)
     consumer.close()
     assert ended
     assert "did not return" in str(error)
-    assert work() == []
+    assert work_rows() == []
 
 
-def put_when_there(amqp, consumer):
+def publish_when_connected(amqp, consumer):
     wait_until(lambda: consumer.connected)
-    put(amqp, b"17", message_id="order-17")
+    publish_raw(amqp, b"17", message_id="order-17")
 
 
-def test_threads_close_database_connections_past_their_age(here, amqp, work):
+def test_threads_close_database_connections_past_their_age(consumer_settings, amqp, work_rows):
     left = []
-    consumer = Consumer(here(), "orders", in_transaction(insert))
+    consumer = Consumer(consumer_settings(), "orders", in_transaction(insert))
     consumer.listeners.append(lambda *_: left.append(connections["default"].connection))
     with consuming(consumer):
         for number in range(10):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: len(left) == 10)
     assert left == [None] * 10
-    assert len(work()) == 10
+    assert len(work_rows()) == 10

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from guardian_consumers import settings as settings_module
-from tests.test_consumer import at
+from tests.test_consumer import settings_at
 from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,7 @@ def command(beginning):
 
 @pytest.fixture
 def environment(broker, vhost):
-    return {**os.environ, "RABBIT_URL": at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
+    return {**os.environ, "RABBIT_URL": settings_at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
 
 
 def test_the_example_of_the_guide_prints_what_the_guide_says(environment, amqp):
@@ -63,6 +63,6 @@ def test_the_guide_lists_every_setting_with_its_default():
     source = Path(settings_module.__file__).read_text()
     read = {"URL", *re.findall(r'"([A-Z_]{3,}[A-Z])"', source)}
     assert set(said) == read
-    settings = at("amqp://127.0.0.1", prefetch="growing")
+    settings = settings_at("amqp://127.0.0.1", prefetch="growing")
     for name in ("GROWS_AFTER", "TIME_LIMIT", "HOLD_SECONDS", "PUBLISH_TIMEOUT"):
         assert float(said[name]) == getattr(settings, name.lower())

@@ -28,19 +28,19 @@ def answer(broker_proxy, body):
     broker_proxy.answer(http_answer("200 OK", body, "Content-Type: application/json"))
 
 
-def listed(*queues):
+def listing(*queues):
     return b"[" + b",".join(queues) + b"]"
 
 
-def row(vhost, name, consumers):
+def listed_row(vhost, name, consumers):
     return f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}}}'.encode()
 
 
-def known(name=NAME):
+def stored_state(name=NAME):
     return Queue.objects.values_list("consumers", "unattended_since", "unattended_told_at").get(name=name)
 
 
-def wait(minutes):
+def let_minutes_pass(minutes):
     """Let these minutes pass for every queue."""
     for queue in Queue.objects.exclude(unattended_since=None):
         Queue.objects.filter(id=queue.id).update(unattended_since=queue.unattended_since - timedelta(minutes=minutes))
@@ -49,59 +49,59 @@ def wait(minutes):
 # The rule
 
 
-def attendance(**values):
+def consumer_state(**values):
     return ConsumerState(1, "/", "q", "classic", False, False, None, None, None, None, None, None)._replace(**values)
 
 
 @pytest.mark.parametrize(
-    ("before", "consumers", "minutes", "since", "told_at"),
+    ("before", "consumers", "minutes", "since", "notified_at"),
     [
-        (attendance(), 0, 5, NOW, None),
-        (attendance(), 2, 5, None, None),
-        (attendance(unattended_since=NOW - timedelta(minutes=4)), 0, 5, NOW - timedelta(minutes=4), None),
-        (attendance(unattended_since=NOW - timedelta(minutes=5)), 0, 5, NOW - timedelta(minutes=5), NOW),
-        (attendance(unattended_since=NOW - timedelta(minutes=5)), 0, 0, NOW - timedelta(minutes=5), None),
+        (consumer_state(), 0, 5, NOW, None),
+        (consumer_state(), 2, 5, None, None),
+        (consumer_state(unattended_since=NOW - timedelta(minutes=4)), 0, 5, NOW - timedelta(minutes=4), None),
+        (consumer_state(unattended_since=NOW - timedelta(minutes=5)), 0, 5, NOW - timedelta(minutes=5), NOW),
+        (consumer_state(unattended_since=NOW - timedelta(minutes=5)), 0, 0, NOW - timedelta(minutes=5), None),
         (
-            attendance(unattended_since=NOW - timedelta(minutes=5), exclusive=True),
+            consumer_state(unattended_since=NOW - timedelta(minutes=5), exclusive=True),
             0,
             5,
             NOW - timedelta(minutes=5),
             None,
         ),
         (
-            attendance(unattended_since=NOW - timedelta(minutes=5), registered=True, name="guardian.dlq"),
+            consumer_state(unattended_since=NOW - timedelta(minutes=5), registered=True, name="guardian.dlq"),
             0,
             5,
             NOW - timedelta(minutes=5),
             None,
         ),
         (
-            attendance(unattended_since=NOW - timedelta(minutes=5), registered=True),
+            consumer_state(unattended_since=NOW - timedelta(minutes=5), registered=True),
             0,
             5,
             NOW - timedelta(minutes=5),
             NOW,
         ),
-        (attendance(unattended_since=NOW, unattended_told_at=NOW), 0, 5, NOW, NOW),
-        (attendance(unattended_since=NOW, unattended_told_at=NOW), 1, 5, None, None),
+        (consumer_state(unattended_since=NOW, unattended_told_at=NOW), 0, 5, NOW, NOW),
+        (consumer_state(unattended_since=NOW, unattended_told_at=NOW), 1, 5, None, None),
     ],
 )
-def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes, since, told_at):
+def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes, since, notified_at):
     after = before.with_consumers(consumers, NOW, minutes)
-    assert (after.consumers, after.unattended_since, after.unattended_told_at) == (consumers, since, told_at)
+    assert (after.consumers, after.unattended_since, after.unattended_told_at) == (consumers, since, notified_at)
 
 
 @pytest.mark.parametrize(
-    ("name", "is_told"),
+    ("name", "is_notified"),
     [
         (parking_queue("queue/alice/shop_orders"), False), (delay_queue("shop_orders", 600), False),
         (delay_queue("shop_orders", 0.25), False), (level_queue("shop_orders", 2), True), ("car.parked.here", True),
         ("shop.retry.soon", True), ("parked", True), ("shop.parked\n", True),
     ],
 )  # fmt: skip
-def test_parking_and_delay_queues_need_no_consumer(name, is_told):
-    alone = attendance(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
-    assert (alone.unattended_told_at is not None) is is_told
+def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
+    alone = consumer_state(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
+    assert (alone.unattended_told_at is not None) is is_notified
 
 
 # On the broker
@@ -111,10 +111,10 @@ def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(al
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME, 3)
     monitor.run_pass()
-    count_until(lambda: known()[0] == 0)
-    assert known()[1] is not None
+    count_until(lambda: stored_state()[0] == 0)
+    assert stored_state()[1] is not None
     assert sent("alice@example.org") == []
-    wait(minutes=5)
+    let_minutes_pass(minutes=5)
     assert count_consumers() == 2
     assert count_consumers() == 0
     assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers"]
@@ -123,8 +123,8 @@ def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(al
     assert 300 <= facts["seconds"] < 360
     amqp.channel.basic_consume(NAME, lambda *_: None)
     amqp.connection.process_data_events()
-    count_until(lambda: known()[0] == 1, amqp.connection)
-    assert known() == (1, None, None)
+    count_until(lambda: stored_state()[0] == 1, amqp.connection)
+    assert stored_state() == (1, None, None)
     assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers", "consumers-back"]
     assert count_consumers() == 0
 
@@ -142,11 +142,11 @@ def count_until(true, connection: pika.BlockingConnection | None = None):
 def test_without_the_setting_nobody_is_notified_of_missing_consumers(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
-    wait(minutes=10_000)
+    let_minutes_pass(minutes=10_000)
     assert count_consumers() == 0
-    assert known()[0] == 0
+    assert stored_state()[0] == 0
     assert sent("alice@example.org") == []
 
 
@@ -156,34 +156,34 @@ def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(alice, amqp, br
     monitor.run_pass()
     amqp.channel.basic_consume(NAME, lambda *_: None)
     amqp.connection.process_data_events()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))  # an outdated list
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))  # an outdated list
     count_consumers()
-    wait(minutes=5)
+    let_minutes_pass(minutes=5)
     assert count_consumers() == 0
     assert sent("alice@example.org") == []
-    assert known()[2] is None
+    assert stored_state()[2] is None
 
 
-def attend(amqp):
+def start_consumer(amqp):
     amqp.channel.basic_consume(NAME, lambda *_: None)
     amqp.connection.process_data_events()
 
 
-def known_to_be_without(broker_proxy, guarded, minutes=5):
+def store_without_consumers(broker_proxy, guarded, minutes=5):
     """Store that the queue has had no consumer for these minutes."""
     monitor.run_pass()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
-    wait(minutes=minutes)
+    let_minutes_pass(minutes=minutes)
 
 
 def test_a_vanished_queue_is_not_notified_as_without_consumers(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(broker_proxy, guarded)
+    store_without_consumers(broker_proxy, guarded)
     amqp.channel.queue_delete(NAME)
     assert count_consumers() == 0
-    assert (sent("alice@example.org"), known()[2]) == ([], None)
+    assert (sent("alice@example.org"), stored_state()[2]) == ([], None)
 
 
 @pytest.mark.parametrize("state", ["gone", "deleting"])
@@ -192,7 +192,7 @@ def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(broker_proxy, guarded)
+    store_without_consumers(broker_proxy, guarded)
     gather = consumer_health._gather_facts
 
     def be_deleted_meanwhile(*args):
@@ -203,19 +203,19 @@ def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
     monkeypatch.setattr(consumer_health, "_gather_facts", be_deleted_meanwhile)
     assert count_consumers() == 0
     assert sent("alice@example.org") == []
-    assert known()[2] is None
+    assert stored_state()[2] is None
 
 
 def test_a_recovery_is_notified_only_after_a_recheck(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(broker_proxy, guarded)
+    store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
-    before = known()
-    answer(broker_proxy, listed(row(guarded, NAME, 1)))  # an outdated list
+    before = stored_state()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 1)))  # an outdated list
     assert count_consumers() == 0
-    assert (sent("alice@example.org"), known()) == (["no-consumers"], before)
-    attend(amqp)
+    assert (sent("alice@example.org"), stored_state()) == (["no-consumers"], before)
+    start_consumer(amqp)
     assert count_consumers() == 2
     assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
 
@@ -226,7 +226,7 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(broker_proxy, guarded)
+    store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
     if how == "by hand":
         settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
@@ -235,13 +235,13 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
         amqp.channel.queue_delete(NAME)
         Queue.objects.update(state="gone")
         count_consumers()
-    assert known()[:2] == (None, None)
+    assert stored_state()[:2] == (None, None)
     amqp.queue(NAME)
-    attend(amqp)
+    start_consumer(amqp)
     Queue.objects.update(state="ok")
     with Proxy.before(broker.management_url) as between:
         settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
-        answer(between, listed(row(guarded, NAME, 1)))
+        answer(between, listing(listed_row(guarded, NAME, 1)))
         assert (count_consumers(), count_consumers()) == (2, 0)
     assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
     text = compose(Notification.objects.filter(kind="consumers-back").first()).body
@@ -252,42 +252,42 @@ def test_an_incomplete_answer_keeps_the_stored_counts(alice, amqp, broker_proxy,
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
-    before = known()
+    before = stored_state()
     for partial in (
-        listed(),
-        listed(row(guarded, "another", 3)),
-        listed(row("another", NAME, 3)),
-        listed(f'{{"vhost": "{guarded}", "name": "{NAME}"}}'.encode()),
-        listed(row(guarded, NAME, "null")),
-        listed(row(guarded, NAME, '"many"')),
-        listed(row(guarded, NAME, "true")),
-        listed(row(guarded, NAME, "-1")),
+        listing(),
+        listing(listed_row(guarded, "another", 3)),
+        listing(listed_row("another", NAME, 3)),
+        listing(f'{{"vhost": "{guarded}", "name": "{NAME}"}}'.encode()),
+        listing(listed_row(guarded, NAME, "null")),
+        listing(listed_row(guarded, NAME, '"many"')),
+        listing(listed_row(guarded, NAME, "true")),
+        listing(listed_row(guarded, NAME, "-1")),
         b"nonsense",
         b'{"error": "not_authorised"}',
     ):
         answer(broker_proxy, partial)
         assert count_consumers() == 0
-        assert known() == before
+        assert stored_state() == before
 
 
 def test_a_gone_queue_has_no_consumer_state(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
     Queue.objects.update(state="gone")
     count_consumers()
-    assert known() == (None, None, None)
+    assert stored_state() == (None, None, None)
 
 
 def test_an_unavailable_broker_changes_nothing_and_is_logged_once(alice, amqp, broker_proxy, guarded, settings, caplog):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
-    before = known()
+    before = stored_state()
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     caplog.set_level(logging.INFO)
     assert count_consumers() == 0
@@ -295,18 +295,18 @@ def test_an_unavailable_broker_changes_nothing_and_is_logged_once(alice, amqp, b
     assert count_consumers() == 0
     assert caplog.text.count("Could not count consumers") == 1
     assert "secret-word" not in caplog.text
-    assert known() == before
+    assert stored_state() == before
 
 
 def test_two_concurrent_counts_run_once(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(row(guarded, NAME, 4)))
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 4)))
     with lease("consumers"):
         assert count_consumers() == 0
-        assert known()[0] is None
+        assert stored_state()[0] is None
     count_consumers()
-    assert known()[0] == 4
+    assert stored_state()[0] == 4
 
 
 @pytest.mark.parametrize("queues", [3, 80])
@@ -321,15 +321,15 @@ def test_counting_takes_one_request_and_constant_statements(
     Queue.objects.bulk_create(
         queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
     )
-    answer(broker_proxy, listed())
+    answer(broker_proxy, listing())
     count_consumers()  # the first count creates rows
-    answer(broker_proxy, listed(*(row(guarded, name, 0) for name in names)))
+    answer(broker_proxy, listing(*(listed_row(guarded, name, 0) for name in names)))
     before = broker_proxy.connections
     with django_assert_num_queries(11):
         count_consumers()
     assert broker_proxy.connections - before == 1
     assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
-    wait(minutes=5)
+    let_minutes_pass(minutes=5)
     with django_assert_num_queries(16):
         assert count_consumers() == 2 * queues
 
@@ -344,61 +344,61 @@ def minutes_ago(minutes):
 AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
 """A count of a working queue: messages wait, there is a consumer, and seven were acked so far."""
 
-LOOKED = attendance(taken_out=7, stalled_since=minutes_ago(4))
-LONG = attendance(taken_out=7, stalled_since=minutes_ago(5))
-TOLD = LONG._replace(stalled_told_at=minutes_ago(1))
+STALLED_4_MINUTES = consumer_state(taken_out=7, stalled_since=minutes_ago(4))
+STALLED_5_MINUTES = consumer_state(taken_out=7, stalled_since=minutes_ago(5))
+NOTIFIED = STALLED_5_MINUTES._replace(stalled_told_at=minutes_ago(1))
 NOTHING = (None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("before", "count", "minutes", "known_now"),
+    ("before", "count", "minutes", "expected"),
     [
-        (attendance(), AT_WORK, 5, (7, NOW, None)),
-        (LOOKED, AT_WORK, 5, (7, minutes_ago(4), None)),
-        (LONG, AT_WORK, 5, (7, minutes_ago(5), NOW)),
-        (LONG, AT_WORK._replace(ready=0), 5, (7, minutes_ago(5), NOW)),
-        (LONG, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
-        (TOLD, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
+        (consumer_state(), AT_WORK, 5, (7, NOW, None)),
+        (STALLED_4_MINUTES, AT_WORK, 5, (7, minutes_ago(4), None)),
+        (STALLED_5_MINUTES, AT_WORK, 5, (7, minutes_ago(5), NOW)),
+        (STALLED_5_MINUTES, AT_WORK._replace(ready=0), 5, (7, minutes_ago(5), NOW)),
+        (STALLED_5_MINUTES, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
+        (NOTIFIED, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
         # messages were acked
-        (LONG, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
-        (TOLD, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        (STALLED_5_MINUTES, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        (NOTIFIED, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
         # the broker restarted its counter, which says nothing about the consumer
-        (TOLD, AT_WORK._replace(taken_out=0), 5, (0, minutes_ago(5), minutes_ago(1))),
-        (TOLD, AT_WORK._replace(taken_out=0, consumers=0), 5, (0, None, minutes_ago(1))),
-        (TOLD._replace(stalled_since=None), AT_WORK._replace(taken_out=0), 5, (0, NOW, minutes_ago(1))),
-        (LONG, AT_WORK._replace(taken_out=0), 5, (0, NOW, None)),
+        (NOTIFIED, AT_WORK._replace(taken_out=0), 5, (0, minutes_ago(5), minutes_ago(1))),
+        (NOTIFIED, AT_WORK._replace(taken_out=0, consumers=0), 5, (0, None, minutes_ago(1))),
+        (NOTIFIED._replace(stalled_since=None), AT_WORK._replace(taken_out=0), 5, (0, NOW, minutes_ago(1))),
+        (STALLED_5_MINUTES, AT_WORK._replace(taken_out=0), 5, (0, NOW, None)),
         # no messages wait
-        (LONG, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
-        (TOLD, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
+        (STALLED_5_MINUTES, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
+        (NOTIFIED, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
         # no consumer: notified separately, and a returning consumer gets the full time
-        (LONG, AT_WORK._replace(consumers=0), 5, (7, None, None)),
-        (TOLD, AT_WORK._replace(consumers=0), 5, (7, None, minutes_ago(1))),
-        (TOLD._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
-        (attendance(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
+        (STALLED_5_MINUTES, AT_WORK._replace(consumers=0), 5, (7, None, None)),
+        (NOTIFIED, AT_WORK._replace(consumers=0), 5, (7, None, minutes_ago(1))),
+        (NOTIFIED._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
+        (consumer_state(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
         # unknown to the broker
-        (LONG, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
-        (LONG, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
-        (TOLD, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
+        (STALLED_5_MINUTES, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
+        (STALLED_5_MINUTES, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
+        (NOTIFIED, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
         # switched off; a stream
-        (TOLD, AT_WORK, 0, NOTHING),
-        (LONG._replace(type="stream"), AT_WORK, 5, NOTHING),
+        (NOTIFIED, AT_WORK, 0, NOTHING),
+        (STALLED_5_MINUTES._replace(type="stream"), AT_WORK, 5, NOTHING),
     ],
 )
-def test_a_count_of_acked_messages_updates_a_queues_state(before, count, minutes, known_now):
+def test_a_count_of_acked_messages_updates_a_queues_state(before, count, minutes, expected):
     after = before.with_progress(count, NOW, minutes)
-    assert (after.taken_out, after.stalled_since, after.stalled_told_at) == known_now
+    assert (after.taken_out, after.stalled_since, after.stalled_told_at) == expected
 
 
-def stalled():
+def stored_stall():
     return Queue.objects.values_list("taken_out", "stalled_since", "stalled_told_at").get(name=NAME)
 
 
-def wait_stalled(minutes):
+def let_stalled_minutes_pass(minutes):
     for queue in Queue.objects.exclude(stalled_since=None):
         Queue.objects.filter(id=queue.id).update(stalled_since=queue.stalled_since - timedelta(minutes=minutes))
 
 
-def working(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
+def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
     return (
         f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}, "messages_ready": {ready},'
         f' "messages_unacknowledged": {unacknowledged}, "message_stats": {stats}}}'
@@ -414,9 +414,9 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, am
     amqp.connection.process_data_events(1)
     amqp.channel.basic_ack(in_hand.pop(0))
     monitor.run_pass()
-    count_until(lambda: stalled()[0] == 1 and stalled()[1] is not None, amqp.connection)
+    count_until(lambda: stored_stall()[0] == 1 and stored_stall()[1] is not None, amqp.connection)
     assert sent("alice@example.org") == []
-    wait_stalled(minutes=5)
+    let_stalled_minutes_pass(minutes=5)
     assert (count_consumers(), count_consumers()) == (2, 0)
     assert sent("alice@example.org") == sent("ops@example.org") == ["stalled"]
     facts = Notification.objects.first().facts
@@ -425,7 +425,7 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, am
     text = " ".join(compose(Notification.objects.first()).body.split())
     assert "has 1 consumer, but nothing was acknowledged for 5 minutes, and 3 messages wait" in text
     amqp.channel.basic_ack(in_hand.pop(0))
-    count_until(lambda: stalled()[2] is None, amqp.connection)
+    count_until(lambda: stored_stall()[2] is None, amqp.connection)
     assert sent("alice@example.org") == sent("ops@example.org") == ["stalled", "stall-over"]
     assert "are being taken out of it again" in compose(Notification.objects.last()).body
     assert count_consumers() == 0
@@ -434,14 +434,14 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, am
 def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
-    attend(amqp)
+    start_consumer(amqp)
     monitor.run_pass()
-    answer(broker_proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
+    answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
     count_consumers()
-    wait_stalled(minutes=5)
-    answer(broker_proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
+    let_stalled_minutes_pass(minutes=5)
+    answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
     assert count_consumers() == 0
-    assert stalled()[0] == 5
+    assert stored_stall()[0] == 5
 
 
 def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded, settings, client):
@@ -461,27 +461,27 @@ def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded
 def test_without_the_setting_nobody_is_notified_of_stalls(alice, amqp, broker_proxy, guarded, settings, minutes):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
-    attend(amqp)
+    start_consumer(amqp)
     monitor.run_pass()
-    answer(broker_proxy, listed(working(guarded)))
+    answer(broker_proxy, listing(working_row(guarded)))
     count_consumers()
-    wait_stalled(minutes=10)
+    let_stalled_minutes_pass(minutes=10)
     settings.GUARDIAN_STALLED_MINUTES = minutes
     assert count_consumers() == (2 if minutes else 0)
     settings.GUARDIAN_STALLED_MINUTES = 0
     assert count_consumers() == 0  # nor a recovery
-    assert stalled() == NOTHING
+    assert stored_stall() == NOTHING
 
 
 def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(working(guarded)))  # an outdated list
+    answer(broker_proxy, listing(working_row(guarded)))  # an outdated list
     count_consumers()
-    wait_stalled(minutes=5)
+    let_stalled_minutes_pass(minutes=5)
     assert count_consumers() == 0
-    assert (sent("alice@example.org"), stalled()[2]) == ([], None)
+    assert (sent("alice@example.org"), stored_stall()[2]) == ([], None)
 
 
 def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_proxy, guarded, settings):
@@ -492,38 +492,38 @@ def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_p
     Queue.objects.update(
         consumers=0, unattended_since=before, unattended_told_at=before, taken_out=6, stalled_told_at=before
     )
-    attend(amqp)
-    answer(broker_proxy, listed(working(guarded)))
+    start_consumer(amqp)
+    answer(broker_proxy, listing(working_row(guarded)))
     assert count_consumers() == 4
     assert sorted(sent("alice@example.org")) == ["consumers-back", "stall-over"]
-    assert known() == (1, None, None)
-    assert stalled()[::2] == (7, None)
+    assert stored_state() == (1, None, None)
+    assert stored_stall()[::2] == (7, None)
 
 
 @pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
 def test_without_message_statistics_stalls_are_not_judged(alice, amqp, broker_proxy, guarded, settings, stats):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
-    attend(amqp)
+    start_consumer(amqp)
     monitor.run_pass()
-    answer(broker_proxy, listed(working(guarded)))
+    answer(broker_proxy, listing(working_row(guarded)))
     count_consumers()
-    wait_stalled(minutes=9)
-    before = stalled()
-    answer(broker_proxy, listed(working(guarded, stats=stats)))
+    let_stalled_minutes_pass(minutes=9)
+    before = stored_stall()
+    answer(broker_proxy, listing(working_row(guarded, stats=stats)))
     assert count_consumers() == 0
-    assert (sent("alice@example.org"), stalled()) == ([], before)
+    assert (sent("alice@example.org"), stored_stall()) == ([], before)
 
 
 def test_a_gone_queue_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(working(guarded)))
+    answer(broker_proxy, listing(working_row(guarded)))
     count_consumers()
     Queue.objects.update(state="gone")
     count_consumers()
-    assert stalled() == NOTHING
+    assert stored_stall() == NOTHING
 
 
 @pytest.mark.parametrize("queues", [3, 80])
@@ -540,13 +540,13 @@ def test_detecting_stalls_takes_no_extra_request_and_constant_statements(
         queue_row(name, vhost=guarded, ready=0, unacknowledged=0, first_seen=NOW, last_seen=NOW, pulse_user=account)
         for name in names
     )
-    answer(broker_proxy, listed())
+    answer(broker_proxy, listing())
     count_consumers()  # the first count creates rows
-    answer(broker_proxy, listed(*(working(guarded, name) for name in names)))
+    answer(broker_proxy, listing(*(working_row(guarded, name) for name in names)))
     before = broker_proxy.connections
     with django_assert_num_queries(11):
         count_consumers()
     assert broker_proxy.connections - before == 1
-    wait_stalled(minutes=5)
+    let_stalled_minutes_pass(minutes=5)
     with django_assert_num_queries(16):
         assert count_consumers() == 2 * queues

@@ -17,7 +17,7 @@ from guardian_consumers import Consumer, Policy, Requeue, SettingsError
 from guardian_consumers.metrics import serve_metrics
 from queues import monitor
 from queues.models import Queue
-from tests.test_consumer import PARKED, QUEUE, at, consuming, put
+from tests.test_consumer import PARKED, QUEUE, consuming, publish_raw, settings_at
 from tests.toolbox import wait_until
 from tools.processes import free_port
 
@@ -25,12 +25,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
-def here(broker, vhost):
+def consumer_settings(broker, vhost):
     """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
-def scraped(port):
+def scrape(port):
     """Return the samples by name, and by outcome where there are several, for QUEUE only."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         text = answer.read().decode()
@@ -42,7 +42,7 @@ def scraped(port):
     }
 
 
-def test_prometheus_metrics_count_outcomes_and_messages_in_hand(here, amqp):
+def test_prometheus_metrics_count_outcomes_and_messages_in_hand(consumer_settings, amqp):
     begun = time.time()
     held = []
 
@@ -53,20 +53,20 @@ def test_prometheus_metrics_count_outcomes_and_messages_in_hand(here, amqp):
         elif message.body == "fail":
             raise LookupError("no such order")
 
-    consumer = Consumer(here(policy=Policy(delays=(0.05,))), "orders", callback)
+    consumer = Consumer(consumer_settings(policy=Policy(delays=(0.05,))), "orders", callback)
     port = free_port()
     with serve_metrics(str(port), [consumer]), consuming(consumer):
-        assert scraped(port)["consumer_last_acknowledged_timestamp_seconds"] == pytest.approx(begun, abs=5)
+        assert scrape(port)["consumer_last_acknowledged_timestamp_seconds"] == pytest.approx(begun, abs=5)
         for body in (b'"hold"', b'"fail"', b"1", b"2"):
-            put(amqp, body)
+            publish_raw(amqp, body)
         wait_until(lambda: consumer.counts["park"] and consumer.counts["done"] == 2)
-        figures = scraped(port)
+        figures = scrape(port)
         link = consumer._connection._link
         link.call(lambda: link.drop("as by a crash"))  # voids the message in hand
         wait_until(lambda: consumer.counts["reconnected"] == 1)
         held.append(None)
         wait_until(lambda: consumer.counts["void"] == 1)
-        after = scraped(port)
+        after = scrape(port)
     assert {name: value for name, value in figures.items() if "messages_total" in name[0] and value} == {
         ("consumer_messages_total", "done"): 2,
         ("consumer_messages_total", "retry"): 1,
@@ -82,7 +82,7 @@ def test_prometheus_metrics_count_outcomes_and_messages_in_hand(here, amqp):
     assert (figures["consumer_void_total"], after["consumer_void_total"]) == (0, 1)
 
 
-def test_a_requeued_message_does_not_count_as_acknowledged(here, amqp):
+def test_a_requeued_message_does_not_count_as_acknowledged(consumer_settings, amqp):
     go_on = threading.Event()
 
     def callback(message):
@@ -90,10 +90,10 @@ def test_a_requeued_message_does_not_count_as_acknowledged(here, amqp):
             raise Requeue("once")
         go_on.wait(10)
 
-    consumer = Consumer(here(), "orders", callback)
+    consumer = Consumer(consumer_settings(), "orders", callback)
     made = time.monotonic()
     with consuming(consumer):
-        put(amqp)
+        publish_raw(amqp)
         wait_until(lambda: consumer.counts["requeue"] == 1 and consumer.figures()["in_hand"])
         since = time.monotonic() - made
         assert consumer.figures()["seconds_since_acknowledged"] >= since
@@ -118,21 +118,21 @@ def test_a_metrics_port_in_use_is_reported():
         pass
 
 
-def test_the_command_serves_metrics_on_loopback_until_it_ends(here, amqp):
+def test_the_command_serves_metrics_on_loopback_until_it_ends(consumer_settings, amqp):
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "guardian_consumers", "builtins:print=orders", "--metrics", str(port)],
         cwd=PROJECT,
-        env={**os.environ, "RABBIT_URL": here().url, "RABBIT_EXCHANGE_NAME": "shop_test"},
+        env={**os.environ, "RABBIT_URL": consumer_settings().url, "RABBIT_EXCHANGE_NAME": "shop_test"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        wait_until(lambda: answers(port), 30)
-        wait_until(lambda: scraped(port)["consumer_connected"])
-        put(amqp)
-        wait_until(lambda: scraped(port)["consumer_messages_total", "done"] == 1)
+        wait_until(lambda: scrape_or_none(port), 30)
+        wait_until(lambda: scrape(port)["consumer_connected"])
+        publish_raw(amqp)
+        wait_until(lambda: scrape(port)["consumer_messages_total", "done"] == 1)
         listening = subprocess.run(
             ["cat", f"/proc/{process.pid}/net/tcp", f"/proc/{process.pid}/net/tcp6"],
             capture_output=True, text=True, check=True,
@@ -145,21 +145,23 @@ def test_the_command_serves_metrics_on_loopback_until_it_ends(here, amqp):
     finally:
         process.kill()
         process.communicate()
-    assert not answers(port)
+    assert not scrape_or_none(port)
 
 
-def answers(port):
+def scrape_or_none(port):
     try:
-        return scraped(port)
+        return scrape(port)
     except OSError:
         return None
 
 
-def test_all_queues_of_a_pulse_users_consumer_have_its_owner(guarded, here):
+def test_all_queues_of_a_pulse_users_consumer_have_its_owner(guarded, consumer_settings):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     account = PulseUser.objects.create(username="alice", ready=True)
     account.owners.add(alice)
-    with consuming(Consumer(here(pulse_user="alice", queue_type="quorum"), "orders", lambda message: None)):
+    with consuming(
+        Consumer(consumer_settings(pulse_user="alice", queue_type="quorum"), "orders", lambda message: None)
+    ):
         monitor.run_pass()
     assert set(Queue.objects.values_list("name", "pulse_user__username")) == {
         (f"queue/alice/{name}", "alice") for name in (QUEUE, PARKED, f"{QUEUE}.retry.50ms", f"{QUEUE}.retry.200ms")

@@ -33,7 +33,7 @@ from guardian_consumers.move_priorities import main, move
 from guardian_consumers.names import level_queue, priority_queue
 from guardian_consumers.priority import RankedBuffer, parse_ranges, priority_exchange, priority_of
 from rabbit.permissions import for_pulse_user
-from tests.test_consumer import QUEUE, amqp_has, at, consuming, length, put, taken
+from tests.test_consumer import QUEUE, consuming, length, publish_raw, queue_exists, settings_at, take
 from tests.toolbox import wait_until, wait_until_equal
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -174,7 +174,7 @@ def test_priority_ranges_are_parsed(starts):
 )
 def test_invalid_priorities_are_refused_with_the_settings_name(changes):
     with pytest.raises(SettingsError, match="RABBIT_PRIORIT"):
-        at("amqp://127.0.0.1", **changes)
+        settings_at("amqp://127.0.0.1", **changes)
 
 
 def test_one_setting_chooses_the_source():
@@ -190,12 +190,14 @@ def test_one_setting_chooses_the_source():
 
 @pytest.mark.parametrize(("prefetch", "threads"), [("young", 2), (2, 3), ("grown", 30)])
 def test_with_ranges_the_lowest_level_never_occupies_all_threads(prefetch, threads):
-    consumer = Consumer(at("amqp://127.0.0.1:1", priorities="0-4,5-9", prefetch=prefetch), "orders", pytest.fail)
+    consumer = Consumer(
+        settings_at("amqp://127.0.0.1:1", priorities="0-4,5-9", prefetch=prefetch), "orders", pytest.fail
+    )
     assert (consumer._workers.threads, consumer._connection._queues()[-1].prefetch < threads) == (threads, True)
 
 
 def test_the_prefetch_doubles_with_the_level():
-    queues = PriorityQueues("orders", "0-2,3-6,7-9").queues(at("amqp://x").names, 20)
+    queues = PriorityQueues("orders", "0-2,3-6,7-9").queues(settings_at("amqp://x").names, 20)
     assert [(queue.name, queue.prefetch) for queue in queues] == [(ALL[2], 80), (ALL[1], 40), (ALL[0], 20)]
 
 
@@ -215,22 +217,22 @@ def test_a_messages_priority_is_the_header_as_text_or_else_the_property(priority
 @pytest.mark.parametrize("priority", [-1, 10])
 def test_a_publisher_refuses_an_invalid_priority(priority):
     with pytest.raises(ValueError, match="from 0 to 9"):
-        Publisher(at("amqp://x")).publish({}, "orders", priority=priority)
+        Publisher(settings_at("amqp://x")).publish({}, "orders", priority=priority)
 
 
 # On a real broker
 
 
 @pytest.fixture
-def here(broker, vhost):
+def consumer_settings(broker, vhost):
     """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
 @pytest.fixture
-def publish(here):
+def publish(consumer_settings):
     """Return a function that publishes messages with these priorities as their bodies."""
-    with Publisher(here()) as publisher:
+    with Publisher(consumer_settings()) as publisher:
 
         def do(*priorities):
             for priority in priorities:
@@ -253,10 +255,10 @@ class Gate:
 
 def lengths(amqp):
     """Return the number of ready messages in each queue that exists."""
-    return {name: length(amqp, name) for name in ALL if amqp_has(amqp, name)}
+    return {name: length(amqp, name) for name in ALL if queue_exists(amqp, name)}
 
 
-class Shut:
+class ClosedLimiter:
     """A limiter that lets nothing through."""
 
     def prefetch(self, most):
@@ -270,15 +272,15 @@ class Shut:
         raise AssertionError("it gave no token")
 
 
-def declared(settings):
+def declare(settings):
     """Let a consumer declare and bind its queues, and stop it before it handles anything."""
-    with consuming(Consumer(settings, "orders", pytest.fail, limiter=Shut())):
+    with consuming(Consumer(settings, "orders", pytest.fail, limiter=ClosedLimiter())):
         return settings
 
 
 @pytest.mark.parametrize("by", BY)
-def test_the_callback_sees_one_queue_with_high_priorities_first(here, amqp, publish, by):
-    settings = declared(here(priorities=by, prefetch=40, threads=1))
+def test_the_callback_sees_one_queue_with_high_priorities_first(consumer_settings, amqp, publish, by):
+    settings = declare(consumer_settings(priorities=by, prefetch=40, threads=1))
     priorities = [random.randrange(10) for _ in range(30)]
     gate = Gate()
     publish(*priorities)
@@ -297,18 +299,18 @@ def by_rank(by, priorities):
     return [next(level for level, numbers in enumerate(ranges) if one in numbers) for one in priorities]
 
 
-def test_each_message_goes_to_the_queue_of_its_range(here, amqp, publish):
-    declared(here(priorities="0-2,3-6,7-9"))
+def test_each_message_goes_to_the_queue_of_its_range(consumer_settings, amqp, publish):
+    declare(consumer_settings(priorities="0-2,3-6,7-9"))
     publish(*range(10))
-    put(amqp)
-    put(amqp, priority=9)  # by a client that does not write the header
-    put(amqp, headers={"consumer-priority": "high"})
-    put(amqp, headers={"consumer-priority": "9"})  # by another client: all of them encode text alike
+    publish_raw(amqp)
+    publish_raw(amqp, priority=9)  # by a client that does not write the header
+    publish_raw(amqp, headers={"consumer-priority": "high"})
+    publish_raw(amqp, headers={"consumer-priority": "9"})  # by another client: all of them encode text alike
     assert lengths(amqp) == {ALL[0]: 6, ALL[1]: 4, ALL[2]: 4}
 
 
-def test_a_high_priority_message_overtakes_a_backlog_beyond_the_prefetch(here, amqp, publish):
-    settings = declared(here(priorities="0-4,5-9", prefetch=2, threads=1))
+def test_a_high_priority_message_overtakes_a_backlog_beyond_the_prefetch(consumer_settings, amqp, publish):
+    settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=2, threads=1))
     publish(*[0] * 50)
     gate = Gate()
     with consuming(Consumer(settings, "orders", gate)) as consumer:
@@ -320,14 +322,14 @@ def test_a_high_priority_message_overtakes_a_backlog_beyond_the_prefetch(here, a
     assert gate.seen[:4] == [0, 9, 9, 9]
 
 
-def test_slow_low_priority_messages_leave_threads_for_high_ones(here, amqp, publish):
+def test_slow_low_priority_messages_leave_threads_for_high_ones(consumer_settings, amqp, publish):
     release, begun = {0: threading.Event(), 9: threading.Event()}, []
 
     def callback(message):
         begun.append(message.body)
         release[message.body].wait(10)
 
-    settings = declared(here(priorities="0-4,5-9", prefetch=4))
+    settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=4))
     publish(*[0] * 9)
     with consuming(Consumer(settings, "orders", callback)) as consumer:
 
@@ -347,9 +349,9 @@ def test_slow_low_priority_messages_leave_threads_for_high_ones(here, amqp, publ
         wait_until(lambda: consumer.counts["done"] == 29)
 
 
-def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(here, amqp, publish):
+def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(consumer_settings, amqp, publish):
     def handled_before_it(**changes):
-        settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1, **changes))
+        settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=5, threads=1, **changes))
         seen = []
 
         def callback(message):
@@ -369,9 +371,9 @@ def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(here, amq
     assert handled_before_it(priority_ageing=0.1) < 40
 
 
-def test_messages_that_wait_too_long_are_requeued_and_read_again_later(here, amqp, publish, monkeypatch):
+def test_messages_that_wait_too_long_are_requeued_and_read_again_later(consumer_settings, amqp, publish, monkeypatch):
     monkeypatch.setattr("guardian_consumers.priority.OVERDUE_SECONDS", 0.2)
-    settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1))
+    settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=5, threads=1))
     more = threading.Event()
     more.set()
     seen = []
@@ -395,25 +397,25 @@ def test_messages_that_wait_too_long_are_requeued_and_read_again_later(here, amq
 
 
 @pytest.mark.parametrize("by", BY)
-def test_a_failed_message_returns_to_its_level_and_is_parked(here, amqp, publish, by):
+def test_a_failed_message_returns_to_its_level_and_is_parked(consumer_settings, amqp, publish, by):
     queues = []
 
     def callback(message):
         queues.append((message.queue, message.attempts, message.routing_key))
         raise LookupError("no")
 
-    with consuming(Consumer(here(priorities=by), "orders", callback)) as consumer:
+    with consuming(Consumer(consumer_settings(priorities=by), "orders", callback)) as consumer:
         publish(9)
         wait_until(lambda: consumer.counts["park"])
     queue = {"0-4,5-9": ALL[1], "0-2,3-6,7-9": ALL[2], "broker": ALL[3]}[by]
     assert queues == [(queue, attempts, QUEUE) for attempts in range(3)]
-    properties, _ = taken(amqp, f"{queue}.parked")
+    properties, _ = take(amqp, f"{queue}.parked")
     assert (properties.priority, properties.headers["consumer-priority"]) == (9, "9")
 
 
-def test_broker_priorities_on_a_quorum_queue_are_an_error(here):
+def test_broker_priorities_on_a_quorum_queue_are_an_error(consumer_settings):
     with pytest.raises(Refused, match=r"the queue shop_test_orders\.priority.*x-max-priority"):
-        Consumer(here(queue_type="quorum"), BrokerPriorities("orders"), lambda message: None).run()
+        Consumer(consumer_settings(queue_type="quorum"), BrokerPriorities("orders"), lambda message: None).run()
 
 
 # Changed settings
@@ -432,11 +434,13 @@ def test_broker_priorities_on_a_quorum_queue_are_an_error(here):
         ("broker", ""),
     ],
 )
-def test_after_a_change_of_priorities_each_message_goes_to_one_queue_that_is_read(here, amqp, publish, before, after):
-    declared(here(priorities=before))
-    declared(here(priorities=after))
+def test_after_a_change_of_priorities_each_message_goes_to_one_queue_that_is_read(
+    consumer_settings, amqp, publish, before, after
+):
+    declare(consumer_settings(priorities=before))
+    declare(consumer_settings(priorities=after))
     publish(*range(10))
-    put(amqp)
+    publish_raw(amqp)
     there = {name: count for name, count in lengths(amqp).items() if count}
     expected = {"": {ALL[0]: 11}, "0-9": {ALL[0]: 11}, "broker": {ALL[3]: 11}, "0-4,5-9": {ALL[0]: 6, ALL[1]: 5},
                 "0-2,3-6,7-9": {ALL[0]: 4, ALL[1]: 4, ALL[2]: 3}}  # fmt: skip
@@ -444,15 +448,23 @@ def test_after_a_change_of_priorities_each_message_goes_to_one_queue_that_is_rea
 
 
 @pytest.mark.parametrize(("before", "after"), [(BY[1], "broker"), ("broker", BY[1]), (BY[1], "0-9")])
-def test_moving_brings_waiting_messages_to_the_new_queues_once_and_in_order(here, amqp, publish, before, after):
-    declared(here(priorities=before))
-    with Publisher(here()) as publisher:
+def test_moving_brings_waiting_messages_to_the_new_queues_once_and_in_order(
+    consumer_settings, amqp, publish, before, after
+):
+    declare(consumer_settings(priorities=before))
+    with Publisher(consumer_settings()) as publisher:
         for number in range(60):
             publisher.publish({"n": number}, "orders", priority=number % 10, message_id=str(number))
-    put(amqp, b'{"n": 60}', headers={"CC": ["elsewhere"]}, user_id=urlsplit(here().url).username, expiration="60000")
+    publish_raw(
+        amqp,
+        b'{"n": 60}',
+        headers={"CC": ["elsewhere"]},
+        user_id=urlsplit(consumer_settings().url).username,
+        expiration="60000",
+    )
     amqp.queue("others")
     amqp.channel.queue_bind("others", "shop_test", "elsewhere")
-    settings = declared(here(priorities=after, prefetch=100, threads=1))
+    settings = declare(consumer_settings(priorities=after, prefetch=100, threads=1))
     said = []
     waited = sum(lengths(amqp).values())
     moved = move(settings, "orders", said.append)
@@ -474,33 +486,33 @@ def test_moving_brings_waiting_messages_to_the_new_queues_once_and_in_order(here
     assert length(amqp, "others") == 0
 
 
-def test_moving_without_target_queues_leaves_messages_in_place(here, amqp, publish):
-    declared(here(priorities="0-4,5-9"))
+def test_moving_without_target_queues_leaves_messages_in_place(consumer_settings, amqp, publish):
+    declare(consumer_settings(priorities="0-4,5-9"))
     publish(0, 9)
-    with pytest.raises(Refused, match=r"queue shop_test_orders\.priority does not exist.*start a consumer"):
-        move(here(priorities="broker"), "orders", print)
+    with pytest.raises(Refused, match=r"no queue shop_test_orders\.priority.*start a consumer"):
+        move(consumer_settings(priorities="broker"), "orders", print)
     amqp.queue(f"{QUEUE}.priority", arguments={"x-max-priority": 9})  # unbound
     with pytest.raises(Exception, match=r"no queue is bound .*start a consumer"):
-        move(here(priorities="broker"), "orders", print)
+        move(consumer_settings(priorities="broker"), "orders", print)
     wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 1, ALL[3]: 0})
 
 
-def test_a_move_that_crashed_before_the_acks_is_finished_by_the_next(here, amqp, monkeypatch):
-    declared(here(priorities="0-4,5-9"))
-    put(amqp, b"17", headers={"consumer-priority": "3"})
-    settings = declared(here(priorities="broker"))
+def test_a_move_that_crashed_before_the_acks_is_finished_by_the_next(consumer_settings, amqp, monkeypatch):
+    declare(consumer_settings(priorities="0-4,5-9"))
+    publish_raw(amqp, b"17", headers={"consumer-priority": "3"})
+    settings = declare(consumer_settings(priorities="broker"))
     monkeypatch.setattr("guardian_consumers.move_priorities._Move._settle", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         move(settings, "orders", print)
     wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 0, ALL[3]: 1})
     monkeypatch.undo()
     assert move(settings, "orders", print) == 1
-    first, second = (taken(amqp, ALL[3])[0] for _ in range(2))
+    first, second = (take(amqp, ALL[3])[0] for _ in range(2))
     assert first.message_id == second.message_id
     assert first.priority == 3  # the broker sorts by it, though the publisher set only the header
 
 
-def test_moving_works_beside_consumers_of_both_settings(here, amqp, publish):
+def test_moving_works_beside_consumers_of_both_settings(consumer_settings, amqp, publish):
     seen = []
 
     def callback(message):
@@ -509,9 +521,9 @@ def test_moving_works_beside_consumers_of_both_settings(here, amqp, publish):
         time.sleep(0.002)
         seen.append((message.id, message.queue))
 
-    policy = {"policy": at("amqp://x").policy.__class__(delays=(1,))}
-    old = Consumer(here(priorities="0-4,5-9", prefetch=3, threads=1, **policy), "orders", callback)
-    new = Consumer(here(priorities="broker", **policy), "orders", callback)
+    policy = {"policy": settings_at("amqp://x").policy.__class__(delays=(1,))}
+    old = Consumer(consumer_settings(priorities="0-4,5-9", prefetch=3, threads=1, **policy), "orders", callback)
+    new = Consumer(consumer_settings(priorities="broker", **policy), "orders", callback)
     said = []
     with consuming(old):
         publish(*[9] * 3, *[2] * 200)
@@ -530,15 +542,21 @@ def test_moving_works_beside_consumers_of_both_settings(here, amqp, publish):
     assert sum(lengths(amqp).values()) == 0
 
 
-def test_the_command_prints_what_it_moved_and_its_exit_code_tells_errors_apart(here, amqp, publish, capsys):
-    environment = {"RABBIT_URL": here().url, "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PRIORITIES": "broker"}
-    declared(here(priorities="0-4,5-9"))
+def test_the_command_prints_what_it_moved_and_its_exit_code_tells_errors_apart(
+    consumer_settings, amqp, publish, capsys
+):
+    environment = {
+        "RABBIT_URL": consumer_settings().url,
+        "RABBIT_EXCHANGE_NAME": "shop_test",
+        "RABBIT_PRIORITIES": "broker",
+    }
+    declare(consumer_settings(priorities="0-4,5-9"))
     publish(0, 9)
     assert main(["orders"], environment) == 1
     assert "start a consumer" in capsys.readouterr().err
     assert main(["orders"], {**environment, "RABBIT_PRIORITIES": ""}) == 2
     assert main(["orders", "--priorities", "0-3"], environment) == 2
-    declared(here(priorities="broker"))
+    declare(consumer_settings(priorities="broker"))
     capsys.readouterr()
     done = subprocess.run(
         [sys.executable, "-m", "guardian_consumers.move_priorities", "orders"],
@@ -549,12 +567,12 @@ def test_the_command_prints_what_it_moved_and_its_exit_code_tells_errors_apart(h
     assert main(["orders"], {**environment, "RABBIT_URL": "amqp://127.0.0.1:1"}) == 1
 
 
-def test_a_killed_move_loses_no_message(here, amqp):
-    declared(here(priorities="0-4,5-9"))
+def test_a_killed_move_loses_no_message(consumer_settings, amqp):
+    declare(consumer_settings(priorities="0-4,5-9"))
     for number in range(3000):
         properties = pika.BasicProperties(message_id=str(number), headers={"consumer-priority": str(number % 10)})
         amqp.channel.basic_publish("shop_test", QUEUE, b"{}", properties)
-    settings = declared(here(priorities="broker"))
+    settings = declare(consumer_settings(priorities="broker"))
     environment = {"RABBIT_URL": settings.url, "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PRIORITIES": "broker"}
     moving = subprocess.Popen(
         [sys.executable, "-m", "guardian_consumers.move_priorities", "orders"], cwd=PROJECT, env=environment
@@ -566,7 +584,7 @@ def test_a_killed_move_loses_no_message(here, amqp):
     wait_until(lambda: sum(lengths(amqp).values()) >= 3000)
     move(settings, "orders", print)
     there = lengths(amqp)
-    ids = Counter(taken(amqp, ALL[3])[0].message_id for _ in range(there[ALL[3]]))
+    ids = Counter(take(amqp, ALL[3])[0].message_id for _ in range(there[ALL[3]]))
     assert set(ids) == {str(number) for number in range(3000)}
     assert sum(ids.values()) - 3000 <= 500  # those in flight
     assert there == {ALL[0]: 0, ALL[1]: 0, ALL[3]: sum(ids.values())}
@@ -584,7 +602,7 @@ def test_a_pulse_user_uses_ranges_broker_priorities_and_moving(broker, managemen
         stack.callback(management.delete_user, name)
 
         def mine(by):
-            return declared(at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name, priorities=by))
+            return declare(settings_at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name, priorities=by))
 
         publisher = stack.enter_context(Publisher(mine("0-2,3-6,7-9")))
         for priority in range(10):
@@ -592,7 +610,7 @@ def test_a_pulse_user_uses_ranges_broker_priorities_and_moving(broker, managemen
         queue = f"queue/{name}/shop_test_orders"
         counts = [length(amqp, level_queue(queue, level)) for level in range(3)]
         assert move(mine("broker"), "orders", print) == 10
-        bodies = [json.loads(taken(amqp, priority_queue(queue))[1]) for _ in range(10)]
+        bodies = [json.loads(take(amqp, priority_queue(queue))[1]) for _ in range(10)]
         exchange = priority_exchange(mine("0-4,5-9").names, "orders")
     assert (counts, bodies) == ([3, 4, 3], list(range(9, -1, -1)))
     assert exchange.startswith(f"exchange/{name}/")

@@ -19,7 +19,7 @@ from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBuc
 from guardian_consumers.outcomes import Outcome
 from guardian_consumers.rate import SCRIPT, validate_rate
 from guardian_consumers.workers import RateLimited, Workers
-from tests.test_consumer import QUEUE, at, consuming, length, put
+from tests.test_consumer import QUEUE, consuming, length, publish_raw, settings_at
 from tests.toolbox import wait_until
 from tools.benchmarks.consumers_rate import most_above, off_the_rate, taken
 from tools.redis import PrivateRedis
@@ -163,7 +163,7 @@ def test_an_invalid_rate_setting_is_named_without_the_password(name, value):
 @pytest.mark.parametrize("changes", [{"burst": 5}, {"rate_redis_url": "redis://x"}, {"rate": 1, "rate_name": "sms"}])
 def test_a_rate_setting_without_the_one_it_needs_is_refused(changes):
     with pytest.raises(SettingsError, match="RABBIT_RATE"):
-        at("amqp://127.0.0.1", **changes)
+        settings_at("amqp://127.0.0.1", **changes)
 
 
 def test_the_environment_chooses_the_limiter_and_hides_the_password():
@@ -178,7 +178,7 @@ def test_the_environment_chooses_the_limiter_and_hides_the_password():
     assert "sekret-word" not in repr(settings)
     alone = replace(settings, rate_redis_url=None, rate_name=None, rate_away="wait").limiter("orders")
     assert (type(alone), alone.rate, alone.burst) == (TokenBucket, 0.5, 20)
-    assert at("amqp://127.0.0.1").limiter("orders") is None
+    assert settings_at("amqp://127.0.0.1").limiter("orders") is None
     assert validate_rate(50, None) == (50, 5)
     assert validate_rate(0.1, None) == (0.1, 1)
 
@@ -340,15 +340,15 @@ def test_four_processes_keep_to_one_rate(server):
 
 
 @pytest.fixture
-def here(broker, vhost):
-    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+def consumer_settings(broker, vhost):
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
-def test_a_consumer_keeps_to_its_configured_rate(here, amqp):
+def test_a_consumer_keeps_to_its_configured_rate(consumer_settings, amqp):
     times = []
-    with consuming(Consumer(here(rate=50), "orders", lambda message: times.append(time.monotonic()))):
+    with consuming(Consumer(consumer_settings(rate=50), "orders", lambda message: times.append(time.monotonic()))):
         for _ in range(120):
-            put(amqp)
+            publish_raw(amqp)
         wait_until(lambda: len(times) >= 100)
     assert most_above(times, 50) <= 5 + 1
     assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(50, rel=0.1)
@@ -365,12 +365,12 @@ def counted_arrivals(consumer):
         yield arrived
 
 
-def test_at_a_slow_rate_messages_wait_in_the_queue(here, amqp):
+def test_at_a_slow_rate_messages_wait_in_the_queue(consumer_settings, amqp):
     done = []
-    consumer = Consumer(here(rate=0.5, hold_seconds=0.3), "orders", done.append)
+    consumer = Consumer(consumer_settings(rate=0.5, hold_seconds=0.3), "orders", done.append)
     with counted_arrivals(consumer) as arrived:
         for number in range(3):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         wait_until(lambda: arrived)
         wait_until(lambda: length(amqp, QUEUE) == 3)
         assert consumer.figures()["waiting"] == 0
@@ -380,7 +380,7 @@ def test_at_a_slow_rate_messages_wait_in_the_queue(here, amqp):
     assert len(arrived) <= 7  # two for each token and before the first, without repeated fetching
 
 
-def test_slow_callbacks_do_not_lower_the_rate(here, amqp):
+def test_slow_callbacks_do_not_lower_the_rate(consumer_settings, amqp):
     """At ten a second and with blocked callbacks, twenty are started, not the ten that a second needs."""
     begun, release = [], threading.Event()
 
@@ -388,10 +388,10 @@ def test_slow_callbacks_do_not_lower_the_rate(here, amqp):
         begun.append(message.body)
         release.wait(20)
 
-    with consuming(Consumer(here(rate=10), "orders", callback)) as consumer:
+    with consuming(Consumer(consumer_settings(rate=10), "orders", callback)) as consumer:
         assert consumer.figures()["prefetch"] == 11
         for number in range(30):
-            put(amqp, b"%d" % number)
+            publish_raw(amqp, b"%d" % number)
         try:
             wait_until(lambda: len(begun) == 20)
             assert consumer.figures()["prefetch"] == 20
@@ -400,19 +400,19 @@ def test_slow_callbacks_do_not_lower_the_rate(here, amqp):
     assert consumer.counts == {"done": len(begun)}
 
 
-def test_without_redis_messages_wait_in_the_queue_until_it_is_back(here, amqp):
+def test_without_redis_messages_wait_in_the_queue_until_it_is_back(consumer_settings, amqp):
     with PrivateRedis() as server:
-        settings = here(rate=100, rate_redis_url=server.url, hold_seconds=0.2)
+        settings = consumer_settings(rate=100, rate_redis_url=server.url, hold_seconds=0.2)
         limiter = settings.limiter(QUEUE)
         consumer = Consumer(settings, "orders", lambda message: None, limiter=limiter)
         with counted_arrivals(consumer) as arrived:
             for _ in range(30):
-                put(amqp)
+                publish_raw(amqp)
             wait_until(lambda: consumer.counts["done"] == 30)
             server.kill()
             wait_until(lambda: limiter.take(0) > 0)
             for _ in range(30):
-                put(amqp)
+                publish_raw(amqp)
             wait_until(lambda: len(arrived) > 30)
             wait_until(lambda: length(amqp, QUEUE) == 30)
             seen = len(arrived)
@@ -423,10 +423,10 @@ def test_without_redis_messages_wait_in_the_queue_until_it_is_back(here, amqp):
     assert consumer.counts[Outcome.DONE.value] == 60
 
 
-def test_a_consumer_waiting_for_a_token_stops_at_once(here, amqp):
-    consumer = Consumer(here(rate=0.01), "orders", lambda message: None)
+def test_a_consumer_waiting_for_a_token_stops_at_once(consumer_settings, amqp):
+    consumer = Consumer(consumer_settings(rate=0.01), "orders", lambda message: None)
     with consuming(consumer):
-        put(amqp)
+        publish_raw(amqp)
         wait_until(lambda: length(amqp, QUEUE) == 0 or consumer._connection.paused)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3
@@ -434,7 +434,7 @@ def test_a_consumer_waiting_for_a_token_stops_at_once(here, amqp):
     assert not consumer.counts["done"]
 
 
-class Emptying:
+class LosingLimiter:
     """A limiter that loses the waiting message while it grants the first token."""
 
     def __init__(self, waiting):
@@ -452,9 +452,9 @@ class Emptying:
 
 
 def test_a_token_without_a_message_is_given_back():
-    connection = Consumer(at("amqp://127.0.0.1:1"), "orders", pytest.fail)._connection
+    connection = Consumer(settings_at("amqp://127.0.0.1:1"), "orders", pytest.fail)._connection
     waiting, handled = connection.waiting, []
-    limiter = Emptying(waiting)
+    limiter = LosingLimiter(waiting)
     workers = Workers(1, RateLimited(connection, limiter, hold_seconds=5), handled.append, "test")
     waiting.put("lost")
     workers.wake()

@@ -29,31 +29,31 @@ from tools import pages, pictures
 
 PROJECT = Path(__file__).resolve().parent.parent
 DOCS = PROJECT / "docs"
-OF_OTHERS = {
+TESTED_ELSEWHERE = {
     "consumers.md": "tests/test_consumer_docs.py",
     "message-store.md": "tests/test_message_store_api.py",
     "message-store-workers.md": "tests/test_work_store.py",
 }
 """Documents with a test file of their own."""
-DOCUMENTS = [PROJECT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in OF_OTHERS)]
+DOCUMENTS = [PROJECT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in TESTED_ELSEWHERE)]
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 PICTURES = sorted((DOCS / "pictures").iterdir())
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHOWN = sorted(set(re.findall(r"^ {4,}(\S.*)$", FENCED.sub("", TEXT), re.MULTILINE)))
+LINES = sorted(set(re.findall(r"^ {4,}(\S.*)$", FENCED.sub("", TEXT), re.MULTILINE)))
 """The lines that readers are to type."""
 
 SETTINGS = {name: reader.default for name, reader in pages.read_settings().items()}
 
 MANAGE = ".venv/bin/python manage.py "
-REQUESTS = [line.removeprefix("curl ") for line in SHOWN if line.startswith("curl ")]
-ON_THE_BROKER = [line.removeprefix("rabbitmqctl ") for line in SHOWN if line.startswith("rabbitmqctl ")]
+REQUESTS = [line.removeprefix("curl ") for line in LINES if line.startswith("curl ")]
+ON_THE_BROKER = [line.removeprefix("rabbitmqctl ") for line in LINES if line.startswith("rabbitmqctl ")]
 FOR_THE_ACCOUNT = ("add_user", "set_user_tags", "set_permissions")
 ENDLESS = ("monitor_queues", "send_notifications")
 MAY_END_WITH = {"doctor": (0, 1)}
 SAYS_NOTHING = ("migrate",)
 
-COMMANDS = [line.removeprefix(MANAGE) for line in SHOWN if line.startswith(MANAGE) and "--deploy" not in line]
+COMMANDS = [line.removeprefix(MANAGE) for line in LINES if line.startswith(MANAGE) and "--deploy" not in line]
 
 NOT_RUN = {
     "git clone ": "the address of the repository isn't known here",
@@ -179,7 +179,7 @@ def test_the_documents_explain_every_mail(kind):
 # Commands
 
 
-@pytest.mark.parametrize("line", SHOWN)
+@pytest.mark.parametrize("line", LINES)
 def test_every_line_to_type_is_run_or_has_a_reason_why_not(line):
     is_setting = re.match(r"([A-Z_]+)=", line)
     assert (
@@ -192,7 +192,7 @@ def test_every_line_to_type_is_run_or_has_a_reason_why_not(line):
 
 
 def test_the_documented_processes_match_the_procfile():
-    shown = {line.removeprefix(".venv/bin/") for line in SHOWN if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
+    shown = {line.removeprefix(".venv/bin/") for line in LINES if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
     procfile = (PROJECT / "Procfile").read_text().replace("0.0.0.0:${PORT:-8000}", "127.0.0.1:8000")
     assert shown == set(re.findall(r"^\w+: (.+)$", procfile, re.MULTILINE))
 
@@ -229,7 +229,7 @@ def offering(guarded):
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
+def import_sources(tmp_path, monkeypatch):
     """Prepare what the commands import: an empty PulseGuardian database and an empty list of owners."""
     source = sqlite3.connect(tmp_path / "pulseguardian.db")
     source.executescript(
@@ -245,7 +245,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_documented_command_runs(offering, elsewhere, mailbox, command):
+def test_every_documented_command_runs(offering, import_sources, mailbox, command):
     name, *arguments = shlex.split(command.partition(" > ")[0])
     if name in ENDLESS and "--once" not in arguments:
         arguments.append("--once")

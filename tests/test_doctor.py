@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
-def good(guarded, mailbox, settings):
+def good_installation(guarded, mailbox, settings):
     """Prepare an installation without problems, as far as this machine has one."""
     settings.SECRET_KEY = "0123456789" * 5
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
@@ -65,7 +65,7 @@ def examine():
     return {finding.name: finding for finding in findings}
 
 
-def is_problem(name, *words, status=Status.PROBLEM):
+def assert_problem(name, *words, status=Status.PROBLEM):
     """Assert that this is the only problem, with these words and with advice."""
     found = examine()
     finding = found[name]
@@ -78,7 +78,7 @@ def is_problem(name, *words, status=Status.PROBLEM):
     return finding
 
 
-def test_a_good_installation_has_no_problems(good):
+def test_a_good_installation_has_no_problems(good_installation):
     found = examine()
     not_right = [finding for finding in found.values() if finding.status is not Status.OK]
     # SQLite is a warning, since the number of machines is unknown.
@@ -93,7 +93,7 @@ def test_a_good_installation_has_no_problems(good):
     assert not [finding for finding in found.values() if finding.status is Status.OK and finding.advice]
 
 
-def test_examining_changes_nothing_and_sends_no_mail(good, mailbox, management):
+def test_examining_changes_nothing_and_sends_no_mail(good_installation, mailbox, management):
     before = {model: model.objects.count() for model in (Notification, Lease, Pass, Watch)}
     queues = management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
     doctor.examine()
@@ -112,7 +112,7 @@ def run(*arguments):
     return end.value.code, out.getvalue()
 
 
-def test_with_only_warnings_the_command_exits_with_0(good, settings):
+def test_with_only_warnings_the_command_exits_with_0(good_installation, settings):
     settings.GUARDIAN_METRICS_TOKEN = ""
     code, out = run()
     assert code == 0
@@ -121,14 +121,14 @@ def test_with_only_warnings_the_command_exits_with_0(good, settings):
     assert "0 problems" in out.splitlines()[-1]
 
 
-def test_with_a_problem_the_command_exits_with_1_and_gives_advice(good, settings):
+def test_with_a_problem_the_command_exits_with_1_and_gives_advice(good_installation, settings):
     settings.GUARDIAN_VHOSTS = [*settings.GUARDIAN_VHOSTS, "nowhere"]
     code, out = run()
     assert code == 1
     assert re.search(r"^PROBLEM  vhosts +not on the broker: 'nowhere'\n +To do: .*add_vhost", out, re.M)
 
 
-def test_the_json_output_is_one_object(good, settings):
+def test_the_json_output_is_one_object(good_installation, settings):
     code, out = run("--json")
     answer = json.loads(out)
     assert (code, answer["ok"]) == (0, True)
@@ -143,25 +143,25 @@ def test_the_json_output_is_one_object(good, settings):
 # The broker
 
 
-def test_an_unreachable_broker_is_a_problem(good, settings):
+def test_an_unreachable_broker_is_a_problem(good_installation, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
-    is_problem("broker", "can't connect to http://127.0.0.1:1")
+    assert_problem("broker", "can't connect to http://127.0.0.1:1")
     settings.RABBIT_URL = "amqp://guest:secret-word@127.0.0.1:1"
     found = examine()
     assert {found[name].status for name in ("broker", "broker over AMQP")} == {Status.PROBLEM}
     assert "secret-word" not in str(found)
 
 
-def test_a_wrong_password_is_a_problem(good, settings, broker):
+def test_a_wrong_password_is_a_problem(good_installation, settings, broker):
     settings.RABBITMQ_MANAGEMENT_URL = re.sub(":[^:@]*@", ":secret-word@", broker.management_url)
-    assert "secret-word" not in str(is_problem("broker", "401", "password"))
+    assert "secret-word" not in str(assert_problem("broker", "401", "password"))
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.RABBIT_URL = re.sub(":[^:@]*@", ":secret-word@", broker.amqp_url)
-    assert "secret-word" not in str(is_problem("broker over AMQP", "ACCESS_REFUSED", "password"))
+    assert "secret-word" not in str(assert_problem("broker over AMQP", "ACCESS_REFUSED", "password"))
 
 
 @pytest.fixture
-def account(management, broker, settings):
+def create_account(management, broker, settings):
     """Return a function that creates an account with these tags for Guardian."""
     name = f"doctor-{os.getpid()}"
 
@@ -177,23 +177,23 @@ def account(management, broker, settings):
     management.delete_user(name)
 
 
-def test_an_account_that_is_no_administrator_is_a_problem(good, guarded, account):
-    name = account("management", **{guarded: FULL_ACCESS})
-    is_problem("broker account", name, f"rabbitmqctl set_user_tags {name} administrator")
+def test_an_account_that_is_no_administrator_is_a_problem(good_installation, guarded, create_account):
+    name = create_account("management", **{guarded: FULL_ACCESS})
+    assert_problem("broker account", name, f"rabbitmqctl set_user_tags {name} administrator")
 
 
 @pytest.mark.parametrize(
     "granted", [Permissions("^queue/.*", ".*", ".*"), Permissions(".*", "^queue/", ".*"), Permissions(".*", ".*", "^$")]
 )
-def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good, guarded, account, granted):
-    name = account("administrator", **{guarded: granted})
-    is_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
+def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good_installation, guarded, create_account, granted):
+    name = create_account("administrator", **{guarded: granted})
+    assert_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
 
 
-def test_missing_permissions_over_amqp_are_a_problem(good, guarded, account, settings, broker):
-    name = account(**{guarded: Permissions("^$", "^$", "^$")})
+def test_missing_permissions_over_amqp_are_a_problem(good_installation, guarded, create_account, settings, broker):
+    name = create_account(**{guarded: Permissions("^$", "^$", "^$")})
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    finding = is_problem("permissions over AMQP", f"'{guarded}'", f"set_permissions -p {guarded} {name} '.*'")
+    finding = assert_problem("permissions over AMQP", f"'{guarded}'", f"set_permissions -p {guarded} {name} '.*'")
     assert f"'{name}' may not do everything" in finding.found
 
 
@@ -202,8 +202,8 @@ def test_permissions_of_an_external_account_are_a_warning(guarded, management):
     assert (finding.status, "none of RabbitMQ's own accounts" in finding.found) == (Status.WARNING, True)
 
 
-def test_a_guarded_vhost_the_account_cannot_access_is_a_problem(good, guarded, account):
-    account("administrator")
+def test_a_guarded_vhost_the_account_cannot_access_is_a_problem(good_installation, guarded, create_account):
+    create_account("administrator")
     found = examine()
     assert found["permissions"].status is Status.PROBLEM
     assert found["broker over AMQP"].status is Status.PROBLEM
@@ -227,7 +227,7 @@ def test_names_from_the_broker_are_escaped_in_findings_and_commands():
 
 
 @pytest.mark.parametrize("setting", ["GUARDIAN_VHOSTS", "GUARDIAN_PULSE_VHOST"])
-def test_a_missing_configured_vhost_is_a_problem(good, settings, guarded, setting):
+def test_a_missing_configured_vhost_is_a_problem(good_installation, settings, guarded, setting):
     settings.GUARDIAN_VHOSTS = [guarded, "nowhere"] if setting == "GUARDIAN_VHOSTS" else ["*"]
     if setting == "GUARDIAN_PULSE_VHOST":
         settings.GUARDIAN_PULSE_VHOST = "nowhere"
@@ -236,13 +236,13 @@ def test_a_missing_configured_vhost_is_a_problem(good, settings, guarded, settin
     assert "not on the broker: 'nowhere'" in finding.found
 
 
-def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good, settings, guarded):
+def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation, settings, guarded):
     with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
         another.ctl("set_cluster_name", "another")
         management = Management(another.management_url)
         management.create_vhost(guarded)
         settings.RABBIT_URL = another.amqp_url
-        is_problem("one broker", "'another'")
+        assert_problem("one broker", "'another'")
         # And the same node over HTTP: it has no plugin for agents.
         settings.RABBITMQ_MANAGEMENT_URL = another.management_url
         found = examine()
@@ -251,7 +251,7 @@ def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good, settings, g
         owner, offering = Owner.objects.get(), Offering.objects.create(name="compute")
         identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
         EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
-        is_problem("broker plugins")
+        assert_problem("broker plugins")
         with memory_alarm(another):
             is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
         assert "The memory alarm is raised on another@localhost" in is_problem_of["memory alarm"].found
@@ -274,7 +274,7 @@ def test_rabbitmq_versions_from_3_10_are_supported(version, status):
 @pytest.mark.parametrize(
     ("seconds", "status"), [(3, "ok"), (-20, "warning"), (20, "warning"), (-90, "problem"), (90, "problem")]
 )
-def test_a_clock_difference_is_a_warning_or_a_problem(good, settings, seconds, status):
+def test_a_clock_difference_is_a_warning_or_a_problem(good_installation, settings, seconds, status):
     with time_machine.travel(timezone.now() + timedelta(seconds=seconds), tick=True):
         finding = examine()["broker clock"]
     assert finding.status == status
@@ -282,14 +282,14 @@ def test_a_clock_difference_is_a_warning_or_a_problem(good, settings, seconds, s
         assert ("behind" if seconds > 0 else "ahead of") in finding.found
 
 
-def test_the_brokers_clock_takes_one_request(good, settings):
+def test_the_brokers_clock_takes_one_request(good_installation, settings):
     with counted_requests() as requests:
         (finding,) = doctor._broker_clock()
     assert (finding.status, requests) == (Status.OK, ["GET /api/whoami"])
 
 
 @pytest.fixture
-def amqps(tmp_path, monkeypatch):
+def tls_server(tmp_path, monkeypatch):
     """Return the port of a TLS server whose certificate is valid for 127.0.0.1 but not for 127.0.0.2."""
     certificate = make_certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -321,8 +321,8 @@ def amqps(tmp_path, monkeypatch):
     ],
     ids=["check_vhost", "server_properties", "delete_queue"],
 )
-def test_over_tls_the_password_goes_only_to_the_named_host(amqps, ask):
-    port, heard = amqps
+def test_over_tls_the_password_goes_only_to_the_named_host(tls_server, ask):
+    port, heard = tls_server
     with pytest.raises(ssl.SSLCertVerificationError):
         ask(f"amqps://guardian:secret-word@127.0.0.2:{port}")
     assert heard == []
@@ -335,9 +335,9 @@ def test_over_tls_the_password_goes_only_to_the_named_host(amqps, ask):
 # The task queue
 
 
-def test_an_in_memory_task_queue_is_a_problem(good, settings):
+def test_an_in_memory_task_queue_is_a_problem(good_installation, settings):
     settings.CELERY_BROKER_URL = "memory://"
-    is_problem("task queue", "memory://", "redis://")
+    assert_problem("task queue", "memory://", "redis://")
 
 
 def test_a_task_queue_url_without_a_host_is_this_machine(settings, monkeypatch):
@@ -347,20 +347,20 @@ def test_a_task_queue_url_without_a_host_is_this_machine(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "pyamqp"])
-def test_the_guarded_broker_as_task_queue_is_a_problem(good, settings, broker, scheme):
+def test_the_guarded_broker_as_task_queue_is_a_problem(good_installation, settings, broker, scheme):
     guarded_at = f"localhost:{broker.amqp_url.rpartition(':')[2]}"
     settings.RABBIT_URL = re.sub("@.*", f"@{guarded_at}", broker.amqp_url)
     finding = doctor._is_not_guarded(broker.amqp_url.replace("amqp", scheme, 1))
     assert (finding.status, "both are at" in finding.found) == (Status.PROBLEM, True)
 
 
-def test_the_guarded_broker_under_another_name_as_task_queue_is_a_problem(good, broker):
+def test_the_guarded_broker_under_another_name_as_task_queue_is_a_problem(good_installation, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         finding = doctor._is_not_guarded(proxy.url(broker.amqp_url))
     assert (finding.status, "both have the cluster name" in finding.found) == (Status.PROBLEM, True)
 
 
-def test_an_unreachable_amqp_task_queue_is_a_warning(good):
+def test_an_unreachable_amqp_task_queue_is_a_warning(good_installation):
     finding = doctor._is_not_guarded("amqp://guest:guest@127.0.0.1:1")
     assert (finding.status, "could not be compared" in finding.found) == (Status.WARNING, True)
 
@@ -369,7 +369,7 @@ def test_an_unreachable_amqp_task_queue_is_a_warning(good):
 
 
 @pytest.fixture
-def pending(transactional_db):
+def pending_migration(transactional_db):
     recorder = MigrationRecorder(connection)
     ((_, last),) = MigrationExecutor(connection).loader.graph.leaf_nodes("queues")
     recorder.record_unapplied("queues", last)
@@ -377,46 +377,46 @@ def pending(transactional_db):
     recorder.record_applied("queues", last)
 
 
-def test_a_pending_migration_is_a_problem(good, pending):
-    is_problem("migrations", f"1 pending: {pending}", "manage.py migrate")
+def test_a_pending_migration_is_a_problem(good_installation, pending_migration):
+    assert_problem("migrations", f"1 pending: {pending_migration}", "manage.py migrate")
 
 
-def test_a_guardian_without_any_pass_is_a_problem(good):
+def test_a_guardian_without_any_pass_is_a_problem(good_installation):
     Pass.objects.all().delete()
-    is_problem("passes", "No pass has run yet", "beat and the worker")
+    assert_problem("passes", "No pass has run yet", "beat and the worker")
 
 
-def test_an_overdue_pass_is_a_problem(good):
+def test_an_overdue_pass_is_a_problem(good_installation):
     Pass.objects.update(at=timezone.now() - timedelta(minutes=5))
-    is_problem("passes", "began 5 minutes ago", "beat and the worker")
+    assert_problem("passes", "began 5 minutes ago", "beat and the worker")
 
 
-def test_in_an_outage_a_late_pass_is_ok(good, settings):
+def test_in_an_outage_a_late_pass_is_ok(good_installation, settings):
     settings.GUARDIAN_POLL_SECONDS = 5
     Pass.objects.update(at=timezone.now() - timedelta(seconds=40))
     Watch.objects.update(failures=4, outage_since=timezone.now() - timedelta(minutes=5))
-    is_problem("outage", "could not query the broker for 5 minutes")
+    assert_problem("outage", "could not query the broker for 5 minutes")
     assert examine()["passes in an outage"].status is Status.OK
 
 
 @pytest.mark.parametrize("counted", [None, timedelta(minutes=10)])
-def test_a_worker_that_does_not_run_is_a_warning(good, counted):
+def test_a_worker_that_does_not_run_is_a_warning(good_installation, counted):
     Watch.objects.update(consumers_counted_at=counted and timezone.now() - counted)
-    is_problem("other tasks", "send_notifications", status=Status.WARNING)
+    assert_problem("other tasks", "send_notifications", status=Status.WARNING)
 
 
-def test_a_blocking_brake_is_a_problem(good):
+def test_a_blocking_brake_is_a_problem(good_installation):
     Watch.objects.update(brake_since=timezone.now())
-    is_problem("brake", "--dry-run")
+    assert_problem("brake", "--dry-run")
 
 
-def test_an_installation_without_operators_is_a_warning(good):
+def test_an_installation_without_operators_is_a_warning(good_installation):
     Owner.objects.update(is_active=False)
-    is_problem("operators", "create_owner", status=Status.WARNING)
+    assert_problem("operators", "create_owner", status=Status.WARNING)
 
 
 @pytest.mark.parametrize(("minutes", "status"), [(5, "ok"), (20, "warning")])
-def test_mails_stuck_in_the_outbox_are_a_warning(good, minutes, status):
+def test_mails_stuck_in_the_outbox_are_a_warning(good_installation, minutes, status):
     now = timezone.now()
     for fields in (
         {"created": now - timedelta(minutes=minutes), "last_error": "Connection refused: smtp://me:secret-word@mail"},
@@ -433,43 +433,43 @@ def test_mails_stuck_in_the_outbox_are_a_warning(good, minutes, status):
         assert "secret-word" not in finding.found
 
 
-def test_an_abandoned_lease_is_a_warning(good):
+def test_an_abandoned_lease_is_a_warning(good_installation):
     now = timezone.now()
     holder = "00000000-0000-0000-0000-000000000001"
     Lease.objects.create(name="prune", holder=holder, expires_at=now - timedelta(hours=30))
     Lease.objects.create(name="pass", holder=holder, expires_at=now - timedelta(seconds=30))
     Lease.objects.create(name="weekly", holder=None, expires_at=now - timedelta(days=30))
-    is_problem("leases", "'prune' was killed 30 hours ago", status=Status.WARNING)
+    assert_problem("leases", "'prune' was killed 30 hours ago", status=Status.WARNING)
 
 
 # Mail
 
 
-def test_a_mail_server_that_refuses_connections_is_a_problem(good, settings):
+def test_a_mail_server_that_refuses_connections_is_a_problem(good_installation, settings):
     settings.EMAIL_PORT = 1
-    is_problem("mail server", "127.0.0.1, port 1", "refused", "EMAIL_URL")
+    assert_problem("mail server", "127.0.0.1, port 1", "refused", "EMAIL_URL")
 
 
-def test_a_mail_server_that_refuses_the_login_is_a_problem(good, settings):
+def test_a_mail_server_that_refuses_the_login_is_a_problem(good_installation, settings):
     settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = "guardian", "secret-word"
-    assert "secret-word" not in str(is_problem("mail server"))
+    assert "secret-word" not in str(assert_problem("mail server"))
 
 
 @pytest.fixture
-def silent():
+def silent_server():
     """Return the port of a server that accepts connections and stays silent."""
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         yield listener.getsockname()[1]
 
 
-def test_a_mail_server_that_hangs_is_a_problem(good, settings, silent):
-    settings.EMAIL_PORT = silent
-    is_problem("mail server", "timed out")
+def test_a_mail_server_that_hangs_is_a_problem(good_installation, settings, silent_server):
+    settings.EMAIL_PORT = silent_server
+    assert_problem("mail server", "timed out")
 
 
-def test_a_missing_mail_server_is_a_warning(good, settings):
+def test_a_missing_mail_server_is_a_warning(good_installation, settings):
     settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
-    is_problem("mail server", "console", "EMAIL_URL", status=Status.WARNING)
+    assert_problem("mail server", "console", "EMAIL_URL", status=Status.WARNING)
 
 
 # Settings and this machine
@@ -504,15 +504,15 @@ def test_the_host_of_links_must_be_in_allowed_hosts(settings, allowed, address, 
         ("GUARDIAN_OPERATOR_EMAILS", [], "settings"),
     ],
 )
-def test_a_weak_setting_is_a_warning(good, settings, setting, value, name):
+def test_a_weak_setting_is_a_warning(good_installation, settings, setting, value, name):
     setattr(settings, setting, value)
-    is_problem(name, status=Status.WARNING)
+    assert_problem(name, status=Status.WARNING)
 
 
-def test_an_unwritable_folder_is_a_problem(good, settings, tmp_path):
+def test_an_unwritable_folder_is_a_problem(good_installation, settings, tmp_path):
     (tmp_path / "file").write_text("")
     settings.VAR_DIR = tmp_path / "file" / "var"
-    is_problem("folder", "can't be written")
+    assert_problem("folder", "can't be written")
 
 
 # As a separate process
@@ -532,7 +532,7 @@ def doctor_of(environment, *arguments, timeout=60):
 
 
 @pytest.mark.parametrize("password", ["s3cr/hunter2", "99999/hunter2", "s3cr#hunter2", "[hunter2"])
-def test_no_part_of_a_password_that_breaks_its_url_is_shown(good, settings, password):
+def test_no_part_of_a_password_that_breaks_its_url_is_shown(good_installation, settings, password):
     settings.CELERY_BROKER_URL = f"redis://:{password}@127.0.0.1:1/0"
     settings.RABBIT_URL = f"amqp://guardian:{password}@127.0.0.1:1"
     settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:{password}@127.0.0.1:1"
@@ -651,15 +651,15 @@ def test_unreachable_redis_and_database_are_problems(tmp_path):
     assert "migrations" not in found
 
 
-def test_if_nothing_responds_the_command_ends_in_time(silent, tmp_path):
+def test_if_nothing_responds_the_command_ends_in_time(silent_server, tmp_path):
     began = time.monotonic()
     answer = doctor_of(
         {
-            "CELERY_BROKER_URL": f"redis://127.0.0.1:{silent}/0",
-            "DATABASE_URL": f"postgres://guardian:secret-word@127.0.0.1:{silent}/guardian",
-            "RABBITMQ_MANAGEMENT_URL": f"http://guest:secret-word@127.0.0.1:{silent}",
-            "RABBIT_URL": f"amqp://guest:secret-word@127.0.0.1:{silent}",
-            "EMAIL_URL": f"smtp://127.0.0.1:{silent}",
+            "CELERY_BROKER_URL": f"redis://127.0.0.1:{silent_server}/0",
+            "DATABASE_URL": f"postgres://guardian:secret-word@127.0.0.1:{silent_server}/guardian",
+            "RABBITMQ_MANAGEMENT_URL": f"http://guest:secret-word@127.0.0.1:{silent_server}",
+            "RABBIT_URL": f"amqp://guest:secret-word@127.0.0.1:{silent_server}",
+            "EMAIL_URL": f"smtp://127.0.0.1:{silent_server}",
             "GUARDIAN_VAR_DIR": str(tmp_path),
         },
         "--json",

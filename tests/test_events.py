@@ -35,7 +35,7 @@ def offering(agents, alice):
 
 
 @pytest.fixture
-def subscribed(guarded, management, alice, offering):
+def create_subscription_queue(guarded, management, alice, offering):
     """Return a function that creates a row of a subscription queue, and with ``there`` its queue."""
 
     def make(
@@ -57,7 +57,7 @@ def subscribed(guarded, management, alice, offering):
 
 
 @pytest.fixture
-def consumes(guarded, management, agents, alice, offering):
+def create_consumer(guarded, management, agents, alice, offering):
     """Return a function that creates a consumer with its queue."""
 
     def make(name, *object_types, owner=alice, state="ready"):
@@ -79,7 +79,7 @@ def counts(published):
     return published.delivered, published.skipped, published.rejected, published.gone
 
 
-def noted():
+def recorded_events():
     return [
         (event.queue_name, event.kind, event.details["count"], event.details["why"])
         for event in QueueEvent.objects.order_by("queue_name", "id")
@@ -90,25 +90,27 @@ def noted():
 
 
 def test_an_event_goes_to_all_ready_queues_of_its_offering_and_type(
-    subscribed, consumes, lengths, offering, agents, alice
+    create_subscription_queue, create_consumer, lengths, offering, agents, alice
 ):
-    subscribed("one")
-    subscribed("two")
-    subscribed("another-type", object_type="resource")
-    subscribed("another-offering", of=agents.offering(alice))
-    consumes("all-types")
-    consumes("with-order", "resource", "order")
-    consumes("without-order", "resource", "offering_user")
+    create_subscription_queue("one")
+    create_subscription_queue("two")
+    create_subscription_queue("another-type", object_type="resource")
+    create_subscription_queue("another-offering", of=agents.offering(alice))
+    create_consumer("all-types")
+    create_consumer("with-order", "resource", "order")
+    create_consumer("without-order", "resource", "offering_user")
     assert counts(publish(offering, "order", {"order_uuid": "1"})) == (4, 0, 0, 0)
     assert lengths() == {
         "one": 1, "two": 1, "another-type": 0, "another-offering": 0,
         "all-types": 1, "with-order": 1, "without-order": 0,
     }  # fmt: skip
-    assert noted() == []
+    assert recorded_events() == []
 
 
-def test_an_event_adds_type_offering_and_schema_version_to_the_payload(subscribed, offering, broker, guarded):
-    subscribed("one")
+def test_an_event_adds_type_offering_and_schema_version_to_the_payload(
+    create_subscription_queue, offering, broker, guarded
+):
+    create_subscription_queue("one")
     payload = {"order_uuid": "1", "ü": ["\0", {"a": None}], "object_type": "order"}
     published = publish(offering, "order", payload)
     amqp = Amqp(broker.amqp_url, guarded)
@@ -126,8 +128,8 @@ LARGE = 123456789012345678901234567890
 
 
 @pytest.mark.parametrize("number", [LARGE, -LARGE, 2**64, 1.5, 0.1, 1e300])
-def test_a_number_of_any_size_arrives_unchanged(subscribed, offering, broker, guarded, alice, number):
-    subscribed("one")
+def test_a_number_of_any_size_arrives_unchanged(create_subscription_queue, offering, broker, guarded, alice, number):
+    create_subscription_queue("one")
     offering.publishers.add(alice)
     body = {"object_type": "order", "payload": {"big": number, "in": [{"side": number}]}}
     answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", body)
@@ -139,8 +141,10 @@ def test_a_number_of_any_size_arrives_unchanged(subscribed, offering, broker, gu
     assert type(json.loads(found)["big"]) is type(number)
 
 
-def test_the_payload_may_name_the_offering_in_any_form_of_its_uuid(subscribed, offering, broker, guarded):
-    subscribed("one")
+def test_the_payload_may_name_the_offering_in_any_form_of_its_uuid(
+    create_subscription_queue, offering, broker, guarded
+):
+    create_subscription_queue("one")
     forms = [offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()]
     for form in forms:
         assert publish(offering, "order", {"offering_uuid": form}).delivered == 1
@@ -158,8 +162,8 @@ def test_an_event_without_subscribers_is_published_to_nobody(offering, settings)
     }  # fmt: skip
 
 
-def test_a_given_message_id_is_used(subscribed, offering, broker, guarded):
-    subscribed("one")
+def test_a_given_message_id_is_used(create_subscription_queue, offering, broker, guarded):
+    create_subscription_queue("one")
     given = uuid.uuid4()
     for form in (given, str(given), given.hex):
         assert publish(offering, "order", {}, message_id=form).message_id == given.hex
@@ -168,31 +172,33 @@ def test_a_given_message_id_is_used(subscribed, offering, broker, guarded):
     amqp.connection.close()
 
 
-def test_queues_being_created_are_skipped_logged_and_recorded(subscribed, consumes, offering, lengths, caplog):
-    subscribed("one")
-    subscribed("being-made", state=Registration.CREATING)
-    consumes("consumer-being-made", state=Registration.CREATING)
+def test_queues_being_created_are_skipped_logged_and_recorded(
+    create_subscription_queue, create_consumer, offering, lengths, caplog
+):
+    create_subscription_queue("one")
+    create_subscription_queue("being-made", state=Registration.CREATING)
+    create_consumer("consumer-being-made", state=Registration.CREATING)
     assert counts(publish(offering, "order", {})) == (1, 2, 0, 0)
     assert lengths() == {"one": 1, "being-made": 0, "consumer-being-made": 0}
     assert "was skipped for" in caplog.text
     assert "being-made in" in caplog.text
-    assert noted() == [
+    assert recorded_events() == [
         ("being-made", "skipped", 1, events.BEING_CREATED),
         ("consumer-being-made", "skipped", 1, events.BEING_CREATED),
     ]
 
 
 def test_queues_of_inactive_or_removed_members_are_skipped(
-    subscribed, consumes, offering, lengths, agents, alice, caplog
+    create_subscription_queue, create_consumer, offering, lengths, agents, alice, caplog
 ):
     bob, carol = agents.owner("bob"), agents.owner("carol", is_staff=True)
-    subscribed("alices")
-    subscribed("bobs", owner=bob)
-    subscribed("carols", owner=carol)
-    consumes("alices-consumer")
+    create_subscription_queue("alices")
+    create_subscription_queue("bobs", owner=bob)
+    create_subscription_queue("carols", owner=carol)
+    create_consumer("alices-consumer")
     assert counts(publish(offering, "order", {})) == (3, 1, 0, 0)
     assert lengths() == {"alices": 1, "bobs": 0, "carols": 1, "alices-consumer": 1}
-    assert noted() == [("bobs", "skipped", 1, events.NOT_ALLOWED)]
+    assert recorded_events() == [("bobs", "skipped", 1, events.NOT_ALLOWED)]
     assert f"bobs in {SubscriptionQueue.objects.get(queue_name='bobs').vhost}: {events.NOT_ALLOWED}" in caplog.text
     offering.members.add(bob)
     alice.is_active = False
@@ -201,47 +207,49 @@ def test_queues_of_inactive_or_removed_members_are_skipped(
     assert lengths() == {"alices": 1, "bobs": 1, "carols": 2, "alices-consumer": 1}
 
 
-def test_full_and_missing_queues_are_counted_and_recorded(subscribed, offering, lengths, management, guarded):
+def test_full_and_missing_queues_are_counted_and_recorded(
+    create_subscription_queue, offering, lengths, management, guarded
+):
     management.declare_queue(guarded, "guardian.dlq", arguments.DEAD_LETTER_QUEUE_ARGUMENTS)
-    subscribed("one")
-    subscribed("full", **{"x-max-length": 1})
-    subscribed("gone", there=False)
+    create_subscription_queue("one")
+    create_subscription_queue("full", **{"x-max-length": 1})
+    create_subscription_queue("gone", there=False)
     stored_queue("full", vhost=guarded)
     assert counts(publish(offering, "order", {})) == (2, 0, 0, 1)
     assert counts(publish(offering, "order", {})) == (1, 0, 1, 1)
-    assert noted() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.NOT_THERE)]
+    assert recorded_events() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.NOT_THERE)]
     assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
     assert QueueEvent.objects.get(queue_name="gone").queue is None
     wait_until_equal(lengths, {"one": 2, "full": 1, "guardian.dlq": 1})
     assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # only two complete lists change it
 
 
-def test_repeated_skips_within_a_minute_are_one_event(subscribed, offering):
-    subscribed("being-made", state=Registration.CREATING)
+def test_repeated_skips_within_a_minute_are_one_event(create_subscription_queue, offering):
+    create_subscription_queue("being-made", state=Registration.CREATING)
     for _ in range(3):
         publish(offering, "order", {})
-    assert noted() == [("being-made", "skipped", 3, events.BEING_CREATED)]
+    assert recorded_events() == [("being-made", "skipped", 3, events.BEING_CREATED)]
     QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
     publish(offering, "order", {})
-    assert [event[2] for event in noted()] == [3, 1]
+    assert [event[2] for event in recorded_events()] == [3, 1]
 
 
-def test_eight_concurrent_publishers_record_one_event_with_the_count(subscribed, offering):
-    subscribed("one")
-    subscribed("being-made", state=Registration.CREATING)
+def test_eight_concurrent_publishers_record_one_event_with_the_count(create_subscription_queue, offering):
+    create_subscription_queue("one")
+    create_subscription_queue("being-made", state=Registration.CREATING)
 
     assert in_parallel(*[lambda: counts(publish(offering, "order", {}))] * 8) == [(1, 1, 0, 0)] * 8
-    assert noted() == [("being-made", "skipped", 8, events.BEING_CREATED)]
+    assert recorded_events() == [("being-made", "skipped", 8, events.BEING_CREATED)]
 
 
-def test_publishing_takes_a_constant_number_of_statements(subscribed, consumes, offering, alice):
+def test_publishing_takes_a_constant_number_of_statements(create_subscription_queue, create_consumer, offering, alice):
     offering.publishers.add(alice)
 
     def more(number):
         for one in range(number):
-            subscribed(f"one-{number}-{one}")
-            subscribed(f"gone-{number}-{one}", object_type="resource", there=False)
-            consumes(f"making-{number}-{one}", "resource", state=Registration.CREATING)
+            create_subscription_queue(f"one-{number}-{one}")
+            create_subscription_queue(f"gone-{number}-{one}", object_type="resource", there=False)
+            create_consumer(f"making-{number}-{one}", "resource", state=Registration.CREATING)
 
     def statements(object_type):
         with CaptureQueriesContext(connection) as captured:
@@ -261,8 +269,8 @@ def test_publishing_takes_a_constant_number_of_statements(subscribed, consumes, 
 # Refusals
 
 
-def test_only_publishers_and_operators_may_publish(subscribed, offering, agents, alice, lengths):
-    subscribed("one")
+def test_only_publishers_and_operators_may_publish(create_subscription_queue, offering, agents, alice, lengths):
+    create_subscription_queue("one")
     with pytest.raises(PermissionDenied, match="may not publish events of Big cluster"):
         publish(offering, "order", {}, by=alice)
     assert lengths() == {"one": 0}
@@ -276,8 +284,8 @@ def test_only_publishers_and_operators_may_publish(subscribed, offering, agents,
         publish(offering, "order", {}, by=alice)
 
 
-def test_a_publisher_who_lost_access_is_refused(subscribed, offering, alice, lengths):
-    subscribed("one")
+def test_a_publisher_who_lost_access_is_refused(create_subscription_queue, offering, alice, lengths):
+    create_subscription_queue("one")
     offering.publishers.add(alice)
     alice.vouched = False
     alice.save()
@@ -332,16 +340,16 @@ def deep():
         ({"a": "x" * events.MAX_PAYLOAD_BYTES}, "1,048,576 are allowed"),
     ],
 )
-def test_an_invalid_payload_is_refused_with_the_reason(subscribed, offering, lengths, payload, says):
-    subscribed("one")
+def test_an_invalid_payload_is_refused_with_the_reason(create_subscription_queue, offering, lengths, payload, says):
+    create_subscription_queue("one")
     with pytest.raises(InvalidPayload, match=says) as raised:
         publish(offering, "order", payload)
     assert len(str(raised.value)) < 300
     assert lengths() == {"one": 0}
 
 
-def test_the_largest_payload_arrives(subscribed, offering):
-    subscribed("one")
+def test_the_largest_payload_arrives(create_subscription_queue, offering):
+    create_subscription_queue("one")
     around = len(events._body(offering, "order", {"a": ""}))
     assert publish(offering, "order", {"a": "x" * (events.MAX_PAYLOAD_BYTES - around)}).delivered == 1
 
@@ -355,26 +363,26 @@ def test_an_invalid_message_id_is_refused(offering, message_id):
 # Without the broker
 
 
-def test_without_the_broker_nothing_is_published_or_counted(subscribed, offering, settings):
-    subscribed("one")
-    subscribed("being-made", state=Registration.CREATING)
+def test_without_the_broker_nothing_is_published_or_counted(create_subscription_queue, offering, settings):
+    create_subscription_queue("one")
+    create_subscription_queue("being-made", state=Registration.CREATING)
     settings.RABBIT_URL = "amqp://guest:sekret-word@127.0.0.1:1"
     with pytest.raises(BrokerUnavailable) as raised:
         publish(offering, "order", {})
     assert raised.value.never_reached
     assert "sekret-word" not in str(raised.value)
-    assert noted() == []
+    assert recorded_events() == []
 
 
-def test_without_a_broker_url_the_error_names_the_setting(subscribed, offering, settings):
-    subscribed("one")
+def test_without_a_broker_url_the_error_names_the_setting(create_subscription_queue, offering, settings):
+    create_subscription_queue("one")
     settings.RABBIT_URL = ""
     with pytest.raises(BrokerUnavailable, match="RABBIT_URL"):
         publish(offering, "order", {})
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def set_timeouts(monkeypatch):
     """Return a function that lets Guardian publish with these timeouts."""
     broker._publisher.cache_clear()
     yield lambda **timeouts: monkeypatch.setattr(broker, "Publisher", partial(Publisher, **timeouts))
@@ -382,15 +390,15 @@ def impatient(monkeypatch):
 
 
 def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
-    guarded_node, subscribed, offering, alice, impatient
+    guarded_node, create_subscription_queue, offering, alice, set_timeouts
 ):
     management = Management(guarded_node.management_url)
     for name in ("one", "hung"):
         management.declare_queue("/", name)
     for name in ("one", "hung", "gone"):
-        subscribed(name, there=False, vhost="/")
+        create_subscription_queue(name, there=False, vhost="/")
     given = uuid.uuid4().hex
-    impatient(seconds=1)
+    set_timeouts(seconds=1)
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     guarded_node.eval(f"sys:suspend({pid}).")
     began = time.monotonic()
@@ -398,15 +406,17 @@ def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
         publish(offering, "order", {}, message_id=given)
     assert time.monotonic() - began < 4
     assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
-    assert noted() == [("gone", "skipped", 1, events.NOT_THERE)]
+    assert recorded_events() == [("gone", "skipped", 1, events.NOT_THERE)]
     guarded_node.eval(f"sys:resume({pid}).")
     assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
 
 
-def test_during_a_memory_alarm_the_outcome_is_unknown_within_the_timeout(guarded_node, subscribed, offering, impatient):
-    impatient(blocked_seconds=0.5)
+def test_during_a_memory_alarm_the_outcome_is_unknown_within_the_timeout(
+    guarded_node, create_subscription_queue, offering, set_timeouts
+):
+    set_timeouts(blocked_seconds=0.5)
     Management(guarded_node.management_url).declare_queue("/", "one")
-    subscribed("one", there=False, vhost="/")
+    create_subscription_queue("one", there=False, vhost="/")
     assert publish(offering, "order", {}).delivered == 1
     with memory_alarm(guarded_node):
         began = time.monotonic()

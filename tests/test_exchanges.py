@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 @pytest.fixture
-def events(amqp):
+def exchange_name(amqp):
     """Return the name of Alice's exchange, to which a queue and an exchange are bound, among others."""
     for name in ("exchange/alice/events", "exchange/bob/events", "queue/alice/misnamed", "exchange/alice"):
         amqp.channel.exchange_declare(name, "topic", durable=True)
@@ -25,20 +25,20 @@ def events(amqp):
     return "exchange/alice/events"
 
 
-def there(management, vhost):
+def exchange_names(management, vhost):
     return {exchange.name for exchange in management.exchanges(vhost) if exchange.name.startswith("exchange/")}
 
 
-def test_an_owner_sees_their_exchanges_with_bindings(events, alice):
+def test_an_owner_sees_their_exchanges_with_bindings(exchange_name, alice):
     (found,) = exchanges.own_exchanges(alice)
-    assert (found.name, found.type, found.durable, found.pulse_user) == (events, "topic", True, "alice")
+    assert (found.name, found.type, found.durable, found.pulse_user) == (exchange_name, "topic", True, "alice")
     assert [(one.destination_type, one.destination, one.routing_key) for one in found.bindings] == [
         ("exchange", "exchange/bob/events", "test.<b>\u202e"),
         ("queue", "queue/bob/builds", "build.#"),
     ]
 
 
-def test_an_operator_sees_all_exchanges_of_pulse_users(events, operator):
+def test_an_operator_sees_all_exchanges_of_pulse_users(exchange_name, operator):
     names = [exchange.name for exchange in exchanges.own_exchanges(operator)]
     assert names == ["exchange/alice/events", "exchange/bob/events"]
 
@@ -61,7 +61,7 @@ def test_an_owner_without_an_account_sees_no_exchanges(client):
     assert "First you need an account on RabbitMQ." in client.get("/exchanges/").text
 
 
-def test_the_page_lists_exchanges_and_bindings(events, alice, client):
+def test_the_page_lists_exchanges_and_bindings(exchange_name, alice, client):
     client.force_login(alice)
     page = client.get("/exchanges/").text
     assert "queue/bob/builds" in page
@@ -97,13 +97,15 @@ def test_the_list_has_pages_of_fifty(amqp, alice, client):
 
 
 @pytest.mark.parametrize("status", ["502 Bad Gateway", "504 Gateway Time-out"])
-def test_after_an_unclear_answer_the_page_says_the_outcome_is_unknown(events, alice, client, settings, broker, status):
+def test_after_an_unclear_answer_the_page_says_the_outcome_is_unknown(
+    exchange_name, alice, client, settings, broker, status
+):
     client.force_login(alice)
     with Proxy.before(broker.management_url) as proxy:
         proxy.answer(http_answer(status))
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        asked = client.post(f"/exchanges/delete/?name={events}", {"typed": events})
-        looked = client.get("/exchanges/delete/", {"name": events})
+        asked = client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name})
+        looked = client.get("/exchanges/delete/", {"name": exchange_name})
     assert (asked.status_code, looked.status_code) == (503, 503)
     assert "so it isn&#x27;t known whether it did this" in asked.text
     assert "It was not deleted" in looked.text
@@ -114,19 +116,19 @@ def test_the_empty_list_explains_how_to_declare_an_exchange(alice, client):
     assert "No exchange yet." in client.get("/exchanges/").text
 
 
-def test_without_the_broker_the_pages_say_so(events, alice, client, settings, management, vhost):
+def test_without_the_broker_the_pages_say_so(exchange_name, alice, client, settings, management, vhost):
     client.force_login(alice)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
         exchanges.own_exchanges(alice)
     for answer in (
         client.get("/exchanges/"),
-        client.get("/exchanges/delete/", {"name": events}),
-        client.post(f"/exchanges/delete/?name={events}", {"typed": events}),
+        client.get("/exchanges/delete/", {"name": exchange_name}),
+        client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name}),
     ):
         assert answer.status_code == 503
         assert "answer" in answer.text
-    assert events in there(management, vhost)
+    assert exchange_name in exchange_names(management, vhost)
 
 
 def test_a_refusal_by_the_broker_is_not_called_an_outage(alice, client, settings, broker, management):
@@ -143,26 +145,26 @@ def test_a_refusal_by_the_broker_is_not_called_an_outage(alice, client, settings
     assert "Tell an operator." in answer.text
 
 
-def test_an_exchange_is_deleted_after_typing_its_name(events, alice, client, management, vhost):
+def test_an_exchange_is_deleted_after_typing_its_name(exchange_name, alice, client, management, vhost):
     client.force_login(alice)
-    page = client.get("/exchanges/delete/", {"name": events})
+    page = client.get("/exchanges/delete/", {"name": exchange_name})
     assert "queue/bob/builds" in page.text
-    wrong = client.post(f"/exchanges/delete/?name={events}", {"typed": events + "x"})
-    assert (wrong.status_code, events in there(management, vhost)) == (200, True)
-    done = client.post(f"/exchanges/delete/?name={events}", {"typed": events}, follow=True)
+    wrong = client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name + "x"})
+    assert (wrong.status_code, exchange_name in exchange_names(management, vhost)) == (200, True)
+    done = client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name}, follow=True)
     assert done.redirect_chain == [("/exchanges/", 302)]
     assert "The exchange exchange/alice/events is deleted." in done.text
-    assert events not in there(management, vhost)
+    assert exchange_name not in exchange_names(management, vhost)
 
 
-def test_deleting_a_vanished_exchange_says_it_is_gone(events, alice, client, management, vhost):
+def test_deleting_a_vanished_exchange_says_it_is_gone(exchange_name, alice, client, management, vhost):
     client.force_login(alice)
-    management.delete_exchange(vhost, events)
+    management.delete_exchange(vhost, exchange_name)
     with pytest.raises(Gone):
-        exchanges.delete_exchange(alice, events)
+        exchanges.delete_exchange(alice, exchange_name)
     for answer in (
-        client.get("/exchanges/delete/", {"name": events}, follow=True),
-        client.post(f"/exchanges/delete/?name={events}", {"typed": events}, follow=True),
+        client.get("/exchanges/delete/", {"name": exchange_name}, follow=True),
+        client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name}, follow=True),
     ):
         assert answer.redirect_chain == [("/exchanges/", 302)]
         assert "There is no exchange exchange/alice/events on the broker any more." in answer.text
@@ -171,15 +173,15 @@ def test_deleting_a_vanished_exchange_says_it_is_gone(events, alice, client, man
 @pytest.mark.parametrize(
     "name", ["exchange/bob/events", "amq.topic", "", "queue/alice/misnamed", "exchange/alice", "exchange/Alice/x", "\0"]
 )
-def test_an_exchange_of_somebody_else_is_404(events, alice, client, management, vhost, name):
+def test_an_exchange_of_somebody_else_is_404(exchange_name, alice, client, management, vhost, name):
     client.force_login(alice)
-    before = there(management, vhost)
+    before = exchange_names(management, vhost)
     for answer in (client.get("/exchanges/delete/", {"name": name}),
                    client.post("/exchanges/delete/", {"typed": name}, query_params={"name": name})):  # fmt: skip
         assert answer.status_code == 404
     with pytest.raises(LookupError):
         exchanges.delete_exchange(alice, name)
-    assert there(management, vhost) == before
+    assert exchange_names(management, vhost) == before
 
 
 @pytest.mark.parametrize(
@@ -192,12 +194,12 @@ def test_an_exchange_with_any_name_can_be_shown_and_deleted(amqp, alice, client,
     page = client.get("/exchanges/").text
     link = page.partition('href="/exchanges/delete/')[2].partition('"')[0].replace("&amp;", "&")
     assert client.post(f"/exchanges/delete/{link}", {"typed": readable(name)}).status_code == 302
-    assert there(management, vhost) == set()
+    assert exchange_names(management, vhost) == set()
 
 
-def test_an_operator_deletes_any_pulse_users_exchange(events, operator, management, vhost):
-    exchanges.delete_exchange(operator, events)
-    assert there(management, vhost) == {"exchange/bob/events", "exchange/alice"}
+def test_an_operator_deletes_any_pulse_users_exchange(exchange_name, operator, management, vhost):
+    exchanges.delete_exchange(operator, exchange_name)
+    assert exchange_names(management, vhost) == {"exchange/bob/events", "exchange/alice"}
     with pytest.raises(LookupError):
         exchanges.delete_exchange(operator, "amq.topic")
 
@@ -207,16 +209,18 @@ def test_a_visitor_is_sent_to_the_sign_in_page(client):
         assert client.get(address).status_code == 302
 
 
-def test_deletions_are_recorded_with_their_outcome(events, alice, broker, settings, vhost):
+def test_deletions_are_recorded_with_their_outcome(exchange_name, alice, broker, settings, vhost):
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         proxy.answer(http_answer("503 Service Unavailable"))
         with pytest.raises(BrokerUnavailable):
-            exchanges.delete_exchange(alice, events)
+            exchanges.delete_exchange(alice, exchange_name)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    exchanges.delete_exchange(alice, events)
+    exchanges.delete_exchange(alice, exchange_name)
     with pytest.raises(Gone):
-        exchanges.delete_exchange(alice, events)
+        exchanges.delete_exchange(alice, exchange_name)
     entries = AuditEntry.objects.filter(deed=exchanges.DELETED_EXCHANGE).order_by("id")
     assert [(one.actor, one.outcome) for one in entries] == [(alice, "unknown"), (alice, "done"), (alice, "not-done")]
-    assert {(one.additional_data["exchange"], one.additional_data["vhost"]) for one in entries} == {(events, vhost)}
+    assert {(one.additional_data["exchange"], one.additional_data["vhost"]) for one in entries} == {
+        (exchange_name, vhost)
+    }

@@ -23,7 +23,7 @@ def queues(amqp, vhost):
 
 
 @pytest.fixture
-def behind(broker, proxy):
+def proxied_management(broker, proxy):
     management = Management(proxy.url(broker.management_url), read_timeout=5)
     yield management
     management.close()
@@ -54,23 +54,23 @@ def test_bindings_of_many_queues_are_listed_in_one_request(management, broker, q
     assert routing_keys(feeds) == ALL
 
 
-def test_a_broker_lost_meanwhile_is_not_queried_for_the_rest(behind, proxy, broker, queues, monkeypatch):
+def test_a_broker_lost_meanwhile_is_not_queried_for_the_rest(proxied_management, proxy, broker, queues, monkeypatch):
     monkeypatch.setattr(facts, "MAX_CONCURRENT_REQUESTS", 1)
     proxy.close_after(2)
     with counted_requests() as sent:
-        feeds = fetch_feeds(behind, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
+        feeds = fetch_feeds(proxied_management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     known = {name: keys for name, keys in routing_keys(feeds).items() if keys is not None}
     assert known == {name: ALL[name] for name in list(ALL)[:2]}
     assert len(sent) < QUEUES
     assert {feed.consumers for feed in feeds.values()} == {0}
 
 
-def test_a_slow_broker_is_abandoned_at_the_shared_timeout(behind, proxy, broker, queues, monkeypatch):
+def test_a_slow_broker_is_abandoned_at_the_shared_timeout(proxied_management, proxy, broker, queues, monkeypatch):
     monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(facts, "MAX_CONCURRENT_REQUESTS", 1)
     proxy.delay(0.2)
     with counted_requests() as sent:
-        feeds = fetch_feeds(behind, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
+        feeds = fetch_feeds(proxied_management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     known = {name: keys for name, keys in routing_keys(feeds).items() if keys is not None}
     assert 0 < len(known) <= 3
     assert known.items() <= ALL.items()
@@ -103,11 +103,13 @@ def test_a_missing_vhost_does_not_affect_the_other_queues(management, broker, qu
     assert routing_keys(feeds) == {**ALL, "nothing": None}
 
 
-def test_slow_lists_of_vhosts_are_abandoned_at_the_shared_timeout(behind, proxy, broker, queues, vhost, monkeypatch):
+def test_slow_lists_of_vhosts_are_abandoned_at_the_shared_timeout(
+    proxied_management, proxy, broker, queues, vhost, monkeypatch
+):
     monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 0.2)
     proxy.delay(1)
     with counted_requests() as sent:
-        feeds = fetch_feeds(behind, broker.amqp_url, [*queues, (f"{vhost}-too", "nothing")], 0)
+        feeds = fetch_feeds(proxied_management, broker.amqp_url, [*queues, (f"{vhost}-too", "nothing")], 0)
     assert set(routing_keys(feeds).values()) == {None}
     assert {feed.consumers for (_, name), feed in feeds.items() if name != "nothing"} == {0}
     assert len(sent) == 1

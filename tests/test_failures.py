@@ -171,7 +171,7 @@ def test_a_connection_cut_in_the_middle_of_a_list_is_retried(amqp, broker_proxy)
     assert monitor.run_pass().queues == 1
 
 
-def between_look_and_act(monkeypatch, action):
+def after_recheck(monkeypatch, action):
     """Call this right after the recheck."""
     ask = rabbit.amqp.declare_passively
 
@@ -219,7 +219,7 @@ def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(am
         if len(calls) == 2:  # the first is for the mail's consumers
             amqp.channel.queue_delete("queue/alice/builds")
 
-    between_look_and_act(monkeypatch, delete_at_the_second_look)
+    after_recheck(monkeypatch, delete_at_the_second_look)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
@@ -229,7 +229,7 @@ def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(am
 
 def test_a_queue_made_unbounded_before_its_deletion_is_kept(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
-    between_look_and_act(monkeypatch, lambda: Queue.objects.update(unbounded=True))
+    after_recheck(monkeypatch, lambda: Queue.objects.update(unbounded=True))
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (0, 1)
     assert queue_names(management, guarded) == {"queue/alice/builds"}
@@ -292,7 +292,7 @@ def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, alice, 
         monkeypatch.setattr(Management, "delete_queue", carry_out_late)
     else:
         monkeypatch.setattr(Management, "delete_queue", delete)
-        between_look_and_act(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
+        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
     assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
     assert sent("alice@example.org") == ["deletion"]
 
@@ -321,7 +321,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(am
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     amqp.publish("queue/alice/builds", 6)
-    between_look_and_act(monkeypatch, lambda: Queue.objects.update(unbounded=True))
+    after_recheck(monkeypatch, lambda: Queue.objects.update(unbounded=True))
     assert monitor.run_pass().deleted == 0
     monkeypatch.undo()
     amqp.take("queue/alice/builds", 11)
@@ -332,7 +332,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(am
 def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
-    between_look_and_act(monkeypatch, lambda: time.sleep(0.3))
+    after_recheck(monkeypatch, lambda: time.sleep(0.3))
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "too old" in report.errors[0]
@@ -450,7 +450,7 @@ def test_a_pass_that_lost_its_lease_deletes_nothing(amqp, alice, monkeypatch, ma
     def run_out():
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
 
-    between_look_and_act(monkeypatch, run_out)
+    after_recheck(monkeypatch, run_out)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "lease" in report.errors[-1]

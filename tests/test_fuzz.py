@@ -65,12 +65,12 @@ WAYS = [("nobody", ""), ("nobody", "token")] + [
 """Who sends a request, and how they authenticate. Nobody has an invalid token."""
 
 
-def somebody(ways: list[tuple[str, str]], *drawn: Any) -> tuple[str, str]:
+def pick(ways: list[tuple[str, str]], *examples: Any) -> tuple[str, str]:
     """Return one of these with equal probability, unlike hypothesis's choice among few."""
-    return ways[zlib.crc32(repr(drawn).encode("utf-8", "replace")) % len(ways)]
+    return ways[zlib.crc32(repr(examples).encode("utf-8", "replace")) % len(ways)]
 
 
-def drawn(cases: int) -> Any:
+def examples(cases: int) -> Any:
     """Return a decorator for this many examples, the same for the same seed on any machine."""
     patient = settings(
         max_examples=max(1, cases),
@@ -226,7 +226,7 @@ def test_every_answer_matches_the_schema(world, counted, kind):
         nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
         sent = 0
 
-        @drawn(-(-CASES // len(OPERATIONS)))
+        @examples(-(-CASES // len(OPERATIONS)))
         @given(
             case=sensible | nonsense if takes_something(operation) else sensible,
             there=st.sampled_from([True, True, False]),
@@ -234,7 +234,7 @@ def test_every_answer_matches_the_schema(world, counted, kind):
         )
         def send(case: schemathesis.Case, there: bool, number: int) -> None:
             nonlocal sent
-            way = somebody(WAYS, number, case.path_parameters, case.query, case.body)
+            way = pick(WAYS, number, case.path_parameters, case.query, case.body)
             if there:
                 world.point(case)
             answer = world.send(case, *way)
@@ -255,7 +255,7 @@ def test_a_broker_lost_during_a_request_answers_only_503(world, counted, broker,
         settings.RABBIT_URL = amqp.url(broker.amqp_url)
         for operation in OPERATIONS:
 
-            @drawn(-(-CASES // 200))
+            @examples(-(-CASES // 200))
             @given(
                 case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
                 requests=st.sampled_from([0, 0, 1, 2, 4]),
@@ -377,7 +377,7 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
     world = test_who_may.World(guarded)
     application = create_key(Application.objects.get(name="shop"))[1]
 
-    @drawn(CASES // 3)
+    @examples(CASES // 3)
     @given(
         asked=requests_of(mine),
         names=st.lists(st.none() | values, min_size=3, max_size=3),
@@ -386,7 +386,7 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
     )
     def send(asked: tuple[str, dict[str, Any]], names: list[str | None], number: int, end: str) -> None:
         route, environ = asked
-        way = somebody([*WAYS, ("application", "key")], number, route, names, environ["QUERY_STRING"])
+        way = pick([*WAYS, ("application", "key")], number, route, names, environ["QUERY_STRING"])
         address = world.address_of(route).partition("?")[0]
         if any(names) or "<" in address:  # otherwise the path of an existing object
             given_names = iter(names)
@@ -405,7 +405,7 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
                 environ.setdefault("HTTP_X_CSRFTOKEN", "c" * 32)
             answer = answer_to(**environ, PATH_INFO=as_bytes(address + end).decode("latin-1"))
             counted[f"garbage to /{under}", " by ".join(filter(None, way)), answer.status_code] += 1
-            is_told_properly(under, environ["REQUEST_METHOD"], answer)
+            assert_error_format(under, environ["REQUEST_METHOD"], answer)
 
     try:
         send()
@@ -416,7 +416,7 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
                 management.delete_user(name)
 
 
-def is_told_properly(under: str, method: str, answer: Any) -> None:
+def assert_error_format(under: str, method: str, answer: Any) -> None:
     """Assert what all answers below this path have in common."""
     text = answer.content.decode()
     assert answer.status_code < 500, text[:500]

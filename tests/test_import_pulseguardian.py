@@ -109,7 +109,7 @@ def source(empty_source):
 
 
 @pytest.fixture
-def on_broker(management, guarded):
+def create_account(management, guarded):
     """Return a function that creates an account like PulseGuardian, with a unique name."""
     made = []
 
@@ -128,12 +128,12 @@ def on_broker(management, guarded):
 
 
 @pytest.fixture
-def filled(source, on_broker):
+def usernames(source, create_account):
     """Return the names of two accounts: the first Alice's and O'Brien's, the second Alice's alone."""
     source.person(1, "alice@example.org", admin=True)
     source.person(2, "o'brien@example.org")
     source.person(3, "carol@example.org")
-    names = on_broker("builds"), on_broker("tests")
+    names = create_account("builds"), create_account("tests")
     source.account(1, names[0], 1, 2)
     source.account(2, names[1], 1)
     source.queue(f"queue/{names[0]}/archive", flag=True)
@@ -142,22 +142,22 @@ def filled(source, on_broker):
     return names
 
 
-def imported(url, *options):
+def run_import(url, *options):
     """Run the command in this process and return its JSON report."""
     out = io.StringIO()
     call_command("import_pulseguardian", url, "--json", *options, stdout=out)
     return json.loads(out.getvalue())
 
 
-def refused(url, *options):
+def refusal(url, *options):
     """Return the error of the command."""
     with pytest.raises(CommandError) as error:
-        imported(url, *options)
+        run_import(url, *options)
     assert error.value.returncode == 1
     return str(error.value)
 
 
-def done(report):
+def steps_done(report):
     return {(step["what"], step["name"]): step["do"] for step in report["steps"]}
 
 
@@ -165,47 +165,50 @@ def notes(report):
     return {step["name"]: " ".join(step["notes"]) for step in report["steps"]}
 
 
-def owned():
+def owners_by_account():
     return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
 
 
-def state():
+def all_rows():
     """Return all rows that the import may change."""
     models = (Owner, PulseUser, PulseUser.owners.through, Vouching, EmailAddress, Queue, QueueEvent, Notification)
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 
 
-def test_without_apply_the_import_only_shows_what_it_would_do(filled, source, environment):
-    before = state()
+def test_without_apply_the_import_only_shows_what_it_would_do(usernames, source, environment):
+    before = all_rows()
     code, out, err = run(environment, "import_pulseguardian", source.url)
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == ("owner make alice@example.org An administrator there; with --operators an operator here.")
     assert "owner make o'brien@example.org" in lines
-    assert f"account adopt {filled[0]} alice@example.org, o'brien@example.org" in lines
-    assert f"account adopt {filled[1]} alice@example.org" in lines
-    assert any(line.startswith(f'queue make unbounded queue/{filled[0]}/it\'s "quoted" in test-') for line in lines)
+    assert f"account adopt {usernames[0]} alice@example.org, o'brien@example.org" in lines
+    assert f"account adopt {usernames[1]} alice@example.org" in lines
+    assert any(line.startswith(f'queue make unbounded queue/{usernames[0]}/it\'s "quoted" in test-') for line in lines)
     assert lines[-4:] == [
         "3 owners: make", "2 accounts: adopt", "2 queues: make unbounded", "Nothing was changed; --apply does it.",
     ]  # fmt: skip
-    assert state() == before
+    assert all_rows() == before
     code, out, err = run(environment, "import_pulseguardian", "--apply", PULSEGUARDIAN_DATABASE_URL=source.url)
     assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
-    assert len(owned()) == 2
+    assert len(owners_by_account()) == 2
 
 
 def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
-    filled, source, broker, guarded, management
+    usernames, source, broker, guarded, management
 ):
     address = broker.amqp_url.rpartition("@")[2]
-    connected = Amqp(f"amqp://{filled[0]}:secret1@{address}", guarded)
+    connected = Amqp(f"amqp://{usernames[0]}:secret1@{address}", guarded)
     before = management.users(), management.all_permissions()
-    report = imported(source.url, "--apply")
+    report = run_import(source.url, "--apply")
     assert report["applied"] is True
-    assert owned() == {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
+    assert owners_by_account() == {
+        usernames[0]: ["alice@example.org", "o'brien@example.org"],
+        usernames[1]: ["alice@example.org"],
+    }
     assert all(PulseUser.objects.values_list("ready", flat=True))
     assert (management.users(), management.all_permissions()) == before
-    connected.queue(f"queue/{filled[0]}/still")  # its connection, password and permissions still work
+    connected.queue(f"queue/{usernames[0]}/still")  # its connection, password and permissions still work
     connected.connection.close()
     for owner in Owner.objects.all():
         assert (owner.vouched, owner.is_staff, owner.has_usable_password()) == (True, False, False)
@@ -214,52 +217,52 @@ def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
     assert not Notification.objects.exists()
     entries = {entry.deed: entry.additional_data for entry in AuditEntry.objects.all()}
     assert entries["imported owners"]["owners"] == ["alice@example.org", "o'brien@example.org", "carol@example.org"]
-    assert entries["adopted"]["accounts"][1] == f"{filled[1]}: alice@example.org"
+    assert entries["adopted"]["accounts"][1] == f"{usernames[1]}: alice@example.org"
     assert len(entries["made unbounded"]["queues"]) == 2
 
 
-def test_a_second_import_has_nothing_to_do(filled, source):
-    imported(source.url, "--apply")
-    before = state()
-    report = imported(source.url, "--apply")
+def test_a_second_import_has_nothing_to_do(usernames, source):
+    run_import(source.url, "--apply")
+    before = all_rows()
+    report = run_import(source.url, "--apply")
     assert report["applied"] is False
-    assert set(done(report).values()) == {"there already"}
-    assert state() == before
+    assert set(steps_done(report).values()) == {"there already"}
+    assert all_rows() == before
 
 
-def test_an_import_keeps_changes_made_here_since(filled, source):
-    imported(source.url, "--apply")
+def test_an_import_keeps_changes_made_here_since(usernames, source):
+    run_import(source.url, "--apply")
     alice, brien = (Owner.objects.get(email=email) for email in ("alice@example.org", "o'brien@example.org"))
-    account = PulseUser.objects.get(username=filled[1])
+    account = PulseUser.objects.get(username=usernames[1])
     account.owners.set([brien])
     vouching.unvouch(alice, None)
-    report = imported(source.url, "--apply")
+    report = run_import(source.url, "--apply")
     assert report["applied"] is False
-    assert done(report)["owner", "alice@example.org"] == "left out"
-    assert notes(report)[filled[1]] == "It keeps its current owners."
+    assert steps_done(report)["owner", "alice@example.org"] == "left out"
+    assert notes(report)[usernames[1]] == "It keeps its current owners."
     assert list(account.owners.all()) == [brien]
     alice.refresh_from_db()
     assert not alice.vouched
 
 
-def test_the_first_pass_keeps_an_imported_unbounded_queue(filled, source, amqp, management, guarded):
-    archive, jobs = f"queue/{filled[0]}/archive", f"queue/{filled[0]}/jobs"
+def test_the_first_pass_keeps_an_imported_unbounded_queue(usernames, source, amqp, management, guarded):
+    archive, jobs = f"queue/{usernames[0]}/archive", f"queue/{usernames[0]}/jobs"
     amqp.queue(archive, 12)
     amqp.queue(jobs, 12)
-    imported(source.url, "--apply")
+    run_import(source.url, "--apply")
     report = run_pass()
     assert (report.deleted, report.warned, report.errors) == (1, 1, [])
     assert queue_names(management, guarded) == {archive}
     queue = Queue.objects.get(name=archive)
     assert (queue.state, queue.unbounded, queue.length) == ("warned", True, 12)
-    assert queue.pulse_user.username == filled[0]
+    assert queue.pulse_user.username == usernames[0]
 
 
-def test_a_stored_queue_keeps_its_row_and_records_the_import(filled, source, amqp, client):
-    amqp.queue(f"queue/{filled[0]}/archive", 6)
+def test_a_stored_queue_keeps_its_row_and_records_the_import(usernames, source, amqp, client):
+    amqp.queue(f"queue/{usernames[0]}/archive", 6)
     run_pass()
     queue = Queue.objects.get()
-    assert done(imported(source.url, "--apply"))["queue", queue.name] == "make unbounded"
+    assert steps_done(run_import(source.url, "--apply"))["queue", queue.name] == "make unbounded"
     queue.refresh_from_db()
     assert (queue.state, queue.unbounded) == ("warned", True)
     event = queue.events.get(kind="adjusted")
@@ -268,24 +271,24 @@ def test_a_stored_queue_keeps_its_row_and_records_the_import(filled, source, amq
     assert "the command import_pulseguardian" in client.get(f"/queues/{queue.uuid}/").text
 
 
-def test_an_unbounded_flag_applies_in_every_vhost(filled, source, amqp, broker, guarded, management):
+def test_an_unbounded_flag_applies_in_every_vhost(usernames, source, amqp, broker, guarded, management):
     other = f"test-{uuid.uuid4().hex[:12]}"
-    name = f"queue/{filled[0]}/archive"
+    name = f"queue/{usernames[0]}/archive"
     management.create_vhost(other)
     try:
         amqp.queue(name)
         elsewhere = Amqp(broker.amqp_url, other)
         elsewhere.queue(name)
         elsewhere.connection.close()
-        imported(source.url, "--apply")
+        run_import(source.url, "--apply")
     finally:
         management.delete_vhost(other)
     rows = Queue.objects.filter(name=name).values_list("vhost", "unbounded")
     assert sorted(rows) == sorted([(guarded, True), (other, True)])
 
 
-def test_invalid_rows_are_left_out_with_a_reason(source, on_broker, guarded, management):
-    administrator = on_broker("root", tags=["administrator"])
+def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded, management):
+    administrator = create_account("root", tags=["administrator"])
     withdrawn, closed = Owner.objects.create_user("w@example.org", vouched=True), "closed@example.org"
     vouching.unvouch(withdrawn, None)
     Owner.objects.create_user(closed, vouched=True, is_active=False)
@@ -295,24 +298,24 @@ def test_invalid_rows_are_left_out_with_a_reason(source, on_broker, guarded, man
     for number, email in enumerate(people):
         if email is None or connection.vendor == "sqlite" or email == email.strip():
             source.person(number, email)
-    fine = on_broker("fine")
+    fine = create_account("fine")
     agents = "a" * 32
     management.put_user(agents, None)
     names = [fine, administrator, "not-there", "1st", "it's", 'quoted"', "two\nlines", "", agents, "nobodys"]
     for number, name in enumerate(names):
         owners = {fine: (0, 1, 6, 7), "nobodys": ()}.get(name, (0,))
         source.account(number, name, *owners)
-    of_others, nobodys = on_broker("others"), on_broker("nobodys")
+    of_others, nobodys = create_account("others"), create_account("nobodys")
     source.account(100, of_others, 6, 7)
     source.account(101, nobodys)
     source.queue("x" * 255, flag=True)
     try:
-        report = imported(source.url, "--apply")
+        report = run_import(source.url, "--apply")
     finally:
         management.delete_user(agents)
     said = notes(report)
-    assert owned() == {fine: ["alice@example.org"]}
-    assert {name for name, emails in owned().items()} == {fine}
+    assert owners_by_account() == {fine: ["alice@example.org"]}
+    assert {name for name, emails in owners_by_account().items()} == {fine}
     assert "the same address as alice@example.org" in said["ALICE@example.org"]
     assert "not a valid e-mail address" in said["no address"]
     assert "withdrawn here" in said["w@example.org"]
@@ -334,7 +337,7 @@ def test_invalid_rows_are_left_out_with_a_reason(source, on_broker, guarded, man
 def test_an_owner_who_signed_in_already_gets_access_and_a_notification(source, mailbox):
     Owner.objects.create_user("alice@example.org", last_login=timezone.now())
     source.person(1, "Alice@example.org")
-    assert done(imported(source.url, "--apply")) == {("owner", "alice@example.org"): "vouch for"}
+    assert steps_done(run_import(source.url, "--apply")) == {("owner", "alice@example.org"): "vouch for"}
     assert Owner.objects.get().vouched
     assert Notification.objects.get().kind == "vouched"
 
@@ -344,32 +347,36 @@ def test_administrators_become_operators_only_with_the_option(source):
     source.person(1, "new@example.org", admin=True)
     source.person(2, "old@example.org", admin=True)
     source.person(3, "carol@example.org", admin=None)
-    imported(source.url, "--apply")
+    run_import(source.url, "--apply")
     assert not Owner.objects.filter(is_staff=True).exists()
     Owner.objects.get(email="new@example.org").delete()
-    report = imported(source.url, "--apply", "--operators")
-    assert done(report) == {
+    report = run_import(source.url, "--apply", "--operators")
+    assert steps_done(report) == {
         ("owner", "new@example.org"): "make, an operator", ("owner", "old@example.org"): "make an operator",
         ("owner", "carol@example.org"): "there already",
     }  # fmt: skip
     operators = Owner.objects.filter(is_staff=True, is_superuser=True, vouched=True)
     assert set(operators.values_list("email", flat=True)) == {"new@example.org", "old@example.org"}
-    assert imported(source.url, "--operators")["applied"] is False
+    assert run_import(source.url, "--operators")["applied"] is False
 
 
-def test_permissions_that_differ_from_guardians_are_reported(source, on_broker, management, guarded):
+def test_permissions_that_differ_from_guardians_are_reported(source, create_account, management, guarded):
     source.person(1, "alice@example.org")
-    escaped = on_broker("with_a.dash-")  # older Pythons escape every special character
+    escaped = create_account("with_a.dash-")  # older Pythons escape every special character
     own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
     write = f"^(queue/{own}/.*|exchange/{own}/.*)"
     management.set_permissions(guarded, escaped, Permissions(write, write, f"^(queue/{own}/.*|exchange/.*)"))
-    everything, elsewhere, nothing = on_broker("all", granted=FULL_ACCESS), on_broker("two"), on_broker("none")
-    dots = on_broker("dots.")
+    everything, elsewhere, nothing = (
+        create_account("all", granted=FULL_ACCESS),
+        create_account("two"),
+        create_account("none"),
+    )
+    dots = create_account("dots.")
     management.set_permissions("/", elsewhere, Permissions("", "", ".*"))
     management.delete_permissions(guarded, nothing)
     for number, name in enumerate([escaped, everything, elsewhere, nothing, dots]):
         source.account(number, name, 1)
-    said = notes(imported(source.url))
+    said = notes(run_import(source.url))
     assert said[escaped] == ""
     assert "It may make and delete every queue and exchange, whoever they belong to." in said[everything]
     assert said[elsewhere] == "It also has permissions on the vhost '/'."
@@ -377,19 +384,19 @@ def test_permissions_that_differ_from_guardians_are_reported(source, on_broker, 
     assert "whatever has the pattern" in said[dots]  # its dot stands for any character
 
 
-def test_an_account_listed_twice_is_adopted_once(on_broker):
+def test_an_account_listed_twice_is_adopted_once(create_account):
     Owner.objects.create_user("alice@example.org", vouched=True)
-    wanted = adoption.Ownership(on_broker("builds"), ("alice@example.org",))
+    wanted = adoption.Ownership(create_account("builds"), ("alice@example.org",))
     steps = adoption.plan([wanted, wanted], {"alice@example.org"})
     assert [step.do for step in steps] == ["adopt", "left out"]
     adoption.adopt(steps)
-    assert owned() == {wanted.username: ["alice@example.org"]}
+    assert owners_by_account() == {wanted.username: ["alice@example.org"]}
 
 
 # Other versions
 
 
-def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_source, on_broker):
+def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_source, create_account):
     empty_source.make(
         [
             TABLES[0],
@@ -399,17 +406,17 @@ def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_sour
             " warned BOOLEAN)",
         ]
     )
-    name, nobodys = on_broker("builds"), on_broker("free")
+    name, nobodys = create_account("builds"), create_account("free")
     empty_source.person(1, "alice@example.org")
     empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (1, 1, ?)", name)
     empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (2, NULL, ?)", nobodys)
     out = io.StringIO()
     call_command("import_pulseguardian", empty_source.url, "--apply", stdout=out)
-    assert owned() == {name: ["alice@example.org"]}
-    assert "This version of PulseGuardian has no unbounded queues." in out.getvalue()
+    assert owners_by_account() == {name: ["alice@example.org"]}
+    assert "This version of PulseGuardian knows no unbounded queues." in out.getvalue()
 
 
-def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, on_broker):
+def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, create_account):
     empty_source.make(
         [
             "CREATE TABLE emails (id INTEGER NOT NULL PRIMARY KEY, address VARCHAR(255) NOT NULL UNIQUE)",
@@ -418,12 +425,12 @@ def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, o
             *TABLES[1:],
         ]
     )
-    name = on_broker("builds")
+    name = create_account("builds")
     empty_source.run("INSERT INTO emails (id, address) VALUES (7, 'alice@example.org')")
     empty_source.run("INSERT INTO users (id, email_id) VALUES (1, 7)")
     empty_source.account(1, name, 1)
-    imported(empty_source.url, "--apply")
-    assert owned() == {name: ["alice@example.org"]}
+    run_import(empty_source.url, "--apply")
+    assert owners_by_account() == {name: ["alice@example.org"]}
 
 
 @pytest.mark.parametrize(
@@ -438,7 +445,7 @@ def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, o
 )
 def test_another_database_is_refused_with_what_it_lacks(empty_source, tables, lacks):
     empty_source.make(tables)
-    assert refused(empty_source.url).endswith(f"it lacks {lacks}.")
+    assert refusal(empty_source.url).endswith(f"it lacks {lacks}.")
 
 
 @pytest.mark.parametrize(("yes", "no"), [("t", "f"), ("true", "False"), ("1", "0"), (True, None), (1, "")])
@@ -460,14 +467,14 @@ def test_an_invalid_boolean_is_refused(empty_source, column):
     empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
     empty_source.person(1, "alice@example.org", admin="perhaps" if column == "users.admin" else "f")
     empty_source.run("INSERT INTO queues (name, unbounded, durable) VALUES ('q', 'perhaps', 't')")
-    assert f"The column {column} has 'perhaps' in it" in refused(empty_source.url)
+    assert f"The column {column} has 'perhaps' in it" in refusal(empty_source.url)
 
 
 def test_too_many_rows_are_refused(source, monkeypatch):
     monkeypatch.setattr(pulseguardian, "MAX_ROWS", 50)
     for number in range(51):
         source.person(number, f"p{number}@example.org")
-    assert "more than 50 rows" in refused(source.url)
+    assert "more than 50 rows" in refusal(source.url)
 
 
 # The source
@@ -517,7 +524,7 @@ def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatc
     ],
 )
 def test_an_invalid_source_url_is_refused_without_showing_the_password(url, said):
-    text = refused(url)
+    text = refusal(url)
     assert said in text
     assert "S3cret" not in text
 
@@ -530,7 +537,7 @@ def test_the_command_needs_a_source_url(monkeypatch):
 
 def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "text.db").write_text("no database " * 100)
-    assert "file is not a database" in refused(f"sqlite:///{tmp_path}/text.db")
+    assert "file is not a database" in refusal(f"sqlite:///{tmp_path}/text.db")
 
 
 def test_an_oversized_cell_is_refused(tmp_path):
@@ -540,10 +547,10 @@ def test_an_oversized_cell_is_refused(tmp_path):
     opened.execute("INSERT INTO users (id, email) VALUES (1, ?)", ["x" * (pulseguardian.MAX_CELL_BYTES + 1)])
     opened.commit()
     opened.close()
-    assert "too big" in refused(f"sqlite:///{tmp_path}/large.db")
+    assert "too big" in refusal(f"sqlite:///{tmp_path}/large.db")
 
 
-def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_path, on_broker):
+def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_path, create_account):
     path: Path = tmp_path / "old.db"
     opened = sqlite3.connect(path)
     for table in TABLES:
@@ -556,7 +563,7 @@ def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_pa
     opened.commit()
     opened.close()
     before = hashlib.sha256(path.read_bytes()).digest()
-    report = imported(f"sqlite:///{path}", "--apply")
+    report = run_import(f"sqlite:///{path}", "--apply")
     assert [step["do"] for step in report["steps"]] == ["make", "left out", "left out", "left out", "left out"]
     assert max(len(step["name"]) for step in report["steps"]) == pulseguardian.MAX_TEXT_LENGTH
     assert list(Owner.objects.values_list("email", flat=True)) == ["a@example.org"]
@@ -569,7 +576,9 @@ def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_pa
 
 
 @pytest.mark.parametrize("after", ["nothing", "the accounts were listed", "the permissions were listed"])
-def test_a_broker_that_fails_midway_leaves_everything_unchanged(filled, source, broker, settings, monkeypatch, after):
+def test_a_broker_that_fails_midway_leaves_everything_unchanged(
+    usernames, source, broker, settings, monkeypatch, after
+):
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         module, name = {
@@ -579,19 +588,19 @@ def test_a_broker_that_fails_midway_leaves_everything_unchanged(filled, source, 
         }[after]
         step = getattr(module, name)
 
-        def then_away(*arguments, **options):
+        def run_and_disconnect(*arguments, **options):
             result = step(*arguments, **options)
             proxy.close_next(100)
             return result
 
-        monkeypatch.setattr(module, name, then_away)
-        before = state()
-        assert refused(source.url, "--apply").startswith("Nothing was done. The broker can't be queried: GET /api/")
-        assert state() == before
+        monkeypatch.setattr(module, name, run_and_disconnect)
+        before = all_rows()
+        assert refusal(source.url, "--apply").startswith("Nothing was done. The broker can't be asked: GET /api/")
+        assert all_rows() == before
         proxy.forward()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     monkeypatch.undo()
-    assert imported(source.url, "--apply")["applied"] is True
+    assert run_import(source.url, "--apply")["applied"] is True
 
 
 @pytest.mark.parametrize(
@@ -608,7 +617,7 @@ def test_a_broker_that_fails_midway_leaves_everything_unchanged(filled, source, 
         ("accounts.audit.record", 4),
     ],
 )
-def test_an_import_killed_anywhere_is_completed_by_the_next(filled, source, monkeypatch, where, times):
+def test_an_import_killed_anywhere_is_completed_by_the_next(usernames, source, monkeypatch, where, times):
     Owner.objects.create_user("carol@example.org", last_login=timezone.now())
     monkeypatch.setattr(adoption, "BATCH_SIZE", 1)
     module, _, name = where.rpartition(".")
@@ -626,26 +635,26 @@ def test_an_import_killed_anywhere_is_completed_by_the_next(filled, source, monk
     with monkeypatch.context() as patch:
         patch.setattr(where, killed(getattr(import_module(module), name)))
         with pytest.raises(Killed):
-            imported(source.url, "--apply")
-    whole = {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
-    assert owned().items() <= whole.items()
+            run_import(source.url, "--apply")
+    whole = {usernames[0]: ["alice@example.org", "o'brien@example.org"], usernames[1]: ["alice@example.org"]}
+    assert owners_by_account().items() <= whole.items()
     for owner in Owner.objects.exclude(email="carol@example.org"):
         assert owner.vouched
         assert owner.emailaddress_set.get().verified
-    assert imported(source.url, "--apply")["applied"] is True
-    assert owned() == whole
+    assert run_import(source.url, "--apply")["applied"] is True
+    assert owners_by_account() == whole
     assert set(Owner.objects.values_list("email", "vouched")) == {
         (f"{name}@example.org", True) for name in ("alice", "o'brien", "carol")
     }
     assert Vouching.objects.count() == 3
     assert QueueEvent.objects.filter(kind="adjusted").count() == Queue.objects.filter(unbounded=True).count() == 2
-    assert imported(source.url, "--apply")["applied"] is False
+    assert run_import(source.url, "--apply")["applied"] is False
 
 
-def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(filled, source, monkeypatch):
+def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, source, monkeypatch):
     for meanwhile, said in [
         (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
-        (lambda: PulseUser.objects.create(username=filled[0], ready=True), "was created or adopted just now"),
+        (lambda: PulseUser.objects.create(username=usernames[0], ready=True), "was created or adopted just now"),
         (lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False), "Nobody has vouched for"),
         (lambda: Owner.objects.filter(email="alice@example.org").delete(), "removed meanwhile"),
     ]:
@@ -657,25 +666,28 @@ def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(filled, sou
         PulseUser.objects.all().delete()
         Owner.objects.update(vouched=True)
         Vouching.objects.all().delete()
-    imported(source.url, "--apply")
-    assert owned() == {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
+    run_import(source.url, "--apply")
+    assert owners_by_account() == {
+        usernames[0]: ["alice@example.org", "o'brien@example.org"],
+        usernames[1]: ["alice@example.org"],
+    }
 
 
-def test_a_locked_account_is_not_adopted(filled, source):
-    with locks.lock(filled[1]):
-        assert f"Another request is changing '{filled[1]}' right now." in refused(source.url, "--apply")
-    assert owned() == {}
-    imported(source.url, "--apply")
-    assert set(owned()) == set(filled)
+def test_a_locked_account_is_not_adopted(usernames, source):
+    with locks.lock(usernames[1]):
+        assert f"Another request is changing '{usernames[1]}' right now." in refusal(source.url, "--apply")
+    assert owners_by_account() == {}
+    run_import(source.url, "--apply")
+    assert set(owners_by_account()) == set(usernames)
 
 
-def test_an_import_waits_for_a_running_pass(filled, source, monkeypatch):
+def test_an_import_waits_for_a_running_pass(usernames, source, monkeypatch):
     monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 0.0)
-    before = state()
+    before = all_rows()
     with lease(LEASE):
-        assert refused(source.url, "--apply").startswith("Nothing was done: a pass has been running")
-        assert state() == before
-        assert imported(source.url)["applied"] is False
+        assert refusal(source.url, "--apply").startswith("Nothing was done: a pass has been running")
+        assert all_rows() == before
+        assert run_import(source.url)["applied"] is False
     waited = []
 
     def sleep(seconds):
@@ -686,25 +698,25 @@ def test_an_import_waits_for_a_running_pass(filled, source, monkeypatch):
     running.__enter__()
     monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr("time.sleep", sleep)
-    imported(source.url, "--apply")
+    run_import(source.url, "--apply")
     assert waited == [unbounded.POLL_SECONDS]
     assert Queue.objects.filter(unbounded=True).count() == 2
 
 
-def test_an_import_takes_constant_requests_and_statements(source, on_broker):
+def test_an_import_takes_constant_requests_and_statements(source, create_account):
     def add(first, number):
         for n in range(first, first + number):
             source.person(n, f"p{n}@example.org")
-            source.account(n, on_broker(f"n{n}-"), n)
+            source.account(n, create_account(f"n{n}-"), n)
             source.queue(f"queue/n/{n}", flag=True)
 
     def counted():
         with counted_requests() as requests, CaptureQueriesContext(connection) as queries:
-            imported(source.url, "--apply")
+            run_import(source.url, "--apply")
         return len(requests), len(queries)
 
     add(0, 1)
-    imported(source.url, "--apply")
+    run_import(source.url, "--apply")
     add(1, 2)
     few = counted()
     add(3, 20)

@@ -21,7 +21,7 @@ LONG = [("queue/alice/long", 7), ("queue/alice/too-long", 12), ("queue/alice/sho
 
 
 @pytest.fixture
-def passed(guarded, amqp, mailbox):
+def after_pass(guarded, amqp, mailbox):
     """Return a vhost in which one queue was warned about, one deleted and one kept, with all mails sent."""
     for name, messages in LONG:
         amqp.queue(name, messages)
@@ -30,8 +30,8 @@ def passed(guarded, amqp, mailbox):
     return guarded
 
 
-def breaches(management, passed, mailbox):
-    return invariants.breaches(management, [passed], mailbox.mails)
+def violations(management, after_pass, mailbox):
+    return invariants.broken(management, [after_pass], mailbox.mails)
 
 
 def notification(**values):
@@ -40,12 +40,12 @@ def notification(**values):
     return Notification.objects.create(**{**about, "created": now, "due_at": now, **values})
 
 
-def again(mailbox, mail):
+def deliver_again(mailbox, mail):
     mailbox._mails.append(mail)
 
 
-def test_a_good_run_breaks_no_invariant(passed, management, mailbox):
-    assert breaches(management, passed, mailbox) == []
+def test_a_good_run_breaks_no_invariant(after_pass, management, mailbox):
+    assert violations(management, after_pass, mailbox) == []
     assert len(mailbox.mails) == 2
     assert QueueEvent.objects.filter(kind="deleted").count() == 1
 
@@ -54,27 +54,27 @@ def test_a_good_run_breaks_no_invariant(passed, management, mailbox):
 
 
 @pytest.mark.soak
-def test_an_unsent_notification_is_lost(passed):
+def test_an_unsent_notification_is_lost(after_pass):
     notification()
     [breach] = invariants.missing_notifications()
     assert breach == f"the outage to {OPERATOR} is still due after 0 attempts (no error)"
 
 
 @pytest.mark.soak
-def test_a_deferred_retry_is_lost_only_after_its_time(passed):
+def test_a_deferred_retry_is_lost_only_after_its_time(after_pass):
     notification(due_at=timezone.now() + timedelta(seconds=30), attempts=1, last_error="451")
     assert invariants.missing_notifications(settled=False) == []
     assert len(invariants.missing_notifications()) == 1
 
 
 @pytest.mark.soak
-def test_a_notification_deferred_by_quiet_hours_is_not_lost(passed):
+def test_a_notification_deferred_by_quiet_hours_is_not_lost(after_pass):
     notification(deferred_until=timezone.now() + timedelta(hours=1))
     assert invariants.missing_notifications() == []
 
 
 @pytest.mark.soak
-def test_a_notification_given_up_for_a_wrong_reason_is_lost(passed):
+def test_a_notification_given_up_for_a_wrong_reason_is_lost(after_pass):
     notification(state="failed", last_error=invariants.OUT_OF_DATE)
     assert invariants.missing_notifications() == []
     notification(state="failed", last_error="KeyError('queue')", attempts=1)
@@ -84,31 +84,30 @@ def test_a_notification_given_up_for_a_wrong_reason_is_lost(passed):
 
 
 @pytest.mark.soak
-def test_a_notification_tried_for_a_day_may_be_given_up(passed):
+def test_a_notification_tried_for_a_day_may_be_given_up(after_pass):
     before = timezone.now() - timedelta(hours=25)
     notification(state="failed", last_error="451", attempts=claims.MIN_ATTEMPTS, created=before)
     assert invariants.missing_notifications() == []
 
 
-def test_a_deletion_without_its_notification_is_found(passed):
+def test_a_deletion_without_its_notification_is_found(after_pass):
     Notification.objects.filter(kind="deletion").delete()
-    [breach] = invariants.missing_notifications()
-    assert breach.startswith(
-        f"queue/alice/too-long in {passed} was deleted 1 times, but {OPERATOR} has 0 notifications"
-    )
+    [breach] = invariants.lost()
+    assert breach.startswith(f"queue/alice/too-long in {after_pass} was deleted 1 times, and 0 notifications tell")
 
 
 @pytest.mark.soak
-def test_a_warning_without_its_notification_is_found(passed):
+def test_a_warning_without_its_notification_is_found(after_pass):
     Notification.objects.filter(kind="warning").delete()
-    [breach] = invariants.missing_notifications()
-    assert breach == (
-        f"the notified state of queue/alice/long in {passed} is warned, but {OPERATOR}'s last notification is none"
+    [breach] = invariants.lost()
+    assert (
+        breach
+        == f"queue/alice/long in {after_pass} is said to be warned, and the last that {OPERATOR} was told is nothing"
     )
 
 
 @pytest.mark.soak
-def test_a_folded_change_that_was_never_notified_is_found(passed):
+def test_a_folded_change_that_was_never_notified_is_found(after_pass):
     queues = Queue.objects.filter(name="queue/alice/long")
     queues.update(state="ok", folded=1)
     assert invariants.lost() == []  # its quiet period continues
@@ -118,15 +117,15 @@ def test_a_folded_change_that_was_never_notified_is_found(passed):
 
 
 @pytest.mark.soak
-def test_a_mail_recorded_as_sent_that_never_arrived_is_found(passed, mailbox):
+def test_a_mail_recorded_as_sent_that_never_arrived_is_found(after_pass, mailbox):
     notification(state="sent")
     assert invariants.undelivered_mails(mailbox.mails) == [
         f"the outage to {OPERATOR} is recorded as sent, but was never accepted"
     ]
 
 
-def test_a_mail_that_arrived_twice_is_found_unless_its_sender_was_interrupted(passed, mailbox):
-    again(mailbox, mailbox.mails[0])
+def test_a_mail_that_arrived_twice_is_found_unless_its_sender_was_interrupted(after_pass, mailbox):
+    deliver_again(mailbox, mailbox.mails[0])
     [breach] = invariants.duplicate_mails(mailbox.mails)
     assert breach.endswith(f"was accepted 2 times for {OPERATOR}")
     assert invariants.duplicate_mails(mailbox.mails, interrupted=1) == []
@@ -134,16 +133,16 @@ def test_a_mail_that_arrived_twice_is_found_unless_its_sender_was_interrupted(pa
 
 
 @pytest.mark.soak
-def test_a_mail_without_a_notification_is_found(passed, mailbox):
+def test_a_mail_without_a_notification_is_found(after_pass, mailbox):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.duplicate_mails(mailbox.mails)
     assert breach.endswith("has no notification")
 
 
 @pytest.mark.soak
-def test_other_mails_may_arrive_any_number_of_times(passed, mailbox):
+def test_other_mails_may_arrive_any_number_of_times(after_pass, mailbox):
     for _ in range(2):
-        again(mailbox, Mail("guardian@localhost", (OPERATOR,), b"Subject: Your code\n\nBCDF-GHJK\n"))
+        deliver_again(mailbox, Mail("guardian@localhost", (OPERATOR,), b"Subject: Your code\n\nBCDF-GHJK\n"))
     assert invariants.duplicate_mails(mailbox.mails) == []
 
 
@@ -159,14 +158,14 @@ def test_other_mails_may_arrive_any_number_of_times(passed, mailbox):
         ({}, "was deleted, but its length or limit is not recorded"),
     ],
 )
-def test_a_deletion_that_was_not_due_is_found(passed, details, why):
+def test_a_deletion_that_was_not_due_is_found(after_pass, details, why):
     QueueEvent.objects.filter(kind="deleted").update(details=details)
     [breach] = invariants.deleted_below_maximum()
     assert why in breach
 
 
 @pytest.mark.soak
-def test_a_deletion_for_its_name_follows_the_policy(passed, settings):
+def test_a_deletion_for_its_name_follows_the_policy(after_pass, settings):
     QueueEvent.objects.filter(kind="deleted").update(queue_name="exchange/alice/q", details={"length": 0, "max": 10})
     assert len(invariants.deleted_below_maximum()) == 1
     settings.GUARDIAN_NAMESPACE_POLICY = "delete-misnamed"
@@ -177,33 +176,33 @@ def test_a_deletion_for_its_name_follows_the_policy(passed, settings):
 
 
 @pytest.mark.soak
-def test_a_queue_without_a_row_is_found(passed, management, amqp):
+def test_a_queue_without_a_row_is_found(after_pass, management, amqp):
     amqp.queue("queue/alice/new")
-    assert invariants.disagreements(management, [passed]) == [
-        f"queue/alice/new in {passed} is on the broker, but has no row"
+    assert invariants.disagreements(management, [after_pass]) == [
+        f"queue/alice/new in {after_pass} is on the broker, and has no row"
     ]
 
 
-def test_a_row_without_a_queue_is_found(passed, management):
-    management.delete_queue(passed, "queue/alice/short")
-    assert invariants.disagreements(management, [passed]) == [
-        f"queue/alice/short in {passed} is ok, but not on the broker"
+def test_a_row_without_a_queue_is_found(after_pass, management):
+    management.delete_queue(after_pass, "queue/alice/short")
+    assert invariants.disagreements(management, [after_pass]) == [
+        f"queue/alice/short in {after_pass} is ok, and not on the broker"
     ]
 
 
 @pytest.mark.soak
-def test_a_row_with_another_length_is_found(passed, management, amqp):
+def test_a_row_with_another_length_is_found(after_pass, management, amqp):
     amqp.publish("queue/alice/short", 2)
-    assert invariants.disagreements(management, [passed]) == [
-        f"queue/alice/short in {passed} has 3 messages, but 1 by its row"
+    assert invariants.disagreements(management, [after_pass]) == [
+        f"queue/alice/short in {after_pass} has 3 messages, and its row says 1"
     ]
 
 
 @pytest.mark.soak
-def test_an_ignored_queue_breaks_no_invariant(passed, management, amqp, settings):
+def test_an_ignored_queue_breaks_no_invariant(after_pass, management, amqp, settings):
     settings.GUARDIAN_IGNORED_QUEUES = "^ignored"
     amqp.queue("ignored")
-    assert invariants.disagreements(management, [passed]) == []
+    assert invariants.disagreements(management, [after_pass]) == []
 
 
 @pytest.mark.soak

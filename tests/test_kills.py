@@ -52,35 +52,35 @@ class Agent:
         return True
 
 
-def until_it_ends(do, begin, look):
+def kill_after_each_effect(do, prepare, check):
     """Kill ``do`` after one effect, after two, and so on, and check what follows. Return the number of kills.
 
     ``do`` gets the value that ``prepare`` returns; ``check`` gets that value and how the process ended.
     """
     kills = 0
     while True:
-        begun = begin(kills)
-        death = killed_after(kills + 1, partial(do, begun))
+        prepared = prepare(kills)
+        death = killed_after(kills + 1, partial(do, prepared))
         let_time_pass()
         follow()
-        look(begun, death)
+        check(prepared, death)
         if not death.killed:
             return kills
         kills += 1
 
 
 def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, alice, guarded, management, mailbox):
-    def begin(number):
+    def prepare(number):
         amqp.queue(f"going-{number}")
         monitor.run_pass()
         amqp.channel.queue_delete(f"going-{number}")
         amqp.queue(f"queue/alice/warned-{number}", 6)
         amqp.queue(f"queue/alice/long-{number}", 11)
 
-    def look(begun, death):
-        assert breaches(management, [guarded], mailbox.mails) == [], death.effects
+    def check(prepared, death):
+        assert broken(management, [guarded], mailbox.mails) == [], death.effects
 
-    kills = until_it_ends(lambda _: monitor.run_pass(), begin, look)
+    kills = kill_after_each_effect(lambda _: monitor.run_pass(), prepare, check)
     assert kills >= 5
     told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts")
     wanted = [("warning", f"queue/alice/warned-{number}") for number in range(kills + 1)]
@@ -97,18 +97,18 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(mails)]
     interrupted = 0
 
-    def begin(number):
+    def prepare(number):
         settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
         monitor.run_pass()  # an outage, which is notified to all of them
         settings.RABBITMQ_MANAGEMENT_URL = management_url
 
-    def look(begun, death):
+    def check(prepared, death):
         nonlocal interrupted
         interrupted += death.after_a_mail if together == 1 else together
         assert breaches(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 
     management_url = settings.RABBITMQ_MANAGEMENT_URL
-    kills = until_it_ends(lambda _: sending.send_due(), begin, look)
+    kills = kill_after_each_effect(lambda _: sending.send_due(), prepare, check)
     assert kills >= 6
     if together == 1:
         assert count_resent_mails(mailbox.mails) == interrupted == 3
@@ -117,59 +117,59 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
 
 
 def test_a_killed_registration_is_finished_when_the_agent_repeats_it(agents, broker, management, mailbox):
-    def look(agent, death):
-        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
+    def check(agent, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
         queue = agent.subscribe()
         assert queue.state == Registration.READY
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
         assert agent.can_read(broker, queue.subscription.rmq_username, queue.queue_name), death.effects
 
-    assert until_it_ends(Agent.subscribe, lambda _: Agent(agents), look) >= 10
+    assert kill_after_each_effect(Agent.subscribe, lambda _: Agent(agents), check) >= 10
 
 
 def test_a_killed_consumer_registration_is_finished_when_repeated(agents, broker, management, mailbox):
-    def begin(number):
+    def prepare(number):
         agent = Agent(agents)
         vhosts.create_vhost(agent.owner, management)
         return agent
 
-    def look(agent, death):
-        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
+    def check(agent, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
         consumer = agent.consume()
         assert consumer.state == Registration.READY
         assert set(agents.queues(agent.vhost)) == {consumer.queue_name, DEAD_LETTER_QUEUE}, death.effects
         assert agent.can_read(broker, consumer.rmq_username, consumer.queue_name), death.effects
 
-    assert until_it_ends(Agent.consume, begin, look) >= 6
+    assert kill_after_each_effect(Agent.consume, prepare, check) >= 6
 
 
 def test_a_killed_deletion_is_finished_by_the_task(agents, management, mailbox):
-    def begin(number):
+    def prepare(number):
         agent = Agent(agents)
         agent.subscribe()
         agent.consume()
         return agent
 
-    def look(agent, death):
-        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
+    def check(agent, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
         rows = [*SubscriptionQueue.objects.filter(vhost=agent.vhost), *Consumer.objects.filter(vhost=agent.vhost)]
         assert set(agents.queues(agent.vhost)) == {DEAD_LETTER_QUEUE, *(row.queue_name for row in rows)}
         assert len(rows) in (0, 2), death.effects  # all of it, or nothing
 
-    assert until_it_ends(lambda agent: deletions.delete(agent.identity), begin, look) >= 6
+    assert kill_after_each_effect(lambda agent: deletions.delete(agent.identity), prepare, check) >= 6
 
 
 def test_a_killed_sweep_is_finished_by_removals_and_the_next_sweep(agents, management, mailbox):
     agent = Agent(agents)
     queue = agent.subscribe()
 
-    def begin(number):
+    def prepare(number):
         management.declare_queue(agent.vhost, f"subscription_orphan_{number}")
         management.delete_queue(agent.vhost, queue.queue_name)
         let_time_pass()
 
-    def look(begun, death):
-        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
+    def check(prepared, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
 
-    assert until_it_ends(lambda _: sweep.sweep_orphans(), begin, look) >= 4
+    assert kill_after_each_effect(lambda _: sweep.sweep_orphans(), prepare, check) >= 4

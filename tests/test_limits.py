@@ -25,13 +25,13 @@ WRONG = {"Authorization": f"Token {'0' * 64}"}
 
 
 @pytest.fixture(autouse=True)
-def middle_of_a_stretch():
+def middle_of_an_interval():
     """Let no interval of a limit end within a test."""
     with time_machine.travel(timezone.now().replace(minute=30, second=20)):
         yield
 
 
-def done(limit, who):
+def count_allowed(limit, who):
     """Return how often this can be done before the limit is exceeded."""
     number = 0
     while True:
@@ -42,7 +42,7 @@ def done(limit, who):
         number += 1
 
 
-def another_process():
+def forget_shares():
     """Forget this process's share of the limits, like another process."""
     limits._left.clear()
 
@@ -52,7 +52,7 @@ def another_process():
 
 @pytest.mark.parametrize("most", [1, 3, 99, 100, 101, 250])
 def test_exactly_the_limit_is_let_through(db, most):
-    assert done(RateLimit(f"tries of {most}", most, 60), "alice") == most
+    assert count_allowed(RateLimit(f"tries of {most}", most, 60), "alice") == most
 
 
 def test_without_a_limit_nothing_is_counted(db, django_assert_num_queries):
@@ -62,31 +62,31 @@ def test_without_a_limit_nothing_is_counted(db, django_assert_num_queries):
 
 
 def test_owners_and_limits_are_counted_separately(db):
-    assert done(THREE, "alice") == 3
-    assert done(THREE, "bob") == 3
-    assert done(RateLimit("other tries", 3, 60), "alice") == 3
+    assert count_allowed(THREE, "alice") == 3
+    assert count_allowed(THREE, "bob") == 3
+    assert count_allowed(RateLimit("other tries", 3, 60), "alice") == 3
 
 
 def test_after_the_retry_time_the_limit_starts_anew(db):
-    done(THREE, "alice")
+    count_allowed(THREE, "alice")
     with pytest.raises(RateLimitExceeded, match="the limit is 3 within a minute") as refused:
         consume(THREE, "alice")
     assert 1 <= refused.value.seconds <= 60
     with time_machine.travel(timezone.now() + timezone.timedelta(seconds=refused.value.seconds)):
-        assert done(THREE, "alice") == 3
+        assert count_allowed(THREE, "alice") == 3
 
 
 def test_processes_share_the_count(db):
     consume(THREE, "alice")
-    another_process()
-    assert done(THREE, "alice") == 2
+    forget_shares()
+    assert count_allowed(THREE, "alice") == 2
 
 
 def test_a_processs_share_is_not_available_to_others(db):
     many = RateLimit("many tries", 1000, 60)
     consume(many, "alice")
-    another_process()
-    assert done(many, "alice") == 1000 - 10  # nine of the first share are lost with its process
+    forget_shares()
+    assert count_allowed(many, "alice") == 1000 - 10  # nine of the first share are lost with its process
 
 
 def test_a_large_limit_takes_few_statements(db, django_assert_max_num_queries):

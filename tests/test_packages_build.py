@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from message_store import applications
-from tests.test_consumer import at
+from tests.test_consumer import settings_at
 from tests.toolbox import wait_until
 
 PACKAGES = Path(__file__).resolve().parent.parent / "packages"
@@ -133,7 +133,7 @@ def test_the_public_names_are_imported_without_django_or_an_extra(name, install)
 def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vhost, install, tmp_path):
     python, [worker, order] = install("guardian-consumers")
     (tmp_path / "worker.py").write_text(worker)
-    environment = {"RABBIT_URL": at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
+    environment = {"RABBIT_URL": settings_at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
     with subprocess.Popen(
         [python, "-m", "guardian_consumers", "worker:orders"],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
