@@ -1,4 +1,4 @@
-"""What tests of agents need: a broker that is left as it was, and the rows that stand before a registration."""
+"""Fixtures for agents: rows needed for a registration, and a broker that is restored afterwards."""
 
 import contextlib
 import itertools
@@ -23,36 +23,36 @@ _numbers = itertools.count(1)
 
 
 def make_due() -> None:
-    """Have everything be due that is to go from the broker."""
-    # Not right now: SQLite's clock has milliseconds, and to it that may be later than now.
+    """Make all pending removals due."""
+    # A second ago, since SQLite's clock has only milliseconds and may read the present as the future.
     Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
 
 
 class Agents:
-    """Makes owners, tokens, offerings and identities; and removes from the broker what came of them."""
+    """Creates owners, tokens, offerings and identities, and lists what is on the broker."""
 
     def __init__(self, management: Management) -> None:
         self.management = management
 
     def owner(self, name: str = "", **fields: Any) -> Owner:
-        """Make an owner who may use the broker, ``name@example.org``; without a name some name."""
+        """Create an owner with access, ``name@example.org``, with a generated name by default."""
         email = f"{name or f'owner-{next(_numbers)}'}@example.org"
         return Owner.objects.create_user(email, **{"vouched": True, "last_login": timezone.now(), **fields})
 
     def token(self, owner: Owner) -> PresentedToken:
-        """Make a token of this owner, as it comes with a request: its row and its key."""
+        """Create a token of this owner as presented with a request: its row and its key."""
         token, key = AuthToken.objects.create(user=owner)
         return PresentedToken(token, key)
 
     def offering(self, *members: Owner, name: str = "", publishers: tuple[Owner, ...] = ()) -> Offering:
-        """Make an offering that these owners' agents may subscribe to."""
+        """Create an offering that these owners' agents may subscribe to."""
         offering = Offering.objects.create(name=name or f"Offering {next(_numbers)}")
         offering.members.set(members)
         offering.publishers.set(publishers)
         return offering
 
     def identity(self, owner: Owner, offering: Offering | None = None, name: str = "") -> AgentIdentity:
-        """Make an identity of this owner's, for an offering of theirs; without one for a new one."""
+        """Create an identity of this owner, for a new offering by default."""
         return create_identity(owner, offering or self.offering(owner), name or f"agent-{next(_numbers)}")
 
     def queues(self, vhost: str) -> dict[str, dict[str, Any]]:
@@ -70,7 +70,7 @@ class Agents:
 
 
 class RegisteredAgent:
-    """An owner with what their agent registered, a while ago."""
+    """An owner whose agent registered one subscription queue and one consumer queue five minutes ago."""
 
     def __init__(self, agents, name):
         self.agents = agents
@@ -98,13 +98,13 @@ class RegisteredAgent:
 
 
 def a_while_ago():
-    """Say of all registrations that they were made a while ago, so that none looks as if it were under way."""
+    """Backdate all registrations by five minutes, so that none counts as in progress."""
     for model in (SubscriptionQueue, Consumer):
         model.objects.update(created=timezone.now() - timedelta(minutes=5))
 
 
 def lost(agent, number):
-    """Register so many queues, and take their rows behind everybody's back, as a restored database lacks them."""
+    """Register this number of queues and delete only their rows, as after a restore of the database."""
     types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
     for object_type in types:
         registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
@@ -132,20 +132,20 @@ def broker_restored(management: Management) -> Iterator[None]:
 
 @pytest.fixture
 def agents(guarded: str, management: Management) -> Iterator[Agents]:
-    """Guard the broker; every vhost and account that an agent's registration made is gone from it afterwards."""
+    """Guard the broker. Delete the vhosts and accounts of agents from it afterwards."""
     with broker_restored(management):
         yield Agents(management)
 
 
 @pytest.fixture
 def agent(agents: Agents) -> RegisteredAgent:
-    """Give an owner whose agent has one subscription queue and one consumer queue."""
+    """Return an owner whose agent has one subscription queue and one consumer queue."""
     return RegisteredAgent(agents, "alice")
 
 
 @pytest.fixture
 def reader(agent: RegisteredAgent, broker: Any) -> Iterator[Callable[[str], Any]]:
-    """Give a function that consumes from a queue of the agent's vhost, until the test is over."""
+    """Return a function that consumes from a queue of the agent's vhost until the end of the test."""
     opened = pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{agent.vhost}"))
     channel = opened.channel()
     yield lambda name: channel.basic_consume(name, lambda *_: None)
@@ -154,7 +154,7 @@ def reader(agent: RegisteredAgent, broker: Any) -> Iterator[Callable[[str], Any]
 
 
 def _is_hex(name: str) -> bool:
-    # An outside broker may be tested on by others at the same time; what agents' are named like is a UUID.
+    # Others may use an external broker at the same time. Names of agents' vhosts and logins are UUIDs.
     try:
         return uuid.UUID(name).hex == name
     except ValueError:

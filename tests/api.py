@@ -1,4 +1,4 @@
-"""Whoever uses the REST API in a test: a program with an owner's token."""
+"""A client of the REST API with an owner's token."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from guardian_site.wsgi import application
 
 
 def answer_to(**environ: Any) -> HttpResponse:
-    """Return what gunicorn would answer to this, whatever a client of Django's would make of it."""
+    """Return the answer to this WSGI environ, without the checks of Django's test client."""
     answer = HttpResponse()
 
     def start(status: str, headers: list[tuple[str, str]]) -> None:
@@ -21,7 +21,7 @@ def answer_to(**environ: Any) -> HttpResponse:
         for name, value in headers:
             answer[name] = value
 
-    signals = request_started, request_finished  # at which connections are closed, though a test is in a transaction
+    signals = request_started, request_finished  # they close connections, but the test is in a transaction
     for signal in signals:
         signal.disconnect(close_old_connections)
     try:
@@ -35,7 +35,7 @@ def answer_to(**environ: Any) -> HttpResponse:
 
 
 class Program:
-    """Speaks for an owner; for nobody where there is none."""
+    """A client with the token of an owner, or without one."""
 
     def __init__(self, owner: Owner | None = None) -> None:
         self.owner = owner
@@ -48,7 +48,7 @@ class Program:
         return self.client.get(f"/api/{path}", query)
 
     def send(self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str) -> Any:
-        """Send this body as JSON, or these bytes as they are."""
+        """Send this body as JSON, or these bytes unchanged."""
         data = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
         kind = headers.pop("content_type", "application/json")
         return self.client.generic(method, f"/api/{path}", data, content_type=kind, headers=headers)

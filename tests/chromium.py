@@ -1,4 +1,4 @@
-"""A real browser. A page fails its test when it breaks the policy, logs an error, or asks another host for anything."""
+"""A real browser. A test fails if a page violates the CSP, logs an error, or sends a request to another host."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response
 from accounts.models import Owner
 from accounts.signin import create_link
 
-# Playwright keeps an event loop in this thread, beside which Django would refuse to use the database.
+# Playwright runs an event loop in this thread, in which Django otherwise refuses to use the database.
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
 
 ARGUMENTS = [
@@ -45,16 +45,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def other_hosts() -> set[str]:
-    """Give the hosts, "localhost:1234", that the page may go to beside the live server; a test adds its own."""
+    """Return the hosts, such as "localhost:1234", that pages may use beside the live server. Tests add to it."""
     return set()
 
 
 @contextmanager
 def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]:
-    """Give a page of a fresh browser on the server with this URL, and see that it does nothing that it shouldn't.
+    """Yield a page of a new browser context on this server. Fail if it loads or logs something that it should not.
 
-    A page that answers an error may be looked at; whatever else it loads has to be there. What other hosts' pages do is
-    their affair.
+    The page itself may be an error, but all that it loads must exist. Pages of other hosts are not checked.
     """
     wrong: list[str] = []
 
@@ -81,7 +80,7 @@ def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]
             wrong.append(f"{response.status}: {response.url}")
 
     def fail(request: Request) -> None:
-        if is_ours(request) and request.failure != "net::ERR_ABORTED":  # as when a page is left while it loads
+        if is_ours(request) and request.failure != "net::ERR_ABORTED":  # as when navigating away while the page loads
             wrong.append(f"{request.failure}: {request.url}")
 
     context = browser.new_context(base_url=url, locale="en-GB")
@@ -99,18 +98,18 @@ def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]
 
 @pytest.fixture
 def page(browser: Browser, live_server: Any, other_hosts: set[str]) -> Iterator[Page]:
-    """Give a page on the live server, whose paths can be gone to as they are: ``page.goto("/queues/")``."""
+    """Return a page on the live server, for paths like ``page.goto("/queues/")``."""
     with watched(browser, live_server.url, other_hosts) as opened:
         yield opened
 
 
 def violations(page: Page, address: str) -> Iterator[str]:
-    """Yield what axe-core finds on a page, narrow and light, then wide and dark; and whether it is too wide."""
+    """Yield the violations that axe-core finds on a page, narrow and light, then wide and dark, and if it overflows."""
     page.goto(address)
     for width, scheme in NARROW_AND_WIDE:
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
-        # Django's administration fades from one colour into another.
+        # Wait for the animated colours of Django's admin.
         page.evaluate("() => Promise.all(document.getAnimations().map((animation) => animation.finished))")
         for one in Axe().run(page).response["violations"]:
             for node in one["nodes"]:
@@ -120,5 +119,5 @@ def violations(page: Page, address: str) -> Iterator[str]:
 
 
 def sign_in(page: Page, owner: Owner) -> None:
-    """Sign the owner in on this page, by a link."""
+    """Sign the owner in on this page by a link."""
     page.goto(urlsplit(create_link(owner)).path)

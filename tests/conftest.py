@@ -1,4 +1,4 @@
-"""What the tests share. The far end is real: RabbitMQ, the database, the mail server."""
+"""Shared fixtures and hooks. The far end is real: RabbitMQ, the database, the mail server."""
 
 import os
 import signal
@@ -41,10 +41,10 @@ from tools.mail import MailCatcher
 from tools.rabbitmq import PrivateNode, stomp_url_of
 
 KEPT_TABLES = {"django_content_type", "auth_permission"}
-"""What the migrations write and no test changes."""
+"""Tables that migrations fill and no test changes."""
 
 CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
-"""No model's: how often somebody did something."""
+"""The table of the cache, which has the counts of rate limits. No model has it."""
 
 ON_SQLITE_TOO = {
     "test_backup", "test_bulk", "test_limits", "test_locks", "test_message_store", "test_migrations", "test_outages",
@@ -61,7 +61,7 @@ LONG_FILES = {
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Don't import the files that have no tests for SQLite where only those run: it takes 12 s in each process."""
+    """Skip files without tests for SQLite if only those run: importing them takes 12 s in each process."""
     is_other = collection_path.name.startswith("test_") and collection_path.stem not in ON_SQLITE_TOO
     return True if is_other and config.option.markexpr.startswith("sqlite") else None
 
@@ -80,19 +80,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
-    """Put SQLite's test database into a file, so that threads and other processes see it too."""
+    """Store SQLite's test database in a file, so that threads and other processes share it."""
     database = django_settings.DATABASES["default"]
     if "sqlite" in database["ENGINE"]:
         database["TEST"]["NAME"] = f"{VAR.name}/test.sqlite3"
 
 
 def empty_database(self: TransactionTestCase) -> None:
-    """Empty the tables that have rows: Django empties all, and writes every permission anew, for each test."""
+    """Empty only tables with rows: Django empties all and recreates every permission after each test."""
     tables = {*connection.introspection.django_table_names(), CACHE_TABLE} - KEPT_TABLES
     filled = " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (SELECT 1 FROM {name})" for name in tables)
     with connection.constraint_checks_disabled(), transaction.atomic(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute("SET LOCAL session_replication_role = replica")  # so that no foreign key is looked at
+            cursor.execute("SET LOCAL session_replication_role = replica")  # so that no foreign key is checked
         cursor.execute(filled)
         for (name,) in cursor.fetchall():
             cursor.execute(f"DELETE FROM {name}")
@@ -100,16 +100,16 @@ def empty_database(self: TransactionTestCase) -> None:
 
 TransactionTestCase._fixture_teardown = empty_database  # type: ignore[attr-defined]
 
-# Each of Django's test clients would look through all static files when it is made: a fifth of a run.
+# Otherwise each test client scans all static files when it is created: a fifth of a run.
 django_settings.WHITENOISE_AUTOREFRESH = True
 
-# An answer of the live server is two packets. The second would wait 40 ms for the receipt of the first.
+# The live server answers in two packets. The second would wait 40 ms for the ACK of the first.
 WSGIRequestHandler.disable_nagle_algorithm = True
 
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """Take away the handlers that a command sets: what is forked later could not be ended by a signal."""
+    """Restore the handlers that a command replaces: otherwise signals do not end processes forked later."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -118,9 +118,9 @@ def signals_as_before() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Broker:
-    """A running RabbitMQ; ``node`` is None where it was started outside, so that it can't be broken.
+    """A running RabbitMQ. ``node`` is None for an external broker, which tests cannot stop.
 
-    ``stomp_url`` is where agents connect by STOMP over WebSocket; None where it doesn't serve that.
+    ``stomp_url`` is the URL for STOMP over WebSocket, or None without that plugin.
     """
 
     management_url: str
@@ -131,7 +131,7 @@ class Broker:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    """Give the broker of this session: the one named in the environment, or a private one."""
+    """Return the broker named in the environment, or a private one."""
     outside = os.environ.get("GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL")
     if outside:
         stomp_url = os.environ.get("GUARDIAN_TEST_STOMP_URL") or _stomp_url(outside)
@@ -154,22 +154,22 @@ def _stomp_url(management_url: str) -> str | None:
 
 @pytest.fixture(scope="session")
 def stomp_url(broker: Broker) -> str:
-    """Give where agents connect to the broker of this session."""
+    """Return the URL at which agents connect to the broker."""
     if broker.stomp_url is None:
-        pytest.skip("the broker that was named does not serve STOMP over WebSocket (rabbitmq_web_stomp)")
+        pytest.skip("the external broker does not serve STOMP over WebSocket (rabbitmq_web_stomp)")
     return broker.stomp_url
 
 
 @pytest.fixture(scope="session")
 def management(broker: Broker) -> Iterator[Management]:
-    # Beside other tests the broker takes longer than Guardian waits to delete a vhost with a thousand queues.
+    # Beside other tests, deleting a vhost with a thousand queues takes longer than Guardian's timeout.
     client = Management(broker.management_url, read_timeout=60)
     yield client
     client.close()
 
 
 class Vhosts:
-    """Empty vhosts for tests. One that a test leaves empty is given to the next: a new one costs 35 ms."""
+    """Empty vhosts for tests. One left empty is reused by the next test: creating one takes 35 ms."""
 
     def __init__(self, broker: Broker, management: Management) -> None:
         self._management = management
@@ -183,7 +183,7 @@ class Vhosts:
         self._empty: str | None = None
 
     def lend(self) -> str:
-        """Give an empty vhost."""
+        """Return an empty vhost."""
         name, self._empty = self._empty, None
         if name is None:
             name = f"test-{uuid.uuid4().hex[:12]}"
@@ -191,7 +191,7 @@ class Vhosts:
         return name
 
     def take_back(self, name: str) -> None:
-        """Keep a vhost for the next test if it is as empty as a new one; delete it otherwise."""
+        """Keep a vhost for the next test if it is empty; delete it otherwise."""
         if self._is_empty(name):
             self._empty = name
         else:
@@ -211,7 +211,7 @@ class Vhosts:
         )
 
     def close(self) -> None:
-        """Delete what is kept."""
+        """Delete the vhost that is kept."""
         if self._empty is not None:
             self._management.delete_vhost(self._empty)
         self._http.close()
@@ -219,7 +219,7 @@ class Vhosts:
 
 @pytest.fixture(scope="session")
 def all_vhosts(broker: Broker, management: Management) -> Iterator[Vhosts]:
-    """Give the vhosts of this process."""
+    """Return the vhosts of this process."""
     vhosts = Vhosts(broker, management)
     yield vhosts
     vhosts.close()
@@ -227,7 +227,7 @@ def all_vhosts(broker: Broker, management: Management) -> Iterator[Vhosts]:
 
 @pytest.fixture
 def vhost(all_vhosts: Vhosts) -> Iterator[str]:
-    """Give an empty vhost that no other test uses meanwhile."""
+    """Return an empty vhost for this test alone."""
     name = all_vhosts.lend()
     yield name
     all_vhosts.take_back(name)
@@ -235,7 +235,7 @@ def vhost(all_vhosts: Vhosts) -> Iterator[str]:
 
 @pytest.fixture
 def vhosts(management: Management) -> Iterator[list[str]]:
-    """Give six vhosts with a queue "a" in each, which are gone afterwards."""
+    """Return six vhosts with a queue "a" in each. Delete them afterwards."""
     names = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(6)]
     for name in names:
         management.create_vhost(name)
@@ -247,13 +247,13 @@ def vhosts(management: Management) -> Iterator[list[str]]:
 
 @pytest.fixture
 def proxy(broker: Broker) -> Iterator[Proxy]:
-    """Give a proxy before the management API, which does nothing to what passes it until it is told to."""
+    """Return a proxy in front of the management API that forwards everything at first."""
     with Proxy.before(broker.management_url) as proxy:
         yield proxy
 
 
 class Amqp:
-    """A connection to one vhost, with what tests do over it."""
+    """A connection to one vhost, with helpers to declare, publish and consume."""
 
     def __init__(self, amqp_url: str, vhost: str) -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url.rstrip('/')}/{quote(vhost, safe='')}"))
@@ -261,17 +261,17 @@ class Amqp:
         self.channel.confirm_delivery()
 
     def queue(self, name: str, messages: int = 0, **arguments: Any) -> None:
-        """Make a durable queue, unless told otherwise, and put so many messages into it."""
+        """Declare a queue, durable by default, and publish this number of messages to it."""
         self.channel.queue_declare(name, **{"durable": True, **arguments})
         self.publish(name, messages)
 
     def publish(self, name: str, messages: int) -> None:
-        """Put so many messages into a queue, and wait for the broker to have them."""
+        """Publish this number of messages to a queue and wait for the confirms."""
         for number in range(messages):
             self.channel.basic_publish("", name, str(number).encode())
 
     def take(self, name: str, messages: int) -> None:
-        """Take so many messages out of a queue."""
+        """Take this number of messages from a queue."""
         for _ in range(messages):
             method, _, _ = self.channel.basic_get(name, auto_ack=True)
             assert method is not None, f"{name} has fewer messages than expected"
@@ -287,7 +287,7 @@ def amqp(broker: Broker, vhost: str) -> Iterator[Amqp]:
 
 @pytest.fixture
 def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -> str:
-    """Guard one vhost, the test's own, with small thresholds: warned at 5 messages, deleted past 10."""
+    """Guard the test's vhost with small thresholds: warned at 5 messages, deleted over 10."""
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.RABBIT_URL = broker.amqp_url
     settings.GUARDIAN_VHOSTS = [vhost]
@@ -300,7 +300,7 @@ def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -
 
 @pytest.fixture
 def environment(guarded: str, broker: Broker) -> dict[str, str]:
-    """Give the environment in which another process sees what this test sees."""
+    """Return an environment with the settings, database and broker of this test, for another process."""
     database = connection.settings_dict
     if connection.vendor == "sqlite":
         url = f"sqlite:///{database['NAME']}"
@@ -322,7 +322,7 @@ def environment(guarded: str, broker: Broker) -> dict[str, str]:
 
 @pytest.fixture
 def mailbox(settings: Any) -> Iterator[MailCatcher]:
-    """Give a real SMTP server, and have Django send to it."""
+    """Return a real SMTP server to which Django sends."""
     with MailCatcher() as catcher:
         settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
         settings.EMAIL_HOST, _, port = catcher.url.removeprefix("smtp://").partition(":")

@@ -1,6 +1,6 @@
-"""A consumer with a transaction that kills itself between two steps: `python -m tests.dying GUARD STEP`.
+"""A consumer with a transaction that kills itself before a step: `python -m tests.dying GUARD STEP`.
 
-It has no more of Django than what it needs. The database is in DATABASE, as Django's settings in JSON.
+It uses only the necessary parts of Django. DATABASE has Django's settings of the database as JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ COMMIT, PUBLISH, NOTE, ACKNOWLEDGE = STEPS = "commit", "publish", "note", "ackno
 
 
 def shipping(guard, before=lambda step: None):
-    """Give a callback that writes a row for its message and publishes an invoice; ``before`` hears of each step."""
+    """Return a callback that writes a row and publishes an invoice, and calls ``before`` with each step."""
 
     def work(message):
         with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Guardian with a view and a task that fail, with a secret wherever one may be. Run by gunicorn and by Celery."""
+"""Guardian with a failing view and task that have secrets in variables and messages. Run by gunicorn and Celery."""
 
 import os
 
@@ -28,6 +28,6 @@ def fail(request: HttpRequest) -> HttpResponse:
     raise RuntimeError(f"The view can't reach {in_a_variable}")
 
 
-from guardian_site import urls  # noqa: E402 - only now is Django there
+from guardian_site import urls  # noqa: E402 - after Django is set up
 
 urls.urlpatterns.insert(0, path("fail/", fail))

@@ -1,4 +1,4 @@
-"""What tests of faults share: something happens in the middle of a pass, or a process is killed; and what follows."""
+"""Helpers for faults: act in the middle of a pass, kill a process after an effect, and run what follows."""
 
 import os
 import signal
@@ -32,16 +32,16 @@ STEPS = {
     "the announcement": (Deletion, "_mark_sent"),
     "the deletion": (Management, "delete_queue"),
 }
-"""The steps of a pass that deletes a queue, and the functions that take them."""
+"""The steps of a pass that deletes a queue, and their functions."""
 
 RUN_OUT = ("guardian_cache", "core_lease")
-"""The tables of what runs out by itself, as `let_time_pass` has it do: holds of accounts, and leases."""
+"""Tables of rows that expire, which `let_time_pass` lets expire: the cache and leases."""
 
 CHILD_SECONDS = 60
 
 
 def once_after(monkeypatch, step, action):
-    """Have something happen right after the next time that this step of a pass is taken."""
+    """Call the action once, right after this step of the next pass."""
     owner, name = STEPS[step]
     take = getattr(owner, name)
 
@@ -55,10 +55,10 @@ def once_after(monkeypatch, step, action):
 
 
 def let_time_pass():
-    """Let what was left held run out, and what was put off be due, as some minutes do."""
+    """Let leases and locks expire, and make deferred work due, as after some minutes."""
     before = timezone.now() - timedelta(minutes=5)
     Lease.objects.exclude(holder=None).update(expires_at=before)
-    cache.clear()  # where the holds of accounts are
+    cache.clear()  # which has the counts of rate limits
     Removal.objects.update(due_at=before)
     Notification.objects.filter(claims.Unsent).update(due_at=before)
     for registered in (SubscriptionQueue, Consumer):
@@ -66,23 +66,23 @@ def let_time_pass():
 
 
 def follow():
-    """Do what comes by itself: a sweep, the removals, passes and a sender."""
+    """Run the scheduled work: a sweep, the removals, two passes and a sender."""
     sweep.sweep_orphans()
     tasks.finish_removals()
-    for _ in range(2):  # what one list lacks is gone by the second
+    for _ in range(2):  # a queue is gone after two lists
         monitor.run_pass()
     sending.send_due()
 
 
 class Death(NamedTuple):
-    """How a process ended: whether it was killed, and what it did before, in words."""
+    """How a process ended: whether it was killed, and its effects before."""
 
     killed: bool
     effects: list[str]
 
     @property
     def after_a_mail(self):
-        """Whether it was killed between the mail server's "accepted" and its own note of it."""
+        """Whether it was killed after the mail server accepted a mail and before it recorded that."""
         return self.killed and self.effects[-1] == MAIL
 
 
@@ -90,13 +90,13 @@ MAIL = "a mail"
 
 
 def killed_after(number, do):
-    """Do this in a process of its own, which gets a SIGKILL right after so many effects on the world.
+    """Call ``do`` in a separate process that is killed with SIGKILL after this number of effects.
 
-    An effect is what another process sees: a commit, a request to the broker that was answered and was no question, a
-    mail that was accepted. So all numbers together are all states in which a kill can leave the world, but for what
-    runs out. Where there are fewer effects, it ends by itself.
+    An effect is visible to other processes: a commit, an answered request that changes the broker, an accepted mail.
+    So the numbers cover every state in which a kill can leave the system, except for rows that expire. With fewer
+    effects the process ends normally.
     """
-    connections.close_all()  # a connection is one process's
+    connections.close_all()  # processes cannot share connections
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
@@ -129,7 +129,7 @@ def _wait_for(process):
 
 
 def _count_effects(last, pipe):
-    """Tell of each effect of this process, and kill it after so many."""
+    """Write each effect of this process to the pipe, and kill it after this number."""
     counting = threading.Lock()
     left = last
 
@@ -140,7 +140,7 @@ def _count_effects(last, pipe):
             left -= 1
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(CHILD_SECONDS)  # for the signal
+                time.sleep(CHILD_SECONDS)  # until the signal arrives
 
     send, commit, send_mail = http.PooledClient.send, BaseDatabaseWrapper.commit, smtplib.SMTP.sendmail
     written = []

@@ -18,13 +18,13 @@ from tools.rabbitmq import PrivateNode
 
 @pytest.fixture
 def alice(db: None) -> Owner:
-    """Give an owner who has signed in and may use the broker."""
+    """Return an owner who has signed in and may use the broker."""
     return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
 
 
 @pytest.fixture
 def bob(db: None) -> Owner:
-    """Give another owner who has signed in and may use the broker."""
+    """Return another owner who has signed in and may use the broker."""
     return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
 
 
@@ -35,14 +35,14 @@ def operator(db: None) -> Owner:
 
 @pytest.fixture
 def admin(client: Client, operator: Owner) -> Client:
-    """Give a client that the operator is signed in with."""
+    """Return a client with the operator signed in."""
     client.force_login(operator)
     return client
 
 
 @pytest.fixture
 def account(alice: Owner) -> PulseUser:
-    """Give Alice's Pulse user "alice"."""
+    """Return Alice's Pulse user "alice"."""
     pulse_user = PulseUser.objects.create(username="alice", ready=True)
     pulse_user.owners.add(alice)
     return pulse_user
@@ -50,21 +50,21 @@ def account(alice: Owner) -> PulseUser:
 
 @pytest.fixture
 def away(settings: Any) -> None:
-    """Configure a broker where nothing listens."""
+    """Configure URLs of a broker at which nothing listens."""
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     settings.RABBIT_URL = AWAY.replace("http:", "amqp:")
 
 
 @pytest.fixture
 def broker_proxy(guarded: str, proxy: Proxy, settings: Any) -> Proxy:
-    """Give a proxy between Guardian and the management API."""
+    """Return a proxy between Guardian and the management API."""
     settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
     return proxy
 
 
 @pytest.fixture(scope="module")
 def own_node() -> Iterator[PrivateNode]:
-    """Give a node that the tests of a module may break and have to mend: to start one takes seconds."""
+    """Return a node for one module, whose tests may stop it but must start it again: that takes seconds."""
     with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1) as node:
         yield node
 
@@ -82,7 +82,7 @@ def guard(node: PrivateNode, settings: Any) -> None:
 
 @pytest.fixture
 def guarded_node(own_node: PrivateNode, transactional_db: None, settings: Any) -> Iterator[PrivateNode]:
-    """Guard a node, empty at first, that the test may break if it can be started or resumed again."""
+    """Guard an empty node that the test may stop or suspend. It runs again afterwards."""
     guard(own_node, settings)
     yield own_node
     if not own_node.running:
@@ -96,7 +96,7 @@ def guarded_node(own_node: PrivateNode, transactional_db: None, settings: Any) -
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a certificate for this machine's names, with its key."""
+    """Return a certificate for this machine's names, with its key."""
     return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 

@@ -1,4 +1,4 @@
-"""Guardian that waits for a body for a second only. Run by gunicorn."""
+"""Guardian with a timeout of one second for bodies. Run by gunicorn."""
 
 from core import body_timeout
 from guardian_site.wsgi import application

@@ -1,4 +1,4 @@
-"""Loaded before Django's settings: the tests run with the documented defaults, whatever this machine's .env says."""
+"""Set the documented defaults before Django's settings load, so that tests ignore this machine's .env."""
 
 import atexit
 import os
@@ -30,7 +30,7 @@ else:
 
     cluster = PrivateCluster()
     atexit.register(cluster.stop)
-    # Each process of pytest-xdist has a server of its own, which tests may stop. The one that controls them needs none.
+    # Each worker of pytest-xdist has a server of its own, which tests may stop. The controller needs none.
     if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:
         cluster.start()
     os.environ["DATABASE_URL"] = cluster.database_url()

@@ -1,6 +1,6 @@
-"""A TCP proxy between a client and the broker, which delays, cuts and garbles when told to.
+"""A TCP proxy between a client and the broker that can delay, cut and replace answers.
 
-It speaks no HTTP: what it is told to spoil is the answer to whatever the client sends next.
+It does not parse HTTP: it changes the answer to whatever the client sends next.
 """
 
 import selectors
@@ -13,16 +13,16 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Listens on a free port of this machine; use it in a ``with``. It forwards unless told otherwise."""
+    """Listens on a free port of this machine; use it in a ``with``. It forwards everything at first."""
 
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
-        """How many connections were accepted so far."""
+        """The number of accepted connections."""
         self.requests = 0
-        """How many pieces clients sent so far; a small HTTP request is one."""
+        """The number of received pieces; a small HTTP request is one."""
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -31,22 +31,22 @@ class Proxy:
 
     @classmethod
     def before(cls, url: str) -> "Proxy":
-        """Return a proxy before the server in this URL."""
+        """Return a proxy in front of the server in this URL."""
         parts = urlsplit(url)
         assert parts.hostname
         assert parts.port
         return cls(parts.hostname, parts.port)
 
     def url(self, url: str) -> str:
-        """Return this URL, credentials and path and all, leading through the proxy."""
+        """Return this URL with the proxy as its host. Credentials and path stay."""
         parts = urlsplit(url)
         credentials = parts.netloc.rpartition("@")[0]
         return parts._replace(netloc=f"{credentials}@127.0.0.1:{self.port}".lstrip("@")).geturl()
 
-    # What it does from now on, also on connections that are open already
+    # Modes, which apply to open connections too
 
     def forward(self) -> None:
-        """Forward everything as it comes."""
+        """Forward everything unchanged."""
         self._delay_seconds = 0.0
         self._bytes_left: int | None = None
         self._to_close = 0
@@ -56,23 +56,23 @@ class Proxy:
         self._pause_seconds = 0.0
 
     def delay(self, seconds: float) -> None:
-        """Hold each piece of the answers back for so long."""
+        """Delay each piece of an answer by these seconds."""
         self._delay_seconds = seconds
 
     def cut_after(self, count: int) -> None:
-        """Let so many more bytes of answers through, and cut the connection then; once."""
+        """Close one connection after this number of further answer bytes."""
         self._bytes_left = count
 
     def close_next(self, count: int, *, reset: bool = False) -> None:
-        """Close the connections of the next so many requests without an answer; ``reset``: by a TCP reset.
+        """Close the connections of the next ``count`` requests without an answer, with ``reset`` by a TCP reset.
 
-        The requests don't reach the server.
+        The requests do not reach the server.
         """
         self._to_close = count
         self._reset = reset
 
     def close_open(self) -> None:
-        """Close each connection that is open now at its next request. New connections are forwarded."""
+        """Close each connection that is open now at its next request. Forward new connections."""
         with self._lock:
             self._dead |= self._open
 
@@ -84,19 +84,19 @@ class Proxy:
         self._listener.close()
 
     def close_after(self, count: int) -> None:
-        """Let so many more requests through, and close the connections of all that follow, as if nobody were there."""
+        """Forward this number of further requests, and close the connections of all later ones."""
         self._requests_left = count
 
     def answer(self, *parts: bytes) -> None:
-        """Answer every request with these bytes and close the connection; the server sees nothing of it."""
+        """Answer every request with these bytes and close the connection, without the server."""
         self._parts = parts
 
     def answer_slowly(self, parts: Iterable[bytes], pause: float) -> None:
-        """Answer with these bytes, which may go on for ever, with a pause of so many seconds after each part."""
+        """Answer with these parts, which may be endless, and pause for these seconds after each."""
         self._parts = parts
         self._pause_seconds = pause
 
-    # How it does it
+    # Implementation
 
     def __enter__(self) -> "Proxy":
         threading.Thread(target=self._accept, daemon=True).start()
@@ -186,6 +186,6 @@ class Proxy:
 
 
 def http_answer(status: str, body: bytes = b"", *headers: str) -> bytes:
-    """Return the bytes of a whole HTTP answer."""
+    """Return the bytes of a complete HTTP answer."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body

@@ -1,4 +1,4 @@
-"""An HTTP server on this machine that notes what it is asked, and answers everything in the same way."""
+"""An HTTP server on this machine that records requests and gives the same answer to each."""
 
 import gzip
 import threading
@@ -9,7 +9,7 @@ from tests.toolbox import wait_until
 
 
 class Asked(NamedTuple):
-    """A request as the server got it; the body unpacked."""
+    """A received request, with its body decompressed."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Recorder:
         self.port: int = self._server.server_address[1]
 
     def wait_for(self, number: int, seconds: float = 30) -> list[Asked]:
-        """Return the requests as soon as there are this many."""
+        """Return the requests once there are this many."""
         wait_until(lambda: len(self.asked) >= number, seconds)
         return self.asked
 

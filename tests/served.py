@@ -1,4 +1,4 @@
-"""Guardian as gunicorn serves it, on the test's own database, and requests that no client library would send."""
+"""Guardian served by gunicorn on the test's database, and requests that no client library sends."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from tools.processes import end, free_port, port_answers, spawn
 
 @pytest.fixture
 def served(transactional_db: None) -> Iterator[int]:
-    """Give the port at which gunicorn serves Guardian, which waits for a body for a second."""
+    """Return the port of a gunicorn whose timeout for bodies is one second."""
     database = connection.settings_dict
     url = f"sqlite:///{database['NAME']}"
     if connection.vendor == "postgresql":
@@ -38,9 +38,9 @@ def served(transactional_db: None) -> Iterator[int]:
 
 
 def raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
-    """Send a request as it stands, and give the status and the first line of what the answer has in it.
+    """Send a request unchanged. Return the status and the first line of the body of the answer.
 
-    Where a piece is None, it says that nothing more comes.
+    A piece that is None closes the sending side of the connection.
     """
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connected:
         connected.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
@@ -48,7 +48,7 @@ def raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
             for piece in pieces:
                 connected.sendall(piece) if piece is not None else connected.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has heard enough
+            pass  # the server has closed the connection
         with connected.makefile("rb") as answer:
             status = int(answer.readline().split()[1])
             while answer.readline().strip():

@@ -25,7 +25,7 @@ from rabbit.management import Management
 from tools.rabbitmq import PrivateNode
 
 AWAY = "http://guest:guest@127.0.0.1:1"
-"""The URL of a broker where nothing listens."""
+"""The URL of a broker at which nothing listens."""
 
 POLL_SECONDS = 0.02
 
@@ -139,7 +139,7 @@ def memory_alarm(node: PrivateNode) -> Iterator[None]:
     """Raise the memory alarm of a node: it blocks each connection that publishes."""
 
     def set_watermark(fraction: float) -> None:
-        # The second call returns when each connection has been told.
+        # The second call returns once each connection is notified.
         node.eval(f"vm_memory_monitor:set_vm_memory_high_watermark({fraction}), rabbit_alarm:get_alarms()")
 
     set_watermark(0.0)

@@ -1,4 +1,4 @@
-"""HTTPS servers as chat services have them, on this machine, with a certificate that a test can trust."""
+"""HTTPS servers on this machine in place of chat services, with a certificate that a test can trust."""
 
 import datetime
 import ipaddress
@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Received(NamedTuple):
-    """A request as the server got it."""
+    """A received request."""
 
     path: str
     headers: dict[str, str]
@@ -28,7 +28,7 @@ class Received(NamedTuple):
 
 
 def make_certificate(folder: Path) -> Path:
-    """Write a certificate for this machine's names that is its own authority, with its key, and return the file."""
+    """Write a self-signed certificate for this machine's names, with its key, and return the file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
@@ -58,13 +58,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that hang up, or don't trust the certificate, are what is tested."""
+        """Log nothing: tests let clients hang up or distrust the certificate."""
 
 
 class Webhook:
-    """A server that takes messages; use it in a ``with``. It answers 200 unless told otherwise.
+    """A server that receives messages; use it in a ``with``. It answers ``status``, 200 by default.
 
-    ``slowly`` is called with what writes to the client, instead of an answer.
+    If ``slowly`` is set, it is called with a function that writes to the client, instead of answering.
     """
 
     def __init__(self, certificate: Path | None, host: str = "127.0.0.1") -> None:
@@ -97,7 +97,7 @@ class Webhook:
             do_GET = do_POST  # noqa: N815
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Say nothing."""
+                """Log nothing."""
 
         server_class = type(
             "Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET}
@@ -112,7 +112,7 @@ class Webhook:
             )
 
     def url(self, path: str = "/hooks/s3cr3t", host: str = "localhost") -> str:
-        """Return its address; the path is what nobody else may know."""
+        """Return the URL of the server. Its path is the secret."""
         return f"https://{host}:{self.port}{path}"
 
     def __enter__(self) -> "Webhook":
@@ -125,7 +125,7 @@ class Webhook:
 
 
 def trickle(pause: float = 0.3, most: float = 30) -> Callable[[Callable[[bytes], Any]], None]:
-    """Return what writes an answer byte by byte, with a pause after each, that doesn't end soon."""
+    """Return a function that writes an answer byte by byte with pauses, for ``most`` seconds."""
 
     def write(out: Callable[[bytes], Any]) -> None:
         until = time.monotonic() + most

@@ -1,4 +1,4 @@
-"""The job of the worker processes in test_work_store.py: each message is noted, when it begins and when it ends."""
+"""The callback of the worker processes in test_work_store.py, which records the start and end of each message."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 NOTES = Path(os.environ.get("WORKING_NOTES", os.devnull))
 STOP = Path(os.environ.get("WORKING_STOP", "/nowhere"))
-"""Where there is such a file, the process stops itself with a message in hand, and the file goes."""
+"""If this file exists, the process deletes it and stops itself with a message in hand."""
 
 SECONDS = 0.01
 
@@ -16,7 +16,7 @@ SECONDS = 0.01
 def note(what, message):
     line = json.dumps([what, os.getpid(), message.partition, int(message.body), time.monotonic()])
     with NOTES.open("a") as notes:
-        notes.write(f"{line}\n")  # in one piece: it is short
+        notes.write(f"{line}\n")  # one write, since it is short
 
 
 def handle(message, context):
