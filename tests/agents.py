@@ -22,7 +22,7 @@ from rabbit.management import Management, NotOnBroker
 _numbers = itertools.count(1)
 
 
-def make_due() -> None:
+def make_removals_due() -> None:
     """Make all pending removals due."""
     # A second ago, since SQLite's clock has only milliseconds and may read the present as the future.
     Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
@@ -82,7 +82,7 @@ class RegisteredAgent:
         self.subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
         self.queue, _ = registration.create_queue(self.subscription, self.offering, "order", self.presented)
         self.consumer, _ = registration.register_consumer(self.identity, self.presented, [])
-        a_while_ago()
+        backdate_registrations()
 
     def orphan(self, name="subscription_orphan", **declared):
         self.agents.management.declare_queue(self.vhost, name, **declared)
@@ -97,13 +97,13 @@ class RegisteredAgent:
         return {self.queue.queue_name, self.consumer.queue_name, "guardian.dlq"}
 
 
-def a_while_ago():
+def backdate_registrations():
     """Backdate all registrations by five minutes, so that none counts as in progress."""
     for model in (SubscriptionQueue, Consumer):
         model.objects.update(created=timezone.now() - timedelta(minutes=5))
 
 
-def lost(agent, number):
+def lose_registrations(agent, number):
     """Register this number of queues and delete only their rows, as after a restore of the database."""
     types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
     for object_type in types:

@@ -27,7 +27,7 @@ ARGUMENTS = [
 ]
 NARROW_AND_WIDE: tuple[tuple[int, Literal["light", "dark"]], ...] = ((360, "light"), (1600, "dark"))
 LOADED = {"stylesheet", "image", "font", "script", "other"}
-TELL_VIOLATIONS = """
+LOG_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) => {
   console.error(`violated: ${event.effectiveDirective} by ${event.blockedURI} on ${event.documentURI}`);
 });
@@ -50,7 +50,7 @@ def other_hosts() -> set[str]:
 
 
 @contextmanager
-def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]:
+def checked_page(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]:
     """Yield a page of a new browser context on this server. Fail if it loads or logs something that it should not.
 
     The page itself may be an error, but all that it loads must exist. Pages of other hosts are not checked.
@@ -60,13 +60,13 @@ def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]
     def is_ours(request: Request) -> bool:
         return request.is_navigation_request() or request.frame.url.startswith(url)
 
-    def hear(message: ConsoleMessage) -> None:
+    def on_console(message: ConsoleMessage) -> None:
         missing = message.text.startswith("Failed to load resource: the server responded")
         is_wrong = (message.type == "error" and not missing) or "Content Security Policy" in message.text
         if is_wrong and message.page is not None and message.page.url.startswith(url):
             wrong.append(f"console: {message.text}")
 
-    def ask(request: Request) -> None:
+    def on_request(request: Request) -> None:
         host = urlsplit(request.url)
         if (
             host.scheme.startswith("http")
@@ -75,22 +75,22 @@ def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]
         ):
             wrong.append(f"another host: {request.url}")
 
-    def get(response: Response) -> None:
+    def on_response(response: Response) -> None:
         if response.status >= 400 and is_ours(response.request) and response.request.resource_type in LOADED:
             wrong.append(f"{response.status}: {response.url}")
 
-    def fail(request: Request) -> None:
+    def on_request_failed(request: Request) -> None:
         if is_ours(request) and request.failure != "net::ERR_ABORTED":  # as when navigating away while the page loads
             wrong.append(f"{request.failure}: {request.url}")
 
     context = browser.new_context(base_url=url, locale="en-GB")
     context.set_default_timeout(10_000)
-    context.add_init_script(TELL_VIOLATIONS)
-    context.on("console", hear)
+    context.add_init_script(LOG_VIOLATIONS)
+    context.on("console", on_console)
     context.on("weberror", lambda error: wrong.append(f"script: {error.error}"))
-    context.on("request", ask)
-    context.on("response", get)
-    context.on("requestfailed", fail)
+    context.on("request", on_request)
+    context.on("response", on_response)
+    context.on("requestfailed", on_request_failed)
     yield context.new_page()
     context.close()
     assert not wrong, "\n".join(wrong)
@@ -99,7 +99,7 @@ def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]
 @pytest.fixture
 def page(browser: Browser, live_server: Any, other_hosts: set[str]) -> Iterator[Page]:
     """Return a page on the live server, for paths like ``page.goto("/queues/")``."""
-    with watched(browser, live_server.url, other_hosts) as opened:
+    with checked_page(browser, live_server.url, other_hosts) as opened:
         yield opened
 
 

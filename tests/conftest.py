@@ -108,7 +108,7 @@ WSGIRequestHandler.disable_nagle_algorithm = True
 
 
 @pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
+def restore_signals() -> Iterator[None]:
     """Restore the handlers that a command replaces: otherwise signals do not end processes forked later."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield

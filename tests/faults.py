@@ -34,7 +34,7 @@ STEPS = {
 }
 """The steps of a pass that deletes a queue, and their functions."""
 
-RUN_OUT = ("guardian_cache", "core_lease")
+EXPIRING_TABLES = ("guardian_cache", "core_lease")
 """Tables of rows that expire, which `let_time_pass` lets expire: the cache and leases."""
 
 CHILD_SECONDS = 60
@@ -65,7 +65,7 @@ def let_time_pass():
         registered.objects.update(created=before)
 
 
-def follow():
+def run_scheduled_work():
     """Run the scheduled work: a sweep, the removals, two passes and a sender."""
     sweep.sweep_orphans()
     tasks.finish_removals()
@@ -74,14 +74,14 @@ def follow():
     sending.send_due()
 
 
-class Death(NamedTuple):
+class ProcessEnd(NamedTuple):
     """How a process ended: whether it was killed, and its effects before."""
 
     killed: bool
     effects: list[str]
 
     @property
-    def after_a_mail(self):
+    def killed_after_mail(self):
         """Whether it was killed after the mail server accepted a mail and before it recorded that."""
         return self.killed and self.effects[-1] == MAIL
 
@@ -112,7 +112,7 @@ def killed_after(number, do):
     with os.fdopen(reading) as told:
         effects = told.read().splitlines()
     assert code in (0, -signal.SIGKILL), f"the process ended with {code} after {effects}"
-    return Death(code != 0, effects)
+    return ProcessEnd(code != 0, effects)
 
 
 def _wait_for(process):
@@ -165,7 +165,7 @@ def _count_effects(last, pipe):
     def execute_and_note(execute, sql, params, many, context):
         answer = execute(sql, params, many, context)
         is_write = sql.lstrip().upper().startswith(("INSERT", "UPDATE", "DELETE"))
-        if is_write and not any(table in sql for table in RUN_OUT):
+        if is_write and not any(table in sql for table in EXPIRING_TABLES):
             written.append(" ".join(sql.split()[:3]))
             if not connection.in_atomic_block:
                 note(f"{written.pop()}")

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from tests.toolbox import wait_until
 
 
-class Asked(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A received request, with its body decompressed."""
 
     method: str
@@ -21,7 +21,7 @@ class Recorder:
     """Listens on a free port; use it in a ``with``."""
 
     def __init__(self, status: int = 200, answer: bytes = b"{}") -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedRequest] = []
         recorder = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,7 +31,7 @@ class Recorder:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                recorder.asked.append(Asked(self.command, self.path, dict(self.headers), body))
+                recorder.asked.append(RecordedRequest(self.command, self.path, dict(self.headers), body))
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(answer)))
@@ -47,7 +47,7 @@ class Recorder:
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
 
-    def wait_for(self, number: int, seconds: float = 30) -> list[Asked]:
+    def wait_for(self, number: int, seconds: float = 30) -> list[RecordedRequest]:
         """Return the requests once there are this many."""
         wait_until(lambda: len(self.asked) >= number, seconds)
         return self.asked

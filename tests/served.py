@@ -37,7 +37,7 @@ def served(transactional_db: None) -> Iterator[int]:
         end(process, timeout=20)
 
 
-def raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
+def send_raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
     """Send a request unchanged. Return the status and the first line of the body of the answer.
 
     A piece that is None closes the sending side of the connection.

@@ -22,7 +22,7 @@ from notifications import channels, sending
 from notifications.models import Channel
 from queues import monitor
 from queues.models import Queue
-from tests.agents import RegisteredAgent, a_while_ago
+from tests.agents import RegisteredAgent, backdate_registrations
 from tests.conftest import Amqp
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
 from tests.test_migrations import contents, fill, of_ours
@@ -180,7 +180,7 @@ def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup,
     bob = RegisteredAgent(agents, "bob")
     users, of_bob = agents.users(), bob.names
     backup.restore()
-    a_while_ago()
+    backdate_registrations()
     assert not EventSubscription.objects.filter(uuid=subscription.uuid).exists()
     for report in (sweep_orphans(dry_run=True), sweep_orphans(), sweep_orphans()):
         assert (report.kept, report.deleted, report.users, report.errors) == (1, 0, 0, [])

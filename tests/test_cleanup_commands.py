@@ -15,7 +15,7 @@ from agents import stale, sweep
 from agents.models import SubscriptionQueue, Sweep
 from core.models import Lease, Removal
 from notifications.models import Notification
-from tests.agents import RegisteredAgent, lost
+from tests.agents import RegisteredAgent, lose_registrations
 from tests.conftest import Amqp
 from tests.test_commands import run
 from tests.toolbox import AWAY
@@ -123,7 +123,7 @@ def test_without_the_database_a_clean_up_exits_with_1(agent, monkeypatch, comman
 
 def test_a_sweep_past_the_brake_exits_with_3_and_with_0_if_forced(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
-    newer = lost(agent, 3)
+    newer = lose_registrations(agent, 3)
     for options in ((), ("--dry-run",)):
         code, out = run_command("cleanup_orphan_queues", *options)
         assert (code, "the brake holds" in out) == (3, True)

@@ -18,7 +18,7 @@ from accounts.models import Owner, PulseUser
 from core.models import Lease
 from notifications.models import Notification
 from queues.models import Pass, Queue
-from tests.faults import follow
+from tests.faults import run_scheduled_work
 from tests.toolbox import queue_names, wait_until
 from tools.invariants import breaches
 from tools.redis import PrivateRedis
@@ -217,8 +217,8 @@ def test_flushing_redis_loses_only_its_queued_tasks(amqp, environment, guarded, 
             client.flushall()
         amqp.publish("builds", 5)
         mailbox.wait_for(lambda mail: "Deleted" in mail.subject, timeout=60)
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
 
 
 @pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])

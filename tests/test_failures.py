@@ -19,7 +19,7 @@ from queues.models import Pass, Queue, Watch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
-from tests.faults import STEPS, follow, let_time_pass, once_after
+from tests.faults import STEPS, let_time_pass, once_after, run_scheduled_work
 from tests.fixtures import guard
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import Killed, in_parallel, memory_alarm, queue_events, queue_names, sent, wait_until_equal
@@ -150,8 +150,8 @@ def test_a_pass_waits_for_a_slow_management_api(amqp, alice, broker_proxy, manag
     broker_proxy.delay(0.3)
     assert monitor.run_pass().deleted == 1
     broker_proxy.forward()
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -518,8 +518,8 @@ def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
     assert monitor.run_pass().deleted == (step == "the deletion")
     assert not management_has(management, other)
     let_time_pass()
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
     assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
     assert sent("alice@example.org") == ["warning"]
@@ -562,8 +562,8 @@ def test_guardians_account_that_is_restored_on_the_broker_lost_nothing(
     assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
     management.put_user(guardian_account, "first", ["administrator"])
     management.set_permissions(guarded, guardian_account, FULL_ACCESS)
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}
     assert sent("alice@example.org")[-1] == "deletion"
 
@@ -639,8 +639,8 @@ def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
     with memory_alarm(guarded_node) if alarm == "memory" else disk_alarm(guarded_node):
         assert any(alarm in one for one in management.alarms())
         assert monitor.run_pass().deleted == 1
-    follow()
-    assert breaches(management, ["/"], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, ["/"], mailbox.mails) == []
 
 
 def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
@@ -653,8 +653,8 @@ def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, mo
     assert monitor.run_pass().deleted == 1
     reports = [monitor.run_pass() for _ in range(2)]
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
-    follow()
-    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
@@ -667,8 +667,8 @@ def test_a_deletion_carried_out_by_a_thawed_broker_is_notified_once(guarded_node
     assert monitor.run_pass().deleted == 0
     guarded_node.resume()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
-    follow()
-    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org").count("deletion") == 1
     assert queue_names(broker.management(), "/") == {"short"}
 
@@ -680,8 +680,8 @@ def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, 
     once_after(monkeypatch, "the announcement", guarded_node.kill)
     assert monitor.run_pass().deleted == 0
     guarded_node.start()
-    follow()
-    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(broker.management(), ["/"], mailbox.mails) == []
     assert "deletion" not in sent("ops@example.org")
 
 

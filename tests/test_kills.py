@@ -17,8 +17,8 @@ from queues import monitor
 from queues.models import QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
-from tests.faults import follow, killed_after, let_time_pass
-from tools.invariants import breaches, count_resent_mails
+from tests.faults import killed_after, let_time_pass, run_scheduled_work
+from tools.invariants import broken, count_resent_mails
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -62,7 +62,7 @@ def kill_after_each_effect(do, prepare, check):
         prepared = prepare(kills)
         death = killed_after(kills + 1, partial(do, prepared))
         let_time_pass()
-        follow()
+        run_scheduled_work()
         check(prepared, death)
         if not death.killed:
             return kills
@@ -104,8 +104,8 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
 
     def check(prepared, death):
         nonlocal interrupted
-        interrupted += death.after_a_mail if together == 1 else together
-        assert breaches(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
+        interrupted += death.killed_after_mail if together == 1 else together
+        assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 
     management_url = settings.RABBITMQ_MANAGEMENT_URL
     kills = kill_after_each_effect(lambda _: sending.send_due(), prepare, check)

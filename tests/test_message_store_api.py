@@ -34,7 +34,7 @@ from message_store.models import Application, ApplicationKey
 from message_store.principals import Caller
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
 from tests.plugin import ROOT
-from tests.served import raw
+from tests.served import send_raw
 from tests.test_message_store import clock  # noqa: F401
 
 FORM = "application/x-www-form-urlencoded"
@@ -763,7 +763,7 @@ def test_a_request_takes_few_statements(db):
 
 def said(*request):
     """Send this as it stands, and give the status and the fields of the errors in the answer."""
-    status, body = raw(*request)
+    status, body = send_raw(*request)
     return status, sorted(orjson.loads(body).get("error_msg", {}))
 
 

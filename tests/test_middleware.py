@@ -13,7 +13,7 @@ from django.utils import timezone
 from accounts.signin import create_link
 from queues.models import QueueEvent
 from tests.api import Program
-from tests.served import raw
+from tests.served import send_raw
 from tests.test_api_schema import OPERATIONS, SCHEMA
 from tests.toolbox import stored_queue
 
@@ -59,10 +59,10 @@ def test_a_length_that_is_none_is_taken_for_no_body(client, db):
 
 def test_bodies_that_never_end_hold_nobody_up(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}"
-    assert raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413
+    assert send_raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413
     began, answers = time.monotonic(), []
     slow = [
-        threading.Thread(target=lambda: answers.append(raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
+        threading.Thread(target=lambda: answers.append(send_raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
         for _ in range(6)  # more than there are threads
     ]
     for thread in slow:
@@ -76,7 +76,7 @@ def test_bodies_that_never_end_hold_nobody_up(served):
 
 def test_a_body_that_broke_off_is_not_carried_out(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}\nContent-Length: 100"
-    assert raw(served, head, b"email=alice@example.org", None)[0] == 400
+    assert send_raw(served, head, b"email=alice@example.org", None)[0] == 400
 
 
 # Headers

@@ -16,7 +16,7 @@ from queues.monitor import run_pass
 from rabbit import snapshot
 from status import views
 from status.views import NAMES_SHOWN, names
-from tests.agents import lost
+from tests.agents import lose_registrations
 from tests.toolbox import AWAY, queue_names
 
 PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))
@@ -235,7 +235,7 @@ def test_the_brake_is_lifted_by_a_tick_that_is_offered_only_where_it_would_hold(
     ops, agent, reader, settings
 ):  # fmt: skip
     settings.GUARDIAN_DELETE_BRAKE = 2
-    names_lost = lost(agent, 3)
+    names_lost = lose_registrations(agent, 3)
     reader(sorted(names_lost)[0])
     page = ops.get(ORPHANS)
     assert "The brake would hold. the brake blocks the deletion of 3 of 6 queues; at most 2 are allowed" in words(page)

@@ -27,7 +27,7 @@ from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.management import BrokerUnavailable, Management
 from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
-from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
+from tests.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due
 from tests.conftest import Amqp
 from tests.proxy import http_answer
 from tests.toolbox import AWAY, Killed, in_background, stored_queue, wait_until_blocked
@@ -238,7 +238,7 @@ def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(agent):
 
 def test_a_database_restored_from_yesterday_deletes_nothing(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 4
-    newer = lost(agent, 5)
+    newer = lose_registrations(agent, 5)
     report = sweep_orphans()
     assert (report.found, report.deleted, report.brake_held) == (5, 0, True)
     assert {one["queue"] for one in report.would_delete} == newer
@@ -249,7 +249,7 @@ def test_a_database_restored_from_yesterday_deletes_nothing(agent, settings):
 
 def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hold(agent, settings, broker):
     settings.GUARDIAN_DELETE_BRAKE = 4
-    lost(agent, 5)
+    lose_registrations(agent, 5)
     sweep_orphans()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     assert sweep_orphans().away
@@ -257,7 +257,7 @@ def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hol
     sweep_orphans()
     assert len(notifications("sweep-brake")) == 1
     assert sweep_orphans(force=True).deleted == 5
-    lost(agent, 5)
+    lose_registrations(agent, 5)
     sweep_orphans()
     assert len(notifications("sweep-brake")) == 2
     assert "cleanup_orphan_queues --force" in compose(notifications("sweep-brake")[0]).body
@@ -272,7 +272,7 @@ def test_a_quarter_of_all_queues_may_go_where_that_is_more(agent, settings):
 
 def test_what_is_missing_is_made_again_while_the_brake_holds(agent, settings, management):
     settings.GUARDIAN_DELETE_BRAKE = 1
-    lost(agent, 2)
+    lose_registrations(agent, 2)
     management.delete_queue(agent.vhost, agent.queue.queue_name)
     report = sweep_orphans()
     assert (report.brake_held, report.repaired) == (True, 1)
@@ -300,7 +300,7 @@ def test_what_was_left_in_the_making_is_finished_and_what_is_under_way_is_left_a
     management.delete_queue(agent.vhost, agent.queue.queue_name)
     SubscriptionQueue.objects.update(state="creating", created=timezone.now())
     assert sweep_orphans().repaired == 0
-    a_while_ago()
+    backdate_registrations()
     assert sweep_orphans().repaired == 1
     agent.queue.refresh_from_db()
     assert (agent.queue.state, agent.queue.queue_name in agent.names) == ("ready", True)
@@ -585,7 +585,7 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
         patched.setattr(Management, "delete_queue", away)
         report = sweep_orphans()
     assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 3
     assert not any(name.startswith("subscription_0") for name in agent.names)
 
@@ -600,7 +600,7 @@ def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(age
         with pytest.raises(Killed):
             sweep_orphans()
     assert sweep_orphans().found == 0
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert agent.names == agent.registered
 

@@ -27,7 +27,7 @@ from queues import monitor
 from queues.models import Pass, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests import plugin
-from tests.faults import follow, let_time_pass, once_after
+from tests.faults import let_time_pass, once_after, run_scheduled_work
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, queue_names, sent, wait_until, wait_until_blocked
 from tools.invariants import (
@@ -104,8 +104,8 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
     cluster.start()
     close_old_connections()
     let_time_pass()
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
     assert queue_names(management, guarded) == {"queue/alice/short"}
 
@@ -132,8 +132,8 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
     cluster.start()
     close_old_connections()
     let_time_pass()
-    follow()
-    assert breaches(management, [guarded], mailbox.mails, interrupted=1) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails, interrupted=1) == []
     assert count_resent_mails(mailbox.mails) == 1
 
 
@@ -184,8 +184,8 @@ def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
     finally:
         process.terminate()
         process.wait(timeout=60)
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
 
 
 def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_note(
@@ -206,8 +206,8 @@ def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_not
         change = agent.patch("/api/settings/", {"time_zone": "Europe/Tallinn"}, content_type="application/json")
         assert (change.status_code, change["Retry-After"]) == (503, "30")
         assert queue_names(management, guarded) == {BUILDS}
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -231,8 +231,8 @@ def test_without_a_free_connection_nothing_is_done_and_all_goes_on_when_there_is
         assert (page.status_code, page["Retry-After"]) == (503, "30")
         assert queue_names(management, guarded) == {BUILDS}
     wait_until(is_connected)  # the server takes a moment to give back what was closed
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -264,8 +264,8 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
         wait_until_blocked(a_pass)
         Queue.objects.select_for_update().get(pk=first)
     assert deletions.is_deadlock(a_pass.exception())
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["warning", "warning"]
 
 
@@ -317,8 +317,8 @@ def test_a_disk_that_is_full_leaves_nothing_half_done_and_all_goes_on_when_there
             assert not Notification.objects.exists()
         assert not QueueEvent.objects.filter(kind="deleted").exists()
     let_time_pass()
-    follow()
-    assert breaches(management, [guarded], mailbox.mails) == []
+    run_scheduled_work()
+    assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"] * number
     assert queue_names(management, guarded) == set()
 
@@ -386,12 +386,12 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
     amqp.publish(BUILDS, 6)
     mailbox.refuse(False)
     with time_machine.travel(timezone.now() + timedelta(days=1), tick=True):
-        follow()
+        run_scheduled_work()
         amqp.take("queue/alice/warned", 6)
         again, is_new = registration.create_queue(subscription, identity.offering, "order", presented)
         assert (again, is_new) == (queue, False)
-        follow()
-        wrong = breaches(management, [guarded, queue.vhost], mailbox.mails)
+        run_scheduled_work()
+        wrong = broken(management, [guarded, queue.vhost], mailbox.mails)
     assert wrong == []
     by_queue = Counter(
         (one.kind, one.facts["queue"]) for one in Notification.objects.filter(recipient="alice@example.org")
@@ -440,8 +440,8 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
     assert [outcome for outcome in outcomes if isinstance(outcome, Exception)] == []
     assert [is_new for _, is_new in registered].count(True) == 1
     let_time_pass()
-    follow()
-    assert breaches(management, [guarded, vhost], mailbox.mails) + overlapping_passes() == []
+    run_scheduled_work()
+    assert broken(management, [guarded, vhost], mailbox.mails) + overlapping_passes() == []
     assert Counter(sent("alice@example.org")) == {"warning": 3, "deletion": 3}
     (queue,) = SubscriptionQueue.objects.all()
     assert set(agents.queues(vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}

@@ -44,7 +44,7 @@ from queues import tombstones
 from queues.models import Queue, QueueEvent
 from rabbit.management import BrokerError, BrokerUnavailable, Management
 from rabbit.names import DEAD_LETTER_QUEUE
-from tests.agents import make_due
+from tests.agents import make_removals_due
 from tests.proxy import Proxy
 from tests.toolbox import AWAY, Killed, can_log_in, in_background, in_parallel, stored_queue, wait_until_blocked
 from tools.benchmarks.passes import counted_requests
@@ -585,7 +585,7 @@ def test_a_broker_that_is_away_keeps_nobody_from_deleting_and_the_task_finishes_
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     finish_removals()
     assert Removal.objects.count() == 3
-    make_due()
+    make_removals_due()
     finish_removals()
     assert not Removal.objects.exists()
     assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
@@ -636,7 +636,7 @@ def test_a_broker_that_goes_away_in_the_middle_is_asked_no_more_and_the_rest_goe
         assert set(unknown.values_list("attempts", flat=True)) == {1}
         assert not Removal.objects.filter(due_at__lt=timezone.now() + timedelta(seconds=30)).exists()
         proxy.forward()
-        make_due()
+        make_removals_due()
         proxy.close_next(0)
         assert removals.run_due(50) == left
     assert not Removal.objects.exists()
@@ -654,7 +654,7 @@ def test_one_thing_that_makes_the_broker_fail_does_not_keep_all_others(made, age
     with monkeypatch.context() as patch:
         patch.setattr(Management, "delete_user", failing)
         made.subscription.delete()
-        make_due()
+        make_removals_due()
         removals.run_due(50)
         # A minute later all others are due, and this one is not yet.
         Removal.objects.update(due_at=F("due_at") - timedelta(seconds=65))
@@ -680,13 +680,13 @@ def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplo
         assert made.queue.queue_name in caplog.text
         waits = []
         for _ in range(3):
-            make_due()
+            make_removals_due()
             removals.run_due(50)
             removal.refresh_from_db()
             waits.append(round((removal.due_at - timezone.now()).total_seconds() / 60))
         assert waits == [2, 4, 8]
     assert on_broker(agents, made)[0] == {made.consumer.queue_name}
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 1
 
 
@@ -740,7 +740,7 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
     assert removals.run_due(50) == 0
     soonest = timezone.now() + timedelta(seconds=locks.lock_seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 3
     there.refresh_from_db()
     assert there.state == "gone"
@@ -784,7 +784,7 @@ def test_a_registration_between_the_claim_and_the_request_keeps_its_queue(made, 
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     made.queue.delete()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    make_due()
+    make_removals_due()
     real = removals._claim
 
     def registered_before(*arguments):
@@ -844,7 +844,7 @@ def test_a_user_that_somebody_changes_right_now_goes_a_little_later(made, agents
         made.subscription.delete()
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
         assert made.username in agents.users()
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 1
     assert made.username not in agents.users()
 
@@ -983,7 +983,7 @@ def test_a_login_that_has_another_token_by_now_keeps_it(made, agents, broker, se
     registration.create_queue(made.subscription, made.first, "order", other)
     with logged_in(broker, made.vhost, made.username, other.key) as opened:
         Removal.objects.update(attempts=0)
-        make_due()
+        make_removals_due()
         finish_removals()
         opened.process_data_events(0.5)
     assert can_log_in(broker, made.vhost, made.username, other.key)
@@ -1014,7 +1014,7 @@ def expired(token):
 def settle():
     """Have the task do all there is to do, as often as it may need."""
     for _ in range(3):
-        make_due()
+        make_removals_due()
         finish_removals()
     assert not Removal.objects.exists()
 
@@ -1205,7 +1205,7 @@ def test_a_sweep_touches_nothing_else_that_is_due(made, settings, broker):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     made.queue.delete()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    make_due()
+    make_removals_due()
     removals.write(
         [Removal(kind=KIND.QUEUE, vhost=made.vhost, name="subscription_x", if_unused=True)],
         due_at=timezone.now() + timedelta(minutes=5),

@@ -23,7 +23,7 @@ from django.utils.html import escape
 from accounts.models import Owner, PulseUser, SignInLink
 from accounts.signin import create_link, get_or_create_owner, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
-from tests.chromium import sign_in, watched
+from tests.chromium import checked_page, sign_in
 from tests.toolbox import in_parallel
 
 CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
@@ -611,7 +611,7 @@ def test_a_link_signs_in_and_each_page_of_signing_in_keeps_the_policy(live_serve
 )
 def test_a_page_that_does_what_it_should_not_fails_its_test(browser, live_server, script, told):
     def look():
-        with watched(browser, live_server.url, set()) as page:
+        with checked_page(browser, live_server.url, set()) as page:
             page.goto("/signin/")
             page.evaluate(script)
             page.wait_for_timeout(300)

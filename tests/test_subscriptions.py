@@ -46,7 +46,7 @@ from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUM
 from rabbit.http import PooledClient
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.permissions import Permissions
-from tests.agents import make_due
+from tests.agents import make_removals_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -449,7 +449,7 @@ def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
     assert len(made) == 2
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 2
     assert not made & agents.users()
 
@@ -706,7 +706,7 @@ def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert {kind for kind, _, _ in pending()} == {"queue"}
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
 
@@ -718,7 +718,7 @@ def test_a_subscription_that_is_removed_while_its_user_is_made_leaves_no_user(
     before(monkeypatch, "put_user", lambda: EventSubscription.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         create_queue(subscription, offering, "order", newer)
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert subscription.rmq_username not in agents.users()
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
@@ -732,7 +732,7 @@ def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
     consumer, new = register_consumer(identity, presented, None)
     assert new
     open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
     assert not Removal.objects.exists()
@@ -759,7 +759,7 @@ def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, s
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert list(Removal.objects.all()) == [removal]
-    make_due()  # by then its worker must have died
+    make_removals_due()  # by then its worker must have died
     assert create_queue(subscription, offering, "order", presented)[1]
     assert not Removal.objects.exists()
 
@@ -802,7 +802,7 @@ def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
         create_queue(subscription, offering, "order", newer)
     left = EventSubscription.objects.get()
     assert (left.token, left.next_token, left.password_set) == (presented.token, None, False)
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
@@ -851,7 +851,7 @@ def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
         register(identity, presented)
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert only_hex(agents.users()) == before_it
     assert not Removal.objects.exists()
@@ -881,7 +881,7 @@ def test_no_user_stays_whose_permissions_could_not_be_set(
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
     assert only_hex(agents.users()) != before_it
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert only_hex(agents.users()) == before_it
     assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
@@ -1015,7 +1015,7 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
     ):
         with pytest.raises(ObjectDoesNotExist):
             call()
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert stale.uuid.hex not in agents.vhosts()
     assert not only_hex(agents.users())
@@ -1268,7 +1268,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
     before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     redeclare(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert queue.queue_name not in agents.queues(queue.vhost)
 
@@ -1289,7 +1289,7 @@ def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
     before(monkeypatch, "create_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert alice.uuid.hex not in agents.vhosts()
     with pytest.raises(NotOnBroker):
