@@ -182,16 +182,16 @@ def test_an_owner_without_access_sees_why_and_creates_no_account(people, visit, 
 
 def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, name, broker, guarded):
     client = visit("owner")
-    made = client.post(
+    created = client.post(
         "/pulse-users/", {"username": name, "owners": "bob@example.org", "notification_emails": "a@b.org"}
     )
-    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
-    password = secret_in(made)
-    assert made.text.count(password) == 1
-    assert 'data-copy="password"' in made.text
+    assert (created.status_code, created["Cache-Control"]) == (201, "no-store")
+    password = secret_in(created)
+    assert created.text.count(password) == 1
+    assert 'data-copy="password"' in created.text
     host, _, port = broker.amqp_url.rpartition("@")[2].partition(":")
     for fact in (host, port.rstrip("/"), guarded, f"queue/{name}/", f"exchange/{name}/"):
-        assert fact in made.text
+        assert fact in created.text
     assert can_log_in(broker, guarded, name, password)
     pulse_user = PulseUser.objects.get(username=name)
     assert {owner.email for owner in pulse_user.owners.all()} == {"alice@example.org", "bob@example.org"}
@@ -206,18 +206,18 @@ def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, nam
 
 
 def test_the_example_on_the_page_of_a_new_account_runs(people, visit, name, broker, guarded):
-    made = visit("owner").post("/pulse-users/", {"username": name})
-    address = re.search(r"URLParameters\(&quot;(.+?)&quot;\)|URLParameters\(\"(.+?)\"\)", made.text)
-    url = (address[1] or address[2]).replace("PASSWORD", secret_in(made))
+    created = visit("owner").post("/pulse-users/", {"username": name})
+    address = re.search(r"URLParameters\(&quot;(.+?)&quot;\)|URLParameters\(\"(.+?)\"\)", created.text)
+    url = (address[1] or address[2]).replace("PASSWORD", secret_in(created))
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         assert connection.channel().queue_declare(f"queue/{name}/first", durable=True).method.message_count == 0
 
 
 def test_a_chosen_password_is_never_shown(people, visit, name, broker, guarded):
     password = "correct <horse> battery"
-    made = visit("owner").post("/pulse-users/", {"username": name, "password": password})
-    assert made.status_code == 201
-    assert "battery" not in made.text
+    created = visit("owner").post("/pulse-users/", {"username": name, "password": password})
+    assert created.status_code == 201
+    assert "battery" not in created.text
     assert can_log_in(broker, guarded, name, password)
 
 
@@ -337,10 +337,10 @@ def test_operators_search_accounts_by_name_and_owner(people, visit):
 
 
 def test_lists_are_paginated_in_a_constant_number_of_statements(people, visit, django_assert_max_num_queries):
-    made = PulseUser.objects.bulk_create([PulseUser(username=f"account-{n:03}", ready=True) for n in range(120)])
+    created = PulseUser.objects.bulk_create([PulseUser(username=f"account-{n:03}", ready=True) for n in range(120)])
     through = PulseUser.owners.through
-    through.objects.bulk_create([through(pulseuser=one, owner=people["owner"]) for one in made])
-    through.objects.bulk_create([through(pulseuser=one, owner=people["co-owner"]) for one in made])
+    through.objects.bulk_create([through(pulseuser=one, owner=people["owner"]) for one in created])
+    through.objects.bulk_create([through(pulseuser=one, owner=people["co-owner"]) for one in created])
     asking = [
         Owner(
             email=f"x{n}@example.org",
@@ -888,12 +888,12 @@ def test_a_token_is_shown_once_and_stored_nowhere_in_clear(people, visit, settin
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     client = visit("owner")
     assert "Make your first" in client.get("/tokens/").text
-    made = client.post("/tokens/", {"name": "nightly clean-up", "days": "30"})
-    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
-    key = secret_in(made, "token")
-    assert made.text.count(key) == 1
-    assert 'data-copy="token"' in made.text
-    assert "https://guardian.example.org/api/queues/" in made.text
+    created = client.post("/tokens/", {"name": "nightly clean-up", "days": "30"})
+    assert (created.status_code, created["Cache-Control"]) == (201, "no-store")
+    key = secret_in(created, "token")
+    assert created.text.count(key) == 1
+    assert 'data-copy="token"' in created.text
+    assert "https://guardian.example.org/api/queues/" in created.text
     page = client.get("/tokens/").text
     assert key not in page
     assert "nightly clean-up" in page

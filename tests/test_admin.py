@@ -612,18 +612,18 @@ def test_making_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admi
 @pytest.fixture
 def create_account(guarded, management):
     """Return a function that creates an account on the broker, with a queue, and its row."""
-    made = []
+    created = []
 
     def create(username):
         management.put_user(username, "irrelevant")
         management.declare_queue(guarded, f"queue/{username}/builds")
-        made.append(username)
+        created.append(username)
         account = PulseUser.objects.create(username=username, ready=True)
         account.owners.set([make_owner()])
         return account
 
     yield create
-    for username in made:
+    for username in created:
         try:
             management.delete_user(username)
         except NotOnBroker:

@@ -25,16 +25,16 @@ pytestmark = pytest.mark.usefixtures("guarded")
 @pytest.fixture
 def create_account(management):
     """Return a function that creates an account with a unique name, or exactly this one."""
-    made = []
+    created = []
 
     def make(stem, tags=(), *, exactly=False):
         name = stem if exactly else f"{stem}-{uuid.uuid4().hex[:8]}"
         management.put_user(name, "secret", tags)
-        made.append(name)
+        created.append(name)
         return name
 
     yield make
-    for name in made:
+    for name in created:
         management.delete_user(name)
 
 
@@ -233,7 +233,7 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_accoun
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("", "line 1: the first line must name the columns, including username and owners."),
         ("alice,alice@example.org\n", "line 1: the first line must name the columns"),
@@ -244,8 +244,8 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_accoun
         ("username,owners\na," + "x" * 200_000 + "\n", "line 2: field larger than field limit"),
     ],
 )
-def test_a_malformed_file_is_refused(write_file, content, said):
-    assert refusal(write_file(content))[0].startswith(said)
+def test_a_malformed_file_is_refused(write_file, content, expected):
+    assert refusal(write_file(content))[0].startswith(expected)
 
 
 def test_an_unreadable_file_is_refused(write_file, tmp_path, monkeypatch):

@@ -35,12 +35,12 @@ def username(guarded, management):
 
 def test_an_account_is_created_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
     program = Program(alice)
-    made = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
-    assert made.status_code == 201, made.text
-    assert made["Cache-Control"] == "no-store"
-    assert made["Location"] == f"{settings.GUARDIAN_BASE_URL}/api/pulse-users/{username}/"
-    assert len(made.json()["password"]) >= 24
-    assert made.json()["owners"] == ["alice@example.org"]
+    created = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
+    assert created.status_code == 201, created.text
+    assert created["Cache-Control"] == "no-store"
+    assert created["Location"] == f"{settings.GUARDIAN_BASE_URL}/api/pulse-users/{username}/"
+    assert len(created.json()["password"]) >= 24
+    assert created.json()["owners"] == ["alice@example.org"]
     assert management.user(username).name == username
 
     shown = program.get(f"pulse-users/{username}/").json()
@@ -80,10 +80,10 @@ def test_a_confirmed_address_shows_when_and_is_not_asked_again(alice, username):
 
 def test_a_chosen_password_is_not_returned_or_logged(alice, username, caplog):
     program = Program(alice)
-    made = program.post("pulse-users/", {"username": username, "password": " correct horse battery "})
-    assert made.status_code == 201
-    assert "password" not in made.json()
-    assert "correct horse" not in made.text + caplog.text
+    created = program.post("pulse-users/", {"username": username, "password": " correct horse battery "})
+    assert created.status_code == 201
+    assert "password" not in created.json()
+    assert "correct horse" not in created.text + caplog.text
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_a_taken_name_is_refused_on_the_username_field(alice, bob, username, man
 
 
 def test_an_operator_creates_an_account_for_another_owner(alice, operator, username):
-    made = Program(operator).post("pulse-users/", {"username": username, "owners": ["alice@example.org"]})
-    assert made.json()["owners"] == ["alice@example.org"]
+    created = Program(operator).post("pulse-users/", {"username": username, "owners": ["alice@example.org"]})
+    assert created.json()["owners"] == ["alice@example.org"]
     other = Program(alice).post("pulse-users/", {"username": f"{username}-2", "owners": ["ops@example.org"]})
     assert other.json()["owners"] == ["alice@example.org", "ops@example.org"]
 
@@ -161,9 +161,9 @@ def test_without_the_broker_no_account_is_created(alice, db, away):
 
 @pytest.fixture
 def shared_account(alice, bob):
-    made = PulseUser.objects.create(username="alice", ready=True)
-    made.owners.set([alice, bob])
-    return made
+    created = PulseUser.objects.create(username="alice", ready=True)
+    created.owners.set([alice, bob])
+    return created
 
 
 def test_without_the_broker_an_account_is_shown(alice, shared_account, away):
@@ -309,9 +309,9 @@ def test_two_owners_who_leave_at_once_do_not_both_leave(transactional_db, settin
 def test_the_list_of_accounts_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
     def make(numbers):
         for number in numbers:
-            made = PulseUser.objects.create(username=f"user-{number}", ready=True)
-            made.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
-            made.notification_addresses.create(email=f"t{number}@example.org", added_by=operator)
+            created = PulseUser.objects.create(username=f"user-{number}", ready=True)
+            created.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
+            created.notification_addresses.create(email=f"t{number}@example.org", added_by=operator)
 
     program = Program(operator)
     program.get("me/")  # records that the token was used
@@ -376,9 +376,9 @@ def test_operators_search_owners(operator, alice, bob):
 
 def test_a_token_is_created_used_listed_and_revoked(alice, bob):
     program = Program(alice)
-    made = program.post("tokens/", {"name": "the agent", "days": 7})
-    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
-    token = made.json()
+    created = program.post("tokens/", {"name": "the agent", "days": 7})
+    assert (created.status_code, created["Cache-Control"]) == (201, "no-store")
+    token = created.json()
     life = timezone.datetime.fromisoformat(token["expires"]) - timezone.now()
     assert timedelta(days=6, hours=23) < life <= timedelta(days=7)
     mine = Program()
@@ -439,11 +439,11 @@ def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account
         set_thresholds(*args)
 
     monkeypatch.setattr(pulse_users, "set_thresholds", in_between)
-    told = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
+    data = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
     shared_account.refresh_from_db()
     assert (
         (shared_account.warn_length, shared_account.max_length)
-        == (told["warn_length"], told["max_length"])
+        == (data["warn_length"], data["max_length"])
         == (200, 5000)
     )
 

@@ -55,10 +55,10 @@ def malformed_uuids(named):
 
 @pytest.fixture
 def offering(alice, bob):
-    made = Offering.objects.create(name="Cluster")
-    made.members.add(alice)
-    made.publishers.add(bob)
-    return made
+    created = Offering.objects.create(name="Cluster")
+    created.members.add(alice)
+    created.publishers.add(bob)
+    return created
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def queue_of(subscription, offering, object_type="order"):
 
 
 def consumer_of(identity, **facts):
-    made = uuid.uuid4()
+    created = uuid.uuid4()
     return Consumer.objects.create(
-        uuid=made, identity=identity, vhost=identity.owner.uuid.hex, queue_name=f"consumer_{made.hex}", **facts
+        uuid=created, identity=identity, vhost=identity.owner.uuid.hex, queue_name=f"consumer_{created.hex}", **facts
     )
 
 
-def shown_at(program, told, settings):
-    return program.client.get(told["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json()
+def shown_at(program, data, settings):
+    return program.client.get(data["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json()
 
 
 # Identities
@@ -102,22 +102,22 @@ def test_an_agent_creates_its_identity(alice, offering, settings, path, spelling
         "last_restarted": "2026-01-05T12:00:00", "of no field": [1],
     }  # fmt: skip
     answer = program.post(path, body)
-    told = answer.json()
+    data = answer.json()
     assert answer.status_code == 201, answer.text
-    assert set(told) == IDENTITY_FIELDS
+    assert set(data) == IDENTITY_FIELDS
     for name in ("name", "version", "config_file_path", "dependencies", "config_file_content"):
-        assert told[name] == body[name]
-    assert (told["offering"], told["created_by"]) == (offering.uuid.hex, alice.uuid.hex)
-    assert (told["services"], told["compatibility"]["status"]) == ([], "compatible")
-    assert told["last_restarted"] == "2026-01-05T12:00:00Z"
-    assert told["url"] == answer["Location"]
-    assert shown_at(program, told, settings) == told
+        assert data[name] == body[name]
+    assert (data["offering"], data["created_by"]) == (offering.uuid.hex, alice.uuid.hex)
+    assert (data["services"], data["compatibility"]["status"]) == ([], "compatible")
+    assert data["last_restarted"] == "2026-01-05T12:00:00Z"
+    assert data["url"] == answer["Location"]
+    assert shown_at(program, data, settings) == data
     identity = AgentIdentity.objects.get()
-    assert told["uuid"] == identity.uuid.hex
+    assert data["uuid"] == identity.uuid.hex
     assert "secret" not in identity.sealed_config
     for written in (identity.uuid.hex, str(identity.uuid), str(identity.uuid).upper()):
-        assert program.get(f"{path}{written}/").json() == told
-    assert program.get(path).json() == [told]
+        assert program.get(f"{path}{written}/").json() == data
+    assert program.get(path).json() == [data]
 
 
 @under_both
@@ -128,7 +128,7 @@ def test_an_identity_is_found_by_its_exact_name(alice, bob, offering, path):
     for name, found in [("cellar", 1), ("cell", 0), ("CELLAR", 0), (" cellar", 1), ("", 0), ("x" * 5000, 0)]:
         answer = program.get(path, name=name)
         assert (answer.status_code, answer["X-Result-Count"]) == (200, str(found)), name
-        assert [told["name"] for told in answer.json()] == [name] * found
+        assert [data["name"] for data in answer.json()] == [name] * found
     assert program.get(path, name="a\0").status_code == 400
     assert program.get(path)["X-Result-Count"] == "3"
 
@@ -201,16 +201,16 @@ def test_a_second_identity_of_the_same_name_is_refused(alice, offering, identity
 def test_an_agent_updates_its_identity_and_omitted_fields_stay(alice, offering, path):
     program = Program(alice)
     needed = {"offering": offering.uuid.hex, "name": "cellar"}
-    told = program.post(path, {
+    data = program.post(path, {
         **needed, "version": "1.0.5", "config_file_content": "a: 1", "config_file_path": "/etc/a",
         "dependencies": [{"package": "a", "version": "1"}], "last_restarted": "2026-01-05T12:00:00+02:00",
     }).json()  # fmt: skip
-    place = f"{path}{told['uuid']}/"
+    place = f"{path}{data['uuid']}/"
     answer = program.put(place, {**needed, "version": "1.0.7"})
     assert answer.status_code == 200
     changed = answer.json()
-    assert {**changed, "modified": None} == {**told, "modified": None, "version": "1.0.7"}
-    assert changed["modified"] > told["modified"]
+    assert {**changed, "modified": None} == {**data, "modified": None, "version": "1.0.7"}
+    assert changed["modified"] > data["modified"]
     assert changed["last_restarted"] == "2026-01-05T10:00:00Z"
     emptied = program.put(place, {**needed, "version": None, "config_file_content": "", "dependencies": []}).json()
     assert (emptied["version"], emptied["config_file_content"], emptied["dependencies"]) == ("", "", [])
@@ -223,17 +223,17 @@ def test_an_agent_updates_its_identity_and_omitted_fields_stay(alice, offering, 
 
 
 def test_last_restarted_defaults_to_the_identitys_creation(alice, identity):
-    told = Program(alice).get(f"agent-identities/{identity.uuid}/").json()
-    assert told["last_restarted"] == told["created"]
-    assert datetime.fromisoformat(told["created"]) == identity.created
+    data = Program(alice).get(f"agent-identities/{identity.uuid}/").json()
+    assert data["last_restarted"] == data["created"]
+    assert datetime.fromisoformat(data["created"]) == identity.created
 
 
 def test_only_the_owner_sees_an_agents_configuration(alice, operator, offering):
     body = {"offering": offering.uuid.hex, "name": "cellar", "config_file_content": "token: secret"}
-    told = Program(alice).post("agent-identities/", body).json()
-    assert told["config_file_content"] == "token: secret"
-    seen = Program(operator).get(f"agent-identities/{told['uuid']}/").json()
-    assert {**seen, "config_file_content": "token: secret"} == told
+    data = Program(alice).post("agent-identities/", body).json()
+    assert data["config_file_content"] == "token: secret"
+    seen = Program(operator).get(f"agent-identities/{data['uuid']}/").json()
+    assert {**seen, "config_file_content": "token: secret"} == data
     assert "secret" not in json.dumps(seen)
 
 
@@ -537,11 +537,11 @@ def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_dashes(agents, alice,
         answer = publisher.post(f"offerings/{offering.uuid.hex}/events/", event)
         assert (answer.status_code, set(answer.json())) == (400, {"message_id"}), (value, answer.text)
     for value in (offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()):
-        told = program.put(f"agent-identities/{identity.uuid.hex}/", needed | {"offering": value})
-        assert (told.status_code, told.json()["offering"]) == (200, offering.uuid.hex)
+        data = program.put(f"agent-identities/{identity.uuid.hex}/", needed | {"offering": value})
+        assert (data.status_code, data.json()["offering"]) == (200, offering.uuid.hex)
         body = {"observable_objects": [named | {"offering_uuid": value}]}
-        made = program.post("event-subscriptions/", body).json()
-        assert made["observable_objects"] == [{"object_type": "order", "offering_uuid": offering.uuid.hex}]
+        created = program.post("event-subscriptions/", body).json()
+        assert created["observable_objects"] == [{"object_type": "order", "offering_uuid": offering.uuid.hex}]
 
 
 def test_a_uuid_in_a_path_is_32_hex_digits_with_or_without_dashes(alice, offering, names):
@@ -575,16 +575,16 @@ def test_the_user_url_of_a_subscription_shows_its_reader_the_user(alice, operato
     subscription = subscription_of(alice)
     for owner in (alice, operator):
         program = Program(owner)
-        told = program.get(f"event-subscriptions/{subscription.uuid}/").json()
-        user = program.client.get(told["user"].removeprefix(settings.GUARDIAN_BASE_URL)).json()
-        assert (user["uuid"], user["email"]) == (told["user_uuid"], told["user_username"])
-        assert (told["user_username"], told["user_full_name"]) == ("alice@example.org", "Alice")
+        data = program.get(f"event-subscriptions/{subscription.uuid}/").json()
+        user = program.client.get(data["user"].removeprefix(settings.GUARDIAN_BASE_URL)).json()
+        assert (user["uuid"], user["email"]) == (data["user_uuid"], data["user_username"])
+        assert (data["user_username"], data["user_full_name"]) == ("alice@example.org", "Alice")
 
 
 def test_an_identitys_subscription_observes_its_object_type(alice, identity):
     subscription = subscription_of(alice, identity=identity, object_type="order")
-    told = Program(alice).get(f"event-subscriptions/{subscription.uuid}/").json()
-    assert told["observable_objects"] == [{"object_type": "order"}]
+    data = Program(alice).get(f"event-subscriptions/{subscription.uuid}/").json()
+    assert data["observable_objects"] == [{"object_type": "order"}]
 
 
 def test_subscription_queues_are_filtered(alice, offering):
@@ -609,12 +609,12 @@ def test_subscription_queues_are_filtered(alice, offering):
 
 def test_a_consumer_is_shown_with_all_its_fields(alice, identity, settings):
     consumer = consumer_of(identity, object_types=["order"])
-    told = Program(alice).get(f"agent-consumers/{consumer.uuid}/").json()
-    assert set(told) == CONSUMER_FIELDS
-    assert (told["agent_identity_uuid"], told["offering_uuid"]) == (identity.uuid.hex, identity.offering.uuid.hex)
-    assert (told["observable_object_types"], told["state"]) == (["order"], "creating")
-    assert shown_at(Program(alice), told, settings) == told
-    assert shown_at(Program(alice), {"url": told["agent_identity"]}, settings)["uuid"] == identity.uuid.hex
+    data = Program(alice).get(f"agent-consumers/{consumer.uuid}/").json()
+    assert set(data) == CONSUMER_FIELDS
+    assert (data["agent_identity_uuid"], data["offering_uuid"]) == (identity.uuid.hex, identity.offering.uuid.hex)
+    assert (data["observable_object_types"], data["state"]) == (["order"], "creating")
+    assert shown_at(Program(alice), data, settings) == data
+    assert shown_at(Program(alice), {"url": data["agent_identity"]}, settings)["uuid"] == identity.uuid.hex
 
 
 # On the broker
@@ -629,22 +629,22 @@ def test_an_agent_subscribes_and_gets_a_queue(agents, management, alice, offerin
         program.post(place, {"observable_object_type": "order", "description": "orders", "junk": 1}) for _ in range(2)
     ]
     assert [answer.status_code for answer in answers] == [201, 200]
-    told = answers[0].json()
-    assert set(told) == SUBSCRIPTION_FIELDS
-    assert answers[1].json()["uuid"] == told["uuid"]
-    assert (told["user_uuid"], told["source_ip"], told["description"]) == (alice.uuid.hex, "127.0.0.1", "orders")
-    assert shown_at(program, told, settings)["uuid"] == told["uuid"]
+    data = answers[0].json()
+    assert set(data) == SUBSCRIPTION_FIELDS
+    assert answers[1].json()["uuid"] == data["uuid"]
+    assert (data["user_uuid"], data["source_ip"], data["description"]) == (alice.uuid.hex, "127.0.0.1", "orders")
+    assert shown_at(program, data, settings)["uuid"] == data["uuid"]
     for spelling, status in [(str(offering.uuid), 201), (offering.uuid.hex, 200)]:
         body = {"offering_uuid": spelling, "object_type": "order"}
-        answer = program.post(f"event-subscriptions/{told['uuid']}/create_queue/", body)
+        answer = program.post(f"event-subscriptions/{data['uuid']}/create_queue/", body)
         assert answer.status_code == status, answer.text
     queue = answer.json()
     assert set(queue) == QUEUE_FIELDS
-    name = f"subscription_{told['uuid']}_offering_{offering.uuid.hex}_order"
+    name = f"subscription_{data['uuid']}_offering_{offering.uuid.hex}_order"
     assert (queue["queue_name"], queue["vhost"], queue["object_type"]) == (name, alice.uuid.hex, "order")
-    assert (queue["event_subscription"], queue["event_subscription_uuid"]) == (told["url"], told["uuid"])
+    assert (queue["event_subscription"], queue["event_subscription_uuid"]) == (data["url"], data["uuid"])
     assert shown_at(program, queue, settings) == queue
-    assert shown_at(program, {"url": queue["event_subscription"]}, settings)["uuid"] == told["uuid"]
+    assert shown_at(program, {"url": queue["event_subscription"]}, settings)["uuid"] == data["uuid"]
     assert agents.queues(alice.uuid.hex)[name] == dict(REGISTERED_QUEUE_ARGUMENTS)
     assert program.delete(f"event-subscription-queues/{queue['uuid']}/").status_code == 204
     assert program.delete(f"{path}{identity['uuid']}/").status_code == 204
@@ -671,9 +671,9 @@ def test_an_agent_registers_its_consumer_queue(agents, management, alice, identi
         answer = program.post(f"{path}{identity.uuid.hex}/register_queue/", body)
         return answer.status_code, answer.json()
 
-    status, told = register({"object_types": ["order", "order", "user_role"], "junk": {}})
+    status, data = register({"object_types": ["order", "order", "user_role"], "junk": {}})
     consumer = Consumer.objects.get()
-    assert (status, told) == (
+    assert (status, data) == (
         201,
         {
             "rmq_username": consumer.rmq_username,
@@ -682,12 +682,12 @@ def test_an_agent_registers_its_consumer_queue(agents, management, alice, identi
             "observable_object_types": ["order", "user_role"],
         },
     )
-    assert register({}) == (200, told)
-    assert register({"object_types": []}) == (200, {**told, "observable_object_types": []})
-    assert register({}) == (200, {**told, "observable_object_types": []})
+    assert register({}) == (200, data)
+    assert register({"object_types": []}) == (200, {**data, "observable_object_types": []})
+    assert register({}) == (200, {**data, "observable_object_types": []})
     every = list(ObjectType.values)
-    assert register({"object_types": every}) == (200, {**told, "observable_object_types": every})
-    assert agents.queues(alice.uuid.hex)[told["queue_name"]] == dict(REGISTERED_QUEUE_ARGUMENTS)
+    assert register({"object_types": every}) == (200, {**data, "observable_object_types": every})
+    assert agents.queues(alice.uuid.hex)[data["queue_name"]] == dict(REGISTERED_QUEUE_ARGUMENTS)
 
 
 def test_a_subscription_without_an_identity_has_queues_of_any_type(agents, alice, offering):
@@ -697,16 +697,16 @@ def test_a_subscription_without_an_identity_has_queues_of_any_type(agents, alice
         {"object_type": "resource", "offering_uuid": str(offering.uuid), "junk": 1},
     ]
     answer = program.post("event-subscriptions/", {"description": "mine", "observable_objects": observed})
-    told = answer.json()
-    assert (answer.status_code, set(told)) == (201, SUBSCRIPTION_FIELDS), answer.text
-    assert told["observable_objects"] == [
+    data = answer.json()
+    assert (answer.status_code, set(data)) == (201, SUBSCRIPTION_FIELDS), answer.text
+    assert data["observable_objects"] == [
         observed[0],
         {"object_type": "resource", "offering_uuid": offering.uuid.hex},
     ]
-    assert answer["Location"] == told["url"]
+    assert answer["Location"] == data["url"]
     body = {"offering_uuid": offering.uuid.hex, "object_type": "user_ssh_key"}
-    assert program.post(f"event-subscriptions/{told['uuid']}/create_queue/", body).status_code == 201
-    assert program.delete(f"event-subscriptions/{told['uuid']}/").status_code == 204
+    assert program.post(f"event-subscriptions/{data['uuid']}/create_queue/", body).status_code == 201
+    assert program.delete(f"event-subscriptions/{data['uuid']}/").status_code == 204
     assert not SubscriptionQueue.objects.exists()
 
 
@@ -749,13 +749,13 @@ def test_members_publishers_and_operators_see_an_offering(alice, bob, operator, 
     fields = {"uuid", "url", "name", "may_subscribe", "may_publish", "members", "publishers"}
     for owner, subscribes, publishes in [(alice, True, False), (bob, False, True), (operator, True, True)]:
         program = Program(owner)
-        [told] = program.get("offerings/").json()
-        assert (told["may_subscribe"], told["may_publish"]) == (subscribes, publishes)
-        assert (told["uuid"], told["name"]) == (offering.uuid.hex, "Cluster")
-        assert shown_at(program, told, settings) == told
-        assert set(told) == fields
-        assert (told["members"] is None) == (told["publishers"] is None) == (owner != operator)
-    assert (told["members"], told["publishers"]) == (["alice@example.org"], ["bob@example.org"])
+        [data] = program.get("offerings/").json()
+        assert (data["may_subscribe"], data["may_publish"]) == (subscribes, publishes)
+        assert (data["uuid"], data["name"]) == (offering.uuid.hex, "Cluster")
+        assert shown_at(program, data, settings) == data
+        assert set(data) == fields
+        assert (data["members"] is None) == (data["publishers"] is None) == (owner != operator)
+    assert (data["members"], data["publishers"]) == (["alice@example.org"], ["bob@example.org"])
     assert Program(nobody).get("offerings/").json() == []
     assert Program(nobody).get(f"offerings/{offering.uuid}/").status_code == 404
     assert Program(nobody).post(f"offerings/{offering.uuid}/events/", {}).status_code == 404
@@ -772,8 +772,8 @@ def test_an_event_is_published_to_registered_queues(agents, management, alice, b
     body = {"object_type": "order", "payload": {"order_uuid": "1"}, "message_id": str(MESSAGE)}
     answer = Program(bob).post(f"offerings/{offering.uuid}/events/", body)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["message_id"], told["delivered"], told["skipped"], told["rejected"]) == (MESSAGE.hex, 2, 0, 0)
+    data = answer.json()
+    assert (data["message_id"], data["delivered"], data["skipped"], data["rejected"]) == (MESSAGE.hex, 2, 0, 0)
     assert Program(bob).post(f"offerings/{offering.uuid}/events/", {**body, "object_type": "call"}).json()[
         "delivered"
     ] == 1  # fmt: skip

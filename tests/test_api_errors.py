@@ -250,9 +250,9 @@ def test_urls_in_answers_ignore_the_host_header(world, by_owner, settings):
     for route in ("queues/", "queues/<str:uuid>/", "pulse-users/", "pulse-users/<str:username>/"):
         answer = by_owner.client.get(world.address_of(f"api/{route}"), headers={"host": "testserver:99999"})
         assert answer.status_code == 200
-        told = answer.text + answer.get("Link", "")
-        assert "https://guardian.example.org/api/" in told
-        assert "testserver" not in told
+        data = answer.text + answer.get("Link", "")
+        assert "https://guardian.example.org/api/" in data
+        assert "testserver" not in data
 
 
 def test_a_request_for_html_is_answered_in_json(by_owner):

@@ -34,23 +34,23 @@ def test_a_queue_is_shown_with_all_its_fields(alice, account, settings):
     account.save()
     queue = row("queue/alice/q", account, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
     program = Program(alice)
-    told = program.get(f"queues/{queue.uuid}/").json()
-    assert set(told) == FIELDS
-    assert told["uuid"] == queue.uuid.hex
-    assert told["url"] == f"{settings.GUARDIAN_BASE_URL}/api/queues/{queue.uuid.hex}/"
-    assert (told["length"], told["consumers"], told["owners"]) == (7, 2, ["alice@example.org"])
-    assert (told["warn_length"], told["max_length"], told["pulse_user"]) == (5, 50, "alice")
-    assert program.client.get(told["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json() == told
-    assert program.get("queues/").json() == [told]
+    data = program.get(f"queues/{queue.uuid}/").json()
+    assert set(data) == FIELDS
+    assert data["uuid"] == queue.uuid.hex
+    assert data["url"] == f"{settings.GUARDIAN_BASE_URL}/api/queues/{queue.uuid.hex}/"
+    assert (data["length"], data["consumers"], data["owners"]) == (7, 2, ["alice@example.org"])
+    assert (data["warn_length"], data["max_length"], data["pulse_user"]) == (5, 50, "alice")
+    assert program.client.get(data["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json() == data
+    assert program.get("queues/").json() == [data]
     for spelling in (queue.uuid.hex, str(queue.uuid).upper()):
-        assert program.get(f"queues/{spelling}/").json() == told
+        assert program.get(f"queues/{spelling}/").json() == data
 
 
 def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
     queue = row("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True)
-    told = Program(alice).get(f"queues/{queue.uuid}/").json()
-    assert (told["owners"], told["pulse_user"], told["registered"]) == (["alice@example.org"], None, True)
-    assert Program(alice).get("queues/").json() == Program(operator).get("queues/").json() == [told]
+    data = Program(alice).get(f"queues/{queue.uuid}/").json()
+    assert (data["owners"], data["pulse_user"], data["registered"]) == (["alice@example.org"], None, True)
+    assert Program(alice).get("queues/").json() == Program(operator).get("queues/").json() == [data]
     assert Program(bob).get("queues/").json() == []
     assert Program(bob).get(f"queues/{queue.uuid}/").status_code == 404
     for answer in (Program(alice).delete(f"queues/{queue.uuid}/"), Program(alice).post(f"queues/{queue.uuid}/purge/")):
@@ -60,9 +60,9 @@ def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
 
 def test_unknown_values_of_a_queue_are_null(alice, operator):
     queue = row("amq.gen-1", ready=None)
-    told = Program(operator).get(f"queues/{queue.uuid}/").json()
-    assert (told["length"], told["ready"], told["consumers"], told["pulse_user"]) == (None, None, None, None)
-    assert told["owners"] == []
+    data = Program(operator).get(f"queues/{queue.uuid}/").json()
+    assert (data["length"], data["ready"], data["consumers"], data["pulse_user"]) == (None, None, None, None)
+    assert data["owners"] == []
     assert Program(alice).get("queues/").json() == []
 
 
@@ -77,8 +77,8 @@ def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, accoun
         ("written later", {"last_seen": listed_at + timedelta(seconds=1)}, listed_at + timedelta(seconds=1)),
     ]:
         queue = row(f"queue/alice/{name}", account, **{"last_seen": old, **facts})
-        told = Program(alice).get(f"queues/{queue.uuid}/").json()["last_seen"]
-        assert timezone.datetime.fromisoformat(told) == expected, name
+        data = Program(alice).get(f"queues/{queue.uuid}/").json()["last_seen"]
+        assert timezone.datetime.fromisoformat(data) == expected, name
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_queues_are_filtered_and_ordered(operator, account, query, names):
     row("elsewhere/other", vhost="elsewhere")
     row("queue/alice/went", account, state="gone", ready=None)
     answer = Program(operator).get("queues/", **query)
-    assert [told["name"].rpartition("/")[2] for told in answer.json()] == names
+    assert [data["name"].rpartition("/")[2] for data in answer.json()] == names
     assert answer["X-Result-Count"] == str(len(names))
 
 
@@ -264,14 +264,14 @@ def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, bob, gua
     management.bind_queue(vhost, "exchange/alice/x", "q", "a.*")
     program = Program(alice)
     listed = program.get("exchanges/", page_size=50)
-    assert sorted(told["name"] for told in listed.json()) == sorted(names)
+    assert sorted(data["name"] for data in listed.json()) == sorted(names)
     assert listed["X-Result-Count"] == str(len(names))
-    [told] = program.get("exchanges/", name="exchange/alice/x").json()
-    assert (told["pulse_user"], told["bindings"][0]["destination"]) == ("alice", "q")
-    for told in listed.json():
-        path = told["url"].removeprefix(f"{settings.GUARDIAN_BASE_URL}/api/")
+    [data] = program.get("exchanges/", name="exchange/alice/x").json()
+    assert (data["pulse_user"], data["bindings"][0]["destination"]) == ("alice", "q")
+    for data in listed.json():
+        path = data["url"].removeprefix(f"{settings.GUARDIAN_BASE_URL}/api/")
         assert Program(bob).delete(path).status_code == 404
-        assert program.delete(path).status_code == 204, told["name"]
+        assert program.delete(path).status_code == 204, data["name"]
         assert program.delete(path).status_code == 404
     assert program.delete(f"exchanges/?name={quote('exchange/alicia/x', safe='')}").status_code == 404
     assert program.get("exchanges/").json() == []
@@ -290,21 +290,21 @@ def test_deleting_an_exchange_needs_its_name(alice, account, query):
 
 def test_a_channels_url_is_not_shown(alice, bob, caplog):
     program = Program(alice)
-    made = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
-    assert made.status_code == 201, made.text
-    told = made.json()
-    assert set(told) == {"uuid", "name", "service", "created", "last_sent_at", "last_error"}
-    assert program.get(f"channels/{told['uuid']}/").json() == told
-    assert program.get("channels/").json() == [told]
+    created = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
+    assert created.status_code == 201, created.text
+    data = created.json()
+    assert set(data) == {"uuid", "name", "service", "created", "last_sent_at", "last_error"}
+    assert program.get(f"channels/{data['uuid']}/").json() == data
+    assert program.get("channels/").json() == [data]
     twice = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
     assert (twice.status_code, list(twice.json())) == (400, ["name"])
-    for answer in (made, twice, program.get("channels/")):
+    for answer in (created, twice, program.get("channels/")):
         assert "secret-word" not in answer.text + caplog.text
     assert Program(bob).get("channels/").json() == []
     for method in ("GET", "DELETE"):
-        assert Program(bob).send(method, f"channels/{told['uuid']}/").status_code == 404
-    assert Program(bob).post(f"channels/{told['uuid']}/test/").status_code == 404
-    assert program.delete(f"channels/{told['uuid']}/").status_code == 204
+        assert Program(bob).send(method, f"channels/{data['uuid']}/").status_code == 404
+    assert Program(bob).post(f"channels/{data['uuid']}/test/").status_code == 404
+    assert program.delete(f"channels/{data['uuid']}/").status_code == 204
     assert not Channel.objects.exists()
 
 
@@ -319,11 +319,11 @@ def test_an_invalid_channel_url_is_refused(alice, url):
 def test_a_test_of_a_channel_that_does_not_respond_answers_409(alice, settings):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
     program = Program(alice)
-    made = program.post("channels/", {"name": "chat", "url": "https://127.0.0.1:1/hooks/secret-word"}).json()
-    answer = program.post(f"channels/{made['uuid']}/test/")
+    created = program.post("channels/", {"name": "chat", "url": "https://127.0.0.1:1/hooks/secret-word"}).json()
+    answer = program.post(f"channels/{created['uuid']}/test/")
     assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
     assert "secret-word" not in answer.text
-    assert program.get(f"channels/{made['uuid']}/").json()["last_error"]
+    assert program.get(f"channels/{created['uuid']}/").json()["last_error"]
 
 
 def test_settings_are_shown_and_changed(alice):
@@ -374,9 +374,9 @@ def test_concurrent_changes_of_limits_are_both_kept(operator, account, monkeypat
         set_limits(*args, **limits)
 
     monkeypatch.setattr(actions, "set_limits", in_between)
-    told = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
+    data = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
     queue.refresh_from_db()
-    assert (queue.warn_length, queue.max_length) == (told["warn_length"], told["max_length"]) == (200, 5000)
+    assert (queue.warn_length, queue.max_length) == (data["warn_length"], data["max_length"]) == (200, 5000)
 
 
 def test_concurrent_changes_of_settings_are_both_kept(alice, monkeypatch):
@@ -387,9 +387,9 @@ def test_concurrent_changes_of_settings_are_both_kept(alice, monkeypatch):
         set_quiet_hours(*args)
 
     monkeypatch.setattr(preferences, "set_quiet_hours", in_between)
-    told = Program(alice).patch("settings/", {"quiet_from": "22:00", "quiet_until": "07:00"}).json()
+    data = Program(alice).patch("settings/", {"quiet_from": "22:00", "quiet_until": "07:00"}).json()
     alice.refresh_from_db()
-    assert (alice.time_zone, told["time_zone"], told["quiet_from"]) == ("Europe/Berlin", "Europe/Berlin", "22:00")
+    assert (alice.time_zone, data["time_zone"], data["quiet_from"]) == ("Europe/Berlin", "Europe/Berlin", "22:00")
     assert alice.quiet_from == time(22)
 
 

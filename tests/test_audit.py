@@ -44,9 +44,9 @@ ACCOUNT = "audited"
 def account(guarded, management, alice):
     """Return Alice's account, stored and on the broker."""
     management.put_user(ACCOUNT, "irrelevant")
-    made = PulseUser.objects.create(username=ACCOUNT, ready=True)
-    made.owners.set([alice])
-    yield made
+    created = PulseUser.objects.create(username=ACCOUNT, ready=True)
+    created.owners.set([alice])
+    yield created
     try:
         management.delete_user(ACCOUNT)
     except NotOnBroker:
@@ -433,8 +433,8 @@ def test_tokens_and_links_are_recorded_without_their_secrets(alice):
         ("made a sign-in link", "alice@example.org"),
         ("revoked", "nightly"),
     ]
-    made = AuditEntry.objects.get(deed="made", content_type__model="authtoken")
-    assert (made.object_pk, made.additional_data) == (str(token.uuid), {"owner": "alice@example.org", "days": 30})
+    created = AuditEntry.objects.get(deed="made", content_type__model="authtoken")
+    assert (created.object_pk, created.additional_data) == (str(token.uuid), {"owner": "alice@example.org", "days": 30})
     for secret in (key, token.digest, token.token_key, link.rstrip("/").rpartition("/")[2]):
         assert secret not in all_entries()
 

@@ -86,20 +86,20 @@ def consume_as(broker):
 
 
 def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
-    made = []
+    created = []
     for model in of_ours(apps):
-        fill(model, "default", made)
+        fill(model, "default", created)
     before = contents(apps, "default")
     assert all(before.values())
     backup.make()
     for model in of_ours(apps):
-        fill(model, "default", made)
+        fill(model, "default", created)
     AuthToken.objects.all()._raw_delete("default")
     assert contents(apps, "default") != before
     backup.restore()
     assert contents(apps, "default") == before
     for model in of_ours(apps):  # new rows can be written as before
-        fill(model, "default", made)
+        fill(model, "default", created)
 
 
 def test_a_backup_of_sqlite_during_writes_can_be_restored(tmp_path):
@@ -243,9 +243,9 @@ def test_documented_dry_runs_list_what_a_restore_costs(backup, guarded, agent, a
     expired = clean_up_stale(dry_run=True)
     assert not expired.errors
     there, rows = (agent.names, stale.names), contents(apps, "default")
-    told = "\n".join(run(*look) for look in LOOKS)
+    output = "\n".join(run(*look) for look in LOOKS)
     assert [look[0] for look in LOOKS] == ["monitor_queues", "cleanup_orphan_queues", "cleanup_stale_subscriptions"]
     for cost in ("unbounded since", newer.queue_name, stale.queue.queue_name, stale.owner.email):
-        assert cost in told
+        assert cost in output
     assert (agent.names, stale.names) == there
     assert contents(apps, "default") == rows

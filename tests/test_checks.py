@@ -211,7 +211,7 @@ def test_messages_contain_no_password(settings):
         },
         {"DATABASE_URL": ("postgres://u:p@host:port/x", "DATABASE_URL can't be read")},
     ],
-    reported_ids=["nine", "one"],
+    ids=["nine", "one"],
 )
 def test_manage_check_fails_with_the_reasons(wrong):
     environment = {
@@ -224,5 +224,5 @@ def test_manage_check_fails_with_the_reasons(wrong):
         [sys.executable, "manage.py", "check"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert answer.returncode == 1
-    assert [said for _, said in wrong.values() if said not in answer.stderr] == []
+    assert [expected for _, expected in wrong.values() if expected not in answer.stderr] == []
     assert "Traceback" not in answer.stderr

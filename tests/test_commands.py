@@ -108,8 +108,8 @@ def test_two_concurrent_monitors_send_each_notification_once(amqp, environment):
             process.terminate()
         codes = [process.wait(timeout=20) for process in monitors]
     assert codes == [0, 0]
-    told = Notification.objects.filter(recipient="alice@example.org").order_by("id")
-    assert list(told.values_list("kind", flat=True)) == ["warning", "deletion"]
+    notified = Notification.objects.filter(recipient="alice@example.org").order_by("id")
+    assert list(notified.values_list("kind", flat=True)) == ["warning", "deletion"]
 
 
 def test_sigterm_ends_the_current_pass_and_releases_the_lease(amqp, environment):
@@ -145,8 +145,8 @@ def test_a_monitor_killed_repeatedly_loses_and_repeats_nothing(amqp, environment
         amqp.queue(name, 1)
     run(environment, "monitor_queues", "--once")
     assert run(environment, "monitor_queues", "--once")[0] == 0
-    told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts__queue")
-    assert sorted(told) == sorted([("warning", name) for name in warned] + [("deletion", name) for name in long])
+    notified = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts__queue")
+    assert sorted(notified) == sorted([("warning", name) for name in warned] + [("deletion", name) for name in long])
     on_broker = queue_names(management, environment["GUARDIAN_VHOSTS"])
     assert on_broker == {*warned, *short}
     assert set(Queue.objects.exclude(state="gone").values_list("name", flat=True)) == on_broker

@@ -240,7 +240,7 @@ def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_sett
 
 
 @pytest.mark.parametrize(
-    ("body", "properties", "said"),
+    ("body", "properties", "expected"),
     [
         (b'{"order": ', {}, "the body is no application/json"),
         (b"\xff\xfe", {"content_type": "text/plain"}, "the body is no text/plain"),
@@ -251,7 +251,7 @@ def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_sett
 )
 @pytest.mark.parametrize("default", [Outcome.RETRY, Outcome.HALT])
 def test_an_unreadable_body_is_parked_and_the_next_message_handled(
-    consumer_settings, amqp, body, properties, said, default
+    consumer_settings, amqp, body, properties, expected, default
 ):
     seen = []
     with consuming(Consumer(consumer_settings(policy=Policy(default)), "orders", seen.append)) as consumer:
@@ -260,7 +260,7 @@ def test_an_unreadable_body_is_parked_and_the_next_message_handled(
         parked, raw = take(amqp, PARKED)
         wait_until(lambda: consumer.counts["done"] == 1)
     assert raw == body
-    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {said}")
+    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {expected}")
     assert [message.body for message in seen] == [{"order": 18}]
 
 
@@ -342,16 +342,16 @@ def test_a_callback_decides_its_messages_outcome_by_an_exception(consumer_settin
 
 
 def test_an_exception_after_an_ack_does_not_requeue_the_message(consumer_settings, amqp):
-    said = []
+    acks = []
 
     def callback(message):
-        said.append((message.ack(), message.ack(), message.settled))
+        acks.append((message.ack(), message.ack(), message.settled))
         raise LookupError("in the middle of the second chunk")
 
     with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
         publish_raw(amqp)
         wait_until(lambda: consumer.counts["late"])
-    assert said == [(True, False, True)]
+    assert acks == [(True, False, True)]
     assert consumer.counts == {"done": 1, "late": 1}
     assert (length(amqp, QUEUE), length(amqp, PARKED)) == (0, 0)
 
@@ -591,26 +591,26 @@ def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(consumer_setting
 
 
 def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, broker):
-    said, given_up = [], threading.Event()
+    acks, given_up = [], threading.Event()
 
     def callback(message):
-        if not said:
-            said.append("begun")
+        if not acks:
+            acks.append("begun")
             assert given_up.wait(10)
-            said.append(message.ack())
+            acks.append(message.ack())
 
     with Proxy.before(broker.amqp_url) as proxy:
         consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
         with consuming(consumer):
             publish_raw(amqp)
-            wait_until(lambda: said)
+            wait_until(lambda: acks)
             proxy.delay(1)  # the broker's close takes a second
             link = consumer._connection._link
             link.call(lambda: (link.drop("for a test"), given_up.set()))
-            wait_until(lambda: len(said) == 2)
+            wait_until(lambda: len(acks) == 2)
             proxy.forward()
             wait_until(lambda: consumer.counts["done"])
-    assert said == ["begun", False]
+    assert acks == ["begun", False]
     assert consumer.counts["void"] == 1
 
 
@@ -732,11 +732,11 @@ def test_a_callback_over_its_time_limit_is_parked_with_its_stack(consumer_settin
 @pytest.mark.parametrize("late", [None, Park("too late")], ids=["returns", "raises"])
 def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consumer_settings, amqp, late):
     parking, ended = threading.Event(), threading.Event()
-    said = []
+    acks = []
 
     def callback(message):
         assert parking.wait(10)
-        said.append((message.settled, message.ack()))
+        acks.append((message.settled, message.ack()))
         ended.set()
         if late:
             raise late
@@ -756,7 +756,7 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consum
         publish_raw(amqp)
         assert isinstance(consumer.wait(10)[1], Hung)
         consumer.close()
-    assert said == [(True, False)]
+    assert acks == [(True, False)]
     assert consumer.counts == {"park": 1, **({"late": 1} if late else {})}
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
@@ -1122,9 +1122,9 @@ def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp
     halting = program("shop:orders", "--on-error", "halt")
     wait_until(lambda: queue_exists(amqp, QUEUE))
     publish_raw(amqp, b'"poison"')
-    for process, code, said in [*cases, (halting, 1, "LookupError: no")]:
+    for process, code, expected in [*cases, (halting, 1, "LookupError: no")]:
         out, _ = process.communicate(timeout=20)
-        assert (process.returncode, said in out) == (code, True), out
+        assert (process.returncode, expected in out) == (code, True), out
     assert take(amqp, QUEUE)[1] == b'"poison"'
 
 

@@ -169,11 +169,11 @@ def test_every_file_and_function_in_the_code_map_exists():
 @pytest.mark.parametrize("kind", kinds.names())
 def test_the_documents_explain_every_mail(kind):
     subject = (PROJECT / "templates" / "mails" / f"{kind}.subject.txt").read_text()
-    said = re.sub(r"\{%.*?%\}|\{\{.*?\}\}", "|", subject).replace("[Guardian]", "|")
-    words = max((part.strip(" :,\n") for part in said.split("|")), key=len)
-    told = ((DOCS / "owners.md").read_text() + (DOCS / "operators.md").read_text()).lower()
+    words_of_subject = re.sub(r"\{%.*?%\}|\{\{.*?\}\}", "|", subject).replace("[Guardian]", "|")
+    words = max((part.strip(" :,\n") for part in words_of_subject.split("|")), key=len)
+    documented = ((DOCS / "owners.md").read_text() + (DOCS / "operators.md").read_text()).lower()
     assert len(words) > 6
-    assert words.lower() in told, words
+    assert words.lower() in documented, words
 
 
 # Commands
@@ -222,10 +222,10 @@ def test_actions_of_the_front_page_are_named_as_on_the_page():
 def offering(guarded):
     """Return an offering of an operator who may subscribe and publish to it, as the commands name it."""
     operator = Owner.objects.create_superuser("you@example.org")
-    made = Offering.objects.create(name="Compute in Tartu")
-    made.members.add(operator)
-    made.publishers.add(operator)
-    return made
+    created = Offering.objects.create(name="Compute in Tartu")
+    created.members.add(operator)
+    created.publishers.add(operator)
+    return created
 
 
 @pytest.fixture
@@ -271,11 +271,11 @@ def test_every_documented_request_is_answered(agents, guarded, live_server, sett
     offering = agents.offering(owner, publishers=(owner,))
     identity = agents.identity(owner, offering)
     subscription, _ = registration.register_subscription(identity, "order", presented)
-    told = {
+    values = {
         "TOKEN": presented.key, "GUARDIAN": live_server.url, "OFFERING": offering.uuid.hex,
         "AGENT": identity.uuid.hex, "SUBSCRIPTION": subscription.uuid.hex, "METRICS_TOKEN": "a-word",
     }  # fmt: skip
-    words = shlex.split(re.sub(r"\$([A-Z_]+)", lambda match: told[match[1]], request_))
+    words = shlex.split(re.sub(r"\$([A-Z_]+)", lambda match: values[match[1]], request_))
     given = {word: words[words.index(word) + 1] for word in ("-H", "-X", "--json") if word in words}
     header = given["-H"].partition(": ")
     body = given.get("--json")
@@ -361,8 +361,8 @@ def test_the_documented_first_queue_belongs_to_its_creator_within_a_pass(guarded
         )
         assert (done.returncode, done.stdout) == (0, "It works.\n"), done.stderr
         monitor.run_pass()
-        made = Queue.objects.get(name="queue/first-steps/first")
-        assert list(made.pulse_user.owners.all()) == [owner]
+        created = Queue.objects.get(name="queue/first-steps/first")
+        assert list(created.pulse_user.owners.all()) == [owner]
     finally:
         management.delete_user("first-steps")
 
@@ -388,8 +388,8 @@ def test_the_documented_channel_service_works(db, monkeypatch):
     with pytest.raises(channels.BadChannel):
         channels.create_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
     exec(code, {"SERVICES": channels.SERVICES})
-    made = channels.create_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
-    assert made.service == "IFTTT at maker.ifttt.com"
+    created = channels.create_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
+    assert created.service == "IFTTT at maker.ifttt.com"
 
 
 @pytest.fixture

@@ -222,8 +222,8 @@ def test_names_from_the_broker_are_escaped_in_findings_and_commands():
     command = finding.advice.removeprefix("Run: ")
     assert shlex.split(command)[3:5] == [r"a\x0a\x1b[2J\u202eb", name]
     assert shlex.split(doctor._tag(name, ()).advice.removeprefix("Run: "))[2:] == [name, "administrator"]
-    told = doctor._without_passwords(Finding("broker", Status.OK, "cluster 'a\x1b[2J\u202e'"))
-    assert told.found == r"cluster 'a\x1b[2J\u202e'"
+    masked = doctor._without_passwords(Finding("broker", Status.OK, "cluster 'a\x1b[2J\u202e'"))
+    assert masked.found == r"cluster 'a\x1b[2J\u202e'"
 
 
 @pytest.mark.parametrize("setting", ["GUARDIAN_VHOSTS", "GUARDIAN_PULSE_VHOST"])
@@ -559,8 +559,8 @@ def test_an_unexpected_error_is_reported_without_its_value(monkeypatch):
 def test_a_password_of_any_length_is_masked(settings, password):
     settings.RABBIT_URL = f"amqp://guardian:{quote(password)}@127.0.0.1"
     found = f"it said '{password}', and {quote(password)}: no abcess"
-    told = doctor._without_passwords(Finding("broker", Status.OK, found))
-    assert told.found == "it said '…', and …: no abcess"
+    masked = doctor._without_passwords(Finding("broker", Status.OK, found))
+    assert masked.found == "it said '…', and …: no abcess"
 
 
 def test_advice_is_not_masked(settings):
@@ -572,8 +572,8 @@ def test_advice_is_not_masked(settings):
 
 def test_guest_as_a_name_is_not_masked(settings):
     settings.RABBIT_URL = settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:guest@127.0.0.1:1"
-    told = doctor._without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
-    assert told.found == "'guest' is an administrator"
+    masked = doctor._without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
+    assert masked.found == "'guest' is an administrator"
 
 
 def statuses(answer):
@@ -619,10 +619,10 @@ def test_an_invalid_folder_and_dsn_are_reported_with_all_other_findings(tmp_path
         "--json",
     )
     assert answer.returncode == 1
-    told = [(check["name"], check["found"]) for check in json.loads(answer.stdout)["checks"]]
-    assert ("settings", "SENTRY_DSN is not the address of a project.") in told
-    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: write a number.") in told
-    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: write a whole number.") in told
+    reported = [(check["name"], check["found"]) for check in json.loads(answer.stdout)["checks"]]
+    assert ("settings", "SENTRY_DSN is not the address of a project.") in reported
+    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: it is a number.") in reported
+    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: it is a whole number.") in reported
     assert {"folder", "database"} <= {name for name, status in statuses(answer).items() if status == "problem"}
 
 
@@ -689,8 +689,10 @@ def test_a_check_that_hangs_is_abandoned(monkeypatch, settings):
     began = time.monotonic()
     findings = doctor.examine()
     assert time.monotonic() - began < 2
-    told = [(finding.status, finding.found) for finding in findings if finding.name in ("mail server", "task queue")]
-    assert told == [
+    reported = [
+        (finding.status, finding.found) for finding in findings if finding.name in ("mail server", "task queue")
+    ]
+    assert reported == [
         ("ok", "was seen"),
         ("problem", "the check failed: RuntimeError: amqp://guest:…@host"),
         ("ok", "was seen"),

@@ -111,7 +111,7 @@ def source(empty_source):
 @pytest.fixture
 def create_account(management, guarded):
     """Return a function that creates an account like PulseGuardian, with a unique name."""
-    made = []
+    created = []
 
     def make(stem, tags=(), granted=None):
         name = f"{stem}{uuid.uuid4().hex[:8]}"
@@ -119,11 +119,11 @@ def create_account(management, guarded):
         management.put_user(name, "secret1", tags)
         usual = Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)")
         management.set_permissions(guarded, name, granted or usual)
-        made.append(name)
+        created.append(name)
         return name
 
     yield make
-    for name in made:
+    for name in created:
         management.delete_user(name)
 
 
@@ -313,23 +313,23 @@ def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded
         report = run_import(source.url, "--apply")
     finally:
         management.delete_user(agents)
-    said = notes(report)
+    notes_of = notes(report)
     assert owners_by_account() == {fine: ["alice@example.org"]}
     assert {name for name, emails in owners_by_account().items()} == {fine}
-    assert "the same address as alice@example.org" in said["ALICE@example.org"]
-    assert "not a valid e-mail address" in said["no address"]
-    assert "withdrawn here" in said["w@example.org"]
-    assert "can't sign in here" in said[closed].lower()
-    assert said[fine] == "w@example.org can't own it. closed@example.org can't own it."
-    assert "administrator of the broker" in said[administrator]
-    assert said["not-there"] == said["nobodys"] == "The broker has no such account."
-    assert "must start with a letter" in said["1st"]
-    assert "character" in said["it's"]
-    assert "character" in said['quoted"']
-    assert "character '\\n'" in said["two\nlines"]
-    assert "agent's login" in said[agents]
-    assert said[of_others].endswith("Nobody would own it.")
-    assert said[nobodys] == "Nobody would own it."
+    assert "the same address as alice@example.org" in notes_of["ALICE@example.org"]
+    assert "not a valid e-mail address" in notes_of["no address"]
+    assert "withdrawn here" in notes_of["w@example.org"]
+    assert "can't sign in here" in notes_of[closed].lower()
+    assert notes_of[fine] == "w@example.org can't own it. closed@example.org can't own it."
+    assert "administrator of the broker" in notes_of[administrator]
+    assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such account."
+    assert "must start with a letter" in notes_of["1st"]
+    assert "character" in notes_of["it's"]
+    assert "character" in notes_of['quoted"']
+    assert "character '\\n'" in notes_of["two\nlines"]
+    assert "agent's login" in notes_of[agents]
+    assert notes_of[of_others].endswith("Nobody would own it.")
+    assert notes_of[nobodys] == "Nobody would own it."
     assert set(Owner.objects.values_list("email", flat=True)) == {"alice@example.org", "w@example.org", closed}
     assert Queue.objects.get().name == "x" * 255
 
@@ -376,12 +376,12 @@ def test_permissions_that_differ_from_guardians_are_reported(source, create_acco
     management.delete_permissions(guarded, nothing)
     for number, name in enumerate([escaped, everything, elsewhere, nothing, dots]):
         source.account(number, name, 1)
-    said = notes(run_import(source.url))
-    assert said[escaped] == ""
-    assert "It may make and delete every queue and exchange, whoever they belong to." in said[everything]
-    assert said[elsewhere] == "It also has permissions on the vhost '/'."
-    assert said[nothing] == f"It has no permissions on the vhost '{guarded}'."
-    assert "whatever has the pattern" in said[dots]  # its dot stands for any character
+    notes_of = notes(run_import(source.url))
+    assert notes_of[escaped] == ""
+    assert "It may make and delete every queue and exchange, whoever they belong to." in notes_of[everything]
+    assert notes_of[elsewhere] == "It also has permissions on the vhost '/'."
+    assert notes_of[nothing] == f"It has no permissions on the vhost '{guarded}'."
+    assert "whatever has the pattern" in notes_of[dots]  # its dot stands for any character
 
 
 def test_an_account_listed_twice_is_adopted_once(create_account):
@@ -505,7 +505,7 @@ def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("mysql://root:S3cret@host/pulse", "MySQL is not supported"),
         ("mysql+pymysql://root:S3cret@host/pulse", "MySQL is not supported"),
@@ -523,9 +523,9 @@ def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatc
         ("sqlite:///nowhere.db", "There is no file 'nowhere.db'"),
     ],
 )
-def test_an_invalid_source_url_is_refused_without_showing_the_password(url, said):
+def test_an_invalid_source_url_is_refused_without_showing_the_password(url, expected):
     text = refusal(url)
-    assert said in text
+    assert expected in text
     assert "S3cret" not in text
 
 
@@ -652,7 +652,7 @@ def test_an_import_killed_anywhere_is_completed_by_the_next(usernames, source, m
 
 
 def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, source, monkeypatch):
-    for meanwhile, said in [
+    for meanwhile, expected in [
         (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
         (lambda: PulseUser.objects.create(username=usernames[0], ready=True), "was created or adopted just now"),
         (lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False), "Nobody has vouched for"),
@@ -661,7 +661,7 @@ def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, 
         found = pulseguardian.read(source.url)
         steps = pulseguardian.plan(found, operators=False)
         meanwhile()
-        with pytest.raises((PlanOutdated, vouching.NotVouched), match=said):
+        with pytest.raises((PlanOutdated, vouching.NotVouched), match=expected):
             pulseguardian.apply(steps)
         PulseUser.objects.all().delete()
         Owner.objects.update(vouched=True)

@@ -82,10 +82,10 @@ def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, alice, gu
 
     kills = kill_after_each_effect(lambda _: monitor.run_pass(), prepare, check)
     assert kills >= 5
-    told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts")
+    notified = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts")
     wanted = [("warning", f"queue/alice/warned-{number}") for number in range(kills + 1)]
     wanted += [("deletion", f"queue/alice/long-{number}") for number in range(kills + 1)]
-    assert sorted((kind, facts["queue"]) for kind, facts in told) == sorted(wanted)
+    assert sorted((kind, facts["queue"]) for kind, facts in notified) == sorted(wanted)
     assert QueueEvent.objects.filter(kind="gone").count() == kills + 1
 
 

@@ -118,16 +118,16 @@ def test_token_creation_is_limited_across_api_page_and_command(alice, three_toke
     assert visitor.post("/tokens/", {"name": "second", "days": 7}).status_code == 201
     call_command("create_token", "alice@example.org")
     before = AuthToken.objects.count()
-    told = program.post("tokens/", {"name": "fourth"})
-    assert (told.status_code, told["Content-Type"]) == (429, "application/problem+json")
-    assert "too many tokens: 3 within an hour" in told.json()["detail"]
+    refused = program.post("tokens/", {"name": "fourth"})
+    assert (refused.status_code, refused["Content-Type"]) == (429, "application/problem+json")
+    assert "too many tokens: 3 within an hour" in refused.json()["detail"]
     page = visitor.post("/tokens/", {"name": "fourth", "days": 7})
     assert page.status_code == 429
     assert "too many tokens: 3 within an hour" in page.text
     assert 'value="fourth"' in page.text
     with pytest.raises(CommandError, match="too many tokens"):
         call_command("create_token", "alice@example.org")
-    for answer in (told, page):
+    for answer in (refused, page):
         assert 1 <= int(answer["Retry-After"]) <= 3600
     assert AuthToken.objects.count() == before
     assert (
@@ -152,9 +152,9 @@ def test_an_owners_events_a_minute_are_limited_and_guardians_are_not(alice, sett
     offering.publishers.add(alice)
     program, path, event = Program(alice), f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": {}}
     assert [program.post(path, event).status_code for _ in range(3)] == [200, 200, 429]
-    told = program.post(path, event)
-    assert "too many events: 2 within a minute" in told.json()["detail"]
-    assert 1 <= int(told["Retry-After"]) <= 60
+    refused = program.post(path, event)
+    assert "too many events: 2 within a minute" in refused.json()["detail"]
+    assert 1 <= int(refused["Retry-After"]) <= 60
     for _ in range(3):
         events.publish(offering, "order", {})
 
@@ -180,9 +180,9 @@ def test_an_applications_posts_a_minute_are_limited_and_reads_are_not(db, settin
         return client.post(f"/v1/{name}/one", "hello", content_type="text/plain")
 
     assert [post().status_code for _ in range(3)] == [201, 201, 429]
-    told = post()
-    assert "too many requests with messages: 2 within a minute" in told.json()["error_msg"]["rate"]
-    assert 1 <= int(told["Retry-After"]) <= 60
+    refused = post()
+    assert "too many requests with messages: 2 within a minute" in refused.json()["error_msg"]["rate"]
+    assert 1 <= int(refused["Retry-After"]) <= 60
     assert len(client.get(f"/v1/{name}/one").json()["messages"]) == 2
 
 
@@ -221,11 +221,11 @@ def three_guesses(monkeypatch, settings):
 def test_repeated_wrong_keys_are_refused_with_a_retry_time(db, three_guesses, path, headers):
     guesser = Client(headers=headers)
     assert [guesser.get(path).status_code for _ in range(5)] == [401, 401, 401, 429, 429]
-    told = guesser.get(path)
-    assert 1 <= int(told["Retry-After"]) <= 60
-    assert "Too many wrong tokens and keys" in told.text.replace("&#x27;", "'")
+    refused = guesser.get(path)
+    assert 1 <= int(refused["Retry-After"]) <= 60
+    assert "Too many wrong tokens and keys" in refused.text.replace("&#x27;", "'")
     kinds = {"/api/me/": "application/problem+json", "/v1/shop": "application/json", "/metrics": "text/html"}
-    assert told["Content-Type"].partition(";")[0] == kinds[path]
+    assert refused["Content-Type"].partition(";")[0] == kinds[path]
 
 
 def test_wrong_keys_of_all_kinds_share_one_limit(db, three_guesses):
