@@ -107,7 +107,7 @@ ODD = "a'b\"c\\d\ne%s{},\u202eé"
         [("/", ODD), ("other", "b")],
         [("/", ODD), ("other", ODD)],
     ],
-    ids=["one", "twice the same", "another name", "all is another", "another vhost"],
+    ids=["one", "the same twice", "another name", "another vhost and name", "another vhost"],
 )
 def test_among_finds_exactly_the_rows_with_these_keys(keys):
     bulk.insert(Queue, FIELDS, rows(ODD, "b", "c"))

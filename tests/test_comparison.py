@@ -406,7 +406,7 @@ def test_names_that_resemble_an_accounts_pattern_have_no_owner(name):
     assert monitor.row(name).pulse_user_id is None
 
 
-class TestLengthsThatLag:
+class TestOutdatedLengths:
     """Quorum queues are listed as of their last tick; only their ready count can be queried."""
 
     def test_a_queue_over_the_limit_only_with_unacked_messages_is_condemned_after_12_s(self):

@@ -213,7 +213,7 @@ def test_a_cut_or_malformed_answer_is_no_answer(text):
 @pytest.mark.parametrize(
     "begins",
     [b"HTTP/1.1 200 OK\r\nX: ", CHUNKED.partition(b"Late: 1")[0]],
-    ids=["headers", "what follows the body"],
+    ids=["headers", "trailers"],
 )
 def test_endless_headers_or_trailers_are_abandoned(begins):
     with Server(*chain([begins], repeat(b"x" * 10_000, 1000))) as server, client(server.port) as pooled:
@@ -222,7 +222,7 @@ def test_endless_headers_or_trailers_are_abandoned(begins):
         assert not error.value.timed_out
 
 
-@pytest.mark.parametrize("head", [b"Content-Length: 2000\r\n\r\n", b"\r\n"], ids=["told", "not told"])
+@pytest.mark.parametrize("head", [b"Content-Length: 2000\r\n\r\n", b"\r\n"], ids=["with a length", "without a length"])
 def test_a_body_over_the_limit_is_not_read_to_its_end(head):
     with Server(b"HTTP/1.1 200 OK\r\n" + head + b"x" * 1001) as server, client(server.port) as pooled:
         with pytest.raises(TooLarge):

@@ -206,7 +206,7 @@ def test_an_ignored_queue_breaks_no_invariant(after_pass, management, amqp, sett
 
 
 @pytest.mark.soak
-class TestWhatAgentsRegistered:
+class TestRegistrations:
     """A registered queue, and each way in which the broker may differ."""
 
     @pytest.fixture

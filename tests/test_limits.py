@@ -204,10 +204,10 @@ def test_a_cache_that_stores_nothing_is_an_error(db, monkeypatch):
 
 GUESSES = {
     "a token": ("/api/me/", WRONG),
-    "what is no token": ("/api/me/", {"Authorization": "Token no-token"}),
+    "an invalid token": ("/api/me/", {"Authorization": "Token no-token"}),
     "an application's key": ("/v1/shop", {"Authorization": "Application no-such-key"}),
     "a token at the store": ("/v1/shop", WRONG),
-    "the token of the figures": ("/metrics", {"Authorization": "Bearer no-such-token"}),
+    "the metrics token": ("/metrics", {"Authorization": "Bearer no-such-token"}),
 }
 
 
