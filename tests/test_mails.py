@@ -1,4 +1,4 @@
-"""What the mails say, and that no name of a queue breaks them."""
+"""The texts of the mails, and queue names that could break them."""
 
 import email
 import email.policy
@@ -56,21 +56,21 @@ def address(db):
 
 @pytest.mark.parametrize("kind", kinds.names())
 @pytest.mark.parametrize("form", ["plain", "html"])
-def test_every_kind_of_notification_can_be_put_into_words(kind, form, address):
+def test_every_kind_of_notification_has_a_mail(kind, form, address):
     mail = compose(notification(kind, address=str(address.uuid)))
     assert len(part(mail, form)) > 100
     assert mail.subject.startswith("[Guardian] ")
     assert "{" not in part(mail, form).replace("color-scheme", "")
 
 
-def test_what_asks_for_a_confirmation_has_a_link_that_confirms_this_address(address):
+def test_a_confirmation_mail_links_to_the_confirmation_of_its_address(address):
     text = part(compose(notification("confirm-address", address=str(address.uuid), account="alice")), "plain")
     token = re.search(r"/addresses/([^/\s]+)/", text)[1]
     assert addresses.address_for_token(token) == address
 
 
 @pytest.mark.parametrize("what", ["confirmed", "removed"])
-def test_nothing_asks_for_a_confirmation_that_is_not_wanted_any_more(address, what):
+def test_a_confirmed_or_removed_address_gets_no_confirmation_mail(address, what):
     if what == "confirmed":
         NotificationAddress.objects.update(confirmed_at=datetime.now(UTC))
     else:
@@ -85,11 +85,11 @@ def test_nothing_asks_for_a_confirmation_that_is_not_wanted_any_more(address, wh
     ["3 queues", "1 all right", "2 over the warn length", "2 warnings", "deleted", "queue/alice/long", "2,104 messages",
      "queue/alice/lonely", "and 4 more", "/queues/", "/settings/"],
 )  # fmt: skip
-def test_the_weekly_summary_tells_how_the_queues_stand_and_what_happened(what, form):
+def test_the_weekly_summary_lists_states_and_events_of_queues(what, form):
     assert what in part(compose(notification("weekly")), form)
 
 
-def test_a_weekly_summary_without_anything_bad_says_so_in_short():
+def test_a_weekly_summary_without_events_is_short():
     quiet_week = notification("weekly", happened=[], longest=[], unattended=[], deleted=0, warned=0, queues=1)
     mail = compose(quiet_week)
     assert mail.subject == "[Guardian] Your week: 1 queue"
@@ -97,13 +97,13 @@ def test_a_weekly_summary_without_anything_bad_says_so_in_short():
     assert "longest" not in part(mail, "plain")
 
 
-def test_the_subject_of_a_weekly_summary_tells_what_matters():
+def test_the_subject_of_a_weekly_summary_counts_deletions_and_warned_queues():
     assert (
         compose(notification("weekly")).subject == "[Guardian] Your week: 3 queues, 1 deleted, 2 over their warn length"
     )
 
 
-def test_a_channel_gets_the_subject_and_the_text_of_the_mail():
+def test_a_channel_gets_the_subject_and_text_of_the_mail():
     assert in_text(notification()) == (compose(notification()).subject, compose(notification()).body)
 
 
@@ -116,11 +116,11 @@ def test_a_channel_gets_the_subject_and_the_text_of_the_mail():
         "exchange/ci/events", "build.#", "What happens next",
     ],
 )  # fmt: skip
-def test_a_warning_tells_everything_that_an_owner_needs(what, form):
+def test_a_warning_shows_lengths_rate_consumers_and_bindings(what, form):
     assert what in part(compose(notification()), form)
 
 
-def test_a_warning_about_a_queue_that_is_never_deleted_does_not_threaten():
+def test_a_warning_about_an_unbounded_queue_announces_no_deletion():
     text = part(compose(notification(spared=True)), "plain")
     assert "never for its length" in text
     assert "it is deleted with all" not in text
@@ -134,7 +134,7 @@ DEAD_LETTERS = {**REGISTERED, "dead_letters": True, "seconds_kept": 604_800.0}
 
 @pytest.mark.parametrize("form", ["plain", "html"])
 @pytest.mark.parametrize("kind", ["warning", "summary", "no-consumers"])
-def test_a_message_about_a_registered_queue_says_what_becomes_of_its_messages(kind, form):
+def test_a_mail_about_a_registered_queue_explains_its_limits(kind, form):
     text = " ".join(part(compose(notification(kind, **REGISTERED)), form).split())
     assert "It is never deleted for its length. It holds 10,000 messages at most, and each for 60 minutes" in text
     assert "the agent doesn't get it" in text.replace("&#x27;", "'")
@@ -147,7 +147,7 @@ def test_a_message_about_a_registered_queue_says_what_becomes_of_its_messages(ki
 
 
 @pytest.mark.parametrize("form", ["plain", "html"])
-def test_a_warning_about_dead_letters_says_what_they_are_and_asks_nobody_to_read_them(form):
+def test_a_warning_about_the_dead_letter_queue_explains_dead_letters(form):
     text = " ".join(part(compose(notification(**DEAD_LETTERS)), form).split())
     assert "messages that agents could not get" in text
     assert "It keeps the last 10,000 messages, for 7 days" in text
@@ -155,39 +155,39 @@ def test_a_warning_about_dead_letters_says_what_they_are_and_asks_nobody_to_read
     assert "start its" not in text
 
 
-def test_a_message_about_an_orphan_says_whose_vhost_it_is_in():
+def test_a_mail_about_an_orphan_names_the_owner_of_its_vhost():
     text = part(compose(notification(agents=True, registered=False)), "plain")
     assert "alice@example.org, in whose agents' virtual host it is" in text
     assert "it is deleted with all that is in it" in text
 
 
-def test_a_broker_that_could_not_be_asked_is_said_as_it_is():
+def test_a_warning_says_that_the_broker_could_not_be_asked():
     text = part(compose(notification(consumers=None, bindings=None)), "plain")
     assert text.count("could not be asked") == 2
 
 
 @pytest.mark.parametrize("form", ["plain", "html"])
 @pytest.mark.parametrize("kind", ["warning", "summary", "no-consumers", "consumers-back", "deletion"])
-def test_a_message_says_when_its_figures_are_from_as_it_may_be_read_hours_later(kind, form):
-    of_then = notification(kind)
-    of_then.created = datetime.fromisoformat("2026-01-01T23:30:00-02:00")
-    text = part(compose(of_then), form)
+def test_a_mail_shows_the_time_of_its_figures_in_utc(kind, form):
+    earlier = notification(kind)
+    earlier.created = datetime.fromisoformat("2026-01-01T23:30:00-02:00")
+    text = part(compose(earlier), form)
     assert "2026-01-02 01:30 UTC" in text
     assert "As of" in text
 
 
-def test_a_deletion_says_that_it_is_done_and_why():
+def test_a_deletion_mail_says_why_the_queue_was_deleted():
     text = part(compose(notification("deletion", length=8001)), "plain")
     assert "is deleted" in text
     assert "It had 8,001 messages, and its maximum is 8,000" in text
 
 
-def test_what_cannot_be_seen_in_a_request_is_shown_as_such():
+def test_invisible_characters_of_a_request_are_escaped():
     text = part(compose(notification("vouch-request", reason="Please \u202e help.")), "plain")
     assert "Please \\u202e help." in text
 
 
-def test_an_operator_is_told_that_the_copy_is_an_operators():
+def test_an_operators_copy_says_that_it_is_one():
     copy = notification()
     copy.recipient = "ops@example.org"
     assert "as an operator" in part(compose(copy), "plain")
@@ -195,7 +195,7 @@ def test_an_operator_is_told_that_the_copy_is_an_operators():
 
 
 class Tags(HTMLParser):
-    """Collects the tags of a page."""
+    """Collect the tags of a page."""
 
     def __init__(self, html):
         super().__init__()
@@ -211,23 +211,23 @@ PLAIN_TAGS = Tags(part(compose(notification()), "html")).tags
 
 
 @given(names)
-def test_no_name_breaks_a_header(name):
+def test_no_queue_name_breaks_a_header(name):
     mail = compose(notification(queue=name))
     assert list(parsed(mail).keys()) == list(parsed(compose(notification())).keys())
     assert "\n" not in mail.subject
 
 
 @given(names)
-def test_no_name_adds_a_tag_to_the_html(name):
+def test_no_queue_name_adds_a_tag_to_the_html(name):
     assert Tags(part(compose(notification(queue=name)), "html")).tags == PLAIN_TAGS
 
 
 @given(st.text(max_size=50))
-def test_a_readable_name_has_nothing_in_it_that_cannot_be_seen(name):
+def test_a_readable_name_is_printable(name):
     assert readable(name).isprintable()
 
 
-def test_a_name_that_can_be_seen_as_it_is_stays_as_it_is():
+def test_a_printable_name_is_unchanged():
     assert readable("queue/alice/bäume 1") == "queue/alice/bäume 1"
 
 
@@ -239,7 +239,7 @@ def test_a_name_that_can_be_seen_as_it_is_stays_as_it_is():
         (1.0, "growing by 1 message a second"),
     ],
 )  # fmt: skip
-def test_the_pace_is_told_in_the_unit_that_fits(per_second, words):
+def test_a_rate_is_written_in_the_unit_that_fits(per_second, words):
     assert rate_in_words(per_second) == words
 
 
@@ -247,5 +247,5 @@ def test_the_pace_is_told_in_the_unit_that_fits(per_second, words):
     ("seconds", "words"),
     [(None, ""), (1, "1 second"), (89, "89 seconds"), (600, "10 minutes"), (7200, "2 hours"), (200_000, "2 days")],
 )
-def test_a_time_is_told_in_the_unit_that_fits(seconds, words):
+def test_a_duration_is_written_in_the_unit_that_fits(seconds, words):
     assert duration(seconds) == words

@@ -52,8 +52,8 @@ def client(url, **options):
 
 
 @pytest.fixture
-def behind(broker, proxy):
-    """A client whose every byte goes through the proxy."""
+def proxied(broker, proxy):
+    """Give a client that connects through the proxy."""
     with client(proxy.url(broker.management_url), read_timeout=0.5) as management:
         yield management
 
@@ -74,62 +74,62 @@ def connect(broker, vhost, user=None, password=None):
     return pika.BlockingConnection(pika.URLParameters(f"amqp://{credentials}@{address}/{quote(vhost, safe='')}"))
 
 
-# The broker itself
+# The broker
 
 
-def test_the_overview_tells_the_version(management):
+def test_the_overview_has_the_version(management):
     assert management.overview()["rabbitmq_version"][0].isdigit()
 
 
-def test_whoami_is_an_administrator(management):
+def test_whoami_has_the_administrator_tag(management):
     assert "administrator" in management.whoami().tags
 
 
-def test_the_clock_of_the_broker_is_told_where_it_tells(behind, proxy, broker):
-    assert abs(datetime.now(UTC) - behind.clock()) < timedelta(seconds=60)
+def test_the_clock_of_the_broker_is_read_from_the_date_header(proxied, proxy, broker):
+    assert abs(datetime.now(UTC) - proxied.clock()) < timedelta(seconds=60)
     proxy.answer(http_answer("401 Unauthorized", b"", "Date: Thu, 01 Feb 2024 03:04:05 GMT"))
-    assert behind.clock() == datetime(2024, 2, 1, 3, 4, 5, tzinfo=UTC)
+    assert proxied.clock() == datetime(2024, 2, 1, 3, 4, 5, tzinfo=UTC)
     for headers in ([], ["Date: yesterday"]):
         proxy.answer(http_answer("200 OK", b"{}", *headers))
-        assert behind.clock() is None
+        assert proxied.clock() is None
 
 
-def test_every_node_of_the_test_broker_runs_and_has_no_alarm(management):
+def test_every_node_of_the_test_broker_runs_without_alarms(management):
     nodes = management.nodes()
     assert nodes
     assert all(node.running and not node.mem_alarm and not node.disk_alarm for node in nodes)
     assert management.alarms() == []
 
 
-def test_a_node_that_tells_nothing_has_unknown_figures_and_no_alarm(behind, proxy):
+def test_a_stopped_node_has_unknown_figures_and_no_alarm(proxied, proxy):
     proxy.answer(http_answer("200 OK", b'[{"name": "rabbit@b", "running": false}]'))
-    assert behind.nodes() == [("rabbit@b", False, None, None, False, None, None, False, None, None, None, ())]
+    assert proxied.nodes() == [("rabbit@b", False, None, None, False, None, None, False, None, None, None, ())]
 
 
-def test_an_alarm_is_an_answer_and_no_outage(behind, proxy):
+def test_a_503_with_alarms_is_not_an_outage(proxied, proxy):
     body = b'{"alarms":[{"node":"a@b","resource":"memory"}],"reason":"There are alarms","status":"failed"}'
     proxy.answer(http_answer("503 Service Unavailable", body))
-    assert behind.alarms() == ["memory on a@b"]
+    assert proxied.alarms() == ["memory on a@b"]
 
 
 @pytest.mark.parametrize("body", [b"", HTML, b"[]", b"{}", b'{"alarms": 1}', b'{"alarms": ["memory"]}'])
-def test_a_503_without_alarms_is_an_outage(behind, proxy, body):
+def test_a_503_without_alarms_is_an_outage(proxied, proxy, body):
     proxy.answer(http_answer("503 Service Unavailable", body))
     with pytest.raises(BrokerUnavailable, match="503"):
-        behind.alarms()
+        proxied.alarms()
 
 
-def test_tags_of_an_old_broker_are_a_text_with_commas(behind, proxy):
+def test_tags_separated_by_commas_are_split(proxied, proxy):
     proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": "administrator, monitoring"}'))
-    assert behind.whoami().tags == {"administrator", "monitoring"}
+    assert proxied.whoami().tags == {"administrator", "monitoring"}
     proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": ""}'))
-    assert behind.whoami().tags == frozenset()
+    assert proxied.whoami().tags == frozenset()
 
 
 # Vhosts
 
 
-def test_a_vhost_is_made_once_listed_and_deleted(management):
+def test_a_vhost_is_created_once_listed_and_deleted(management):
     name = f"a/b%é {secrets.token_hex(8)}"
     try:
         assert management.create_vhost(name) is True
@@ -142,20 +142,20 @@ def test_a_vhost_is_made_once_listed_and_deleted(management):
         management.delete_vhost(name)
 
 
-def test_a_vhost_that_a_node_does_not_run_is_not_running(behind, proxy):
+def test_a_vhost_that_is_stopped_on_one_node_is_not_running(proxied, proxy):
     body = (
         b'[{"name": "a", "cluster_state": {"x@1": "running", "x@2": "stopped"}}, {"name": "b", "cluster_state": {}},'
         b' {"name": "c", "cluster_state": {"x@1": "running"}}]'
     )
     proxy.answer(http_answer("200 OK", body))
-    assert behind.vhosts() == [Vhost("a", False), Vhost("b", False), Vhost("c", True)]
+    assert proxied.vhosts() == [Vhost("a", False), Vhost("b", False), Vhost("c", True)]
 
 
 # Queues
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_a_queue_name_with_a_slash_a_quote_and_a_percent_goes_there_and_back(management, vhost, name):
+def test_a_queue_name_with_special_characters_survives_a_round_trip(management, vhost, name):
     assert management.declare_queue(vhost, name) is True
     assert management.queue(vhost, name)["name"] == name
     assert queue_names(management, vhost) == {name}
@@ -166,7 +166,7 @@ def test_a_queue_name_with_a_slash_a_quote_and_a_percent_goes_there_and_back(man
 
 @given(names)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_queue_name_goes_there_and_back(management, vhost, name):
+def test_any_queue_name_survives_a_round_trip(management, vhost, name):
     management.declare_queue(vhost, name)
     assert queue_names(management, vhost) == {name}
     assert management.queue(vhost, name)["vhost"] == vhost
@@ -175,17 +175,17 @@ def test_any_queue_name_goes_there_and_back(management, vhost, name):
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_name_that_the_broker_would_fold_away_is_not_sent(behind, proxy, management, vhost, name):
-    for ask in (behind.declare_queue, behind.queue, behind.delete_queue, behind.purge_queue):
+def test_a_dot_segment_as_a_name_is_not_sent(proxied, proxy, management, vhost, name):
+    for ask in (proxied.declare_queue, proxied.queue, proxied.delete_queue, proxied.purge_queue):
         with pytest.raises(Refused, match=f"'{name}'"):
             ask(vhost, name)
     with pytest.raises(Refused):
-        behind.delete_queue(name, "vhosts")
+        proxied.delete_queue(name, "vhosts")
     assert proxy.connections == 0
     assert queue_names(management, vhost) == set()
 
 
-def test_a_queue_named_dots_is_listed_all_the_same(broker, management, vhost):
+def test_a_queue_named_dots_is_listed(broker, management, vhost):
     connection = connect(broker, vhost)
     connection.channel().queue_declare("..", durable=True)
     assert queue_names(management, vhost) == {".."}
@@ -194,7 +194,7 @@ def test_a_queue_named_dots_is_listed_all_the_same(broker, management, vhost):
 
 
 @pytest.mark.parametrize("name", ["a\n", "\r", "a\nb"])
-def test_a_name_with_a_line_break_is_refused_since_another_would_be_made(management, vhost, name):
+def test_a_name_with_a_line_break_is_refused(management, vhost, name):
     with pytest.raises(Refused, match="line break"):
         management.declare_queue(vhost, name)
     with pytest.raises(Refused, match="line break"):
@@ -202,14 +202,14 @@ def test_a_name_with_a_line_break_is_refused_since_another_would_be_made(managem
     assert queue_names(management, vhost) == set()
 
 
-def test_a_queue_that_is_there_is_not_new(management, vhost):
+def test_declaring_an_existing_queue_returns_false(management, vhost):
     arguments = {"x-message-ttl": 1000, "x-queue-type": "classic"}
     assert management.declare_queue(vhost, "q", arguments, durable=True, auto_delete=False) is True
     assert management.declare_queue(vhost, "q", arguments, durable=True, auto_delete=False) is False
     assert management.queue(vhost, "q")["arguments"]["x-message-ttl"] == 1000
 
 
-def test_a_queue_with_other_arguments_is_not_equal(management, vhost):
+def test_declaring_a_queue_with_other_arguments_is_inequivalent(management, vhost):
     management.declare_queue(vhost, "q", {"x-message-ttl": 1})
     with pytest.raises(InequivalentArguments) as refusal:
         management.declare_queue(vhost, "q", {"x-message-ttl": 2})
@@ -217,7 +217,7 @@ def test_a_queue_with_other_arguments_is_not_equal(management, vhost):
     assert refusal.value.status == 400
 
 
-def test_a_wrong_argument_is_refused_with_the_brokers_reason(management, vhost):
+def test_an_invalid_argument_is_refused_with_the_brokers_reason(management, vhost):
     with pytest.raises(Refused, match="x-message-ttl") as refusal:
         management.declare_queue(vhost, "q", {"x-message-ttl": "soon"})
     assert type(refusal.value) is Refused
@@ -230,7 +230,7 @@ def test_a_name_that_is_too_long_is_refused(management, vhost, length):
         management.declare_queue(vhost, "a" * length)
 
 
-def test_what_is_not_there_is_not_there(management, vhost):
+def test_missing_objects_raise_not_on_broker(management, vhost):
     nowhere = f"no such vhost {secrets.token_hex(8)}"
     nobody = f"nobody-{secrets.token_hex(8)}"
     for ask in (
@@ -256,17 +256,17 @@ def test_what_is_not_there_is_not_there(management, vhost):
             ask()
 
 
-def test_all_vhosts_are_listed_at_once(management, vhost):
+def test_the_queues_of_all_vhosts_are_listed_in_one_request(management, vhost):
     management.declare_queue(vhost, "q")
     assert (vhost, "q") in {(row["vhost"], row["name"]) for row in management.list_queues(None, TOTALS)}
 
 
-def test_columns_leave_the_others_out(management, vhost):
+def test_columns_limit_a_list_to_those_columns(management, vhost):
     management.declare_queue(vhost, "q")
     assert management.list_queues(vhost, {"columns": "name"}) == [{"name": "q"}]
 
 
-def test_a_queue_with_messages_is_not_deleted_if_empty_and_can_be_purged(broker, management, vhost):
+def test_if_empty_and_if_unused_protect_a_queue_from_deletion(broker, management, vhost):
     management.declare_queue(vhost, "q", {"x-queue-type": "classic"})
     connection = connect(broker, vhost)
     channel = connection.channel()
@@ -284,7 +284,7 @@ def test_a_queue_with_messages_is_not_deleted_if_empty_and_can_be_purged(broker,
     assert queue_names(management, vhost) == set()
 
 
-def test_a_queue_that_a_connection_has_to_itself_is_not_deleted(broker, management, vhost):
+def test_an_exclusive_queue_is_not_deleted(broker, management, vhost):
     connection = connect(broker, vhost)
     connection.channel().queue_declare("mine", exclusive=True)
     with pytest.raises(Refused, match="exclusive"):
@@ -295,7 +295,7 @@ def test_a_queue_that_a_connection_has_to_itself_is_not_deleted(broker, manageme
 # Exchanges and bindings
 
 
-def test_an_exchange_is_made_once_listed_and_deleted(management, vhost):
+def test_an_exchange_is_created_once_listed_and_deleted(management, vhost):
     assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is True
     assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is False
     exchanges = management.exchanges(vhost)
@@ -305,20 +305,20 @@ def test_an_exchange_is_made_once_listed_and_deleted(management, vhost):
     assert "exchange/a/é" not in {exchange.name for exchange in management.exchanges(vhost)}
 
 
-def test_an_exchange_of_another_type_is_not_equal(management, vhost):
+def test_declaring_an_exchange_of_another_type_is_inequivalent(management, vhost):
     management.declare_exchange(vhost, "e", "topic")
     with pytest.raises(InequivalentArguments) as refusal:
         management.declare_exchange(vhost, "e", "direct")
     assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("type", "topic", "direct")
 
 
-def test_the_brokers_own_exchange_is_not_to_be_deleted(management, vhost):
+def test_a_built_in_exchange_is_not_deleted(management, vhost):
     with pytest.raises(Refused) as refusal:
         management.delete_exchange(vhost, "amq.topic")
     assert refusal.value.status in (401, 403)
 
 
-def test_a_binding_is_seen_from_the_vhost_the_queue_and_the_exchange(management, vhost):
+def test_a_binding_is_listed_for_its_vhost_queue_and_exchange(management, vhost):
     management.declare_queue(vhost, "a/q")
     management.declare_exchange(vhost, "e/1")
     for _ in range(2):
@@ -330,7 +330,7 @@ def test_a_binding_is_seen_from_the_vhost_the_queue_and_the_exchange(management,
     assert bound in management.bindings(vhost)
 
 
-def test_the_default_exchange_has_its_bindings_under_no_name(management, vhost):
+def test_the_bindings_of_the_default_exchange_are_listed(management, vhost):
     management.declare_queue(vhost, "q")
     [bound] = management.exchange_bindings(vhost, "")
     assert (bound.source, bound.destination, bound.routing_key) == ("", "q", "q")
@@ -340,7 +340,7 @@ def test_the_default_exchange_has_its_bindings_under_no_name(management, vhost):
 
 
 @pytest.mark.parametrize("strange", ["a.b-c", "a/b", "é%2F", "new\nline", "'\"<"])
-def test_a_user_is_made_changed_and_deleted(management, strange):
+def test_a_user_is_created_changed_and_deleted(management, strange):
     name = f"{strange}{secrets.token_hex(8)}"
     try:
         assert management.put_user(name, "first", ["monitoring", "policymaker"]) is True
@@ -352,7 +352,7 @@ def test_a_user_is_made_changed_and_deleted(management, strange):
     assert name not in {user.name for user in management.users()}
 
 
-def test_a_password_is_taken_as_it_is_and_replaced(broker, management, vhost, user):
+def test_a_password_is_set_literally_and_replaced(broker, management, vhost, user):
     management.set_permissions(vhost, user, FULL_ACCESS)
     for password in ("pa:ss/wo%rd@#?", "zoé \N{SNOWMAN}"):
         management.put_user(user, password, ["administrator"])
@@ -373,7 +373,7 @@ def test_a_user_without_a_password_cannot_log_in(broker, management, vhost, user
             connect(broker, vhost, user, password)
 
 
-def test_permissions_go_there_and_back(management, vhost, user):
+def test_permissions_are_set_read_and_deleted(management, vhost, user):
     assert management.permissions_of(user) == {}
     management.set_permissions(vhost, user, NO_ACCESS)
     management.set_permissions(vhost, user, NO_ACCESS._replace(read=r"^queue/a\.b/é"))
@@ -382,7 +382,7 @@ def test_permissions_go_there_and_back(management, vhost, user):
     assert management.permissions_of(user) == {}
 
 
-def test_the_permissions_of_all_are_listed_by_account_and_vhost(management, vhost, user):
+def test_all_permissions_are_grouped_by_user_and_vhost(management, vhost, user):
     assert user not in management.all_permissions()
     management.set_permissions(vhost, user, NO_ACCESS)
     found = management.all_permissions()
@@ -390,7 +390,7 @@ def test_the_permissions_of_all_are_listed_by_account_and_vhost(management, vhos
     assert found[management.whoami().name][vhost] == FULL_ACCESS
 
 
-def test_a_pattern_that_is_none_is_refused(management, vhost, user):
+def test_an_invalid_pattern_is_refused(management, vhost, user):
     with pytest.raises(Refused, match="invalid_regexp"):
         management.set_permissions(vhost, user, NO_ACCESS._replace(read="("))
 
@@ -410,15 +410,15 @@ def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, manag
     wait_until(lambda: not management.connections_of(user))
 
 
-def test_when_a_connection_was_made_is_told_where_the_broker_tells(behind, proxy):
+def test_a_connection_has_the_time_it_was_opened(proxied, proxy):
     body = b'[{"name": "1.2.3.4:5 -> 6:7", "vhost": "/", "peer_host": "host", "connected_at": 1700000000000}]'
     proxy.answer(http_answer("200 OK", body))
-    [connection] = behind.connections_of("anybody")
+    [connection] = proxied.connections_of("anybody")
     assert connection.client_address == "host"
     assert connection.connected_at.isoformat() == "2023-11-14T22:13:20+00:00"
 
 
-def test_what_is_connected_is_listed_for_one_vhost_and_for_all(broker, management, vhost, user):
+def test_clients_are_listed_for_one_vhost_or_all(broker, management, vhost, user):
     management.set_permissions(vhost, user, NO_ACCESS)
     began = datetime.now(UTC) - timedelta(seconds=1)
     connection = connect(broker, vhost, user, "a password")
@@ -433,25 +433,25 @@ def test_what_is_connected_is_listed_for_one_vhost_and_for_all(broker, managemen
         management.clients("no-such-vhost")
 
 
-def test_a_connection_that_is_just_being_opened_is_left_out(behind, proxy):
+def test_a_half_open_connection_is_left_out(proxied, proxy):
     body = (
         b'[{"vhost": "v"}, {"user": "u"}, {"user": null, "vhost": "v"}, {"user": "u", "vhost": "v"},'
         b' {"user": "w", "vhost": "v", "protocol": "Web STOMP 1.2", "connected_at": 1700000000000}]'
     )
     proxy.answer(http_answer("200 OK", body))
     moment = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-    assert behind.clients(None) == [("u", "v", "", None), ("w", "v", "Web STOMP 1.2", moment)]
+    assert proxied.clients(None) == [("u", "v", "", None), ("w", "v", "Web STOMP 1.2", moment)]
     proxy.answer(http_answer("200 OK", b'{"user": "u", "vhost": "v"}'))
     with pytest.raises(MalformedResponse, match="isn't a list"):
-        behind.clients(None)
+        proxied.clients(None)
 
 
-def test_a_client_address_may_have_colons(behind, proxy):
+def test_a_client_address_may_have_colons(proxied, proxy):
     proxy.answer(http_answer("200 OK", b'[{"name": "[::1]:5 -> [::1]:5672", "vhost": "/"}]'))
-    assert behind.connections_of("anybody") == [("[::1]:5 -> [::1]:5672", "/", "[::1]", None)]
+    assert proxied.connections_of("anybody") == [("[::1]:5 -> [::1]:5672", "/", "[::1]", None)]
 
 
-def test_somebody_without_tags_is_refused(broker, user):
+def test_a_user_without_tags_is_refused(broker, user):
     address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
     with client(f"http://{user}:a%20password@{address}") as theirs, pytest.raises(Refused) as refusal:
         theirs.overview()
@@ -459,32 +459,32 @@ def test_somebody_without_tags_is_refused(broker, user):
     assert "permissions" in str(refusal.value)
 
 
-# What can go wrong on the way
+# Failures of the connection
 
 
-def test_a_broker_that_is_not_there_is_away():
+def test_a_refused_connection_is_an_outage():
     with client("http://guest:sesame@127.0.0.1:1") as nobody, pytest.raises(BrokerUnavailable, match="connect") as away:
         nobody.overview()
     assert not away.value.timed_out
     assert away.value.never_reached
 
 
-def test_an_answer_that_does_not_come_is_a_timeout_and_not_asked_for_twice(behind, proxy):
+def test_a_timeout_is_not_retried(proxied, proxy):
     proxy.delay(5)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=r"within 0\.5 s") as away:
-        behind.overview()
+        proxied.overview()
     assert away.value.timed_out
     assert time.monotonic() - began < 1.5
     assert proxy.requests == 1
 
 
-def test_an_answer_that_trickles_in_for_ever_is_a_timeout(behind, proxy):
+def test_a_body_that_never_ends_is_a_timeout(proxied, proxy):
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n["
     proxy.answer_slowly(itertools.chain([head], itertools.repeat(b" ")), pause=0.1)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as away:
-        behind.list_queues(None, TOTALS)
+        proxied.list_queues(None, TOTALS)
     assert away.value.timed_out
     assert time.monotonic() - began < 3
 
@@ -492,83 +492,83 @@ def test_an_answer_that_trickles_in_for_ever_is_a_timeout(behind, proxy):
 @pytest.mark.parametrize(
     ("begins", "goes_on"),
     [(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 ", b"O")],
-    ids=["headers", "interim answers", "first line"],
+    ids=["headers", "interim responses", "status line"],
 )
-def test_what_comes_before_a_body_does_not_trickle_in_for_ever_either(behind, proxy, begins, goes_on):
+def test_headers_that_never_end_are_a_timeout(proxied, proxy, begins, goes_on):
     proxy.answer_slowly(itertools.chain([begins], itertools.repeat(goes_on, 100)), pause=0.1)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as away:
-        behind.overview()
+        proxied.overview()
     assert away.value.timed_out
     assert time.monotonic() - began < 3
     assert proxy.requests == 1
 
 
-def test_interim_answers_are_passed_over(behind, proxy):
+def test_interim_responses_are_skipped(proxied, proxy):
     interim = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
     proxy.answer(b"HTTP/1.1 100 Continue\r\n\r\n" + interim + http_answer("200 OK", b'{"rabbitmq_version": "3.13.0"}'))
-    assert behind.overview() == {"rabbitmq_version": "3.13.0"}
+    assert proxied.overview() == {"rabbitmq_version": "3.13.0"}
 
 
-def test_after_a_burst_idle_connections_are_closed_while_one_goes_on(broker, proxy, monkeypatch):
+def test_idle_connections_are_closed_after_a_burst(broker, proxy, monkeypatch):
     monkeypatch.setattr(http, "IDLE_SECONDS", 0.5)
     proxy.delay(0.2)
-    with client(proxy.url(broker.management_url)) as behind:
+    with client(proxy.url(broker.management_url)) as proxied:
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda _: behind.whoami(), range(8)))
+            list(threads.map(lambda _: proxied.whoami(), range(8)))
         burst = proxy.connections
         assert burst > 3
         proxy.forward()
         for _ in range(4):
-            behind.whoami()
+            proxied.whoami()
             time.sleep(0.2)
-        assert proxy.connections == burst  # the same one is used again
-        wait_until(lambda: len(proxy._open) == 2)  # its two ends are all that is open
+        assert proxy.connections == burst  # the same connection is reused
+        wait_until(lambda: len(proxy._open) == 2)  # the two ends of that one connection
 
 
-def test_an_answer_without_end_is_not_kept(broker, proxy):
+def test_a_response_over_max_bytes_is_malformed(broker, proxy):
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     proxy.answer_slowly(itertools.chain([head], itertools.repeat(b"2710\r\n" + b"x" * 10_000 + b"\r\n")), pause=0)
     small = client(proxy.url(broker.management_url), max_bytes=1_000_000)
-    with small as behind, pytest.raises(MalformedResponse, match="more than 1000000 bytes"):
-        behind.list_queues(None, TOTALS)
+    with small as proxied, pytest.raises(MalformedResponse, match="more than 1000000 bytes"):
+        proxied.list_queues(None, TOTALS)
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_connection_that_dies_is_made_anew_once(behind, proxy, vhost, reset):
+def test_a_dropped_connection_is_reopened_once(proxied, proxy, vhost, reset):
     proxy.close_next(1, reset=reset)
-    assert behind.whoami().name
+    assert proxied.whoami().name
     assert proxy.connections == 2
     proxy.close_next(1, reset=reset)
-    assert behind.declare_queue(vhost, "q") is True
+    assert proxied.declare_queue(vhost, "q") is True
     proxy.close_next(1, reset=reset)
-    behind.bind_queue(vhost, "amq.topic", "q", "#")
-    assert [binding.destination for binding in behind.exchange_bindings(vhost, "amq.topic")] == ["q"]
+    proxied.bind_queue(vhost, "amq.topic", "q", "#")
+    assert [binding.destination for binding in proxied.exchange_bindings(vhost, "amq.topic")] == ["q"]
     proxy.close_next(1, reset=reset)
-    behind.delete_queue(vhost, "q")
-    assert queue_names(behind, vhost) == set()
+    proxied.delete_queue(vhost, "q")
+    assert queue_names(proxied, vhost) == set()
 
 
-def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
+def test_a_connection_dropped_twice_is_an_outage(proxied, proxy):
     proxy.close_next(2)
     with pytest.raises(BrokerUnavailable, match="cut") as away:
-        behind.whoami()
+        proxied.whoami()
     assert not away.value.timed_out
     assert not away.value.never_reached
     assert proxy.requests == 2
-    assert behind.whoami().name
+    assert proxied.whoami().name
 
 
-def test_a_connection_that_dies_where_no_other_can_be_made_may_have_reached_the_broker(behind, proxy):
-    behind.whoami()
+def test_a_request_on_a_dropped_connection_may_have_reached_the_broker(proxied, proxy):
+    proxied.whoami()
     proxy.refuse()
     proxy.close_next(1)
     with pytest.raises(BrokerUnavailable, match="connect") as away:
-        behind.delete_queue("/", "q")
+        proxied.delete_queue("/", "q")
     assert not away.value.never_reached
 
 
-def test_without_a_configured_broker_none_is_reached(monkeypatch):
+def test_without_a_valid_url_the_broker_is_unavailable(monkeypatch):
     for url in ("", "nonsense"):
         monkeypatch.setattr(django_settings, "RABBITMQ_MANAGEMENT_URL", url)
         with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL") as away:
@@ -576,91 +576,91 @@ def test_without_a_configured_broker_none_is_reached(monkeypatch):
         assert away.value.never_reached
 
 
-def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy):
-    with client(proxy.url(broker.management_url)) as behind, ThreadPoolExecutor(4) as threads:
+def test_each_dropped_pooled_connection_costs_one_retry(broker, proxy):
+    with client(proxy.url(broker.management_url)) as proxied, ThreadPoolExecutor(4) as threads:
         together = threading.Barrier(4, timeout=10)
 
         def ask(_):
             together.wait()
-            return behind.whoami().name
+            return proxied.whoami().name
 
-        proxy.delay(0.2)  # so that each thread needs a connection of its own
+        proxy.delay(0.2)  # each thread needs its own connection
         assert len(list(threads.map(ask, range(4)))) == 4
         proxy.forward()
         proxy.close_open()
         assert proxy.connections == 4
-        assert behind.whoami().name  # the retry takes none of the other three
+        assert proxied.whoami().name  # the retry uses none of the other three
         assert proxy.connections == 5
         assert len(list(threads.map(ask, range(4)))) == 4
 
 
-def test_a_refused_body_does_not_spoil_the_next_request(behind, proxy):
+def test_a_refused_body_does_not_break_the_next_request(proxied, proxy):
     for _ in range(100):
         with pytest.raises(NotOnBroker):
-            behind.declare_queue("no such vhost", "q")
-        assert behind.whoami().name
-    assert proxy.connections == 101  # each refusal ends its connection
+            proxied.declare_queue("no such vhost", "q")
+        assert proxied.whoami().name
+    assert proxy.connections == 101  # each refusal closes its connection
 
 
-def test_bodies_that_are_taken_go_over_one_connection(behind, proxy, vhost):
+def test_successful_requests_share_one_connection(proxied, proxy, vhost):
     for number in range(20):
-        assert behind.declare_queue(vhost, f"q{number}")
+        assert proxied.declare_queue(vhost, f"q{number}")
     assert proxy.connections == 1
 
 
-def test_a_delete_whose_answer_was_lost_counts_as_done(behind, proxy, management, vhost):
+def test_a_404_to_a_retried_deletion_counts_as_deleted(proxied, proxy, management, vhost):
     management.declare_queue(vhost, "q")
     proxy.cut_after(0)
-    behind.delete_queue(vhost, "q")
-    assert proxy.requests == 3  # the third asks whether the second one's 404 can be believed
+    proxied.delete_queue(vhost, "q")
+    assert proxy.requests == 3  # the third checks whether the broker is shutting down
     assert queue_names(management, vhost) == set()
     with pytest.raises(NotOnBroker):
-        behind.delete_queue(vhost, "q")
+        proxied.delete_queue(vhost, "q")
 
 
-def test_half_an_answer_is_asked_for_again(behind, proxy):
+def test_a_truncated_response_is_requested_again(proxied, proxy):
     proxy.cut_after(600)
-    assert behind.overview()["rabbitmq_version"]
+    assert proxied.overview()["rabbitmq_version"]
     assert proxy.requests == 2
 
 
-def test_half_an_answer_that_claims_to_be_whole_is_malformed(behind, proxy):
+def test_truncated_json_is_malformed(proxied, proxy):
     proxy.answer(b'HTTP/1.1 200 OK\r\n\r\n[{"name": "a", "vho')
     with pytest.raises(MalformedResponse, match="/api/queues"):
-        behind.list_queues(None, TOTALS)
+        proxied.list_queues(None, TOTALS)
 
 
 @pytest.mark.parametrize(
     "body", [b"", HTML, b"null", b'{"error": "x"}', b'"text"', b"[1]", b'[{"name": "a"}]', b'[{"name":1,"vhost":"/"}]']
 )
-def test_a_list_of_another_shape_is_malformed(behind, proxy, body):
+def test_a_queue_list_of_another_shape_is_malformed(proxied, proxy, body):
     proxy.answer(http_answer("200 OK", body))
     with pytest.raises(MalformedResponse, match="GET /api/queues"):
-        behind.list_queues(None, TOTALS)
+        proxied.list_queues(None, TOTALS)
 
 
-def test_every_answer_of_another_shape_is_malformed(behind, proxy):
+def test_every_response_of_another_shape_is_malformed(proxied, proxy):
     asks = [
-        behind.overview,
-        behind.whoami,
-        behind.vhosts,
-        behind.users,
-        behind.nodes,
-        behind.alarms,
-        lambda: behind.queue("/", "q"),
-        lambda: behind.bindings("/"),
-        lambda: behind.queue_bindings("/", "q"),
-        lambda: behind.exchange_bindings("/", "e"),
-        lambda: behind.exchanges("/"),
-        lambda: behind.user("u"),
-        lambda: behind.permissions_of("u"),
-        lambda: behind.all_permissions(),
-        lambda: behind.connections_of("u"),
-        lambda: behind.declare_queue("/", "q"),
-        lambda: behind.delete_queue("/", "q"),
-        lambda: behind.purge_queue("/", "q"),
-        lambda: behind.put_user("u", None),
-        lambda: behind.bind_queue("/", "e", "q", ""),
+        proxied.overview,
+        proxied.whoami,
+        proxied.vhosts,
+        proxied.users,
+        proxied.nodes,
+        proxied.alarms,
+        lambda: proxied.queue("/", "q"),
+        lambda: proxied.bindings("/"),
+        lambda: proxied.queue_bindings("/", "q"),
+        lambda: proxied.exchange_bindings("/", "e"),
+        lambda: proxied.exchanges("/"),
+        lambda: proxied.user("u"),
+        lambda: proxied.permissions_of("u"),
+        lambda: proxied.all_permissions(),
+        lambda: proxied.connections_of("u"),
+        lambda: proxied.declare_queue("/", "q"),
+        lambda: proxied.delete_queue("/", "q"),
+        lambda: proxied.purge_queue("/", "q"),
+        lambda: proxied.put_user("u", None),
+        lambda: proxied.bind_queue("/", "e", "q", ""),
     ]
     for body, ask in itertools.product([HTML, b"7", b'[{"a": 1}]', b'{"a": 1}'], asks):
         proxy.answer(http_answer("200 OK", body))
@@ -668,39 +668,39 @@ def test_every_answer_of_another_shape_is_malformed(behind, proxy):
             ask()
 
 
-def test_somebody_elses_404_does_not_pass_for_gone(behind, proxy):
+def test_a_404_of_another_server_is_not_a_missing_queue(proxied, proxy):
     proxy.answer(http_answer("404 Not Found", HTML))
-    for ask in (behind.queue, behind.delete_queue, behind.queue_bindings):
+    for ask in (proxied.queue, proxied.delete_queue, proxied.queue_bindings):
         with pytest.raises(MalformedResponse, match="404"):
             ask("/", "q")
 
 
-def test_a_404_to_everything_as_of_a_broker_that_shuts_down_does_not_pass_for_gone(behind, proxy):
+def test_a_404_to_everything_means_that_the_broker_is_shutting_down(proxied, proxy):
     proxy.answer(http_answer("404 Not Found", b'{"error":"Object Not Found","reason":"Not Found"}'))
-    for ask in (behind.queue, behind.delete_queue, behind.declare_queue, behind.queue_bindings):
+    for ask in (proxied.queue, proxied.delete_queue, proxied.declare_queue, proxied.queue_bindings):
         with pytest.raises(BrokerUnavailable, match="shutting down") as away:
             ask("/", "q")
         assert not away.value.never_reached
 
 
-def test_a_redirect_is_told_and_not_followed(behind, proxy):
+def test_a_redirect_is_reported_and_not_followed(proxied, proxy):
     proxy.answer(http_answer("301 Moved Permanently", b"", "Location: https://me:secret@example.org/login"))
     with pytest.raises(MalformedResponse, match="redirect") as malformed:
-        behind.overview()
+        proxied.overview()
     assert "https://example.org/login" in str(malformed.value)
     assert "secret" not in str(malformed.value)
     assert proxy.requests == 1
 
 
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable"])
-def test_a_server_error_is_an_outage(behind, proxy, status):
+def test_a_server_error_is_an_outage(proxied, proxy, status):
     for body in (HTML, b'{"error": "Internal", "reason": ["a", 1]}'):
         proxy.answer(http_answer(status, body))
         with pytest.raises(BrokerUnavailable, match=status[:3]):
-            behind.list_queues(None, TOTALS)
+            proxied.list_queues(None, TOTALS)
 
 
-def test_what_speaks_no_http_is_an_outage(broker):
+def test_a_server_without_http_is_an_outage(broker):
     address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
     with (
         client(f"http://guest:sesame@{address}", read_timeout=5) as lost,
@@ -709,17 +709,17 @@ def test_what_speaks_no_http_is_an_outage(broker):
         lost.overview()
 
 
-def test_a_packed_answer_is_malformed(behind, proxy):
+def test_a_compressed_response_is_malformed(proxied, proxy):
     proxy.answer(http_answer("200 OK", b"no gzip", "Content-Encoding: gzip"))
     with pytest.raises(MalformedResponse, match="unpacked"):
-        behind.overview()
+        proxied.overview()
 
 
-def test_a_path_in_the_url_stands_before_every_request(broker, proxy):
-    with client(proxy.url(broker.management_url) + "/behind/a/proxy/") as behind:
-        with pytest.raises(BrokerUnavailable, match="URL leads"):  # the broker itself serves nothing there
-            behind.overview()
-        assert repr(behind) == f"<Management http://127.0.0.1:{proxy.port}/behind/a/proxy>"
+def test_a_path_in_the_url_prefixes_every_request(broker, proxy):
+    with client(proxy.url(broker.management_url) + "/behind/a/proxy/") as proxied:
+        with pytest.raises(BrokerUnavailable, match="URL leads"):  # the broker serves nothing at this path
+            proxied.overview()
+        assert repr(proxied) == f"<Management http://127.0.0.1:{proxy.port}/behind/a/proxy>"
 
 
 # Credentials
@@ -749,7 +749,7 @@ def test_a_path_in_the_url_stands_before_every_request(broker, proxy):
         "http://guest:sesame\N{CIRCLED LATIN SMALL LETTER A}\N{FULLWIDTH COMMERCIAL AT}@localhost:15672",
     ],
 )
-def test_what_is_no_url_is_refused_without_repeating_the_password(url):
+def test_an_invalid_url_is_refused_without_showing_the_password(url):
     with pytest.raises(ValueError) as refusal:
         Management(url)
     text = str(refusal.value)
@@ -758,9 +758,9 @@ def test_what_is_no_url_is_refused_without_repeating_the_password(url):
     assert len(text) > 20
 
 
-def test_the_password_shows_up_nowhere(broker, proxy, caplog, monkeypatch):
+def test_the_password_is_in_no_error_and_no_log(broker, proxy, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would otherwise be handed every request
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a client that honours it would send every request there
     address = f"127.0.0.1:{proxy.port}"
     log = logging.getLogger("calls")
     with client(

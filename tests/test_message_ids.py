@@ -1,4 +1,4 @@
-"""Message ids: UUID1s, their time in ticks, and their order."""
+"""Message ids: UUID version 1, their time in ticks, and their order."""
 
 import multiprocessing
 import uuid
@@ -16,24 +16,24 @@ uuid1s = st.builds(lambda at, rest: ids.message_id(Place(at, rest)), ticks, st.i
 
 
 @given(uuid1s)
-def test_an_id_and_its_place_are_the_same(message_id):
+def test_an_id_converts_to_a_place_and_back(message_id):
     assert message_id.version == 1
     assert ids.message_id(ids.place(message_id)) == message_id
     assert ids.parse(message_id.hex) == message_id
 
 
 @given(uuid1s, uuid1s)
-def test_ids_are_in_the_order_of_their_time_and_then_of_the_rest(one, other):
+def test_ids_are_ordered_by_time_then_by_the_rest(one, other):
     assert (ids.place(one) < ids.place(other)) == ((one.time, one.bytes[8:]) < (other.time, other.bytes[8:]))
 
 
 @given(uuid1s)
-def test_nothing_stands_between_a_place_and_the_one_after(message_id):
+def test_place_after_is_the_next_place(message_id):
     at, after = ids.place(message_id), ids.place_after(message_id)
     assert after.ticks * (1 << 64) + after.rest == at.ticks * (1 << 64) + at.rest + 1
 
 
-def test_the_place_after_the_last_of_a_tick_is_the_next_tick():
+def test_place_after_the_last_of_a_tick_is_in_the_next_tick():
     assert ids.place_after(uuid.UUID("00000000-0000-1000-ffff-ffffffffffff")) == Place(ids.MIN_TICKS + 1, 0)
 
 
@@ -48,11 +48,11 @@ def test_the_place_after_the_last_of_a_tick_is_the_next_tick():
         (ids.MIN_TICKS, "-12219292800.0000000"),
     ],
 )
-def test_a_timestamp_is_exact_and_has_seven_decimals(at, text):
+def test_a_timestamp_has_seven_decimals(at, text):
     assert ids.timestamp(ids.message_id(Place(at, 1 << 63))) == text
 
 
-def test_ticks_are_those_of_a_uuid1_and_of_the_clock():
+def test_ticks_agree_with_uuid1_and_the_clock():
     made = uuid.uuid1()
     assert abs(ids.place(made).ticks - ids.now()) < 10 * ids.TICKS_PER_SECOND
     assert abs(ids.now() / ids.TICKS_PER_SECOND - datetime.now(UTC).timestamp()) < 10
@@ -78,27 +78,27 @@ VALID = "0659396ee99911f1ba9b02fc00000001"
         "d224d19ae5fa11f1" + "0" * 16,
     ],
 )
-def test_what_is_no_uuid1_is_no_message_id(text):
+def test_only_a_uuid1_is_a_message_id(text):
     with pytest.raises(ValueError, match="is not a message id"):
         ids.parse(text)
 
 
-def test_the_rest_of_an_id_is_random_and_no_network_cards():
+def test_the_rest_of_an_id_is_random():
     drawn = ids.random_rests(1000)
     assert len(set(drawn)) == 1000
     for rest in drawn:
         made = ids.message_id(Place(0, rest))
         assert (made.variant, made.version) == (uuid.RFC_4122, 1)
-        assert made.node >> 40 & 1, "the multicast bit says that it is no address"
+        assert made.node >> 40 & 1, "without the multicast bit it could be a network card's address"
 
 
-def test_a_process_that_was_forked_draws_others():
+def test_a_forked_process_draws_other_rests():
     with multiprocessing.get_context("fork").Pool(2) as pool:
         drawn = [rest for some in pool.map(ids.random_rests, [100, 100], chunksize=1) for rest in some]
         pool.close()
-        pool.join()  # not by a signal, for which whoever ran before may have left a handler
+        pool.join()  # terminate() sends a signal, and an earlier test may have left a handler
     assert len({*drawn, *ids.random_rests(100)}) == 300
 
 
-def test_the_id_that_the_wrong_ones_are_made_of_is_one():
+def test_the_base_of_the_invalid_ids_is_valid():
     assert ids.parse(VALID)

@@ -1,4 +1,4 @@
-"""What every store of queues and messages must do. A new store is added to ``STORES``, and passes the same tests."""
+"""The contract of every message store. Add a new store to ``STORES``: it must pass the same tests."""
 
 import json
 import sqlite3
@@ -26,11 +26,11 @@ from message_store.models import Discarded, MessageRow, PartitionRow, Position, 
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
 from tests.toolbox import in_parallel
 
-IN_DATABASE = pytest.mark.django_db(transaction=True)
+NEEDS_DATABASE = pytest.mark.django_db(transaction=True)
 STORES = [
-    pytest.param("message_store.database.DatabaseStore", marks=IN_DATABASE, id="database"),
+    pytest.param("message_store.database.DatabaseStore", marks=NEEDS_DATABASE, id="database"),
 ]
-IN_THE_DATABASE = pytest.mark.parametrize("store", [STORES[-1]], indirect=True)
+DATABASE_STORE_ONLY = pytest.mark.parametrize("store", [STORES[-1]], indirect=True)
 
 HOUR = 3600
 ELSEWHERE = uuid.UUID("00000000-0000-1000-8000-010000000000")
@@ -48,7 +48,7 @@ def queue(store: MessageStore) -> StoredQueue:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Set the clock that the stores go by so many seconds ahead of the right time."""
+    """Return a function that sets the stores' clock this many seconds ahead."""
     right, on_the_server = time.time_ns, database._PostgreSQL.now
 
     def set_ahead(seconds: int) -> None:
@@ -66,14 +66,14 @@ def push(store: MessageStore, queue: StoredQueue, *bodies: str, partition: int =
     return store.push(queue, [new(body, partition, ttl) for body in bodies])
 
 
-def bodies(store: MessageStore, queue: StoredQueue, partition: int = 1, **asked: Any) -> list[str]:
-    return [message.body.decode() for message in store.read(queue, partition, **{"limit": 1000, **asked})]
+def bodies(store: MessageStore, queue: StoredQueue, partition: int = 1, **options: Any) -> list[str]:
+    return [message.body.decode() for message in store.read(queue, partition, **{"limit": 1000, **options})]
 
 
 # Queues
 
 
-def test_a_queue_is_found_as_it_was_made(store):
+def test_a_queue_is_found_as_it_was_registered(store):
     made = store.register(
         "app", "ünï/'\"", partitions=200, type="public", consistency="very_strong", principals=["app:x", "bid:a@b.org"]
     )
@@ -84,12 +84,12 @@ def test_a_queue_is_found_as_it_was_made(store):
     assert store.queues("app") == [made]
 
 
-def test_a_queue_has_one_partition_and_is_its_applications_own_unless_said_otherwise(store):
+def test_a_queue_has_one_partition_and_is_private_by_default(store):
     made = store.register("app", "queue")
     assert (made.partitions, made.type, made.consistency, made.principals) == (1, "user", "strong", ())
 
 
-def test_a_name_is_taken_once_in_an_application(store, queue):
+def test_a_queue_name_is_unique_within_its_application(store, queue):
     push(store, queue, "kept")
     with pytest.raises(QueueExists):
         store.register("app", "queue", partitions=9, principals=["app:x"])
@@ -98,14 +98,14 @@ def test_a_name_is_taken_once_in_an_application(store, queue):
     assert bodies(store, queue) == ["kept"]
 
 
-def test_of_many_who_make_a_queue_at_once_one_does(store):
+def test_concurrent_registrations_create_one_queue(store):
     made = in_parallel(*[lambda: store.register("app", "queue", principals=["app:x"])] * 6)
     assert [type(one) for one in made].count(QueueExists) == 5
     assert [one for one in made if isinstance(one, StoredQueue)] == [store.find("app", "queue")]
 
 
 @pytest.mark.parametrize("name", ["Queue", "queue ", "", "other"])
-def test_a_queue_that_is_not_there_is_not_found(store, queue, name):
+def test_a_missing_queue_raises_no_queue(store, queue, name):
     for ask in (store.find, store.update, store.remove):
         with pytest.raises(NoQueue):
             ask("app", name)
@@ -113,7 +113,7 @@ def test_a_queue_that_is_not_there_is_not_found(store, queue, name):
         store.find("other", "queue")
 
 
-def test_only_what_is_given_changes(store, queue):
+def test_an_update_changes_only_the_given_fields(store, queue):
     changed = store.update("app", "queue", type="public", principals=["app:x"])
     assert changed == store.find("app", "queue")
     assert (changed.partitions, changed.type, changed.consistency) == (3, "public", "strong")
@@ -122,7 +122,7 @@ def test_only_what_is_given_changes(store, queue):
     assert store.update("app", "queue", principals=[]).principals == ()
 
 
-def test_partitions_grow_while_in_use_and_never_shrink(store, queue):
+def test_partitions_can_grow_but_not_shrink(store, queue):
     push(store, queue, "before", partition=3)
     assert store.update("app", "queue", partitions=5).partitions == 5
     assert store.update("app", "queue", partitions=4).partitions == 5
@@ -130,7 +130,7 @@ def test_partitions_grow_while_in_use_and_never_shrink(store, queue):
     assert [bodies(store, queue, partition) for partition in range(1, 6)] == [[], [], ["before"], [], ["after"]]
 
 
-def test_queues_are_listed_by_the_bytes_of_their_names(store):
+def test_queues_are_listed_in_byte_order_of_their_names(store):
     names = ["B", "a", "a-b", "a_b", "aa", "b", "é", "ﬀ", "😀", "Z", "10", "9"]
     for name in names:
         store.register("app", name)
@@ -142,13 +142,13 @@ def test_queues_are_listed_by_the_bytes_of_their_names(store):
     assert store.queues("app", start="😁") == store.queues("app", limit=0) == store.queues("nobody") == []
 
 
-def test_queues_that_name_a_principal_are_found_in_every_application(store):
+def test_queues_of_a_principal_are_found_in_every_application(store):
     for application, name in [("b", "x"), ("a", "z"), ("a", "y"), ("B", "x")]:
         store.register(application, name, principals=["app:other", "bid:me@example.org", "bid:me@example.org"])
     store.register("a", "x", principals=["bid:me@example.org.uk", "app:bid:me@example.org"])
 
-    def named(**asked: Any) -> list[tuple[str, str]]:
-        return [(queue.application, queue.name) for queue in store.queues_for_principal("bid:me@example.org", **asked)]
+    def named(**page: Any) -> list[tuple[str, str]]:
+        return [(queue.application, queue.name) for queue in store.queues_for_principal("bid:me@example.org", **page)]
 
     assert named() == [("B", "x"), ("a", "y"), ("a", "z"), ("b", "x")]
     assert named(start=("a", "z"), limit=1) == [("a", "z")]
@@ -174,7 +174,7 @@ def test_a_message_is_read_as_it_was_pushed(store, queue):
     assert store.push(queue, []) == []
 
 
-def test_a_batch_is_spread_and_answered_in_its_own_order(store, queue):
+def test_a_batch_keeps_its_order_across_partitions(store, queue):
     made = store.push(queue, [new(str(number), 3 - number % 3) for number in range(600)])
     assert len(set(made)) == 600
     for partition in (1, 2, 3):
@@ -185,11 +185,11 @@ def test_a_batch_is_spread_and_answered_in_its_own_order(store, queue):
         assert sorted(read, key=lambda message: place(message.id)) == read
 
 
-def test_the_time_of_an_id_is_when_it_was_pushed(store, queue):
+def test_an_id_has_the_time_of_the_push(store, queue):
     for number in (1, 500):
         began = ids.now()
         made = store.push(queue, [new("x")] * number)
-        # PostgreSQL counts in microseconds.
+        # PostgreSQL's clock counts microseconds.
         assert began - 10 <= place(made[0]).ticks <= place(made[-1]).ticks <= ids.now() + number
 
 
@@ -210,17 +210,17 @@ def test_a_range_is_read_in_both_directions(store, queue):
                 below = [at for at in known if before is None or at.ticks < before]
                 up = [at for at in below if start is None or at >= start][:limit]
                 down = [at for at in reversed(below) if start is None or at <= start][:limit]
-                asked: dict[str, Any] = {"start": start, "before": before, "limit": limit}
-                assert [place(message.id) for message in store.read(queue, 2, **asked)] == up
-                assert [place(message.id) for message in store.read(queue, 2, descending=True, **asked)] == down
+                options: dict[str, Any] = {"start": start, "before": before, "limit": limit}
+                assert [place(message.id) for message in store.read(queue, 2, **options)] == up
+                assert [place(message.id) for message in store.read(queue, 2, descending=True, **options)] == down
 
 
-def test_messages_are_read_by_their_ids_in_the_order_asked(store, queue):
+def test_messages_are_read_by_id_in_the_requested_order(store, queue):
     one, two = push(store, queue, "1", "2")
     (three,) = push(store, queue, "3", partition=3)
     (alien,) = push(store, store.register("app", "other", partitions=3), "4")
-    asked = [(3, three), (1, alien), (1, two), (2, one), (1, three), (200, one), (1, ELSEWHERE), (1, one)]
-    read = store.read_ids(queue, asked)
+    wanted = [(3, three), (1, alien), (1, two), (2, one), (1, three), (200, one), (1, ELSEWHERE), (1, one)]
+    read = store.read_ids(queue, wanted)
     assert [(message.partition, message.id, message.body) for message in read] == [
         (3, three, b"3"),
         (1, two, b"2"),
@@ -229,15 +229,15 @@ def test_messages_are_read_by_their_ids_in_the_order_asked(store, queue):
     assert store.read_ids(queue, []) == []
 
 
-def test_a_thousand_ids_are_read_and_deleted_at_once(store, queue):
+def test_a_thousand_ids_are_read_and_deleted_in_one_call(store, queue):
     made = store.push(queue, [new(str(number)) for number in range(1001)])
-    asked = [(1, message_id) for message_id in reversed(made[1:])]
-    assert [message.id for message in store.read_ids(queue, asked)] == made[:0:-1]
-    store.delete(queue, asked)
+    wanted = [(1, message_id) for message_id in reversed(made[1:])]
+    assert [message.id for message in store.read_ids(queue, wanted)] == made[:0:-1]
+    store.delete(queue, wanted)
     assert bodies(store, queue) == ["0"]
 
 
-def test_only_what_is_named_is_deleted(store, queue):
+def test_only_the_named_messages_are_deleted(store, queue):
     one, two, three = push(store, queue, "1", "2", "3")
     (twin,) = push(store, store.register("app", "other"), "4")
     store.delete(queue, [(1, two), (2, one), (1, ELSEWHERE), (1, twin)])
@@ -259,17 +259,17 @@ def test_an_overwritten_message_keeps_its_id_and_place(store, queue):
     assert bodies(store, queue) == ["1", "\x00", "3"]
 
 
-def test_a_message_can_be_put_under_an_id_of_ones_own(store, queue):
+def test_a_message_can_be_written_with_a_chosen_id(store, queue):
     (pushed,) = push(store, queue, "pushed")
     early, late = (ids.message_id(Place(at, 1 << 63)) for at in (ids.MIN_TICKS, ids.MAX_TICKS))
     store.overwrite(queue, late, new("late"))
     store.overwrite(queue, early, new("early"))
     assert [message.id for message in store.read(queue, 1, limit=9)] == [early, pushed, late]
     (after,) = push(store, queue, "after")
-    assert abs(after.time - pushed.time) < 600 * TICKS_PER_SECOND, "an id of somebody's own sets no clock"
+    assert abs(after.time - pushed.time) < 600 * TICKS_PER_SECOND, "a chosen id does not move the clock"
 
 
-def test_messages_are_counted_for_many_queues_at_once(store, queue):
+def test_messages_of_many_queues_are_counted_in_one_call(store, queue):
     other, gone = store.register("app", "other"), store.register("app", "gone")
     store.push(queue, [new(str(number), 1 + number % 3) for number in range(7)])
     push(store, other, "1")
@@ -282,7 +282,7 @@ def test_messages_are_counted_for_many_queues_at_once(store, queue):
 # Expiry
 
 
-def test_what_is_past_its_ttl_is_in_no_answer(store, queue, clock):
+def test_expired_messages_are_not_returned(store, queue, clock):
     soon = push(store, queue, "soon", ttl=60)
     late = push(store, queue, "late", ttl=120)
     push(store, queue, "at once", ttl=0)
@@ -305,7 +305,7 @@ def test_a_limit_does_not_count_what_has_expired(store, queue):
     assert bodies(store, queue, limit=2) == ["2", "4"]
 
 
-def test_overwriting_gives_a_new_ttl(store, queue, clock):
+def test_overwriting_sets_a_new_ttl(store, queue, clock):
     one, two = push(store, queue, "1", "2", ttl=60)
     store.overwrite(queue, one, new("longer", ttl=HOUR))
     store.overwrite(queue, two, new("shorter", ttl=0))
@@ -315,7 +315,7 @@ def test_overwriting_gives_a_new_ttl(store, queue, clock):
     assert bodies(store, queue) == ["longer"]
 
 
-def test_expired_messages_are_removed_so_many_at_a_time(store, queue, clock):
+def test_expired_messages_are_removed_in_batches(store, queue, clock):
     store.push(queue, [new("x", 1 + number % 3, ttl=60) for number in range(10)])
     push(store, queue, "kept")
     assert store.remove_expired(4) == 0
@@ -325,7 +325,7 @@ def test_expired_messages_are_removed_so_many_at_a_time(store, queue, clock):
     assert [bodies(store, queue, partition) for partition in (1, 2, 3)] == [["kept"], [], []]
 
 
-def test_the_task_removes_all_that_has_expired(store, queue, settings, monkeypatch):
+def test_the_task_removes_all_expired_messages(store, queue, settings, monkeypatch):
     monkeypatch.setattr(expiry, "BATCH_SIZE", 3)
     monkeypatch.setattr(tasks, "store", lambda: store)
     store.push(queue, [new("x", ttl=0)] * 10)
@@ -336,7 +336,7 @@ def test_the_task_removes_all_that_has_expired(store, queue, settings, monkeypat
 # The order of ids
 
 
-def test_ids_never_go_back_when_the_clock_does(store, queue, clock):
+def test_ids_increase_when_the_clock_is_set_back(store, queue, clock):
     made = push(store, queue, "1", "2")
     for number, ahead in enumerate((HOUR, -HOUR, 0, -10 * HOUR)):
         clock(ahead)
@@ -350,8 +350,8 @@ def test_ids_never_go_back_when_the_clock_does(store, queue, clock):
     assert place(other).ticks < place(made[-1]).ticks
 
 
-def test_whoever_reads_on_from_the_last_message_misses_none(store, queue):
-    """Four write to two partitions at once, and one reads each from where it was."""
+def test_a_reader_that_continues_from_its_last_id_misses_nothing(store, queue):
+    """Four threads write to two partitions; one reads each partition from its last id."""
     rounds, seen, done = 25, {1: [], 2: []}, threading.Event()
     written: list[list[uuid.UUID]] = []
 
@@ -406,8 +406,8 @@ for again in range(50):
 """
 
 
-@IN_THE_DATABASE
-def test_ids_of_processes_whose_clocks_differ_are_in_one_order(store, queue):
+@DATABASE_STORE_ONLY
+def test_processes_with_different_clocks_write_ids_in_order(store, queue):
     databases = {"default": connection.settings_dict}
     processes = [
         subprocess.Popen(
@@ -427,7 +427,7 @@ def test_ids_of_processes_whose_clocks_differ_are_in_one_order(store, queue):
         assert [message_id for message_id in read if message_id in mine] == mine
 
 
-def test_batches_over_the_same_partitions_do_not_wait_for_each_other_for_ever(store, queue):
+def test_batches_over_the_same_partitions_do_not_deadlock(store, queue):
     def write(partitions: list[int]) -> None:
         for _ in range(15):
             store.push(queue, [new("x", partition) for partition in partitions])
@@ -436,10 +436,10 @@ def test_batches_over_the_same_partitions_do_not_wait_for_each_other_for_ever(st
     assert store.count([queue]) == [135]
 
 
-# Removing and truncating
+# Removal and truncation
 
 
-def test_a_removed_queue_is_gone_at_once_and_so_for_those_who_hold_it(store, queue):
+def test_a_removed_queue_raises_no_queue_for_old_references(store, queue):
     (made,) = push(store, queue, "1")
     store.set_positions(queue, "consumer", {1: made})
     store.remove("app", "queue")
@@ -462,7 +462,7 @@ def test_a_removed_queue_is_gone_at_once_and_so_for_those_who_hold_it(store, que
     assert again.key != queue.key
 
 
-def test_a_truncated_queue_is_empty_and_its_ids_go_on(store, queue, clock):
+def test_a_truncated_queue_is_empty_and_its_ids_still_increase(store, queue, clock):
     clock(HOUR)
     made = push(store, queue, "1", "2")
     push(store, queue, "3", partition=3)
@@ -481,25 +481,25 @@ def test_a_truncated_queue_is_empty_and_its_ids_go_on(store, queue, clock):
     assert bodies(store, queue) == []
 
 
-def test_nothing_is_half_there_when_a_queue_goes_while_it_is_written_to(store, queue):
-    """Pushes, positions and truncations at once with the removal: each is done, or told that there is no queue."""
+def test_writes_during_a_removal_leave_nothing_behind(store, queue):
+    """Concurrent pushes, positions and truncations either succeed or raise NoQueue."""
 
-    def until_it_is_gone(call: Callable[[], Any]) -> str:
+    def repeat_until_no_queue(call: Callable[[], Any]) -> str:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             try:
                 call()
             except NoQueue:
-                return "told"
-        return "never told"
+                return "no queue"
+        return "timeout"
 
     (made,) = push(store, queue, "x")
     assert in_parallel(
-        lambda: until_it_is_gone(lambda: push(store, queue, "1", "2")),
-        lambda: until_it_is_gone(lambda: store.set_positions(queue, "consumer", {1: made, 2: made})),
-        lambda: until_it_is_gone(lambda: store.truncate(queue)),
+        lambda: repeat_until_no_queue(lambda: push(store, queue, "1", "2")),
+        lambda: repeat_until_no_queue(lambda: store.set_positions(queue, "consumer", {1: made, 2: made})),
+        lambda: repeat_until_no_queue(lambda: store.truncate(queue)),
         lambda: store.remove("app", "queue"),
-    ) == ["told", "told", "told", None]
+    ) == ["no queue", "no queue", "no queue", None]
     assert store.queues("app") == []
     assert store.count([queue]) == [0]
 
@@ -507,7 +507,7 @@ def test_nothing_is_half_there_when_a_queue_goes_while_it_is_written_to(store, q
 # Positions
 
 
-def test_positions_are_kept_for_each_consumer_and_partition(store, queue):
+def test_positions_are_stored_per_consumer_and_partition(store, queue):
     one, two = push(store, queue, "1", "2")
     (three,) = push(store, queue, "3", partition=3)
     store.set_positions(queue, "b", {1: one, 3: three})
@@ -525,7 +525,7 @@ def test_positions_are_kept_for_each_consumer_and_partition(store, queue):
     assert store.positions(queue, "a") == {1: ELSEWHERE}
 
 
-def test_positions_are_set_for_all_partitions_at_once(store):
+def test_positions_of_all_partitions_are_set_in_one_call(store):
     queue = store.register("app", "queue", partitions=200)
     wanted = {partition: uuid.UUID(int=ELSEWHERE.int + partition) for partition in range(1, 201)}
     together = in_parallel(*[lambda: store.set_positions(queue, "consumer", wanted)] * 3)
@@ -533,7 +533,7 @@ def test_positions_are_set_for_all_partitions_at_once(store):
     assert store.positions(queue, "consumer") == wanted
 
 
-def test_a_position_is_moved_only_from_where_it_is(store, queue):
+def test_a_position_advances_only_from_its_current_value(store, queue):
     one, two, three = push(store, queue, "1", "2", "3")
     assert store.advance_positions(queue, "consumer", {1: (None, one), 2: (None, one)}) == {1, 2}
     assert store.advance_positions(queue, "consumer", {1: (two, three), 2: (one, two), 3: (None, one)}) == {2, 3}
@@ -550,12 +550,12 @@ def test_a_position_is_moved_only_from_where_it_is(store, queue):
             store.advance_positions(queue, "consumer", move)
 
 
-# The store that lies in the database
+# The database store
 
 
 @pytest.fixture
-def others() -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
-    """Call something in another thread, and give its outcome; on PostgreSQL once it waits for this one, or is done."""
+def start_in_thread() -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
+    """Return a function that starts a call in a thread; on PostgreSQL it returns when that waits for a lock or ends."""
 
     def call(one: Callable[[], Any]) -> Any:
         try:
@@ -578,15 +578,15 @@ def others() -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
         yield start
 
 
-@IN_THE_DATABASE
-def test_a_position_that_is_written_while_its_queue_goes_waits_for_that_alone(store, queue, others):
+@DATABASE_STORE_ONLY
+def test_a_position_written_during_a_removal_raises_no_queue(store, queue, start_in_thread):
     store.set_positions(queue, "consumer", {1: ELSEWHERE})
     late: list[Future[Any]] = []
 
     def write_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         if sql.startswith("DELETE FROM message_store_position"):
-            late.append(others(lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE, 2: ELSEWHERE})))
-            late.append(others(lambda: store.advance_positions(queue, "consumer", {3: (None, ELSEWHERE)})))
+            late.append(start_in_thread(lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE, 2: ELSEWHERE})))
+            late.append(start_in_thread(lambda: store.advance_positions(queue, "consumer", {3: (None, ELSEWHERE)})))
         return execute(sql, *rest)
 
     with connection.execute_wrapper(write_first):
@@ -594,11 +594,11 @@ def test_a_position_that_is_written_while_its_queue_goes_waits_for_that_alone(st
     assert [type(one.exception(30)) for one in late] == [NoQueue, NoQueue]
 
 
-@IN_THE_DATABASE
-def test_positions_are_locked_in_the_order_of_their_partitions(store, queue, others):
-    """Whatever order they lie in, and the database would take them in."""
+@DATABASE_STORE_ONLY
+def test_positions_are_locked_in_partition_order(store, queue, start_in_thread):
+    """Whatever order the rows have on disk, and whatever plan the database chooses."""
     if connection.vendor == "sqlite":
-        pytest.skip("One writes at a time there")
+        pytest.skip("SQLite has one writer at a time")
     calls: list[Callable[[str], Any]] = [
         lambda consumer: store.set_positions(queue, consumer, {2: ELSEWHERE, 1: ELSEWHERE}),
         lambda consumer: store.advance_positions(queue, consumer, dict.fromkeys((2, 1), (ELSEWHERE, ELSEWHERE))),
@@ -607,7 +607,7 @@ def test_positions_are_locked_in_the_order_of_their_partitions(store, queue, oth
     ]
     free = "SELECT FROM message_store_position WHERE consumer = %s AND partition = %s FOR UPDATE NOWAIT"
 
-    def scanning(call: Callable[[], Any]) -> None:
+    def without_other_plans(call: Callable[[], Any]) -> None:
         with connection.cursor() as cursor:
             for way in ("nestloop", "mergejoin", "indexscan", "bitmapscan"):
                 cursor.execute(f"SET enable_{way} = off")
@@ -619,7 +619,7 @@ def test_positions_are_locked_in_the_order_of_their_partitions(store, queue, oth
             store.set_positions(queue, consumer, {partition: ELSEWHERE})
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(free, [consumer, 1])
-            waiting = others(lambda call=call, consumer=consumer: scanning(lambda: call(consumer)))
+            waiting = start_in_thread(lambda call=call, consumer=consumer: without_other_plans(lambda: call(consumer)))
             cursor.execute(free, [consumer, 2])
         waiting.result(30)
 
@@ -628,7 +628,7 @@ class Other(database.DatabaseStore):
     pass
 
 
-def test_the_store_in_use_is_that_of_the_settings_and_one_for_the_process(settings, monkeypatch):
+def test_the_store_of_the_settings_is_created_once_per_process(settings, monkeypatch):
     monkeypatch.setitem(stores.STORES, "other", f"{__name__}.Other")
     settings.MESSAGE_STORE = "other"
     assert stores.store() is stores.store()
@@ -638,8 +638,8 @@ def test_the_store_in_use_is_that_of_the_settings_and_one_for_the_process(settin
     assert stores.store().delay == 0
 
 
-@IN_THE_DATABASE
-def test_the_statements_do_not_grow_with_the_messages(store, queue):
+@DATABASE_STORE_ONLY
+def test_the_number_of_statements_does_not_grow_with_the_messages(store, queue):
     def statements(call: Callable[[], Any]) -> int:
         with CaptureQueriesContext(connection) as captured:
             call()
@@ -657,9 +657,9 @@ def test_the_statements_do_not_grow_with_the_messages(store, queue):
     assert statements(lambda: store.count(store.queues("app"))) == 2
 
 
-@IN_THE_DATABASE
+@DATABASE_STORE_ONLY
 @pytest.mark.parametrize("descending", [False, True])
-def test_reading_goes_by_the_primary_key_and_sorts_nothing(store, queue, descending):
+def test_reading_uses_the_primary_key_without_sorting(store, queue, descending):
     push(store, queue, "1")
     with CaptureQueriesContext(connection) as captured:
         store.read(queue, 1, start=Place(0, 0), before=ids.MAX_TICKS, limit=10, descending=descending)
@@ -682,8 +682,8 @@ def test_reading_goes_by_the_primary_key_and_sorts_nothing(store, queue, descend
             assert "Sort" not in plan
 
 
-@IN_THE_DATABASE
-def test_what_lay_in_a_removed_or_truncated_queue_goes_from_the_disk(store, queue, clock):
+@DATABASE_STORE_ONLY
+def test_messages_of_removed_and_truncated_queues_are_deleted(store, queue, clock):
     store.push(queue, [new("x", 1 + number % 3) for number in range(10)])
     other = store.register("app", "other", principals=["app:x"])
     store.set_positions(other, "consumer", {1: ELSEWHERE})
@@ -699,8 +699,8 @@ def test_what_lay_in_a_removed_or_truncated_queue_goes_from_the_disk(store, queu
     assert not PrincipalRow.objects.exists()
 
 
-@IN_THE_DATABASE
-def test_what_a_push_that_was_under_way_left_behind_goes_later(store, queue, clock):
+@DATABASE_STORE_ONLY
+def test_messages_of_a_push_during_a_removal_are_deleted_later(store, queue, clock):
     push(store, queue, "1")
     left = MessageRow.objects.get()
     store.remove("app", "queue")
@@ -709,7 +709,7 @@ def test_what_a_push_that_was_under_way_left_behind_goes_later(store, queue, clo
     PartitionRow.objects.create(contents=left.contents, partition=1, last=0)
     assert store.remove_expired(10) == 0
     assert store.register("app", "queue").key
-    assert bodies(store, store.find("app", "queue")) == [], "nobody else has its number"
+    assert bodies(store, store.find("app", "queue")) == [], "no other queue reuses its key"
     clock(database.SECOND_SWEEP_SECONDS + 1)
     assert store.remove_expired(10) == 1
     assert not MessageRow.objects.exists()
@@ -717,8 +717,8 @@ def test_what_a_push_that_was_under_way_left_behind_goes_later(store, queue, clo
     assert not Discarded.objects.exists()
 
 
-@IN_THE_DATABASE
-def test_of_a_batch_that_fails_in_the_middle_nothing_is_stored(store, queue, clock, monkeypatch):
+@DATABASE_STORE_ONLY
+def test_a_batch_that_fails_halfway_stores_nothing(store, queue, clock, monkeypatch):
     (made,) = push(store, queue, "1")
     monkeypatch.setattr(database, "random_rests", lambda number: [1 << 63] * number)
     before = PartitionRow.objects.get(partition=1).last + HOUR * TICKS_PER_SECOND
@@ -731,8 +731,8 @@ def test_of_a_batch_that_fails_in_the_middle_nothing_is_stored(store, queue, clo
     assert place(made).ticks < before
 
 
-@IN_THE_DATABASE
-def test_a_database_that_is_away_is_told_and_found_again(store, queue):
+@DATABASE_STORE_ONLY
+def test_an_unavailable_database_is_reported_and_reconnected(store, queue):
     push(store, queue, "before")
     calls: list[Callable[[], Any]] = [
         lambda: push(store, queue, "late"),
@@ -740,7 +740,7 @@ def test_a_database_that_is_away_is_told_and_found_again(store, queue):
         lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE}),
     ]
     for call in calls:
-        with _away(), pytest.raises(StoreUnavailable):
+        with database_unavailable(), pytest.raises(StoreUnavailable):
             call()
     assert bodies(store, queue) == ["before"]
     assert store.positions(queue, "consumer") == {}
@@ -749,8 +749,8 @@ def test_a_database_that_is_away_is_told_and_found_again(store, queue):
 
 
 @contextmanager
-def _away() -> Iterator[None]:
-    """End the connection to PostgreSQL from outside; have another process write to SQLite all the time."""
+def database_unavailable() -> Iterator[None]:
+    """Terminate the connection to PostgreSQL, or lock the SQLite database."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_backend_pid()")
