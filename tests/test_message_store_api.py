@@ -1,4 +1,4 @@
-"""The HTTP API of the message store, by the contract that its clients know."""
+"""The HTTP API of the message store, as its contract describes it."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ TEXT = "text/plain"
 
 
 class Program:
-    """Speaks for an application: by a key of its own."""
+    """A client of an application's queues, by default with a key of the application."""
 
     def __init__(self, name="shop", authorization=None):
         self.name = name
@@ -53,7 +53,7 @@ class Program:
         self.client = Client(headers={"Authorization": authorization} if authorization else {})
 
     def ask(self, method, path="", body=b"", kind=FORM, **headers):
-        """Return the status and the answer."""
+        """Return the status and the JSON of the answer."""
         if isinstance(body, dict):
             body, kind = json.dumps(body), JSON
         address = f"/v1/{self.name}{path}"
@@ -61,19 +61,19 @@ class Program:
             method, address, body, kind, headers={name.replace("_", "-"): value for name, value in headers.items()}
         )
         assert answer["Content-Type"] == JSON
-        told = answer.json()
-        assert (told["status"] == "ok") == (answer.status_code < 400), told
-        assert isinstance(told.get("error_msg", {}), dict)
-        return answer.status_code, told
+        data = answer.json()
+        assert (data["status"] == "ok") == (answer.status_code < 400), data
+        assert isinstance(data.get("error_msg", {}), dict)
+        return answer.status_code, data
 
     def ok(self, method, path="", body=b"", kind=FORM, **headers):
-        """Return the answer, which is 200, or 201 to a POST."""
-        status, told = self.ask(method, path, body, kind, **headers)
-        assert status == (201 if method == "POST" else 200), told
-        return told
+        """Return the answer; fail unless it is 200, or 201 to a POST."""
+        status, data = self.ask(method, path, body, kind, **headers)
+        assert status == (201 if method == "POST" else 200), data
+        return data
 
     def post(self, path, body="hello", **headers):
-        """Return the key of a message that is posted."""
+        """Post a message and return its key."""
         return self.ok("POST", path, body, TEXT, **headers)["messages"][0]["key"]
 
     def put(self, path, ticks, body="hello", partition=1):
@@ -83,28 +83,28 @@ class Program:
         return message_id
 
     def bodies(self, path):
-        """Return the bodies of the messages that are read there."""
+        """Return the bodies of the messages at this path."""
         return [message["body"] for message in self.ok("GET", path)["messages"]]
 
 
 @pytest.fixture
 def program(db):
-    """Give an application without queues."""
+    """Give a client of an application without queues."""
     return Program()
 
 
 @pytest.fixture
 def shop(program):
-    """Give an application with the queue ``one`` of a partition, and the queue ``three`` of three."""
+    """Give a client of an application with the queues ``one`` (1 partition) and ``three`` (3 partitions)."""
     program.ok("POST", "", "queue_name=one")
     program.ok("POST", "", "queue_name=three&partitions=3")
     return program
 
 
-# Every call
+# Successful calls
 
 
-def test_queues_are_made_changed_listed_and_removed(shop):
+def test_queues_are_created_changed_listed_and_deleted(shop):
     made = shop.ok("POST", "", "queue_name=inbox&partitions=2&type=public&consistency=weak&principles=app:shop,app:b")
     assert made == {
         "status": "ok", "queue_name": "inbox", "partitions": 2, "type": "public", "consistency": "weak",
@@ -132,17 +132,17 @@ def test_queues_are_made_changed_listed_and_removed(shop):
         assert shop.ask(method, "/inbox")[0] == 404
 
 
-def test_a_queue_that_is_there_is_changed_by_a_post_and_keeps_its_partitions_and_messages(shop):
+def test_posting_an_existing_queue_changes_it_and_keeps_its_messages(shop):
     shop.ok("PUT", "/three", "principles=app:shop&type=public")
     shop.post("/three", x_partition="3")
-    for said, expected in (("", 3), ("&partitions=1", 3), ("&partitions=4&type=user", 4)):
-        told = shop.ok("POST", "", f"queue_name=three{said}")
-        assert (told["partitions"], told["principles"]) == (expected, ["app:shop"])
-    assert told["type"] == "user"
+    for fields, expected in (("", 3), ("&partitions=1", 3), ("&partitions=4&type=user", 4)):
+        data = shop.ok("POST", "", f"queue_name=three{fields}")
+        assert (data["partitions"], data["principles"]) == (expected, ["app:shop"])
+    assert data["type"] == "user"
     assert shop.bodies("/three?partitions=1,2,3") == ["hello"]
 
 
-def test_a_list_is_by_name_and_read_in_pages(shop):
+def test_queues_are_listed_by_name_in_pages(shop):
     for name in ("b", "a", "é", "B"):
         shop.ok("POST", "", f"queue_name={name}")
     pages, offset = [], ""
@@ -154,8 +154,8 @@ def test_a_list_is_by_name_and_read_in_pages(shop):
         offset = page[-1]
     assert pages == ["B", "a", "b", "one", "three", "é"]
     shop.post("/one")
-    told = shop.ok("GET", "?include_count=1&offset=one&limit=2")["queues"]
-    assert told == [{"queue_name": "one", "count": 1}, {"queue_name": "three", "count": 0}]
+    data = shop.ok("GET", "?include_count=1&offset=one&limit=2")["queues"]
+    assert data == [{"queue_name": "one", "count": 1}, {"queue_name": "three", "count": 0}]
 
 
 def test_messages_are_posted_read_overwritten_and_deleted(shop):
@@ -181,7 +181,7 @@ def test_messages_are_posted_read_overwritten_and_deleted(shop):
     assert shop.bodies("/three?partitions=1,2,3") == []
 
 
-def test_several_messages_are_written_at_once_or_none_of_them(shop):
+def test_a_put_writes_all_of_its_messages_or_none(shop):
     places = [ids.message_id(Place(seconds * ids.TICKS_PER_SECOND, 1 << 63)).hex for seconds in (17, 18)]
     first, second = places
     assert [one["key"] for one in shop.ok("PUT", f"/three/{first},2:{second}", "same", TEXT)["messages"]] == places
@@ -191,8 +191,8 @@ def test_several_messages_are_written_at_once_or_none_of_them(shop):
     assert shop.bodies("/three?partitions=1,2") == ["same", "same"]
 
 
-def test_a_message_with_an_id_of_the_future_is_overwritten_but_not_made(shop):
-    """It is there where it was posted before the clock was set back."""
+def test_a_message_id_of_the_future_can_be_overwritten_but_not_created(shop):
+    """Such an id exists if it was posted before the clock was set back."""
     with time_machine.travel(time.time() + 59):
         soon = ids.message_id(Place(ids.now(), 1 << 63)).hex
     shop.ok("PUT", f"/one/{soon}", "near", TEXT)
@@ -204,7 +204,7 @@ def test_a_message_with_an_id_of_the_future_is_overwritten_but_not_made(shop):
     assert shop.ask("PUT", f"/one/{AHEAD}", "again", TEXT)[0] == 400
 
 
-def test_a_batch_is_posted_in_order(shop):
+def test_a_batch_is_stored_in_order(shop):
     message = {"body": "b", "partition": 2, "ttl": "3600"}
     batch = [{"body": "a", "partition": "2"}, message, {"body": "c", "partition": 1, "content_type": "text/x-mine"}]
     posted = shop.ok("POST", "/three", {"messages": batch})["messages"]
@@ -214,13 +214,13 @@ def test_a_batch_is_posted_in_order(shop):
     assert [one["message_id"] for one in read] == [entry["key"] for entry in posted]
 
 
-def test_without_a_partition_one_is_drawn(shop):
+def test_a_message_without_a_partition_gets_a_random_one(shop):
     posted = shop.ok("POST", "/three", {"messages": [{"body": "x"}] * 200})["messages"]
     assert {entry["partition"] for entry in posted} == {1, 2, 3}
     assert sum(len(shop.bodies(f"/three?partitions={partition}")) for partition in (1, 2, 3)) == 200
 
 
-def test_a_message_is_gone_after_its_ttl_or_after_three_days(program, clock):  # noqa: F811
+def test_a_message_expires_after_its_ttl_or_three_days(program, clock):  # noqa: F811
     program.ok("POST", "", "queue_name=one")
     key = program.post("/one", "goes", x_ttl="300")
     program.post("/one", "stays")
@@ -231,7 +231,7 @@ def test_a_message_is_gone_after_its_ttl_or_after_three_days(program, clock):  #
         assert program.ok("GET", "?include_count=true")["queues"][0]["count"] == len(expected)
 
 
-def test_the_limit_counts_for_each_partition_and_they_are_in_the_order_asked(shop):
+def test_the_limit_applies_to_each_partition_in_the_requested_order(shop):
     for partition in (1, 2, 3):
         for number in range(3):
             shop.post("/three", f"{partition}.{number}", x_partition=str(partition))
@@ -264,7 +264,7 @@ def test_since_is_compared_exactly(shop):
         assert bodies == [str(number) for number in expected], (after, order)
 
 
-def test_since_an_id_that_message_itself_is_the_first(shop):
+def test_since_an_id_starts_with_that_message(shop):
     keys = [shop.post("/one", str(number)) for number in range(4)]
     assert shop.bodies(f"/one?since={keys[1]}") == ["1", "2", "3"]
     assert shop.bodies(f"/one?since={keys[1].upper()}&order=descending") == ["1", "0"]
@@ -272,7 +272,7 @@ def test_since_an_id_that_message_itself_is_the_first(shop):
     assert shop.bodies(f"/one?since={keys[1]}&limit=1") == ["2"]
 
 
-def test_how_far_a_consumer_is_can_be_set_and_forgotten(shop):
+def test_positions_of_a_consumer_are_set_and_deleted(shop):
     first, second = (shop.post("/three", x_partition="2") for _ in range(2))
     assert shop.ok("GET", "/three/positions/mail") == {"status": "ok", "positions": {}}
     assert shop.ok("PUT", "/three/positions/mail", {"1": first, "2": second})["positions"] == {"1": first, "2": second}
@@ -284,13 +284,13 @@ def test_how_far_a_consumer_is_can_be_set_and_forgotten(shop):
     assert shop.ok("GET", "/three/positions/mail")["positions"] == {}
 
 
-# What comes in wrong
+# Invalid requests
 
 BAD_ID = "0" * 32
 ID = uuid.uuid1().hex
 AHEAD = ids.message_id(Place(ids.MAX_TICKS, 1 << 63)).hex
 BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
-    # method, path, body (a text: of a form, or of a message), headers, status, errors
+    # method, path, body (text: a form or a message), headers, status, errors
     ("POST", "", "partitions=0", {}, 400, {"partitions": "0 is less than minimum value 1"}),
     ("POST", "", "partitions=201", {}, 400, {"partitions": "201 is greater than maximum value 200"}),
     ("POST", "", "partitions=many", {}, 400, {"partitions": '"many" is not a number'}),
@@ -391,12 +391,12 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
 ]  # fmt: skip
 
 
-def test_what_is_wrong_is_told_by_field_and_nothing_of_it_is_done(shop):
+def test_an_invalid_request_names_the_fields_and_changes_nothing(shop):
     before = shop.ok("GET", "?details=1&include_count=1")
     for method, path, body, headers, status, errors in BAD:
         kind = headers.get("content_type", FORM)
-        told = shop.ask(method, path, body, kind, **headers)
-        assert told == (status, {"status": "error", "error_msg": errors}), (method, path, body, headers)
+        data = shop.ask(method, path, body, kind, **headers)
+        assert data == (status, {"status": "error", "error_msg": errors}), (method, path, body, headers)
     assert shop.ok("GET", "?details=1&include_count=1") == before
 
 
@@ -405,14 +405,14 @@ def test_what_is_wrong_is_told_by_field_and_nothing_of_it_is_done(shop):
              b'{"messages": [{"body": "\\ud800"}]}'],
     ids=["broken", "empty", "number", "null", "deep", "not-utf-8", "nan", "surrogate"],
 )  # fmt: skip
-def test_json_that_is_none_or_no_batch_is_400(program, body):
+def test_invalid_json_or_another_shape_is_400(program, body):
     program.ok("POST", "", "queue_name=one")
-    status, told = program.ask("POST", "/one", body, JSON)
-    assert (status, list(told["error_msg"])) == (400, ["body"])
+    status, data = program.ask("POST", "/one", body, JSON)
+    assert (status, list(data["error_msg"])) == (400, ["body"])
     assert program.bodies("/one") == []
 
 
-def test_the_bounds_themselves_are_allowed(shop, settings):
+def test_values_at_the_limits_are_accepted(shop, settings):
     settings.MESSAGE_STORE_MAX_BODY = 10
     shop.ok("POST", "", f"queue_name={'é' * 50}&partitions=200")
     assert shop.ok("GET", "?offset=three")["queues"][-1]["queue_name"] == "é" * 50
@@ -421,12 +421,12 @@ def test_the_bounds_themselves_are_allowed(shop, settings):
     shop.post(f"/{'é' * 50}", "x", x_partition="200")
     assert shop.bodies(f"/{'é' * 50}?partitions={','.join(map(str, range(1, 201)))}&limit=1000") == ["x"]
     assert shop.ok("GET", "/one/" + ",".join([ID] * 100))["messages"] == []
-    # A since that no id can have is before, or after, all of them.
+    # A time that no id can have is before or after all ids.
     assert shop.bodies("/one?limit=1&since=-99999999999999999999") == ["x" * 10]
     assert shop.bodies("/one?since=99999999999999999999") == []
 
 
-def test_a_body_past_the_limit_is_413_also_in_a_batch(shop, settings):
+def test_a_body_over_the_limit_is_413(shop, settings):
     settings.MESSAGE_STORE_MAX_BODY = 1000
     expected = (413, {"status": "error", "error_msg": {"body": "More bytes than maximum value 1000"}})
     assert shop.ask("POST", "/one", "x" * 1001, TEXT) == expected
@@ -435,39 +435,39 @@ def test_a_body_past_the_limit_is_413_also_in_a_batch(shop, settings):
     assert shop.bodies("/one") == []
 
 
-def test_an_id_of_another_queue_is_an_id_that_is_not_there(shop):
+def test_an_id_of_another_queue_is_not_found(shop):
     key = shop.post("/one")
     assert shop.ok("GET", f"/three/{key}")["messages"] == []
     shop.ok("DELETE", f"/three/{key}")
     assert shop.bodies("/one") == ["hello"]
 
 
-# What comes back
+# Responses
 
 
 @hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(min_size=1, max_size=50) | st.text(min_size=1, max_size=20).map(str.encode))
 @example("\N{BYTE ORDER MARK}ünï\0code\u2028".encode())
 @example(b"\xff\x00")
-def test_any_bytes_come_back_as_they_went_in(program, body):
+def test_any_bytes_survive_a_round_trip(program, body):
     program.ok("POST", "", "queue_name=one")
     key = program.ok("POST", "/one", body, "image/x")["messages"][0]["key"]
-    told = program.ok("GET", f"/one/{key}")["messages"][0]
+    data = program.ok("GET", f"/one/{key}")["messages"][0]
     try:
-        assert (told["body"], "encoding" in told) == (body.decode(), False)
+        assert (data["body"], "encoding" in data) == (body.decode(), False)
     except UnicodeDecodeError:
-        assert (base64.b64decode(told["body"]), told["encoding"]) == (body, "base64")
-    # As it came back it can be posted again.
-    batch = {"messages": [{name: told[name] for name in ("body", "encoding", "content_type") if name in told}]}
+        assert (base64.b64decode(data["body"]), data["encoding"]) == (body, "base64")
+    # The returned message can be posted again.
+    batch = {"messages": [{name: data[name] for name in ("body", "encoding", "content_type") if name in data}]}
     again = program.ok("POST", "/one", batch)["messages"][0]["key"]
     other = program.ok("GET", f"/one/{again}")["messages"][0]
     assert [other.get(name) for name in ("body", "encoding", "content_type")] == [
-        told.get(name) for name in ("body", "encoding", "content_type")
+        data.get(name) for name in ("body", "encoding", "content_type")
     ]
 
 
 @given(ticks=st.integers(-(10**18), 10**18), more=st.integers(0, 999), negative=st.booleans(), descending=st.booleans())
-def test_a_time_is_where_reading_begins_to_the_tick(ticks, more, negative, descending):
+def test_since_a_time_is_exact_to_the_tick(ticks, more, negative, descending):
     text = f"{'-' if negative else ''}{abs(ticks) // 10**7}.{abs(ticks) % 10**7:07}{more:03}"
     exact = Fraction(text) * ids.TICKS_PER_SECOND
     place = queues.parse_since(text, descending=descending)
@@ -479,7 +479,7 @@ def test_a_time_is_where_reading_begins_to_the_tick(ticks, more, negative, desce
     assert place.rest == (MAX_REST if descending else 0)
 
 
-def test_what_the_store_is_not_to_show_yet_is_not_shown(program, monkeypatch):
+def test_messages_younger_than_the_delay_are_hidden(program, monkeypatch):
     monkeypatch.setattr(store(), "delay", 60.0)
     program.ok("POST", "", "queue_name=one")
     key = program.post("/one", "young")
@@ -491,7 +491,7 @@ def test_what_the_store_is_not_to_show_yet_is_not_shown(program, monkeypatch):
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending"])
-def test_an_answer_has_a_bounded_size_and_says_that_there_is_more(shop, settings, monkeypatch, order):
+def test_a_large_answer_is_truncated_and_says_so(shop, settings, monkeypatch, order):
     settings.MESSAGE_STORE_MAX_BODY = 100
     monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 250)
     sizes = [100, 1, 1, 1, 100, 100, 100, 1, 60]
@@ -507,21 +507,21 @@ def test_an_answer_has_a_bounded_size_and_says_that_there_is_more(shop, settings
         since = f"&since={read[-1]}"
     assert since
     assert read == (keys if order == "ascending" else keys[::-1])
-    # By ids, too, and what isn't there takes no place.
+    # The same for reads by id; ids that are not found do not count.
     asked = ",".join([*([ID] * 5), *read])
-    told = shop.ok("GET", f"/one/{asked}")
-    assert told["truncated"]
-    assert [message["message_id"] for message in told["messages"]] == read[: len(told["messages"])]
-    assert 250 <= sum(len(message["body"]) for message in told["messages"]) < 250 + 2 * 100
+    data = shop.ok("GET", f"/one/{asked}")
+    assert data["truncated"]
+    assert [message["message_id"] for message in data["messages"]] == read[: len(data["messages"])]
+    assert 250 <= sum(len(message["body"]) for message in data["messages"]) < 250 + 2 * 100
     assert "truncated" not in shop.ok("GET", f"/one/{','.join(read[:3])}")
 
 
-# Who may
+# Access
 
 
-DEEDS = {
+CALLS = {
     "list": ("GET", "", ""),
-    "make": ("POST", "", "queue_name=another"),
+    "create": ("POST", "", "queue_name=another"),
     "change": ("PUT", "/q", "type=user"),
     "post": ("POST", "/q", "x"),
     "overwrite": ("PUT", f"/q/{ID}", "x"),
@@ -533,12 +533,12 @@ DEEDS = {
     "delete": ("DELETE", f"/q/{ID}", ""),
     "remove": ("DELETE", "/q", ""),
 }
-OWN = {"list", "make", "change", "remove", "post", "overwrite", "positions", "set positions", "forget positions"}
+OWN = {"list", "create", "change", "remove", "post", "overwrite", "positions", "set positions", "forget positions"}
 READS, DELETES = {"read", "read ids"}, {"delete"}
 POSITIONS = {"positions", "set positions", "forget positions"}
 NAMED = READS | DELETES | POSITIONS
-WHO = [
-    # type, principals, what each may; whoever isn't here may nothing
+ACCESS = [
+    # type, principals, the calls each caller may make; a caller without an entry may make none
     ("user", "", {"shop": OWN | NAMED}),
     ("user", "app:shop", {"shop": OWN | NAMED}),
     ("user", "app:other", {"shop": OWN, "other": NAMED}),
@@ -556,43 +556,43 @@ def token(name):
     return f"Token {AuthToken.objects.create(user=owner)[1]}"
 
 
-@pytest.mark.parametrize(("type_", "named", "allowed"), WHO)
-def test_each_may_do_what_the_table_says(program, type_, named, allowed):
+@pytest.mark.parametrize(("type_", "named", "allowed"), ACCESS)
+def test_each_caller_may_make_only_the_calls_of_the_table(program, type_, named, allowed):
     callers = {
         "shop": program.authorization, "other": Program("other").authorization,
         "ann": token("ann"), "bob": token("bob"), "nobody": "",
     }  # fmt: skip
-    remake = f"queue_name=q&type={type_}&principles={named}"
-    program.ok("POST", "", remake)
+    recreate = f"queue_name=q&type={type_}&principles={named}"
+    program.ok("POST", "", recreate)
     for who, authorization in callers.items():
         caller = Program("shop", authorization)
         may = allowed.get(who, set())
-        for deed, (method, path, body) in DEEDS.items():
-            status, told = caller.ask(method, path, body)
-            if deed in may:
-                assert status < 300, (who, deed, told)
+        for call, (method, path, body) in CALLS.items():
+            status, data = caller.ask(method, path, body)
+            if call in may:
+                assert status < 300, (who, call, data)
             else:
-                assert (status, told["error_msg"]) == (403, {"AccessDenied": "Access was denied"}), (who, deed)
-            if deed in ("change", "remove"):
-                program.ok("POST", "", remake)
+                assert (status, data["error_msg"]) == (403, {"AccessDenied": "Access was denied"}), (who, call)
+            if call in ("change", "remove"):
+                program.ok("POST", "", recreate)
 
 
-def test_who_is_unknown_gets_401_and_what_is_not_there_404(shop):
+def test_an_unknown_key_is_401_and_an_unknown_application_404(shop):
     for authorization in ("Application OOPS", "Application", "application a b", f"Application {'x' * 5000}"):
-        status, told = Program("shop", authorization).ask("GET")
-        assert (status, told["error_msg"]) == (401, {"InvalidApplicationKey": "There is no such key"})
+        status, data = Program("shop", authorization).ask("GET")
+        assert (status, data["error_msg"]) == (401, {"InvalidApplicationKey": "There is no such key"})
         assert Program("shop", authorization).ask("POST", "/one", "x")[0] == 401
     assert list(Program("shop", "Token nonsense").ask("GET", "/one")[1]["error_msg"]) == ["InvalidToken"]
     for authorization in ("", shop.authorization, token("ann")):
         for path, name in (("", "fredrick"), ("/one", "a" * 51), (f"/one/{ID}", "a%00"), ("/one/positions/c", "%20")):
-            status, told = Program(name, authorization).ask("GET", path)
-            assert (status, list(told["error_msg"])) == (404, ["application"])
+            status, data = Program(name, authorization).ask("GET", path)
+            assert (status, list(data["error_msg"])) == (404, ["application"])
     for authorization in ("", "Bearer 0123456789", token("ann")):
         assert Program("shop", authorization).ask("POST")[0] == 403
     assert Client().get("/v1/").json()["status"] == "error"
 
 
-def test_an_owner_who_may_not_sign_in_any_more_reads_nothing(shop):
+def test_a_deactivated_owner_reads_nothing(shop):
     shop.ok("PUT", "/one", "principles=bid:ann@example.org")
     ann = Program("shop", token("ann"))
     assert ann.ask("GET", "/one")[0] == 200
@@ -600,7 +600,7 @@ def test_an_owner_who_may_not_sign_in_any_more_reads_nothing(shop):
     assert ann.ask("GET", "/one")[0] == 401
 
 
-def test_principals_are_named_once_and_an_address_in_its_normal_form():
+def test_principals_are_deduplicated_and_addresses_normalised():
     assert principals.parse(" app:a, bid:Ann@Example.ORG,app:a,,") == ("app:a", "bid:ann@example.org")
     assert principals.parse("") == ()
     queue = StoredQueue("shop", "q", None, 1, "user", "strong", (), None)
@@ -611,7 +611,7 @@ def test_principals_are_named_once_and_an_address_in_its_normal_form():
 # Applications and keys
 
 
-def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_next_time(program):
+def test_create_application_prints_only_a_new_key_each_time(program):
     def run(name):
         output = StringIO()
         call_command("create_application", name, stdout=output)
@@ -634,7 +634,7 @@ def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_ne
             call_command("create_application", name)
 
 
-def test_an_application_has_only_so_many_keys_and_goes_without_queues_alone(program):
+def test_an_application_has_a_key_limit_and_is_deleted_only_without_queues(program):
     application = Application.objects.get(name="shop")
     for _ in range(applications.MAX_KEYS - 1):
         applications.create_key(application)
@@ -649,11 +649,11 @@ def test_an_application_has_only_so_many_keys_and_goes_without_queues_alone(prog
     assert not ApplicationKey.objects.exists()
 
 
-# What goes wrong
+# Failures of the store
 
 
-class Away(DatabaseStore):
-    """A store that can't be reached, whatever is asked of it."""
+class UnavailableStore(DatabaseStore):
+    """A store whose every method raises StoreUnavailable."""
 
     def __getattribute__(self, name):
         if not name.startswith("_") and name != "delay":
@@ -661,16 +661,16 @@ class Away(DatabaseStore):
         return super().__getattribute__(name)
 
 
-def test_a_store_that_is_away_is_503(program, settings, monkeypatch):
-    monkeypatch.setitem(stores.STORES, "away", f"{__name__}.Away")
-    settings.MESSAGE_STORE = "away"
-    for method, path, body in DEEDS.values():
-        status, told = program.ask(method, path, body)
-        assert (status, list(told["error_msg"])) == (503, ["storage"]), (method, path)
+def test_an_unavailable_store_is_503(program, settings, monkeypatch):
+    monkeypatch.setitem(stores.STORES, "unavailable", f"{__name__}.UnavailableStore")
+    settings.MESSAGE_STORE = "unavailable"
+    for method, path, body in CALLS.values():
+        status, data = program.ask(method, path, body)
+        assert (status, list(data["error_msg"])) == (503, ["storage"]), (method, path)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_database_away_is_503_and_nothing_is_half_stored(settings):
+def test_an_unavailable_database_is_503_and_stores_nothing(settings):
     shop = Program()
     shop.ok("POST", "", "queue_name=one")
     batch = {"messages": [{"body": "x"}, {"body": "y"}]}
@@ -689,29 +689,29 @@ def test_the_database_away_is_503_and_nothing_is_half_stored(settings):
         other = connections.create_connection("default")
         with other.cursor() as cursor:
             cursor.execute("BEGIN IMMEDIATE")
-            status, told = shop.ask("POST", "/one", batch)
+            status, data = shop.ask("POST", "/one", batch)
             cursor.execute("ROLLBACK")
         other.close()
-        assert (status, list(told["error_msg"])) == (503, ["storage"])
+        assert (status, list(data["error_msg"])) == (503, ["storage"])
     connection.close()
     assert shop.bodies("/one") == []
     shop.ok("POST", "/one", batch)
     assert sorted(shop.bodies("/one")) == ["x", "y"]
 
 
-def test_what_nobody_thought_of_is_told_in_the_same_form(program, monkeypatch):
+def test_an_unexpected_error_has_the_same_form(program, monkeypatch):
     def fail(*_, **__):
-        raise RuntimeError("unthought of")
+        raise RuntimeError("unexpected")
 
     monkeypatch.setattr(queues, "create", fail)
     program.client.raise_request_exception = False
-    status, told = program.ask("POST")
-    assert (status, list(told["error_msg"])) == (500, ["server"])
+    status, data = program.ask("POST")
+    assert (status, list(data["error_msg"])) == (500, ["server"])
     answer = program.client.get("/v1/shop", headers={"Host": "evil.example.org"})
     assert (answer.status_code, list(answer.json()["error_msg"])) == (400, ["request"])
 
 
-def test_a_queue_that_others_make_and_remove_meanwhile_is_made_in_the_end(program, monkeypatch):
+def test_a_queue_deleted_during_its_creation_is_created_again(program, monkeypatch):
     program.ok("POST", "", "queue_name=one")
     update = DatabaseStore.update
 
@@ -729,11 +729,11 @@ def test_a_queue_that_others_make_and_remove_meanwhile_is_made_in_the_end(progra
 def test_a_form_may_come_as_multipart(program):
     answer = program.client.post("/v1/shop", {"queue_name": "ünï", "partitions": 2})
     assert (answer.status_code, answer.json()["queue_name"], answer.json()["partitions"]) == (201, "ünï", 2)
-    status, told = program.ask("POST", "", "--x\r\n", "multipart/form-data")
-    assert (status, list(told["error_msg"])) == (400, ["body"])
+    status, data = program.ask("POST", "", "--x\r\n", "multipart/form-data")
+    assert (status, list(data["error_msg"])) == (400, ["body"])
 
 
-# How much it costs
+# Cost
 
 
 STATEMENTS = [
@@ -758,32 +758,32 @@ def test_a_request_takes_few_statements(db):
         assert len(asked) <= most, (method, path, asked.captured_queries)
 
 
-# As it is served
+# Over a socket
 
 
-def said(*request):
-    """Send this as it stands, and give the status and the fields of the errors in the answer."""
-    status, body = send_raw(*request)
+def send(*request):
+    """Send a raw request; return the status and the fields of the errors."""
+    status, body = raw(*request)
     return status, sorted(orjson.loads(body).get("error_msg", {}))
 
 
-def test_a_body_that_lies_about_its_length_never_ends_or_has_none_holds_nobody_up(served):
+def test_bodies_of_wrong_or_missing_length_block_no_other_request(served):
     shop = Program()
     shop.ok("POST", "", "queue_name=one")
     head = f"POST /v1/shop/one HTTP/1.1\nHost: 127.0.0.1\nAuthorization: {shop.authorization}"
     chunk = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
-    assert said(served, f"{head}\nTransfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n") == (201, [])
-    assert said(served, f"{head}\nTransfer-Encoding: chunked", *[chunk] * 100) == (413, ["body"])
-    assert said(served, f"{head}\nContent-Length: 10000000000") == (413, ["body"])
-    assert said(served, head) == (400, ["body"])
-    assert said(served, f"{head}\nContent-Length: 8", b"half", None) == (400, ["body"])
+    assert send(served, f"{head}\nTransfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n") == (201, [])
+    assert send(served, f"{head}\nTransfer-Encoding: chunked", *[chunk] * 100) == (413, ["body"])
+    assert send(served, f"{head}\nContent-Length: 10000000000") == (413, ["body"])
+    assert send(served, head) == (400, ["body"])
+    assert send(served, f"{head}\nContent-Length: 8", b"half", None) == (400, ["body"])
     for broken in (b"5\r\nhal", b"3\r\nhalf\r\n", b"4\r\nhalf\r\nzz\r\n", b"4\r\nhalf\r\n0\r\nno trailer\r\n\r\n"):
-        assert said(served, f"{head}\nTransfer-Encoding: chunked", broken, None) == (400, ["body"]), broken
+        assert send(served, f"{head}\nTransfer-Encoding: chunked", broken, None) == (400, ["body"]), broken
     began = time.monotonic()
     answers = []
     slow = [
-        threading.Thread(target=lambda more=more: answers.append(said(served, f"{head}\n{more}", b"5\r\nhello\r\n")))
-        for more in ("Content-Length: 100", "Transfer-Encoding: chunked") * 3  # more than there are threads
+        threading.Thread(target=lambda more=more: answers.append(send(served, f"{head}\n{more}", b"5\r\nhello\r\n")))
+        for more in ("Content-Length: 100", "Transfer-Encoding: chunked") * 3  # more requests than threads
     ]
     for thread in slow:
         thread.start()
@@ -794,46 +794,45 @@ def test_a_body_that_lies_about_its_length_never_ends_or_has_none_holds_nobody_u
     assert shop.bodies("/one") == ["hello"]
 
 
-def test_in_pieces_a_body_is_taken_only_where_the_server_knows_its_end(program):
+def test_a_chunked_body_is_refused_by_a_server_that_cannot_end_it(program):
     program.ok("POST", "", "queue_name=one")
     answer = program.client.generic("POST", "/v1/shop/one", "half", TEXT, HTTP_TRANSFER_ENCODING="chunked")
     assert answer.status_code == 411
     assert program.bodies("/one") == []
 
 
-# The document
+# docs/message-store.md
 
 DOCUMENT = (ROOT / "docs" / "message-store.md").read_text()
 SHOWN = re.findall(r"^ {4}(\S.*)$", re.sub(r"^```.*?^```$", "", DOCUMENT, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
 
 
-def test_what_the_document_shows_works_line_by_line(live_server):
-    """In docs/message-store.md."""
+def test_the_examples_of_the_document_work(live_server):
     owner = Owner.objects.create_user("ann@example.org")
-    told = {"GUARDIAN": live_server.url, "TOKEN": AuthToken.objects.create(user=owner)[1], "KEY": "", "ID": ""}
+    data = {"GUARDIAN": live_server.url, "TOKEN": AuthToken.objects.create(user=owner)[1], "KEY": "", "ID": ""}
     done = []
     for line in SHOWN:
         if line.startswith(".venv/bin/python manage.py "):
             output = StringIO()
             call_command(*shlex.split(line)[2:], stdout=output)
-            told["KEY"] = output.getvalue().strip()
+            data["KEY"] = output.getvalue().strip()
         elif line.startswith("curl "):
-            answer = curl(re.sub(r"\$([A-Z]+)", lambda match: told[match[1]], line))
+            answer = curl(re.sub(r"\$([A-Z]+)", lambda match: data[match[1]], line))
             assert answer.is_success, (line, answer.text)
             done.append((line, answer.json()))
             if "X-Partition: 1" in line:
-                told["ID"] = answer.json()["messages"][0]["key"]
+                data["ID"] = answer.json()["messages"][0]["key"]
         else:
             assert line.startswith('{"status": "error"'), line
     read = [answer["messages"] for line, answer in done if " -X " not in line and "messages" in answer]
     assert read[1] == [{**read[1][0], "body": "a book", "partition": 1, "content_type": "text/plain"}]
     assert "a glass" in [message["body"] for message in read[-1]]
-    assert {"positions": {"1": told["ID"]}, "status": "ok"} in [answer for _, answer in done]
+    assert {"positions": {"1": data["ID"]}, "status": "ok"} in [answer for _, answer in done]
     assert len(done) == DOCUMENT.count("    curl ") == 12
 
 
 def curl(line):
-    """Ask as curl would."""
+    """Send the request of this curl command."""
     _, *words = shlex.split(line)
     options = {"-H": [], "-d": [], "-X": [], "--json": []}
     while words[0] in options:
@@ -850,7 +849,7 @@ def curl(line):
     return httpx.request(method, url, headers=headers, content=body, trust_env=False)
 
 
-def test_the_document_names_every_limit_as_it_is():
+def test_the_document_states_every_limit():
     limits = (
         queues.MAX_BATCH, queues.MAX_READ, queues.MAX_IDS, queues.MAX_PARTITIONS, queues.MAX_NAME_LENGTH,
         queues.MAX_CONTENT_TYPE_LENGTH, principals.MAX_PRINCIPALS, request_parsing.MAX_FORM_BYTES,

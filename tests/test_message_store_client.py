@@ -1,4 +1,4 @@
-"""The Python client of the message store, against a real server."""
+"""The Python client of the message store, against a running server."""
 
 import socket
 import uuid
@@ -36,7 +36,7 @@ def bodies(messages):
 # Queues
 
 
-def test_queues_are_made_listed_page_by_page_changed_and_removed(client):
+def test_queues_are_created_listed_changed_and_deleted(client):
     made = client.create_queue(
         "q1", partitions=3, consistency="weak", principals=["bid:Alice@example.org", "app:other"]
     )
@@ -62,7 +62,7 @@ def test_queues_are_made_listed_page_by_page_changed_and_removed(client):
 
 
 @pytest.mark.parametrize("name", [ODD, "x" * 50, "positions", "..."])
-def test_names_of_any_kind_reach_the_server_as_they_are(client, name):
+def test_any_name_reaches_the_server_unchanged(client, name):
     assert client.create_queue(name).name == name
     posted = client.post(name, "hello")
     client.set_positions(name, name, {1: posted.id})
@@ -74,7 +74,7 @@ def test_names_of_any_kind_reach_the_server_as_they_are(client, name):
 # Messages
 
 
-def test_reading_ends_where_no_id_can_be(client):
+def test_reading_ends_at_the_first_and_last_possible_id(client):
     client.create_queue("q")
     first = "0000000000001000" + "80" + "0" * 14
     client.overwrite("q", 1, first, "first")
@@ -84,27 +84,27 @@ def test_reading_ends_where_no_id_can_be(client):
 
 
 @pytest.mark.parametrize("page", [1, 3, 7, 100])
-def test_messages_are_read_page_by_page_from_either_end(client, page):
+def test_messages_are_read_in_pages_in_both_directions(client, page):
     client.create_queue("q", partitions=2)
     posted = client.post_many("q", [NewMessage(str(number), partition=2) for number in range(7)])
     client.post("q", "another partition's", partition=1)
-    places = [one.id for one in posted]
+    references = [one.id for one in posted]
 
     def read(**options):
         return "".join(bodies(client.messages("q", partition=2, page=page, **options)))
 
     assert read() == "0123456"
     assert read(descending=True) == "6543210"
-    assert read(after=places[2]) == "3456"
-    assert read(since=places[2]) == "23456"
+    assert read(after=references[2]) == "3456"
+    assert read(since=references[2]) == "23456"
     assert read(since=posted[2].timestamp) == "23456"
     assert read(since=posted[2].timestamp + Decimal("0.0000001")) == "3456"
-    assert read(after=places[2], descending=True) == "10"
+    assert read(after=references[2], descending=True) == "10"
     assert read(since=str(posted[2].timestamp), descending=True) == "210"
-    assert read(after=places[6]) == ""
+    assert read(after=references[6]) == ""
 
 
-def test_whoever_calls_again_with_the_last_id_gets_what_came_since(client):
+def test_reading_after_the_last_id_returns_newer_messages(client):
     client.create_queue("q")
     seen = []
     for number in range(3):
@@ -114,7 +114,7 @@ def test_whoever_calls_again_with_the_last_id_gets_what_came_since(client):
 
 
 @pytest.mark.parametrize("descending", [False, True])
-def test_reading_goes_on_where_an_answer_was_cut_since_it_was_too_large(client, monkeypatch, descending):
+def test_reading_continues_after_a_truncated_answer(client, monkeypatch, descending):
     monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 5)
     client.create_queue("q")
     client.post_many("q", [NewMessage(f"message {number}") for number in range(4)])
@@ -125,7 +125,7 @@ def test_reading_goes_on_where_an_answer_was_cut_since_it_was_too_large(client, 
     assert bodies(found) == bodies(client.messages("q", descending=descending))
 
 
-def test_a_body_and_its_content_type_come_back_as_they_went_in(client):
+def test_a_body_and_its_content_type_survive_a_round_trip(client):
     client.create_queue("q")
     texts = ["é\0\r\n\u202e", '{"a": [1, 2.5]}', b"\xff\xfe\x00binary", b"\xc3\xa9"]
     for text in texts:
@@ -142,25 +142,25 @@ def test_a_body_and_its_content_type_come_back_as_they_went_in(client):
     assert "binary" not in repr(found[2])
 
 
-def test_messages_are_had_by_their_ids_written_over_and_deleted(client, monkeypatch):
+def test_messages_are_read_by_id_overwritten_and_deleted(client, monkeypatch):
     monkeypatch.setattr("guardian_store.client.MAX_IDS_PER_REQUEST", 2)
     client.create_queue("q", partitions=2)
     posted = client.post_many("q", [NewMessage(str(number), partition=1 + number % 2) for number in range(5)])
-    places = [(one.partition, one.id) for one in posted]
+    references = [(one.partition, one.id) for one in posted]
     elsewhere = (2, posted[0].id)
-    assert bodies(client.get("q", [places[3], elsewhere, places[0], places[4]])) == ["3", "0", "4"]
+    assert bodies(client.get("q", [references[3], elsewhere, references[0], references[4]])) == ["3", "0", "4"]
     assert client.get("q", []) == []
-    client.overwrite("q", *places[1], "new", ttl=60, content_type="text/x-new")
-    (found,) = client.get("q", [places[1]])
+    client.overwrite("q", *references[1], "new", ttl=60, content_type="text/x-new")
+    (found,) = client.get("q", [references[1]])
     assert (found.text, found.content_type, found.timestamp) == ("new", "text/x-new", posted[1].timestamp)
     made = uuid.uuid1().hex
     client.overwrite("q", 1, made, b"made")
     assert bodies(client.get("q", [(1, made)])) == ["made"]
-    client.delete("q", [*places[:3], elsewhere])
-    assert bodies(client.get("q", places)) == ["3", "4"]
+    client.delete("q", [*references[:3], elsewhere])
+    assert bodies(client.get("q", references)) == ["3", "4"]
 
 
-def test_a_batch_is_stored_as_a_whole_or_not_at_all(client):
+def test_an_invalid_batch_stores_nothing(client):
     client.create_queue("q", partitions=2)
     with pytest.raises(Invalid) as raised:
         client.post_many("q", [NewMessage("a"), NewMessage("b", partition=3), NewMessage("c", ttl=0)])
@@ -169,7 +169,7 @@ def test_a_batch_is_stored_as_a_whole_or_not_at_all(client):
     assert list(client.messages("q")) + list(client.messages("q", partition=2)) == []
 
 
-def test_positions_are_set_forgotten_and_each_for_itself(client):
+def test_positions_of_each_partition_are_set_and_deleted(client):
     client.create_queue("q", partitions=2)
     first, second = uuid.uuid1().hex, uuid.uuid1().hex
     assert client.positions("q", "mailer") == {}
@@ -181,10 +181,10 @@ def test_positions_are_set_forgotten_and_each_for_itself(client):
     assert client.positions("q", "mailer") == {}
 
 
-# Who may
+# Access
 
 
-def test_an_owner_reads_by_a_token_and_does_nothing_else(client, live_server):
+def test_an_owners_token_reads_and_deletes_messages_only(client, live_server):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     _, token = create_token(alice, "reader")
     client.create_queue("hers", principals=["bid:alice@example.org"])
@@ -207,7 +207,7 @@ def test_an_owner_reads_by_a_token_and_does_nothing_else(client, live_server):
         assert list(reader.messages("hers")) == []
 
 
-def test_a_public_queue_is_read_with_nothing(client, live_server):
+def test_a_public_queue_is_read_without_credentials(client, live_server):
     client.create_queue("news", type="public")
     client.post("news", "hello")
     with Client(live_server.url, "notices") as anybody:
@@ -218,10 +218,10 @@ def test_a_public_queue_is_read_with_nothing(client, live_server):
         Client(live_server.url, "notices", key="a", token="b")
 
 
-# What goes wrong
+# Failures
 
 
-def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, key, settings):
+def test_a_refusal_is_raised_with_the_servers_errors(client, live_server, key, settings):
     settings.MESSAGE_STORE_MAX_BODY = 100
     client.create_queue("q")
     unknown_application = Client(live_server.url, "none", key=key)
@@ -247,19 +247,19 @@ def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, k
         assert (raised.value.status, raised.value.errors) == (status, errors)
 
 
-def test_a_store_that_is_away_is_told_from_one_that_refuses(client, monkeypatch):
+def test_a_503_is_raised_as_unavailable(client, monkeypatch):
     client.create_queue("q")
 
-    def away(*_, **__):
+    def fail(*_, **__):
         raise StoreUnavailable("down")
 
-    monkeypatch.setattr(DatabaseStore, "push", away)
+    monkeypatch.setattr(DatabaseStore, "push", fail)
     with pytest.raises(Unavailable) as raised:
         client.post("q", "x")
     assert (raised.value.status, list(raised.value.errors)) == (503, ["storage"])
 
 
-def test_a_server_that_does_not_answer_or_not_in_time_is_away():
+def test_a_server_that_does_not_answer_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(Unavailable) as raised:
@@ -267,18 +267,18 @@ def test_a_server_that_does_not_answer_or_not_in_time_is_away():
     assert raised.value.status is None
     assert "secret-key" not in str(raised.value)
     with pytest.raises(Unavailable):
-        Client(address, "notices").post("q", "x")  # nobody listens there any more
+        Client(address, "notices").post("q", "x")  # the socket is closed
 
 
-def test_an_answer_that_is_cut_or_not_the_stores_is_no_success(client, live_server, key):
+def test_a_truncated_or_foreign_answer_is_an_error(client, live_server, key):
     client.create_queue("q")
     with Proxy.before(live_server.url) as proxy:
 
-        def through():
-            return Client(proxy.url(live_server.url), "notices", key=key)  # with a connection of its own
+        def proxied_client():
+            return Client(proxy.url(live_server.url), "notices", key=key)  # with its own connection
 
         proxy.cut_after(60)
-        with pytest.raises(Unavailable), through() as cut:
+        with pytest.raises(Unavailable), proxied_client() as cut:
             cut.post("q", "x")
         for answer, kind in (
             (http_answer("502 Bad Gateway", b"<html>"), Unavailable),
@@ -287,9 +287,9 @@ def test_an_answer_that_is_cut_or_not_the_stores_is_no_success(client, live_serv
             (http_answer("301 Moved", b"", "Location: https://elsewhere.example.org/"), ClientError),
             (http_answer("500 Error", b'{"error_msg": "odd"}'), ClientError),
         ):
-            proxy.answer(answer)  # to what comes in one piece
-            with pytest.raises(ClientError) as raised, through() as odd:
+            proxy.answer(answer)  # the proxy answers requests of one packet only
+            with pytest.raises(ClientError) as raised, proxied_client() as odd:
                 odd.get("q", [(1, "0" * 32)])
             assert type(raised.value) is kind
-            assert "a body that is not from the message store" in str(raised.value)
-    assert bodies(client.messages("q")) == ["x"]  # of the answer that was cut
+            assert "nothing that the message store would say" in str(raised.value)
+    assert bodies(client.messages("q")) == ["x"]  # the store got it, though its answer was cut

@@ -1,4 +1,4 @@
-"""The pages of the message store, and its applications and keys in the administration."""
+"""The pages of the message store, and its applications and keys in the admin."""
 
 import re
 import uuid
@@ -47,7 +47,7 @@ def post(queue, *bodies, **fields):
 # The lists
 
 
-def test_an_operator_sees_every_application_with_its_keys_and_queues(application, visit, operator):
+def test_an_operator_sees_every_application_and_its_queues(application, visit, operator):
     applications.create_application("other")
     applications.create_key(application)
     applications.create_key(application)
@@ -66,7 +66,7 @@ def test_an_operator_sees_every_application_with_its_keys_and_queues(application
     assert client.get(page_of("none")).status_code == 404
 
 
-def test_an_owner_sees_the_queues_that_name_them_and_no_other(application, visit, alice):
+def test_an_owner_sees_only_queues_that_name_them(application, visit, alice):
     applications.create_application("other")
     for name, readers in (
         ("a", "bid:Alice@example.org,bid:bob@example.org"), ("b", "bid:alice@example.org.uk"), ("c", None),
@@ -87,7 +87,7 @@ def test_an_owner_sees_the_queues_that_name_them_and_no_other(application, visit
     assert "worker" not in client.get(page_of("notices", "e")).text
 
 
-def test_a_queue_that_names_somebody_no_more_is_gone_from_their_list(application, visit, alice):
+def test_a_queue_that_no_longer_names_an_owner_leaves_their_list(application, visit, alice):
     queue = queues.create("notices", "a", principals="bid:alice@example.org")
     client = visit(alice)
     queues.update(queue, partitions=2)
@@ -102,7 +102,7 @@ def test_a_queue_that_names_somebody_no_more_is_gone_from_their_list(application
     assert client.get(page_of("notices", "a")).status_code == 404
 
 
-def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator, monkeypatch):
+def test_a_list_continues_on_the_next_page(application, visit, alice, operator, monkeypatch):
     monkeypatch.setattr(views, "QUEUES_PER_PAGE", 2)
     for number in range(5):
         queues.create("notices", f"q{number}", principals="bid:alice@example.org")
@@ -121,7 +121,7 @@ def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator,
             assert MARKUP not in page.text
 
 
-def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit, alice, operator):
+def test_the_statements_of_a_list_do_not_grow_with_its_queues(application, visit, alice, operator):
     def statements(owner, page):
         client = visit(owner)
         with CaptureQueriesContext(connection) as captured:
@@ -145,7 +145,7 @@ def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit,
 # The navigation
 
 
-def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, operator):
+def test_the_navigation_links_to_the_store_if_there_is_something_to_see(visit, alice, operator):
     def is_shown(owner):
         return 'href="/message-store/"' in visit(owner).get("/tokens/").text
 
@@ -158,16 +158,16 @@ def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, op
     assert is_shown(alice)
 
 
-# A look into a queue
+# The page of a queue
 
 
-def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, visit, alice, monkeypatch):
+def test_a_queue_shows_its_messages_in_pages_in_both_directions(application, visit, alice, monkeypatch):
     monkeypatch.setattr(views, "MESSAGES_PER_PAGE", 3)
     queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     post(queue, *(f"message {n}".encode() for n in range(7)), partition=2)
     client = visit(alice)
 
-    def told(address):
+    def shown_and_next(address):
         text = client.get(address).text
         further = re.search(r'rel="next" href="([^"]*)"', text)
         return re.findall(r"message (\d)", text), page_of("notices", "a") + further[1].replace("&amp;", "&").partition(
@@ -177,7 +177,7 @@ def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, vi
     for order, expected in (("descending", "6543210"), ("ascending", "0123456")):
         seen, more = "", f"{page_of('notices', 'a')}?partition=2&order={order}"
         while more:
-            shown, more = told(more)
+            shown, more = shown_and_next(more)
             assert len(shown) <= 3
             seen += "".join(shown)
         assert seen == expected
@@ -186,7 +186,7 @@ def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, vi
     assert "Partition 1 has no message at the moment." in page.text
 
 
-def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, operator):
+def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
     queue = queues.create("notices", "a")
     found = []
     for at in ("2025-12-31T23:59:59.9999999", "2026-01-01T00:00:00", "2026-01-01T12:00:00"):
@@ -228,14 +228,14 @@ def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, operator):
         ({"since": "\0"}, "Null characters"),
     ],
 )
-def test_what_can_not_be_looked_for_is_said_beside_the_field(application, visit, operator, asked, said):
+def test_an_invalid_filter_has_an_error_at_its_field(application, visit, operator, asked, said):
     queues.create("notices", "a", partitions=2)
     page = visit(operator).get(page_of("notices", "a"), asked)
     assert page.status_code == 200
     assert said in page.text
 
 
-def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, operator):
+def test_a_message_is_shown_as_escaped_text_or_hex(application, visit, operator):
     queue = queues.create("notices", "a")
     post(queue, f"{MARKUP}\r\n\tsecond\0line".encode(), content_type="text/html")
     post(queue, b"\xff\xfe" + b"\0" * 600, content_type="image/png")
@@ -250,7 +250,7 @@ def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, o
     assert text.count("é") == views.MAX_TEXT_CHARACTERS
 
 
-def test_names_of_any_kind_lead_to_their_pages(application, visit, alice):
+def test_a_queue_of_any_name_has_a_page(application, visit, alice):
     queues.create("notices", ODD, principals="bid:alice@example.org")
     client = visit(alice)
     page = client.get(page_of("notices"))
@@ -266,7 +266,7 @@ def test_names_of_any_kind_lead_to_their_pages(application, visit, alice):
     assert client.get(page_of("notices", "x" * 51)).status_code == 404
 
 
-def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monkeypatch):
+def test_a_queue_shows_the_positions_of_its_consumers(application, visit, alice, monkeypatch):
     monkeypatch.setattr(views, "MAX_CONSUMERS", 2)
     queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     (first,) = post(queue, b"one", partition=1)
@@ -281,7 +281,7 @@ def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monk
     assert "And more" in visit(alice).get(page_of("notices", "a")).text
 
 
-def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit, alice):
+def test_the_statements_of_a_queues_page_do_not_grow_with_its_messages(application, visit, alice):
     queue = queues.create("notices", "a", principals="bid:alice@example.org")
     client = visit(alice)
 
@@ -295,19 +295,17 @@ def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit
     assert statements() == few <= 9
 
 
-# The store away
+# The store unavailable
 
 
-def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(
-    application, visit, alice, operator, monkeypatch
-):
+def test_without_the_store_its_pages_are_503_and_other_pages_work(application, visit, alice, operator, monkeypatch):
     queues.create("notices", "a", principals="bid:alice@example.org")
 
-    def away(*_, **__):
+    def fail(*_, **__):
         raise StoreUnavailable("down")
 
-    for method in ("find", "queues", "naming"):
-        monkeypatch.setattr(DatabaseStore, method, away)
+    for method in ("find", "queues", "queues_for_principal"):
+        monkeypatch.setattr(DatabaseStore, method, fail)
     for owner in (alice, operator):
         for page in ("/message-store/", page_of("notices"), page_of("notices", "a")):
             answer = visit(owner).get(page)
@@ -316,15 +314,15 @@ def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(
         assert visit(owner).get("/tokens/").status_code == 200
 
 
-# The administration
+# The admin
 
 
-def act(client, model, action, *rows, **answers):
+def run_action(client, model, action, *rows, **answers):
     form = {"action": action, "_selected_action": [row.pk for row in rows], **answers}
     return client.post(f"/admin/message_store/{model._meta.model_name}/", form)
 
 
-def agree(client, page):
+def confirm(client, page):
     fields = ("action", "_selected_action", "select_across", "chosen", "post")
     form = {name: re.search(f'name="{name}" value="([^"]*)"', page.text)[1] for name in fields}
     return client.post(page.request["PATH_INFO"], form)
@@ -334,7 +332,7 @@ def key_in(answer):
     return re.search(r'id="key">([0-9a-f]{64})<', answer.text)[1]
 
 
-def test_an_application_is_made_with_a_key_that_is_shown_once(visit, operator):
+def test_a_new_application_has_a_key_that_is_shown_once(visit, operator):
     client = visit(operator)
     answer = client.post("/admin/message_store/application/add/", {"name": "notices"})
     assert answer.status_code == 201
@@ -353,7 +351,7 @@ def test_an_application_is_made_with_a_key_that_is_shown_once(visit, operator):
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 51, "-a", MARKUP, "notices"])
-def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, operator, application, name):
+def test_an_invalid_application_name_has_an_error_at_its_field(visit, operator, application, name):
     answer = visit(operator).post("/admin/message_store/application/add/", {"name": name})
     assert answer.status_code == 200
     assert "errorlist" in answer.text
@@ -361,36 +359,36 @@ def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, operator, app
     assert not ApplicationKey.objects.exists()
 
 
-def test_a_further_key_is_made_for_one_application_and_shown_once(visit, operator, application):
+def test_another_key_is_created_for_one_application_and_shown_once(visit, operator, application):
     client, other = visit(operator), applications.create_application("other")
-    assert messages_of(act(client, Application, "create_key", application, other)) == [
+    assert messages_of(run_action(client, Application, "create_key", application, other)) == [
         "A key is shown once: choose one application at a time."
     ]
-    question = act(client, Application, "create_key", application)
+    question = run_action(client, Application, "create_key", application)
     assert question.status_code == 200
     assert not ApplicationKey.objects.exists()
-    answer = agree(client, question)
+    answer = confirm(client, question)
     assert answer.status_code == 201
     assert "no-store" in answer["Cache-Control"]
     assert applications.application_for_key(key_in(answer)) == "notices"
 
 
-def test_why_there_is_no_further_key_is_told(visit, operator, application, monkeypatch):
+def test_a_refused_key_has_a_reason(visit, operator, application, monkeypatch):
     monkeypatch.setattr(applications, "MAX_KEYS", 1)
     client = visit(operator)
-    question = act(client, Application, "create_key", application)
+    question = run_action(client, Application, "create_key", application)
     applications.create_key(application)
-    assert "has 1 keys" in messages_of(agree(client, question))[0]
-    question = act(client, Application, "create_key", application)
+    assert "has 1 keys" in messages_of(confirm(client, question))[0]
+    question = run_action(client, Application, "create_key", application)
     application.delete()
-    assert messages_of(agree(client, question)) == ["None of these is there any more."]
+    assert messages_of(confirm(client, question)) == ["None of these is there any more."]
 
 
-def test_a_revoked_key_opens_nothing_and_the_others_do(visit, operator, application):
+def test_a_revoked_key_is_unknown_and_other_keys_stay_valid(visit, operator, application):
     row, key = applications.create_key(application)
     _, other = applications.create_key(application)
     client = visit(operator)
-    answer = agree(client, act(client, ApplicationKey, "revoke", row))
+    answer = confirm(client, run_action(client, ApplicationKey, "revoke", row))
     assert messages_of(answer)[0].startswith("1 is revoked")
     with pytest.raises(applications.UnknownKey):
         applications.application_for_key(key)
@@ -399,24 +397,27 @@ def test_a_revoked_key_opens_nothing_and_the_others_do(visit, operator, applicat
     assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", operator, "notices")
 
 
-def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(visit, operator, application):
+def test_an_operator_removes_applications_without_queues(visit, operator, application):
     other = applications.create_application("other")
     for one in (application, other):
         applications.create_key(one)
     queues.create("notices", "a")
     client = visit(operator)
-    answer = agree(client, act(client, Application, "remove", application, other))
+    answer = confirm(client, run_action(client, Application, "remove", application, other))
     failed, done = messages_of(answer)
     assert "notices has queues" in failed
     assert done == "1 is removed: other."
     assert [key.application for key in ApplicationKey.objects.all()] == [application]
 
 
-def test_nothing_is_removed_while_nobody_can_say_whether_it_has_queues(visit, operator, application, monkeypatch):
-    def away(*_, **__):
+def test_an_application_is_not_removed_while_the_store_is_unavailable(visit, operator, application, monkeypatch):
+    def fail(*_, **__):
         raise StoreUnavailable("The database is away")
 
-    monkeypatch.setattr(DatabaseStore, "queues", away)
+    monkeypatch.setattr(DatabaseStore, "queues", fail)
     client = visit(operator)
-    assert "The database is away" in messages_of(agree(client, act(client, Application, "remove", application)))[0]
+    assert (
+        "The database is away"
+        in messages_of(confirm(client, run_action(client, Application, "remove", application)))[0]
+    )
     assert Application.objects.exists()
