@@ -1,4 +1,4 @@
-"""What /metrics says: the same whoever is asked, in few statements, and to whom it may be said."""
+"""The figures of /metrics, their cost, who may read them, and the alerts and dashboard built on them."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def scrape(client=None, **headers):
 
 
 def read(text):
-    """Return what stands there: each sample's value, by its name and labels."""
+    """Return each sample's value by its name and labels."""
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -56,7 +56,7 @@ def value(figures, name, **labels):
     return figures[(name, *sorted(labels.items()))]
 
 
-def grown(before, after, name, **labels):
+def increase(before, after, name, **labels):
     key = (name, *sorted(labels.items()))
     return after[key] - before.get(key, 0)
 
@@ -72,7 +72,7 @@ def make_notification(now, **fields):
 
 @pytest.fixture
 def registered(db):
-    """Give an agent's subscription, without a queue yet."""
+    """Give a subscription without queues."""
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     offering = Offering.objects.create(name="compute")
     identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
@@ -80,7 +80,7 @@ def registered(db):
 
 
 @pytest.mark.django_db
-def test_an_empty_installation_has_every_figure_and_all_are_zero():
+def test_an_empty_installation_has_every_gauge_at_zero():
     figures = scrape()
     of_database = {key: figure for key, figure in figures.items() if key[0] in GAUGES}
     assert {key[0] for key in of_database} == GAUGES
@@ -119,7 +119,7 @@ GAUGES = {
 
 
 @pytest.mark.django_db
-def test_queues_are_counted_by_state_and_by_whose_they_are(registered):
+def test_queues_are_counted_by_state_and_owner(registered):
     account = PulseUser.objects.create(username="alice", ready=True)
     Queue.objects.bulk_create(
         [
@@ -148,7 +148,7 @@ def test_queues_are_counted_by_state_and_by_whose_they_are(registered):
 
 
 @pytest.mark.django_db
-def test_queues_whose_consumers_have_stalled_are_counted_while_they_have_and_have_consumers():
+def test_queues_with_stalled_consumers_are_counted():
     told = {"stalled_told_at": timezone.now()}
     Queue.objects.bulk_create(
         [
@@ -163,7 +163,7 @@ def test_queues_whose_consumers_have_stalled_are_counted_while_they_have_and_hav
 
 
 @pytest.mark.django_db
-def test_the_last_pass_is_told_and_their_number_grows_while_old_ones_are_pruned():
+def test_the_last_pass_is_shown_and_pruning_does_not_lower_the_total():
     for minutes in (30, 20, 10):
         at = timezone.now() - timedelta(minutes=minutes)
         last = Pass.objects.create(at=at, seconds=1.5, listing_seconds=0.25, errors=["one", "two"])
@@ -180,7 +180,7 @@ def test_the_last_pass_is_told_and_their_number_grows_while_old_ones_are_pruned(
 
 
 @pytest.mark.django_db
-def test_what_is_wrong_with_the_broker_is_told():
+def test_problems_of_the_broker_are_gauges():
     now = timezone.now()
     Watch.objects.create(
         failures=3, outage_since=now, brake_since=now, refused_since=now, unresponsive_since=now, listed_at=now
@@ -192,7 +192,7 @@ def test_what_is_wrong_with_the_broker_is_told():
 
 
 @pytest.mark.django_db
-def test_the_outbox_is_told_by_state_with_the_age_of_what_waits_longest():
+def test_notifications_are_counted_by_state_with_the_oldest_age():
     now = timezone.now()
     Notification.objects.bulk_create(
         [
@@ -214,7 +214,7 @@ def test_the_outbox_is_told_by_state_with_the_age_of_what_waits_longest():
 
 
 @pytest.mark.django_db
-def test_what_agents_registered_and_what_is_still_to_go_is_told(registered):
+def test_registrations_and_pending_removals_are_counted(registered):
     for state in ("creating", "ready", "ready"):
         number = SubscriptionQueue.objects.count()
         SubscriptionQueue.objects.create(
@@ -252,7 +252,7 @@ def test_the_number_of_statements_does_not_grow_with_the_rows():
 
 
 @pytest.mark.django_db
-def test_no_queue_and_no_person_is_named(registered):
+def test_no_queue_and_no_owner_is_named(registered):
     account = PulseUser.objects.create(username="pulse-alice", ready=True)
     Queue.objects.bulk_create([make_queue(7, pulse_user=account)])
     Client().get("/api/queues/secret-name/", headers={"Authorization": "Token wrong"})
@@ -261,11 +261,11 @@ def test_no_queue_and_no_person_is_named(registered):
         assert name not in text
 
 
-# Who may read
+# Access
 
 
 @pytest.mark.django_db
-def test_with_a_token_only_its_bearer_and_operators_may_read(settings):
+def test_with_a_metrics_token_only_its_bearer_and_operators_may_read(settings):
     settings.GUARDIAN_METRICS_TOKEN = "scrape-wörd"
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     bearer = "Bearer scrape-wörd".encode().decode("latin-1")
@@ -287,7 +287,7 @@ def test_with_a_token_only_its_bearer_and_operators_may_read(settings):
     "header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer scrape", "scrape-word", "Basic scrape-word",
                "Token scrape-word", f"Token {'0' * 64}", "Bearer scrape-word x", "Bearer \xff"]
 )  # fmt: skip
-def test_without_the_token_nobody_may_read(settings, header):
+def test_a_wrong_metrics_token_is_401(settings, header):
     settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
     answer = Client().get("/metrics", headers={} if header is None else {"Authorization": header})
     assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Bearer")
@@ -296,32 +296,32 @@ def test_without_the_token_nobody_may_read(settings, header):
 
 
 @pytest.mark.django_db
-def test_without_a_token_in_the_settings_everybody_may_read():
+def test_without_a_metrics_token_in_the_settings_everybody_may_read():
     assert value(scrape(), "guardian_outage") == 0
 
 
 @pytest.mark.django_db
-def test_only_reading_is_possible(client):
+def test_only_get_and_head_are_allowed(client):
     assert client.post("/metrics").status_code == 405
     assert client.head("/metrics").status_code == 200
 
 
 @pytest.mark.django_db
-def test_openmetrics_is_told_to_whoever_asks_for_it(client):
+def test_openmetrics_is_sent_to_clients_that_accept_it(client):
     answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"})
     assert answer["Content-Type"].startswith("application/openmetrics-text")
     assert "guardian_queues" in {family.name for family in read_openmetrics(answer.text)}
     assert "no-store" in answer["Cache-Control"]
 
 
-def test_with_the_database_away_the_answer_is_503(environment):
+def test_without_the_database_the_answer_is_503(environment):
     answer = manage(environment, "from django.test import Client; a = Client().get('/metrics'); print(a.status_code)",
                     DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")  # fmt: skip
     assert answer.stdout.split() == ["503"]
     assert "secret-word" not in answer.stderr
 
 
-# What processes count
+# Counters of processes
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def environment():
 
 @pytest.fixture
 def own_folder(monkeypatch, tmp_path):
-    """Have this process count in a folder of the test's own, from zero."""
+    """Have this process write its counters to a new folder."""
     folder = tmp_path / "metrics"
     monkeypatch.setattr(counters, "FOLDER", folder)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
@@ -355,7 +355,7 @@ count()
 
 
 def manage(environment, code, **changes):
-    """Run this in another process of Guardian's."""
+    """Run this code in another process of Guardian."""
     code = f"import django; django.setup()\n{textwrap.dedent(code)}"
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -368,31 +368,31 @@ def manage(environment, code, **changes):
     )
 
 
-def test_a_pass_is_counted_with_its_calls_and_what_it_deleted(guarded, amqp):
+def test_a_pass_counts_its_calls_and_deletions(guarded, amqp):
     monitor.run_pass()
     before = scrape()
     amqp.queue("long", 11)
     assert monitor.run_pass().deleted == 1
     after = scrape()
-    assert grown(before, after, "guardian_queues_deleted_total", by="pass") == 1
-    assert grown(before, after, "guardian_passes_total") == 1
-    assert grown(before, after, "guardian_passes_failed_total", why="away") == 0
-    calls = grown(before, after, "guardian_broker_calls_total", method="GET", outcome="ok")
+    assert increase(before, after, "guardian_queues_deleted_total", by="pass") == 1
+    assert increase(before, after, "guardian_passes_total") == 1
+    assert increase(before, after, "guardian_passes_failed_total", why="away") == 0
+    calls = increase(before, after, "guardian_broker_calls_total", method="GET", outcome="ok")
     assert calls >= 3
-    assert grown(before, after, "guardian_broker_calls_total", method="DELETE", outcome="ok") == 1
-    assert grown(before, after, "guardian_broker_call_seconds_count", method="GET") >= calls
-    assert grown(before, after, "guardian_broker_call_seconds_sum", method="GET") > 0
+    assert increase(before, after, "guardian_broker_calls_total", method="DELETE", outcome="ok") == 1
+    assert increase(before, after, "guardian_broker_call_seconds_count", method="GET") >= calls
+    assert increase(before, after, "guardian_broker_call_seconds_sum", method="GET") > 0
     assert value(after, "guardian_queues", state="ok", owner="nobody") == 0
 
 
-def test_a_pass_that_cannot_ask_the_broker_is_counted_as_failed(guarded, settings):
+def test_a_pass_without_the_broker_is_counted_as_failed(guarded, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     before = scrape()
     monitor.run_pass()
     after = scrape()
-    assert grown(before, after, "guardian_passes_failed_total", why="away") == 1
-    assert grown(before, after, "guardian_passes_failed_total", why="errors") == 0
-    assert grown(before, after, "guardian_broker_calls_total", method="GET", outcome="away") == 1
+    assert increase(before, after, "guardian_passes_failed_total", why="away") == 1
+    assert increase(before, after, "guardian_passes_failed_total", why="errors") == 0
+    assert increase(before, after, "guardian_broker_calls_total", method="GET", outcome="away") == 1
     assert value(after, "guardian_outage") == 1
 
 
@@ -400,37 +400,37 @@ def test_a_refused_call_is_counted_as_refused(guarded, settings, broker):
     settings.RABBITMQ_MANAGEMENT_URL = re.sub("//.*@", "//nobody:wrong@", broker.management_url)
     before = scrape()
     monitor.run_pass()
-    assert grown(before, scrape(), "guardian_broker_calls_total", method="GET", outcome="refused") == 1
+    assert increase(before, scrape(), "guardian_broker_calls_total", method="GET", outcome="refused") == 1
 
 
 @pytest.mark.django_db
-def test_what_sweeps_delete_is_counted_once_although_reports_are_saved_again():
+def test_deletions_of_sweeps_are_counted_once_if_a_report_is_saved_twice():
     before = scrape()
     for kind, deleted in (("orphans", 2), ("stale", 5)):
         Sweep.objects.create(kind=kind, at=timezone.now(), deleted=deleted).save()
     Pass.objects.create(at=timezone.now(), deleted=3, listing_seconds=1, errors=["one"]).save()
     after = scrape()
-    deleted = {by: grown(before, after, "guardian_queues_deleted_total", by=by) for by in counters.DELETED_BY}
+    deleted = {by: increase(before, after, "guardian_queues_deleted_total", by=by) for by in counters.DELETED_BY}
     assert deleted == {"pass": 3, "orphans": 2, "stale": 5}
-    assert grown(before, after, "guardian_passes_failed_total", why="errors") == 1
+    assert increase(before, after, "guardian_passes_failed_total", why="errors") == 1
 
 
 @pytest.mark.django_db
-def test_requests_to_the_api_are_counted_by_their_status_and_pages_are_not(client):
+def test_api_requests_are_counted_by_status_and_pages_are_not(client):
     before = scrape()
     client.get("/api/queues/")
     client.get("/api/schema/")
     client.generic("BREW", "/api/queues/")
     client.get("/")
     after = scrape()
-    assert grown(before, after, "guardian_api_requests_total", method="GET", status="4xx") == 1
-    assert grown(before, after, "guardian_api_requests_total", method="GET", status="2xx") == 1
-    assert grown(before, after, "guardian_api_requests_total", method="other", status="4xx") == 1
-    assert grown(before, after, "guardian_api_request_seconds_count", method="GET") == 2
+    assert increase(before, after, "guardian_api_requests_total", method="GET", status="4xx") == 1
+    assert increase(before, after, "guardian_api_requests_total", method="GET", status="2xx") == 1
+    assert increase(before, after, "guardian_api_requests_total", method="other", status="4xx") == 1
+    assert increase(before, after, "guardian_api_request_seconds_count", method="GET") == 2
 
 
 @pytest.mark.django_db
-def test_what_other_processes_counted_stays_when_they_have_ended_forked_ones_too(environment):
+def test_counters_of_ended_and_forked_processes_are_kept(environment):
     before = scrape()
     code = """
         import os
@@ -449,12 +449,12 @@ def test_what_other_processes_counted_stays_when_they_have_ended_forked_ones_too
         manage(environment, code, KILLED="yes")
     for _ in range(2):
         after = scrape()
-        assert grown(before, after, "guardian_broker_calls_total", method="PUT", outcome="ok") == 4
-        assert grown(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="0.005") == 4
-        assert grown(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="+Inf") == 4
+        assert increase(before, after, "guardian_broker_calls_total", method="PUT", outcome="ok") == 4
+        assert increase(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="0.005") == 4
+        assert increase(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="+Inf") == 4
 
 
-def test_the_first_process_empties_the_folder_and_none_does_while_another_runs(environment, tmp_path):
+def test_only_the_first_process_clears_the_folder(environment, tmp_path):
     environment["GUARDIAN_VAR_DIR"] = str(tmp_path)
     then = "print('counts', flush=True), input(), print(counted())"
     manage(environment, COUNT)
@@ -468,7 +468,7 @@ def test_the_first_process_empties_the_folder_and_none_does_while_another_runs(e
     assert process.communicate("\n", timeout=30)[0] == "2.0\n"
 
 
-def test_files_are_named_after_host_and_process_and_have_all_their_disk_space(environment, tmp_path):
+def test_counter_files_are_named_after_host_and_process_and_preallocated(environment, tmp_path):
     pid = manage(environment, f"{COUNT}import os; print(os.getpid())", GUARDIAN_VAR_DIR=str(tmp_path)).stdout.strip()
     files = {path.name: path.stat().st_blocks * 512 for path in (tmp_path / "metrics").iterdir()}
     names = [f"{kind}_{socket.gethostname()}-{pid}.db" for kind in ("counter", "histogram")]
@@ -477,7 +477,7 @@ def test_files_are_named_after_host_and_process_and_have_all_their_disk_space(en
 
 
 @pytest.mark.django_db
-def test_nothing_fails_where_figures_can_not_be_counted(environment, tmp_path):
+def test_requests_work_without_a_folder_for_counters(environment, tmp_path):
     (tmp_path / "metrics").write_text("a file where the folder should be")
     answer = manage(
         environment,
@@ -497,7 +497,7 @@ def test_nothing_fails_where_figures_can_not_be_counted(environment, tmp_path):
 
 
 @pytest.mark.django_db
-def test_without_the_files_of_processes_the_rest_is_told(settings, monkeypatch, tmp_path):
+def test_without_counter_files_gauges_are_shown(settings, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(counters, "FOLDER", tmp_path / "file")
     assert value(scrape(), "guardian_outage") == 0
@@ -511,7 +511,7 @@ def called(figures, method):
 @pytest.mark.parametrize(
     "content", [b"", b"\x30\0\0\0\0\0\0\0\x08\0\0\0no JSON!" + b"\0" * 100], ids=["empty", "no JSON"]
 )
-def test_a_damaged_file_costs_only_what_processes_counted(own_folder, content):
+def test_a_damaged_counter_file_hides_only_the_counters(own_folder, content):
     counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
     assert called(scrape(), "GET") == 1
     (own_folder / "counter_dead.db").write_bytes(content)
@@ -520,7 +520,7 @@ def test_a_damaged_file_costs_only_what_processes_counted(own_folder, content):
     assert "guardian_broker_calls_total" not in {key[0] for key in figures}
 
 
-def test_while_no_file_can_be_written_nothing_is_counted_and_nothing_fails(environment, tmp_path):
+def test_while_the_disk_is_full_nothing_is_counted(environment, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))\n"
     code = f"""
 {limit.format(4096)}{COUNT}
@@ -533,7 +533,7 @@ print(counted())
     assert answer.stdout.splitlines() == ["0 []", "1.0"]
 
 
-def test_to_count_a_call_takes_next_to_no_time():
+def test_counting_a_call_takes_under_100_microseconds():
     call = Call("GET", "/api/queues/{vhost}/{name}", "ok", 0.01)
     counters.count_call(call)
     began = time.process_time()
@@ -542,7 +542,7 @@ def test_to_count_a_call_takes_next_to_no_time():
     assert time.process_time() - began < 0.5  # 100 microseconds each
 
 
-def test_a_call_that_breaks_the_counting_breaks_nothing_else(guarded, settings):
+def test_an_error_in_counting_a_call_does_not_break_the_call(guarded, settings):
     broker.management().whoami()
     counters.count_call(Call("GET", "/api", "ok", "no number"))
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
@@ -550,7 +550,7 @@ def test_a_call_that_breaks_the_counting_breaks_nothing_else(guarded, settings):
         broker.management().whoami()
 
 
-# What comes with it: alerts and a dashboard
+# Alerts and dashboard
 
 
 def rules():
@@ -564,7 +564,7 @@ def expressions():
     return [*(rule["expr"] for rule in rules()), *asked]
 
 
-def test_every_figure_that_is_asked_for_is_told(guarded, client):
+def test_every_metric_that_alerts_and_dashboard_use_exists(guarded, client):
     monitor.run_pass()
     client.get("/api/schema/")
     told = {key[0] for key in scrape()}
@@ -574,7 +574,7 @@ def test_every_figure_that_is_asked_for_is_told(guarded, client):
 
 
 @pytest.mark.django_db
-def test_every_label_that_is_asked_for_has_that_value():
+def test_every_label_value_that_alerts_and_dashboard_use_exists():
     told = scrape()
     for expression in expressions():
         for name, labels in re.findall(r"(guardian_\w+)\{([^}]*)\}", expression):
@@ -583,7 +583,7 @@ def test_every_label_that_is_asked_for_has_that_value():
                     assert any(key[0] == name and (label, wanted) in key[1:] for key in told), expression
 
 
-def test_every_alert_says_what_it_is_about_and_where_to_read_what_to_do():
+def test_every_alert_has_a_severity_a_description_and_a_runbook():
     names = [rule["alert"] for rule in rules()]
     assert len(names) == len(set(names)) > 10
     for rule in rules():
@@ -593,14 +593,14 @@ def test_every_alert_says_what_it_is_about_and_where_to_read_what_to_do():
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_what_to_do_at_an_alert_stands_in_the_docs(rule):
+def test_the_runbook_of_an_alert_is_a_section_of_the_docs(rule):
     path, _, anchor = rule["annotations"]["runbook"].partition("#")
     headings = re.findall(r"^#+ +(.+?) *$", (ROOT / path).read_text(), re.M)
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
     assert anchor in anchors
 
 
-def test_the_dashboard_says_what_each_panel_shows_and_asks_the_data_source_that_is_chosen():
+def test_every_panel_has_a_description_and_uses_the_chosen_data_source():
     dashboard = json.loads(DASHBOARD.read_text())
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert dashboard["schemaVersion"] >= 39
@@ -613,7 +613,7 @@ def test_the_dashboard_says_what_each_panel_shows_and_asks_the_data_source_that_
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}, panel["title"]
 
 
-def test_no_two_panels_of_the_dashboard_lie_on_each_other():
+def test_no_two_panels_of_the_dashboard_overlap():
     taken = set()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         x, y, width, height = (panel["gridPos"][key] for key in "xywh")
@@ -623,7 +623,7 @@ def test_no_two_panels_of_the_dashboard_lie_on_each_other():
         taken |= cells
 
 
-def test_the_example_of_a_scrape_presents_the_token_and_reads_the_alerts():
+def test_the_example_scrape_configuration_uses_the_token_and_the_alerts():
     example = yaml.safe_load((ALERTS.parent / "scrape.yml").read_text())
     (job,) = example["scrape_configs"]
     assert (job["job_name"], job["metrics_path"], job["authorization"]["type"]) == ("guardian", "/metrics", "Bearer")

@@ -1,4 +1,4 @@
-"""What is refused before a view sees it, and what stands on every answer."""
+"""What the middleware refuses before any view, and the headers of every answer."""
 
 import re
 import tempfile
@@ -23,26 +23,26 @@ FORM = "application/x-www-form-urlencoded"
 # Bodies
 
 
-def far_too_long(client, path, **headers):
-    """Say that a body of 10 GB comes, and send one of a few bytes: what is read past the first would fail."""
+def post_10_gb(client, path, **headers):
+    """Announce a body of 10 GB and send one byte, so that reading the body would fail."""
     return client.generic("POST", path, b"x", FORM, CONTENT_LENGTH=str(10_000_000_000), headers=headers)
 
 
 @pytest.mark.parametrize("path", ["/signin/", "/signout/", "/addresses/x/", "/admin/accounts/owner/", "/no/such/"])
-def test_a_body_larger_than_a_form_is_refused_unread_on_a_page(db, path):
-    page = far_too_long(Client(), path)
+def test_a_page_refuses_a_large_body_unread(db, path):
+    page = post_10_gb(Client(), path)
     assert (page.status_code, page["Content-Type"].partition(";")[0]) == (413, "text/html")
     assert "The body is too large. Nothing was done." in page.text
 
 
 @pytest.mark.parametrize("path", ["me/", "tokens/", "offerings/x/events/", "no/such/"])
-def test_a_body_larger_than_a_form_is_refused_unread_by_the_api(alice, path):
-    told = far_too_long(Program(alice).client, f"/api/{path}")
+def test_the_api_refuses_a_large_body_unread(alice, path):
+    told = post_10_gb(Program(alice).client, f"/api/{path}")
     assert (told.status_code, told["Content-Type"]) == (413, "application/problem+json")
     assert told.json()["detail"] == "The body is too large."
 
 
-def test_a_file_that_no_form_asks_for_is_written_nowhere(client, db, monkeypatch):
+def test_an_unexpected_file_upload_is_not_written_to_disk(client, db, monkeypatch):
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *_, **__: pytest.fail("A file is written."))
     monkeypatch.setattr(tempfile, "mkstemp", lambda *_, **__: pytest.fail("A file is written."))
     part = (
@@ -52,18 +52,18 @@ def test_a_file_that_no_form_asks_for_is_written_nowhere(client, db, monkeypatch
     assert answer.status_code == 413
 
 
-def test_a_length_that_is_none_is_taken_for_no_body(client, db):
+def test_an_invalid_content_length_counts_as_no_body(client, db):
     for length in ("-1", "x", "1.5", ""):
         assert client.generic("POST", "/signin/", b"", FORM, CONTENT_LENGTH=length).status_code in (200, 403)
 
 
-def test_bodies_that_never_end_hold_nobody_up(served):
+def test_bodies_that_never_end_block_no_other_request(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}"
     assert send_raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413
     began, answers = time.monotonic(), []
     slow = [
-        threading.Thread(target=lambda: answers.append(send_raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
-        for _ in range(6)  # more than there are threads
+        threading.Thread(target=lambda: answers.append(raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
+        for _ in range(6)  # more requests than threads
     ]
     for thread in slow:
         thread.start()
@@ -74,7 +74,7 @@ def test_bodies_that_never_end_hold_nobody_up(served):
     assert httpx.get(f"http://127.0.0.1:{served}/signin/", trust_env=False, timeout=30).status_code == 200
 
 
-def test_a_body_that_broke_off_is_not_carried_out(served):
+def test_a_truncated_body_is_400(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}\nContent-Length: 100"
     assert send_raw(served, head, b"email=alice@example.org", None)[0] == 400
 
@@ -91,16 +91,16 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("path", "status"), ANSWERS.items())
-def test_every_kind_of_answer_says_what_a_browser_may_do_with_it(client, db, path, status):
+def test_every_answer_has_the_security_headers(client, db, path, status):
     answer = client.get(path, headers={"Origin": "https://evil.example"})
-    said = {name.lower(): value for name, value in answer.headers.items()}
+    headers = {name.lower(): value for name, value in answer.headers.items()}
     assert answer.status_code == status
-    assert said["x-content-type-options"] == "nosniff"
-    assert said["x-frame-options"] == "DENY"
-    assert said["referrer-policy"] == "same-origin"
-    assert said["cross-origin-opener-policy"] == "same-origin"
-    assert not [name for name in said if name.startswith("access-control-")]
-    policy = dict(part.strip().partition(" ")[::2] for part in said["content-security-policy"].split(";"))
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert not [name for name in headers if name.startswith("access-control-")]
+    policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["form-action"] == "'self'"
     if path == "/api/docs/":
@@ -108,20 +108,20 @@ def test_every_kind_of_answer_says_what_a_browser_may_do_with_it(client, db, pat
     assert not re.search("unsafe|data:|https?:|\\*", " ".join(policy.values()))
 
 
-def test_what_is_refused_at_the_door_says_so_too(client, db):
-    answer = far_too_long(client, "/signin/")
+def test_a_refusal_of_the_middleware_has_the_security_headers(client, db):
+    answer = post_10_gb(client, "/signin/")
     assert answer.status_code == 413
     assert {"X-Frame-Options", "Content-Security-Policy", "X-Content-Type-Options"} <= set(answer.headers)
 
 
-def test_another_sites_script_is_not_allowed_to_ask(client, db):
+def test_no_cross_origin_request_is_allowed(client, db):
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "DELETE"}
     for path in ("/api/tokens/", "/v1/shop", "/tokens/"):
         answer = client.options(path, headers=asked)
         assert not [name for name in answer.headers if name.lower().startswith("access-control-")], path
 
 
-def test_cookies_are_read_by_no_script_and_sent_by_no_other_site(client, alice):
+def test_cookies_are_httponly_and_samesite(client, alice):
     client.get("/signin/")
     client.get(create_link(alice).removeprefix("http://127.0.0.1:8000"))
     client.get("/queues/")
@@ -131,31 +131,31 @@ def test_cookies_are_read_by_no_script_and_sent_by_no_other_site(client, alice):
         assert cookie["samesite"] == "Lax", name
         assert cookie["path"] == "/", name
         assert not cookie["domain"], name
-        assert not cookie["secure"], name  # over plain HTTP nobody could sign in; test_production.py has it over HTTPS
+        assert not cookie["secure"], name  # nobody could sign in over HTTP; test_production.py tests HTTPS
 
 
-# Lists and texts
+# Bounds of lists and texts
 
 
-def endless(schema, components, where):
-    """Give the lists and texts in what is taken that have no end, by where they stand."""
+def unbounded_fields(schema, components, where):
+    """Yield the paths of lists and texts of a request schema that have no limit."""
     if "$ref" in schema:
-        yield from endless(components[schema["$ref"].rpartition("/")[2]], components, where)
+        yield from unbounded_fields(components[schema["$ref"].rpartition("/")[2]], components, where)
     for part in schema.get("allOf", []) + schema.get("oneOf", []) + schema.get("anyOf", []):
-        yield from endless(part, components, where)
+        yield from unbounded_fields(part, components, where)
     kinds = schema.get("type")
     if kinds == "array" and "maxItems" not in schema:
         yield where
     if kinds == "string" and not {"maxLength", "enum", "format", "pattern"} & set(schema):
         yield where
     if "items" in schema:
-        yield from endless(schema["items"], components, f"{where}[]")
+        yield from unbounded_fields(schema["items"], components, f"{where}[]")
     for name, field in schema.get("properties", {}).items():
         if not field.get("readOnly"):
-            yield from endless(field, components, f"{where}.{name}")
+            yield from unbounded_fields(field, components, f"{where}.{name}")
 
 
-def test_every_list_and_text_that_the_api_takes_has_an_end():
+def test_every_list_and_text_of_a_request_has_a_limit():
     components = SCHEMA.raw_schema["components"]["schemas"]
     bodies = {
         operation.label: operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
@@ -163,15 +163,15 @@ def test_every_list_and_text_that_the_api_takes_has_an_end():
         if "requestBody" in operation.definition.raw
     }
     assert len(bodies) > 15
-    found = {where for label, schema in bodies.items() for where in endless(schema, components, label)}
+    found = {where for label, schema in bodies.items() for where in unbounded_fields(schema, components, label)}
     assert {where.rpartition(".")[2] for where in found} <= BOUND_BY_BYTES
 
 
 BOUND_BY_BYTES = {"config_file_content"}
-"""What has an end that no schema can tell: test_api_agents.py has it."""
+"""Fields with a limit in bytes, which no schema can state; test_api_agents.py tests it."""
 
 
-def test_a_page_of_a_list_is_no_longer_than_it_may_be(alice):
+def test_a_page_of_a_list_has_a_maximum_size(alice):
     now = timezone.now()
     queue = stored_queue("queue/alice/x", ready=0, unacknowledged=0, owner=alice)
     QueueEvent.objects.bulk_create([QueueEvent(queue=queue, kind="warned", at=now) for _ in range(301)])

@@ -1,7 +1,7 @@
-"""Releases follow each other without a break: the old code runs on the new tables until the last of it has ended.
+"""Rolling upgrades: the previous release runs on the new tables until its last process has ended.
 
-A migration therefore only adds. What is to go is first no longer used, by a release of its own, and goes with the next
-one: that migration is named in ``CONTRACTS``, with the reason why no code that may still run uses it.
+A migration therefore only adds. To remove something, one release stops using it, and the next release drops it. The
+migration that drops it is listed in ``CONTRACTS`` with the reason why no running code uses it.
 """
 
 import datetime
@@ -25,17 +25,17 @@ BASELINE = [
     ("queues", "0001_version_1"), ("agents", "0001_version_1"),
     ("message_store", "0001_version_1"), ("consumers", "0001_initial"),
 ]  # fmt: skip
-"""The newest migrations of the first release that is followed by another without a break; None: it had no such app."""
+"""The newest migrations of the first release with rolling upgrades; None for an app that it did not have."""
 
-THERE = [(app, name) for app, name in BASELINE if name is not None]
+EXISTING = [(app, name) for app, name in BASELINE if name is not None]
 
 CONTRACTS: dict[str, str] = {}
-"""Migrations that take something away, or that nobody can judge by what they are made of; why the old code survives."""
+"""Migrations that remove something or cannot be checked automatically, and why the old code still works."""
 
 GROWING = {"queue", "queuesample", "queueevent", "notification"}
-"""Tables with so many rows that building an index holds up everybody who writes to them."""
+"""Tables with so many rows that building an index blocks writers for long."""
 
-HARMLESS = (
+SAFE_OPERATIONS = (
     migrations.CreateModel,
     migrations.RemoveIndex,
     migrations.RenameIndex,
@@ -43,16 +43,16 @@ HARMLESS = (
     migrations.AlterModelManagers,
 )
 
-IN_PYTHON = {
+PYTHON_ONLY_OPTIONS = {
     "blank", "choices", "default", "editable", "error_messages", "help_text", "on_delete", "related_name",
     "related_query_name", "validators", "verbose_name",
 }  # fmt: skip
-"""What of a field the database knows nothing of."""
+"""Options of a field that do not change the database."""
 
 
 def fault(operation, app, state):
-    """Return what the old code would not survive in this; None: nothing."""
-    if isinstance(operation, HARMLESS):
+    """Return why this operation breaks the old code, or None if it does not."""
+    if isinstance(operation, SAFE_OPERATIONS):
         return None
     if isinstance(operation, migrations.AddField):
         field = operation.field
@@ -67,37 +67,37 @@ def fault(operation, app, state):
         return alteration_fault(
             state.models[app, operation.model_name.lower()].get_field(operation.name), operation.field
         )
-    return "nobody can say that the old code survives it"
+    return "this operation is not known to be safe for the old code"
 
 
 def alteration_fault(old, new):
     (*_, old_kind, _, before), (*_, new_kind, _, after) = old.deconstruct(), new.deconstruct()
     if old_kind != new_kind:
         return "the old code writes another type"
-    changed = {name for name in {*before, *after} if before.get(name) != after.get(name)} - IN_PYTHON
+    changed = {name for name in {*before, *after} if before.get(name) != after.get(name)} - PYTHON_ONLY_OPTIONS
     if "null" in changed and not new.null:
         return "the old code writes NULL"
     if "max_length" in changed and (new.max_length or 0) < (old.max_length or 0):
-        return "the old code writes longer ones"
+        return "the old code writes longer values"
     if "db_default" in changed and not new.has_db_default():
         return "the old code leaves the value to the database"
     if left := changed - {"null", "max_length", "db_default"}:
-        return f"nobody can say that the old code survives another {', '.join(sorted(left))}"
+        return f"a changed {', '.join(sorted(left))} is not known to be safe for the old code"
     return None
 
 
 def is_newer(key, loader):
-    return key[0] in dict(THERE) and not any(
-        key in loader.graph.forwards_plan(baseline) for baseline in THERE if baseline[0] == key[0]
+    return key[0] in dict(EXISTING) and not any(
+        key in loader.graph.forwards_plan(baseline) for baseline in EXISTING if baseline[0] == key[0]
     )
 
 
-def test_every_app_of_ours_that_has_tables_is_looked_at():
+def test_every_app_with_tables_is_checked():
     ours = [app for app in apps.get_app_configs() if "site-packages" not in app.path]
     assert {app.label for app in ours if list(app.get_models())} == set(dict(BASELINE))
 
 
-def test_a_migration_takes_nothing_away_that_the_release_before_it_uses():
+def test_no_new_migration_breaks_the_previous_release():
     loader = MigrationLoader(None)
     newer = [key for key in loader.disk_migrations if is_newer(key, loader)]
     faults = []
@@ -147,7 +147,7 @@ NAME = models.CharField(max_length=20)
     ],
     ids=lambda operation: operation.describe(),
 )
-def test_what_the_old_code_would_not_survive_is_found(operation, state):
+def test_an_operation_that_breaks_the_old_code_is_found(operation, state):
     assert fault(operation, "queues", state)
 
 
@@ -164,13 +164,13 @@ def test_what_the_old_code_would_not_survive_is_found(operation, state):
     ],
     ids=lambda operation: operation.describe(),
 )
-def test_what_the_old_code_survives_is_let_through(operation, state):
+def test_an_operation_that_is_safe_for_the_old_code_is_accepted(operation, state):
     assert fault(operation, "queues", state) is None
 
 
 @pytest.fixture
 def empty_database(tmp_path, django_db_blocker):
-    """Give the alias of a database of the test's own, of the kind that the session has, without a table in it."""
+    """Create an empty database of the session's vendor and give its alias."""
     name = f"rolling_{uuid.uuid4().hex[:12]}"
     with django_db_blocker.unblock():
         options = {**connections.settings["default"], "NAME": str(tmp_path / name)}
@@ -190,20 +190,20 @@ def empty_database(tmp_path, django_db_blocker):
 MOMENT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
-def fill(model, alias, made):
-    """Write a row as this model's release does, with the rows that it leads to, and return it."""
+def create_row(model, alias, made):
+    """Create a row with the rows that it references, and return it."""
     values = {}
     for field in model._meta.concrete_fields:
         if field.is_relation and not field.null:
-            values[field.name] = fill(field.remote_field.model, alias, made)
+            values[field.name] = create_row(field.remote_field.model, alias, made)
         elif not field.auto_created and (field.unique or not (field.has_default() or field.null)):
-            values[field.name] = invented(field, len(made))
+            values[field.name] = sample_value(field, len(made))
     row = model._base_manager.using(alias).create(**values)
     made.append(row)
     return row
 
 
-def invented(field, number):
+def sample_value(field, number):
     if isinstance(field, models.UUIDField):
         return uuid.uuid4()
     if isinstance(field, models.DateTimeField):
@@ -219,7 +219,7 @@ def invented(field, number):
     return f"{field.name[:3]}-{number}"[: field.max_length]
 
 
-def of_ours(apps):
+def guardian_models(apps):
     return [
         model for model in apps.get_models() if model._meta.app_label in dict(BASELINE) and not model._meta.auto_created
     ]
@@ -227,7 +227,8 @@ def of_ours(apps):
 
 def contents(apps, alias):
     return {
-        model._meta.label: sorted(model._base_manager.using(alias).values_list(), key=repr) for model in of_ours(apps)
+        model._meta.label: sorted(model._base_manager.using(alias).values_list(), key=repr)
+        for model in guardian_models(apps)
     }
 
 
@@ -238,41 +239,43 @@ def migrate(alias, targets):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_old_code_goes_on_while_a_filled_database_is_migrated_and_back(empty_database):
+def test_the_old_code_works_before_and_after_migrating_and_back(empty_database):
     alias = empty_database
-    loader = migrate(alias, THERE)
-    old = loader.project_state(THERE).apps
+    loader = migrate(alias, EXISTING)
+    old = loader.project_state(EXISTING).apps
     made = []
-    for model in of_ours(old):
-        fill(model, alias, made)
+    for model in guardian_models(old):
+        create_row(model, alias, made)
     before = contents(old, alias)
     assert all(before.values()), before
 
     newest = [key for key in loader.graph.leaf_nodes() if key[0] in dict(BASELINE)]
     assert len(newest) == len(BASELINE)
     migrate(alias, newest)
-    assert contents(old, alias) == before  # what it wrote is what it reads
-    for model in of_ours(old):  # and it writes on
-        fill(model, alias, made)
+    assert contents(old, alias) == before  # the old code reads what it wrote
+    for model in guardian_models(old):  # and it still writes
+        create_row(model, alias, made)
         row = model._base_manager.using(alias).latest("pk")
         row.save(using=alias)
     new = loader.project_state(newest).apps
-    for model in of_ours(new):  # the new code reads all of it, and writes beside it
+    for model in guardian_models(new):  # the new code reads all rows and writes more
         known = list(model._base_manager.using(alias).all())
-        fill(model, alias, made)
+        create_row(model, alias, made)
         assert model._base_manager.using(alias).count() > len(known)
     both = contents(old, alias)
 
     migrate(alias, BASELINE)
     assert contents(old, alias) == both
-    for model in of_ours(old):
-        fill(model, alias, made)
+    for model in guardian_models(old):
+        create_row(model, alias, made)
     left = connections[alias].introspection.table_names()
-    assert not [table for table in left for app in dict(BASELINE).keys() - dict(THERE) if table.startswith(f"{app}_")]
+    assert not [
+        table for table in left for app in dict(BASELINE).keys() - dict(EXISTING) if table.startswith(f"{app}_")
+    ]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_database_of_before_version_1_is_refused_by_migrate_and_by_the_doctor(empty_database):
+def test_migrate_and_doctor_refuse_a_database_older_than_version_1(empty_database):
     recorder = MigrationRecorder(connections[empty_database])
     recorder.ensure_schema()
     recorder.record_applied("queues", "0001_initial")
@@ -283,5 +286,5 @@ def test_a_database_of_before_version_1_is_refused_by_migrate_and_by_the_doctor(
 
 
 @pytest.mark.django_db
-def test_a_database_of_version_1_is_not():
+def test_a_database_of_version_1_is_accepted():
     assert not is_older_than_version_1(connection)

@@ -1,4 +1,4 @@
-"""One pass, on a real broker, from the list to the outbox."""
+"""Passes over a real broker, from the list to the outbox."""
 
 import uuid
 from datetime import timedelta
@@ -25,7 +25,7 @@ from tools.benchmarks.passes import counted_requests
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
-def test_a_short_queue_is_recorded_and_nobody_is_told(amqp):
+def test_a_short_queue_is_stored_without_notification(amqp):
     amqp.queue("queue/alice/builds", 3)
     report = monitor.run_pass()
     queue = Queue.objects.get()
@@ -34,7 +34,7 @@ def test_a_short_queue_is_recorded_and_nobody_is_told(amqp):
     assert not Notification.objects.exists()
 
 
-def test_a_queue_that_passes_its_warn_length_is_told_to_its_owner_and_to_the_operators(amqp, alice):
+def test_a_queue_over_its_warning_threshold_notifies_owner_and_operators(amqp, alice):
     amqp.queue("queue/alice/builds", 5)
     assert monitor.run_pass().warned == 1
     assert Queue.objects.get().state == "warned"
@@ -42,14 +42,14 @@ def test_a_queue_that_passes_its_warn_length_is_told_to_its_owner_and_to_the_ope
     assert sent("ops@example.org") == ["warning"]
 
 
-def test_a_queue_is_warned_about_once_however_many_passes_see_it(amqp, alice):
+def test_a_queue_is_warned_about_once(amqp, alice):
     amqp.queue("queue/alice/builds", 5)
     for _ in range(3):
         monitor.run_pass()
     assert sent("alice@example.org") == ["warning"]
 
 
-def test_a_warning_says_what_feeds_the_queue_and_how_fast_it_grows(amqp, alice):
+def test_a_warning_has_bindings_and_growth_rate(amqp, alice):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.queue("queue/alice/builds", 1)
     amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
@@ -65,7 +65,7 @@ def test_a_warning_says_what_feeds_the_queue_and_how_fast_it_grows(amqp, alice):
     assert facts["seconds_to_max"] == pytest.approx(8, rel=0.3)
 
 
-def test_a_queue_that_is_consumed_is_back_to_normal_and_its_owner_hears_of_it(amqp, alice):
+def test_a_recovered_queue_notifies_its_owner(amqp, alice):
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     amqp.take("queue/alice/builds", 4)
@@ -73,7 +73,7 @@ def test_a_queue_that_is_consumed_is_back_to_normal_and_its_owner_hears_of_it(am
     assert sent("alice@example.org") == ["warning", "recovery"]
 
 
-def test_a_queue_past_its_maximum_is_deleted_and_its_owner_hears_of_it(amqp, alice, management, guarded):
+def test_a_queue_over_its_deletion_limit_is_deleted_and_its_owner_notified(amqp, alice, management, guarded):
     amqp.queue("queue/alice/builds", 11)
     report = monitor.run_pass()
     assert (report.deleted, report.kept, report.errors) == (1, 0, [])
@@ -83,7 +83,7 @@ def test_a_queue_past_its_maximum_is_deleted_and_its_owner_hears_of_it(amqp, ali
     assert queue_events("queue/alice/builds") == ["condemned", "deleted"]
 
 
-def test_a_deletion_tells_what_fed_the_queue_that_is_no_longer_there(amqp, alice):
+def test_a_deletion_notification_has_the_bindings_of_the_queue(amqp, alice):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.queue("queue/alice/builds", 11)
     amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
@@ -93,14 +93,14 @@ def test_a_deletion_tells_what_fed_the_queue_that_is_no_longer_there(amqp, alice
     assert (facts["length"], facts["max"]) == (11, 10)
 
 
-def test_unacknowledged_messages_count(amqp, alice):
+def test_unacknowledged_messages_count_towards_the_length(amqp, alice):
     amqp.queue("queue/alice/builds", 11)
     for _ in range(11):
         amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
     assert monitor.run_pass().deleted == 1
 
 
-def test_where_the_list_of_the_second_look_takes_too_long_what_is_too_long_without_it_goes(amqp, alice, monkeypatch):
+def test_if_the_recheck_list_times_out_queues_over_the_limit_by_ready_are_deleted(amqp, alice, monkeypatch):
     amqp.queue("certain", 11)
     amqp.queue("doubtful", 11)
     for _ in range(11):
@@ -111,14 +111,14 @@ def test_where_the_list_of_the_second_look_takes_too_long_what_is_too_long_witho
     assert Queue.objects.get(name="certain").state == "gone"
 
 
-def test_a_queue_that_nobody_owns_is_deleted_and_only_operators_are_told(amqp, alice):
+def test_the_deletion_of_an_unowned_queue_notifies_operators_only(amqp, alice):
     amqp.queue("stray", 11)
     monitor.run_pass()
     assert set(Notification.objects.values_list("recipient", flat=True)) == {"ops@example.org"}
     assert Queue.objects.get(name="stray").state == "gone"
 
 
-def test_an_unbounded_queue_is_warned_about_and_stays(amqp, alice, management, guarded):
+def test_an_unbounded_queue_is_warned_about_and_not_deleted(amqp, alice, management, guarded):
     amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
     Queue.objects.update(unbounded=True)
@@ -128,7 +128,7 @@ def test_an_unbounded_queue_is_warned_about_and_stays(amqp, alice, management, g
     assert len(management.list_queues(guarded, {"columns": "name"})) == 1
 
 
-def test_an_ignored_queue_is_left_alone_entirely(amqp, settings):
+def test_an_ignored_queue_is_not_stored(amqp, settings):
     settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
     amqp.queue("keep-this", 20)
     assert monitor.run_pass().queues == 0
@@ -141,7 +141,7 @@ def test_an_exclusive_queue_is_never_deleted(amqp):
     assert Queue.objects.get().state == "warned"
 
 
-def test_a_stream_is_never_judged_by_its_message_count(amqp):
+def test_a_stream_has_an_unknown_length(amqp):
     amqp.channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
     amqp.publish("log", 20)
     report = monitor.run_pass()
@@ -159,7 +159,7 @@ def test_a_queue_is_gone_when_two_lists_in_a_row_lack_it(amqp, alice):
     assert not Notification.objects.exists()
 
 
-def test_an_empty_list_has_to_come_three_times(amqp):
+def test_an_empty_list_counts_after_three_in_a_row(amqp):
     amqp.queue("only-one")
     monitor.run_pass()
     amqp.channel.queue_delete("only-one")
@@ -167,7 +167,7 @@ def test_an_empty_list_has_to_come_three_times(amqp):
     assert sent("ops@example.org") == ["short-list"]
 
 
-def test_a_queue_that_comes_back_is_the_same_row_with_its_own_thresholds(amqp, alice):
+def test_a_queue_that_returns_keeps_its_row_and_thresholds(amqp, alice):
     amqp.queue("queue/alice/builds")
     amqp.queue("another")
     monitor.run_pass()
@@ -183,7 +183,7 @@ def test_a_queue_that_comes_back_is_the_same_row_with_its_own_thresholds(amqp, a
     assert queue_events("queue/alice/builds") == ["gone", "returned", "warned"]
 
 
-def test_a_queue_that_was_warned_about_goes_and_comes_back_is_told_as_it_stands(amqp, alice):
+def test_a_warned_queue_that_returns_is_not_warned_about_again(amqp, alice):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
@@ -199,7 +199,7 @@ def test_a_queue_that_was_warned_about_goes_and_comes_back_is_told_as_it_stands(
     assert sent("alice@example.org") == ["warning", "recovery"]
 
 
-def test_a_queue_that_is_left_alone_from_now_on_is_no_longer_shown_as_it_was(amqp, settings):
+def test_a_queue_that_becomes_ignored_is_gone(amqp, settings):
     amqp.queue("keep-this", 6)
     amqp.queue("another")
     monitor.run_pass()
@@ -211,7 +211,7 @@ def test_a_queue_that_is_left_alone_from_now_on_is_no_longer_shown_as_it_was(amq
     assert Queue.objects.get(name="keep-this").state == "warned"
 
 
-def test_the_row_of_a_queue_that_is_left_alone_after_standing_still_for_long_is_kept_as_long_as_any(amqp, settings):
+def test_the_row_of_a_queue_that_becomes_ignored_is_not_pruned_at_once(amqp, settings):
     amqp.queue("keep-this", 6)
     amqp.queue("another")
     monitor.run_pass()
@@ -225,7 +225,7 @@ def test_the_row_of_a_queue_that_is_left_alone_after_standing_still_for_long_is_
     assert (row.state, row.last_seen) == ("gone", listed_at)
 
 
-def test_past_the_brake_nothing_is_deleted_and_the_operators_hear_of_it_once(amqp, settings, management, guarded):
+def test_the_brake_blocks_deletions_and_notifies_operators_once(amqp, settings, management, guarded):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
@@ -235,7 +235,7 @@ def test_past_the_brake_nothing_is_deleted_and_the_operators_hear_of_it_once(amq
     assert sent("ops@example.org").count("brake") == 1
 
 
-def test_force_lifts_the_brake(amqp, settings):
+def test_force_overrides_the_brake(amqp, settings):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
@@ -243,7 +243,7 @@ def test_force_lifts_the_brake(amqp, settings):
     assert (report.deleted, report.brake_held) == (3, False)
 
 
-def test_a_dry_run_says_what_it_would_do_and_changes_nothing(amqp, management, guarded):
+def test_a_dry_run_reports_deletions_and_changes_nothing(amqp, management, guarded):
     amqp.queue("long", 11)
     report = monitor.run_pass(dry_run=True)
     assert report.would_delete == [{"vhost": guarded, "queue": "long"}]
@@ -251,21 +251,21 @@ def test_a_dry_run_says_what_it_would_do_and_changes_nothing(amqp, management, g
     assert not any(model.objects.exists() for model in (Queue, QueueEvent, Notification, Pass, Lease, Watch))
 
 
-def test_while_another_process_is_at_it_nothing_is_done(amqp):
+def test_a_pass_ends_while_another_pass_is_running(amqp):
     amqp.queue("long", 11)
     with leases.lease(monitor.LEASE):
         assert monitor.run_pass().another_pass
     assert not Queue.objects.exists()
 
 
-def test_a_lease_that_another_took_a_moment_later_than_was_asked_for_it_is_not_free(guarded):
-    """PostgreSQL's time of a statement that had to wait for another's row is before that other's."""
-    expires_at = Now() + timedelta(seconds=leases.LEASE_SECONDS + 1)
+def test_a_lease_taken_slightly_later_is_not_free(guarded):
+    """On PostgreSQL a statement that waited for a row has an earlier time than the one that held it."""
+    expires_at = Now() + timedelta(seconds=leases.TIMEOUT_SECONDS + 1)
     Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
     assert monitor.run_pass().another_pass
 
 
-def test_a_lease_that_was_left_behind_before_the_clock_was_set_back_is_free(guarded):
+def test_a_lease_that_expires_too_far_ahead_is_free(guarded):
     Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=Now() + timedelta(hours=1))
     assert not monitor.run_pass().another_pass
 
@@ -285,7 +285,7 @@ def test_misnamed_queues_and_exchanges_are_reported(amqp):
     ("policy", "left"),
     [("delete-misnamed", {"queue/alice/builds", "stray"}), ("delete-unpatterned", {"queue/alice/builds"})],
 )
-def test_the_namespace_policy_deletes_what_it_names(amqp, settings, management, guarded, policy, left):
+def test_the_namespace_policy_deletes_queues_by_name(amqp, settings, management, guarded, policy, left):
     settings.GUARDIAN_NAMESPACE_POLICY = policy
     for name in ("queue/alice/builds", "exchange/alice/builds", "stray"):
         amqp.queue(name)
@@ -293,7 +293,7 @@ def test_the_namespace_policy_deletes_what_it_names(amqp, settings, management, 
     assert queue_names(management, guarded) == left
 
 
-def test_every_pass_leaves_a_report(amqp):
+def test_every_pass_stores_a_report(amqp):
     amqp.queue("long", 11)
     monitor.run_pass()
     row = Pass.objects.get()
@@ -301,7 +301,7 @@ def test_every_pass_leaves_a_report(amqp):
     assert row.seconds > row.listing_seconds > 0
 
 
-def test_a_vhost_that_is_not_guarded_is_not_looked_at(amqp, settings, management):
+def test_a_vhost_that_is_not_guarded_is_not_listed(amqp, settings, management):
     amqp.queue("long", 11)
     settings.GUARDIAN_VHOSTS = ["some-other"]
     management.create_vhost("some-other")
@@ -311,9 +311,7 @@ def test_a_vhost_that_is_not_guarded_is_not_looked_at(amqp, settings, management
         management.delete_vhost("some-other")
 
 
-def test_an_account_without_the_administrator_tag_is_an_outage_and_not_an_empty_broker(
-    amqp, settings, management, guarded, broker
-):
+def test_an_account_without_the_administrator_tag_is_an_outage(amqp, settings, management, guarded, broker):
     amqp.queue("one")
     monitor.run_pass()
     management.put_user("watcher", "secret", ["monitoring"])
@@ -336,7 +334,7 @@ def test_a_queue_of_any_name_is_guarded(amqp, management, guarded, name):
     assert management.list_queues(guarded, {"columns": "name"}) == []
 
 
-def test_a_name_that_no_database_keeps_is_an_error_in_the_report_and_stops_nothing_else(amqp):
+def test_a_name_that_no_database_can_store_is_an_error_in_the_report(amqp):
     amqp.queue("nul\0name", 11)
     amqp.queue("long", 11)
     report = monitor.run_pass()
@@ -344,11 +342,11 @@ def test_a_name_that_no_database_keeps_is_an_error_in_the_report_and_stops_nothi
     assert "nul" in report.errors[0]
 
 
-# What people do while a pass is under way
+# Changes by owners and operators during a pass
 
 
-def before_the_pass_writes(monkeypatch, do):
-    """Have this done once, right before a pass writes what it found."""
+def call_before_write(monkeypatch, do):
+    """Call this once, before the next pass writes its changes."""
     write = monitor.write
 
     def do_and_write(*arguments):
@@ -359,9 +357,7 @@ def before_the_pass_writes(monkeypatch, do):
     monkeypatch.setattr(monitor, "write", do_and_write)
 
 
-def test_an_account_that_is_removed_during_a_pass_owns_nothing_and_the_pass_goes_on(
-    amqp, alice, management, monkeypatch
-):
+def test_an_account_can_be_removed_during_a_pass(amqp, alice, management, monkeypatch):
     amqp.queue("queue/alice/old", 1)
     monitor.run_pass()
     amqp.queue("queue/alice/new", 1)
@@ -369,7 +365,7 @@ def test_an_account_that_is_removed_during_a_pass_owns_nothing_and_the_pass_goes
     amqp.queue("stray", 11)
     amqp.publish("queue/alice/old", 1)
     account = PulseUser.objects.get()
-    before_the_pass_writes(monkeypatch, lambda: removal.remove_pulse_user(account))
+    call_before_write(monkeypatch, lambda: removal.remove_pulse_user(account))
     report = monitor.run_pass()
     assert (report.errors, report.deleted) == ([], 1)
     assert not PulseUser.objects.exists()
@@ -380,13 +376,13 @@ def test_an_account_that_is_removed_during_a_pass_owns_nothing_and_the_pass_goes
 
 
 @pytest.mark.parametrize("more", [1, 6, 20])
-def test_a_queue_that_is_deleted_by_hand_during_a_pass_stays_gone_and_nobody_is_told(amqp, alice, monkeypatch, more):
+def test_a_queue_deleted_manually_during_a_pass_stays_gone(amqp, alice, monkeypatch, more):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
     queue = Queue.objects.get(name="queue/alice/builds")
     amqp.publish(queue.name, more)
-    before_the_pass_writes(monkeypatch, lambda: actions.delete_queue(queue, alice))
+    call_before_write(monkeypatch, lambda: actions.delete_queue(queue, alice))
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
     queue.refresh_from_db()
@@ -396,7 +392,7 @@ def test_a_queue_that_is_deleted_by_hand_during_a_pass_stays_gone_and_nobody_is_
     assert not Notification.objects.exists()
 
 
-def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(amqp, alice, monkeypatch):
+def test_a_queue_deleted_manually_after_the_list_has_not_returned(amqp, alice, monkeypatch):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
@@ -417,7 +413,7 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
 
 
 @pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete", "_record"])
-def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amqp, alice, monkeypatch, step):
+def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)
     at_that_step = getattr(Deletion, step)
@@ -428,7 +424,7 @@ def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amq
         return at_that_step(self, *arguments, **options)
 
     monkeypatch.setattr(Deletion, step, delete_first)
-    if step == "_record":  # the broker may tell both that they deleted it
+    if step == "_record":  # the broker may report success to both
         monkeypatch.setattr(Management, "delete_queue", lambda self, vhost, name: amqp.channel.queue_delete(name))
     reports = [monitor.run_pass() for _ in range(3)]
     assert sum(report.deleted for report in reports) == 0
@@ -437,36 +433,34 @@ def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amq
     assert sent("alice@example.org") == []
 
 
-def test_a_condemned_queue_that_is_deleted_by_hand_and_declared_again_is_not_deleted(
-    amqp, alice, monkeypatch, management, vhost
-):
+def test_a_condemned_queue_that_was_redeclared_is_not_deleted(amqp, alice, monkeypatch, management, vhost):
     amqp.queue("queue/alice/builds", 11)
-    announce = Deletion._announce
+    mark_sent = Deletion._mark_sent
 
     def delete_and_declare(self, *arguments):
         actions.delete_queue(Queue.objects.get(), alice)
         amqp.queue("queue/alice/builds", 1)
-        return announce(self, *arguments)
+        return mark_sent(self, *arguments)
 
     monkeypatch.setattr(Deletion, "_mark_sent", delete_and_declare)
     assert monitor.run_pass().deleted == 0
     assert queue_names(management, vhost) == {"queue/alice/builds"}
 
 
-def test_a_deletion_that_was_asked_for_and_came_about_by_hand_is_not_recorded_twice(amqp, alice, monkeypatch):
+def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(amqp, alice, monkeypatch):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
     Queue.objects.filter(name="queue/alice/builds").update(state="deleting", delete_sent_at=timezone.now())
     queue = Queue.objects.get(name="queue/alice/builds")
     amqp.channel.queue_delete(queue.name)
-    before_the_pass_writes(monkeypatch, lambda: Queue.objects.filter(pk=queue.pk).update(state="gone"))
+    call_before_write(monkeypatch, lambda: Queue.objects.filter(pk=queue.pk).update(state="gone"))
     assert monitor.run_pass().deleted == 0
     assert queue_events(queue.name) == []
     assert sent("alice@example.org") == []
 
 
-def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, settings, monkeypatch):
+def test_removing_an_account_with_many_queues_is_not_a_short_list(amqp, alice, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 5
     for number in range(30):
         amqp.queue(f"queue/alice/{number}")
@@ -476,19 +470,19 @@ def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, sett
     reports = []
     remove = removal._remove_from_broker
 
-    def remove_and_look(*arguments):
+    def remove_and_run_pass(*arguments):
         left = remove(*arguments)
         reports.append(monitor.run_pass())
         return left
 
-    monkeypatch.setattr(removal, "_remove_from_broker", remove_and_look)
+    monkeypatch.setattr(removal, "_remove_from_broker", remove_and_run_pass)
     removal.remove_pulse_user(PulseUser.objects.get())
     assert [(report.errors, report.deleted) for report in reports] == [([], 1)]
     assert sent("ops@example.org") == ["deletion"]
 
 
-def after_the_list(monkeypatch, do):
-    """Have this done once, after the list was fetched, and before a pass reads its rows."""
+def call_after_list(monkeypatch, do):
+    """Call this once, after the next pass has fetched its list and before it reads its rows."""
     take = monitor.snapshot.take
 
     def take_and_do(*arguments):
@@ -500,14 +494,14 @@ def after_the_list(monkeypatch, do):
     monkeypatch.setattr(monitor.snapshot, "take", take_and_do)
 
 
-def test_an_accounts_limit_that_is_set_after_the_list_holds_for_a_queue_that_stood_still(amqp, alice, monkeypatch):
+def test_an_accounts_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
     monitor.run_pass()
-    after_the_list(monkeypatch, lambda: PulseUser.objects.update(warn_length=2))
+    call_after_list(monkeypatch, lambda: PulseUser.objects.update(warn_length=2))
     assert monitor.run_pass().warned == 1
 
 
-def test_a_queue_that_is_registered_after_the_list_is_so_though_it_stood_still(amqp, monkeypatch, guarded, settings):
+def test_an_unchanged_queue_registered_after_the_list_is_registered(amqp, monkeypatch, guarded, settings):
     settings.GUARDIAN_PULSE_VHOST = "/"
     owner = Owner.objects.create_user("agents@example.org")
     AgentVhost.objects.create(owner=owner, name=guarded, ready=True)
@@ -522,7 +516,7 @@ def test_a_queue_that_is_registered_after_the_list_is_so_though_it_stood_still(a
             subscription=subscription, offering=offering, object_type="order", vhost=guarded, queue_name="stood-still"
         )
 
-    after_the_list(monkeypatch, register)
+    call_after_list(monkeypatch, register)
     monitor.run_pass()
     assert Queue.objects.get().registered
 
@@ -531,11 +525,11 @@ def test_a_queue_that_is_registered_after_the_list_is_so_though_it_stood_still(a
     ("limits", "state"),
     [({"unbounded": True}, "warned"), ({"warn_length": 30, "max_length": 50}, "ok"), ({"max_length": 50}, "warned")],
 )
-def test_limits_that_are_set_during_a_pass_hold(amqp, alice, monkeypatch, limits, state):
+def test_limits_set_during_a_pass_apply(amqp, alice, monkeypatch, limits, state):
     amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
     amqp.publish("queue/alice/builds", 19)
-    before_the_pass_writes(monkeypatch, lambda: Queue.objects.update(**limits))
+    call_before_write(monkeypatch, lambda: Queue.objects.update(**limits))
     assert monitor.run_pass().deleted == 0
     assert (Queue.objects.get().length, queue_events("queue/alice/builds")) == (1, [])
     assert not Notification.objects.exists()
@@ -543,7 +537,7 @@ def test_limits_that_are_set_during_a_pass_hold(amqp, alice, monkeypatch, limits
     assert (Queue.objects.get().length, Queue.objects.get().state) == (20, state)
 
 
-def test_queues_that_are_deleted_by_hand_after_the_list_are_no_short_list(amqp, alice, monkeypatch, settings):
+def test_queues_deleted_manually_after_the_list_are_not_a_short_list(amqp, alice, monkeypatch, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for number in range(6):
         amqp.queue(f"queue/alice/{number}")
@@ -553,25 +547,25 @@ def test_queues_that_are_deleted_by_hand_after_the_list_are_no_short_list(amqp, 
         for queue in Queue.objects.order_by("name")[:3]:
             actions.delete_queue(queue, alice)
 
-    after_the_list(monkeypatch, delete_half)
+    call_after_list(monkeypatch, delete_half)
     assert monitor.run_pass().errors == []
     assert Queue.objects.filter(state="gone").count() == 3
     assert not Notification.objects.exists()
 
 
-def test_a_queue_whose_row_is_removed_just_as_it_comes_back_is_new(amqp, alice, monkeypatch):
+def test_a_queue_that_returns_while_its_row_is_pruned_is_new(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
     monitor.run_pass()
     Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=31))
-    before_the_pass_writes(monkeypatch, pruning.prune)
+    call_before_write(monkeypatch, pruning.prune)
     monitor.run_pass()
     assert not Queue.objects.exists()
     assert monitor.run_pass().new == 1
 
 
-def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded):
+def test_writing_lengths_is_a_hot_update(guarded):
     if connection.vendor != "postgresql":
-        pytest.skip("PostgreSQL alone writes whole rows anew")
+        pytest.skip("Only PostgreSQL has HOT updates")
     Queue.objects.bulk_create(queue_row(f"q{number}", ready=1, unacknowledged=0) for number in range(200))
     ids = list(Queue.objects.order_by("id").values_list("id", flat=True)[::10])
     with transaction.atomic(), connection.cursor() as cursor:
@@ -581,8 +575,8 @@ def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded
         assert cursor.fetchone() == (20, 20)
 
 
-def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):
-    """The first one, steady ones, and those that find queues missing and gone. Warnings, deletions: test_shape.py."""
+def test_statements_and_requests_of_a_pass_do_not_grow_with_the_queues(amqp, alice, management, vhost):
+    """First pass, steady passes, and passes with missing and gone queues; test_shape.py has warnings and deletions."""
     monitor.run_pass()
     found = []
     for queues in (50, 300):
@@ -607,7 +601,7 @@ def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few
 
 
 def counted_pass(*, new=0, changed=0, gone=0):
-    """Run a pass that finds so many, and return how many statements and requests it took."""
+    """Run a pass, check its counts, and return the numbers of its statements and requests."""
     with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
         report = monitor.run_pass()
     assert (report.new, report.changed, report.gone, report.errors) == (new, changed, gone, [])

@@ -1,4 +1,4 @@
-"""The consumers in the field: the mozillapulse package from PyPI, unchanged, with accounts made here."""
+"""The unchanged mozillapulse package from PyPI, with Pulse users created by Guardian."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ from tests.toolbox import wait_until
 
 
 class Received(Exception):
-    """Ends the consumer, which listens for ever."""
+    """End the consumer, which listens forever."""
 
 
 class Build(GenericMessage):
@@ -37,7 +37,7 @@ def names(management):
 
 @pytest.fixture
 def configuration(broker, guarded):
-    """Return a function that gives the package the account of this name."""
+    """Return a function that configures the package for a Pulse user."""
     address = urlsplit(broker.amqp_url)
 
     def configure(name, password):
@@ -48,14 +48,14 @@ def configuration(broker, guarded):
     return configure
 
 
-@pytest.mark.parametrize("durable", [False, True], ids=["passing", "durable"])
+@pytest.mark.parametrize("durable", [False, True], ids=["transient", "durable"])
 def test_a_consumer_receives_what_a_publisher_sends(guarded, names, configuration, management, durable):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     (_, publishing), (watcher, _) = (create_pulse_user(name, [alice]) for name in names)
     watching = rotate_password(watcher)
     exchange = f"exchange/{names[0]}/builds"
     publisher = GenericPublisher(configuration(names[0], publishing), exchange)
-    publisher.publish(Build(1))  # which makes the exchange
+    publisher.publish(Build(1))  # publishing creates the exchange
     received = []
 
     def callback(body, message):

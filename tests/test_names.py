@@ -19,7 +19,7 @@ anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
 
 
 @given(user_names)
-def test_every_name_of_the_pattern_is_a_good_one(name):
+def test_every_name_of_the_pattern_is_valid(name):
     assert check_user_name(name) is None
 
 
@@ -43,18 +43,18 @@ def test_every_name_of_the_pattern_is_a_good_one(name):
         ("a" * 101, "101 characters"),
     ],
 )
-def test_a_bad_name_is_refused_with_the_reason(name, why):
+def test_an_invalid_name_is_refused_with_the_reason(name, why):
     with pytest.raises(InvalidUserName) as refusal:
         check_user_name(name)
     assert why in str(refusal.value)
 
 
-def test_a_hundred_characters_are_not_too_many():
+def test_a_name_of_100_characters_is_valid():
     assert check_user_name("a" * 100) is None
 
 
 @given(anything)
-def test_a_name_is_either_good_or_leads_to_nobody(name):
+def test_only_a_valid_name_in_a_queue_leads_to_a_user(name):
     try:
         check_user_name(name)
     except InvalidUserName:
@@ -64,7 +64,7 @@ def test_a_name_is_either_good_or_leads_to_nobody(name):
 
 
 @given(user_names, anything)
-def test_a_name_goes_into_its_queues_and_exchanges_and_back(user, rest):
+def test_names_of_queues_and_exchanges_lead_to_their_user(user, rest):
     queue, exchange = queue_prefix(user) + rest, exchange_prefix(user) + rest
     assert user_of_queue(queue) == user_of_exchange(exchange) == user
     assert user_of_queue(exchange) is user_of_exchange(queue) is None
@@ -89,15 +89,15 @@ def test_a_name_goes_into_its_queues_and_exchanges_and_back(user, rest):
         "amqp",
     ],
 )
-def test_what_follows_no_pattern_is_nobodys(name):
+def test_a_name_without_pattern_has_no_user(name):
     assert user_of_queue(name) is user_of_exchange(name) is None
     assert kind_of_queue(name) is kind_of_exchange(name) is NameKind.UNPATTERNED
 
 
 @pytest.mark.parametrize("name", ["amq.gen-x", "amq.topic", "amq."])
-def test_the_brokers_own_names_are_the_systems(name):
+def test_amq_names_belong_to_the_system(name):
     assert kind_of_queue(name) is kind_of_exchange(name) is NameKind.SYSTEM
 
 
-def test_the_exchange_without_a_name_is_the_systems():
+def test_the_default_exchange_belongs_to_the_system():
     assert kind_of_exchange("") is NameKind.SYSTEM

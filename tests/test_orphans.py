@@ -72,7 +72,7 @@ def test_a_second_sweep_finds_nothing_to_do(agent):
     assert not Removal.objects.exists()
 
 
-def test_a_dry_run_says_what_it_would_do_and_changes_nothing(agent, reader, management):
+def test_a_dry_run_reports_deletions_and_changes_nothing(agent, reader, management):
     orphan, used = agent.orphan(), agent.orphan("subscription_used")
     reader("subscription_used")
     management.delete_queue(agent.vhost, agent.queue.queue_name)
