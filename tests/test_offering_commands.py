@@ -1,4 +1,4 @@
-"""The commands create_offering and publish_event."""
+"""The commands ``create_offering`` and ``publish_event``."""
 
 import json
 import uuid
@@ -21,7 +21,7 @@ def run(capsys, *arguments):
 
 
 @pytest.fixture
-def people(db):
+def owners(db):
     return [Owner.objects.create_user(f"{name}@example.org", vouched=True) for name in ("alice", "bob")]
 
 
@@ -29,7 +29,7 @@ def people(db):
 
 
 @pytest.mark.django_db
-def test_an_offering_is_made_and_its_uuid_is_all_that_is_printed(capsys):
+def test_create_offering_prints_only_the_uuid(capsys):
     out = run(capsys, "create_offering", "Big cluster")
     offering = Offering.objects.get()
     assert out == f"{offering.uuid.hex}\n"
@@ -37,8 +37,8 @@ def test_an_offering_is_made_and_its_uuid_is_all_that_is_printed(capsys):
 
 
 @pytest.mark.parametrize("given", [UUID, "01234567-89ab-cdef-0123-456789abcdef"])
-def test_an_offering_is_made_with_a_uuid_and_people(capsys, people, given):
-    alice, bob = people
+def test_create_offering_takes_a_uuid_members_and_publishers(capsys, owners, given):
+    alice, bob = owners
     options = ("--member", "Alice@example.org", "bob@example.org", "--publisher", "bob@example.org")
     assert run(capsys, "create_offering", "Big cluster", "--uuid", given, *options) == f"{UUID.lower()}\n"
     offering = Offering.objects.get(uuid=UUID)
@@ -46,8 +46,8 @@ def test_an_offering_is_made_with_a_uuid_and_people(capsys, people, given):
     assert list(offering.publishers.all()) == [bob]
 
 
-def test_an_offering_that_exists_is_changed_and_loses_nobody(capsys, people):
-    alice, bob = people
+def test_create_offering_changes_an_existing_offering_and_keeps_its_members(capsys, owners):
+    alice, bob = owners
     run(capsys, "create_offering", "Cluster", "--uuid", UUID, "--member", "alice@example.org")
     run(
         capsys, "create_offering", "Big cluster", "--uuid", UUID,
@@ -60,7 +60,7 @@ def test_an_offering_that_exists_is_changed_and_loses_nobody(capsys, people):
 
 
 @pytest.mark.django_db
-def test_two_offerings_may_have_one_name(capsys):
+def test_two_offerings_may_have_the_same_name(capsys):
     assert run(capsys, "create_offering", "Cluster") != run(capsys, "create_offering", "Cluster")
     assert Offering.objects.filter(name="Cluster").count() == 2
 
@@ -84,7 +84,7 @@ def test_two_offerings_may_have_one_name(capsys):
         (["Cluster", "--member", "dave@example.org"], "dave@example.org can't sign in any more"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name_and_nothing_is_made(people, arguments, says):
+def test_create_offering_names_an_invalid_value_and_creates_nothing(owners, arguments, says):
     Owner.objects.create_user("carol@example.org")
     Owner.objects.create_user("dave@example.org", vouched=True, is_active=False)
     with pytest.raises(CommandError, match=says):
@@ -92,7 +92,7 @@ def test_what_cannot_be_is_refused_by_name_and_nothing_is_made(people, arguments
     assert not Offering.objects.exists()
 
 
-def test_a_change_that_is_refused_changes_nothing(capsys, people):
+def test_a_refused_change_of_an_offering_changes_nothing(capsys, owners):
     run(capsys, "create_offering", "Cluster", "--uuid", UUID)
     with pytest.raises(CommandError):
         call_command(
@@ -118,7 +118,7 @@ def offering(guarded, management):
     return made
 
 
-def test_an_event_is_published_by_uuid_or_by_name_and_its_counts_are_printed(capsys, offering, broker, guarded):
+def test_publish_event_finds_an_offering_by_uuid_or_name_and_prints_counts(capsys, offering, broker, guarded):
     ids = []
     for name in (offering.uuid.hex, str(offering.uuid), "Big cluster"):
         out = run(capsys, "publish_event", name, "order", '{"order_uuid": "1"}')
@@ -133,7 +133,7 @@ def test_an_event_is_published_by_uuid_or_by_name_and_its_counts_are_printed(cap
     amqp.connection.close()
 
 
-def test_a_number_of_any_size_arrives_as_it_was_written(capsys, offering, broker, guarded):
+def test_publish_event_keeps_large_numbers_exact(capsys, offering, broker, guarded):
     run(capsys, "publish_event", "Big cluster", "order", '{"big": 123456789012345678901234567890}')
     amqp = Amqp(broker.amqp_url, guarded)
     _, _, body = amqp.channel.basic_get("orders", auto_ack=True)
@@ -141,7 +141,7 @@ def test_a_number_of_any_size_arrives_as_it_was_written(capsys, offering, broker
     assert b'"big":123456789012345678901234567890,' in body
 
 
-def test_an_offering_whose_name_is_a_uuid_is_found_by_it(capsys, offering):
+def test_publish_event_finds_an_offering_whose_name_is_a_uuid(capsys, offering):
     Offering.objects.filter(pk=offering.pk).update(name=UUID)
     assert run(capsys, "publish_event", UUID, "order", "{}").startswith("1 delivered")
 
@@ -163,19 +163,19 @@ def test_an_offering_whose_name_is_a_uuid_is_found_by_it(capsys, offering):
         (["Big cluster", "order", '{"object_type": "resource"}'], "'object_type' is 'resource'"),
     ],
 )
-def test_what_cannot_be_published_is_said(offering, arguments, says):
+def test_publish_event_names_an_invalid_value(offering, arguments, says):
     with pytest.raises(CommandError, match=says) as raised:
         call_command("publish_event", *arguments)
     assert raised.value.returncode == 1
 
 
-def test_a_name_that_two_offerings_have_asks_for_the_uuid(offering):
+def test_publish_event_asks_for_the_uuid_if_a_name_is_ambiguous(offering):
     Offering.objects.create(name="Big cluster")
     with pytest.raises(CommandError, match="give the UUID of one"):
         call_command("publish_event", "Big cluster", "order", "{}")
 
 
-def test_with_the_broker_away_it_ends_with_1_and_says_so_without_the_password(offering, settings):
+def test_publish_event_without_the_broker_exits_with_1(offering, settings):
     settings.RABBIT_URL = "amqp://someone:sekret-word@127.0.0.1:1"
     with pytest.raises(CommandError, match="can't connect") as raised:
         call_command("publish_event", "Big cluster", "order", "{}")

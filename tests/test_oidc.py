@@ -1,4 +1,4 @@
-"""Signing in by OpenID Connect, at a running provider."""
+"""Sign-in with OpenID Connect at a running provider."""
 
 import re
 from urllib.parse import parse_qs, urlsplit
@@ -20,24 +20,24 @@ ALICE = {"email": "alice@example.org", "email_verified": True, "name": "Alice Ex
 
 
 @pytest.fixture(autouse=True)
-def no_attempts_yet(db):
+def clear_limits(db):
     cache.clear()
 
 
 class Provider:
-    """A running provider, and what people do there."""
+    """A running provider and the actions of a person there."""
 
     def __init__(self, url):
         self.url = url
 
-    def knows(self, sub, **claims):
+    def register(self, sub, **claims):
         requests.put(f"{self.url}/users/{sub}", json=claims, timeout=5).raise_for_status()
 
     def sign_in(self, client, sub, path="/signin/oidc/", **choice):
-        """Go there, say who one is, and come back."""
-        return self.come_back(client, client.post(path).url, **(choice or {"sub": sub}))
+        """Start at Guardian, sign in at the provider, and follow its redirect back."""
+        return self.authorize(client, client.post(path).url, **(choice or {"sub": sub}))
 
-    def come_back(self, client, url, **choice):
+    def authorize(self, client, url, **choice):
         answer = requests.post(url, data=choice, allow_redirects=False, timeout=5)
         return client.get(answer.headers["Location"].removeprefix("http://testserver"))
 
@@ -76,15 +76,15 @@ def provider(running, settings):
 
 
 @pytest.fixture
-def spoilt(running, settings):
-    """Give a proxy before the provider, which Guardian uses."""
+def proxied_provider(running, settings):
+    """Have Guardian reach the provider through a proxy, and give the proxy."""
     with Proxy.before(running) as proxy:
         use(settings, proxy.url(running))
         yield proxy
 
 
-def test_a_verified_address_makes_the_owner_with_the_name(client, provider):
-    provider.knows("first", **ALICE)
+def test_a_verified_address_creates_an_owner_with_the_name(client, provider):
+    provider.register("first", **ALICE)
     answer = provider.sign_in(client, "first", "/signin/oidc/?next=/tokens/")
     assert (answer.status_code, answer.url) == (302, "/tokens/")
     owner = Owner.objects.get()
@@ -92,23 +92,23 @@ def test_a_verified_address_makes_the_owner_with_the_name(client, provider):
     assert not owner.has_usable_password()
     assert EmailAddress.objects.get(user=owner).verified
     assert is_signed_in(client)
-    # What the provider said is not kept.
+    # The provider's claims are not stored.
     assert (SocialAccount.objects.get().extra_data, "first" in SocialAccount.objects.get().uid) == ({}, False)
 
 
-def test_a_verified_address_joins_the_owner_it_belongs_to_and_keeps_the_name(client, provider):
+def test_a_verified_address_signs_in_its_existing_owner(client, provider):
     owner = Owner.objects.create_user("alice@example.org", full_name="Alice B.")
-    provider.knows("second", **{**ALICE, "email": "Alice@Example.Org"})
+    provider.register("second", **{**ALICE, "email": "Alice@Example.Org"})
     provider.sign_in(client, "second")
     assert client.get("/signout/").context["user"] == owner
     owner.refresh_from_db()
     assert (owner.full_name, Owner.objects.count()) == ("Alice B.", 1)
 
 
-def test_who_is_known_stays_the_same_owner_with_another_address(client, provider):
-    provider.knows("third", **ALICE)
+def test_a_known_subject_with_another_address_is_the_same_owner(client, provider):
+    provider.register("third", **ALICE)
     provider.sign_in(client, "third")
-    provider.knows("third", email="other@example.org", email_verified=True)
+    provider.register("third", email="other@example.org", email_verified=True)
     again = Client()
     provider.sign_in(again, "third")
     assert again.get("/signout/").context["user"].email == "alice@example.org"
@@ -116,10 +116,10 @@ def test_who_is_known_stays_the_same_owner_with_another_address(client, provider
 
 
 @pytest.mark.parametrize("verified", [False, None, "false", "yes", 0, 1, [], "missing"])
-def test_an_address_that_is_not_verified_takes_nobody_over(client, provider, mailbox, verified):
+def test_an_unverified_address_takes_over_no_account(client, provider, mailbox, verified):
     victim = Owner.objects.create_user("alice@example.org", vouched=True)
     claims = {"email": "alice@example.org"} if verified == "missing" else {**ALICE, "email_verified": verified}
-    provider.knows("attacker", **claims)
+    provider.register("attacker", **claims)
     answer = provider.sign_in(client, "attacker", "/signin/oidc/?next=/tokens/")
     assert answer.url == "/signin/code/?next=%2Ftokens%2F"
     page = client.get(answer.url)
@@ -130,9 +130,9 @@ def test_an_address_that_is_not_verified_takes_nobody_over(client, provider, mai
     assert len(mailbox.to(victim.email)) == 1
 
 
-def test_an_address_that_is_not_verified_is_proven_by_a_code_once(client, provider, mailbox, settings):
+def test_an_unverified_address_needs_a_code_once(client, provider, mailbox, settings):
     settings.OIDC_VOUCHED_GROUPS = ["staff"]
-    provider.knows("fourth", email="alice@example.org", name="Alice Example", groups=["staff"])
+    provider.register("fourth", email="alice@example.org", name="Alice Example", groups=["staff"])
     answer = provider.sign_in(client, "fourth")
     enter(client, code_for(mailbox, "alice@example.org"), answer.url)
     assert is_signed_in(client)
@@ -143,8 +143,8 @@ def test_an_address_that_is_not_verified_is_proven_by_a_code_once(client, provid
     assert (Owner.objects.count(), len(mailbox.mails)) == (1, 1)
 
 
-def test_a_code_for_another_address_does_not_join_the_two(client, provider, mailbox):
-    provider.knows("fifth", email="alice@example.org")
+def test_a_code_for_another_address_links_no_account(client, provider, mailbox):
+    provider.register("fifth", email="alice@example.org")
     provider.sign_in(client, "fifth")
     client.post("/signin/", {"email": "bob@example.org"})
     enter(client, code_for(mailbox, "bob@example.org"))
@@ -152,38 +152,38 @@ def test_a_code_for_another_address_does_not_join_the_two(client, provider, mail
     assert not SocialAccount.objects.exists()
 
 
-def test_a_group_vouches_and_who_left_it_is_vouched_for_no_longer(provider, settings):
+def test_a_vouched_group_grants_access_and_leaving_it_withdraws_access(provider, settings):
     settings.OIDC_VOUCHED_GROUPS = ["staff"]
     for groups, vouched in ((["other", 7], False), (["staff"], True), ("staff", True), ([], False)):
-        provider.knows("sixth", **ALICE, groups=groups)
+        provider.register("sixth", **ALICE, groups=groups)
         client = Client()
         provider.sign_in(client, "sixth")
         assert is_signed_in(client)
         assert Owner.objects.get().vouched is vouched
 
 
-def test_a_vouched_domain_counts_for_a_verified_address_alone(provider, settings, mailbox):
+def test_a_vouched_domain_needs_a_verified_address(provider, settings, mailbox):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
-    provider.knows("seventh", **{**ALICE, "email_verified": False})
+    provider.register("seventh", **{**ALICE, "email_verified": False})
     provider.sign_in(Client(), "seventh")
     assert not Owner.objects.get().vouched
-    provider.knows("seventh", **ALICE)
+    provider.register("seventh", **ALICE)
     provider.sign_in(Client(), "seventh")
     assert Owner.objects.get().vouched
 
 
-def test_what_a_person_withdrew_is_not_given_back(client, provider, settings):
+def test_withdrawn_access_is_not_granted_again_by_the_provider(client, provider, settings):
     settings.OIDC_VOUCHED_GROUPS = ["staff"]
     operator = Owner.objects.create_superuser("ops@example.org")
-    provider.knows("eighth", **ALICE, groups=["staff"])
+    provider.register("eighth", **ALICE, groups=["staff"])
     provider.sign_in(client, "eighth")
     withdrawal.withdraw(Owner.objects.get(email="alice@example.org"), operator)
     provider.sign_in(Client(), "eighth")
     assert not Owner.objects.get(email="alice@example.org").vouched
 
 
-def test_an_inactive_owner_does_not_get_in(client, provider):
-    provider.knows("ninth", **ALICE)
+def test_an_inactive_owner_cannot_sign_in(client, provider):
+    provider.register("ninth", **ALICE)
     Owner.objects.create_user("alice@example.org", is_active=False)
     for _ in range(2):
         page = provider.sign_in(client, "ninth")
@@ -191,24 +191,24 @@ def test_an_inactive_owner_does_not_get_in(client, provider):
         assert not is_signed_in(client)
 
 
-def test_signing_in_ends_the_session_of_somebody_else(client, provider):
+def test_signing_in_ends_the_session_of_another_owner(client, provider):
     client.force_login(Owner.objects.create_user("bob@example.org"))
-    provider.knows("tenth", **ALICE)
+    provider.register("tenth", **ALICE)
     provider.sign_in(client, "tenth")
     assert client.get("/signout/").context["user"].email == "alice@example.org"
 
 
 @pytest.mark.parametrize("address", ["none", "", "x", "alice\u202e@example.org", "é" * 300, "a@b\n.org"])
-def test_without_an_address_that_can_be_used_the_page_says_what_to_do(client, provider, address):
-    provider.knows("eleventh", **({} if address == "none" else {"email": address, "email_verified": True}))
+def test_without_a_usable_address_sign_in_is_refused(client, provider, address):
+    provider.register("eleventh", **({} if address == "none" else {"email": address, "email_verified": True}))
     page = provider.sign_in(client, "eleventh")
     assert (page.status_code, "told us no e-mail address" in page.text) == (403, True)
     assert not Owner.objects.exists()
 
 
 @pytest.mark.parametrize("name", ["\x00\x1bA\u202elice", None, "", "x" * 5000])
-def test_a_strange_name_is_shortened_and_cleaned(client, provider, name):
-    provider.knows("twelfth", **{**ALICE, "name": name})
+def test_a_long_or_unprintable_name_is_cleaned(client, provider, name):
+    provider.register("twelfth", **{**ALICE, "name": name})
     provider.sign_in(client, "twelfth")
     stored = Owner.objects.get().full_name
     assert is_signed_in(client)
@@ -217,40 +217,40 @@ def test_a_strange_name_is_shortened_and_cleaned(client, provider, name):
 
 
 @pytest.mark.parametrize("claims", [{"email": 7}, {"name": 7}, {"name": {"a": 1}}])
-def test_claims_that_make_no_sense_are_the_providers_fault(client, provider, claims):
-    provider.knows("senseless", **{**ALICE, **claims})
+def test_claims_of_a_wrong_type_are_503(client, provider, claims):
+    provider.register("senseless", **{**ALICE, **claims})
     answer = provider.sign_in(client, "senseless")
     assert answer.status_code == 503
     assert not is_signed_in(client)
 
 
-def test_two_providers_do_not_mean_the_same_person_by_one_number(provider, settings):
-    provider.knows("1", **ALICE)
+def test_the_same_subject_at_another_provider_is_another_owner(provider, settings):
+    provider.register("1", **ALICE)
     provider.sign_in(Client(), "1")
     with run_server_in_thread() as server:
         other = use(settings, f"http://localhost:{server.server_port}")
-        other.knows("1", email="mallory@example.org", email_verified=True)
+        other.register("1", email="mallory@example.org", email_verified=True)
         client = Client()
         other.sign_in(client, "1")
     assert client.get("/signout/").context["user"].email == "mallory@example.org"
 
 
-# What goes wrong
+# Failures
 
 
-def test_cancelling_leads_back(client, provider):
+def test_a_cancelled_sign_in_links_back(client, provider):
     page = provider.sign_in(client, "", action="deny")
     assert (page.status_code, "Signing in was cancelled" in page.text) == (403, True)
     assert 'href="/signin/"' in page.text
 
 
 @pytest.mark.parametrize("query", ["", "?code=x", "?code=x&state=y", "?error=x", "?state=%00", "?error=<b>&state="])
-def test_who_comes_back_without_having_gone_is_asked_to_begin_again(client, provider, query):
+def test_a_callback_without_a_started_sign_in_is_400(client, provider, query):
     page = client.get(f"/signin/oidc/callback/{query}")
     assert (page.status_code, "was not begun here" in page.text) == (400, True)
 
 
-def test_an_error_of_the_provider_is_told_and_its_words_are_not_repeated(client, provider):
+def test_an_error_of_the_provider_is_shown_without_its_description(client, provider):
     state = parse_qs(urlsplit(client.post("/signin/oidc/").url).query)["state"][0]
     page = client.get(
         "/signin/oidc/callback/", {"state": state, "error": "server_error", "error_description": "<b>call us</b>"}
@@ -259,8 +259,8 @@ def test_an_error_of_the_provider_is_told_and_its_words_are_not_repeated(client,
     assert "call us" not in page.text
 
 
-def test_a_code_of_the_provider_works_once(client, provider):
-    provider.knows("thirteenth", **ALICE)
+def test_an_authorization_code_works_once(client, provider):
+    provider.register("thirteenth", **ALICE)
     url = client.post("/signin/oidc/").url
     back = requests.post(url, data={"sub": "thirteenth"}, allow_redirects=False, timeout=5).headers["Location"]
     assert client.get(back).status_code == 302
@@ -272,17 +272,17 @@ def test_a_code_of_the_provider_works_once(client, provider):
     assert not is_signed_in(client)
 
 
-def test_a_provider_that_is_away_is_told(client, provider, settings, caplog):
+def test_an_unreachable_provider_is_503(client, provider, settings, caplog):
     use(settings, "http://localhost:1")
     page = client.post("/signin/oidc/")
     assert (page.status_code, "Example ID can't be reached" in page.text) == (503, True)
     assert "OpenID Connect: ConnectionError" in caplog.text
 
 
-def test_a_provider_that_goes_away_in_between_is_told(client, provider, settings):
+def test_a_provider_that_becomes_unreachable_during_sign_in_is_503(client, provider, settings):
     url = client.post("/signin/oidc/").url
     use(settings, "http://localhost:1")
-    assert provider.come_back(client, url, sub="x").status_code == 503
+    assert provider.authorize(client, url, sub="x").status_code == 503
 
 
 GARBAGE = [b"", b"[]", b"null", b"7", b"{}", b'{"issuer": 7}', b"<html>", b'"text"', b"\xff\xfe", b'{"error": "x"}',
@@ -291,46 +291,46 @@ GARBAGE = [b"", b"[]", b"null", b"7", b"{}", b'{"issuer": 7}', b"<html>", b'"tex
 
 @pytest.mark.parametrize("body", GARBAGE)
 @pytest.mark.parametrize("header", ["Content-Type: application/json", "X-None: 1"])
-def test_garbage_of_the_provider_is_told_when_it_is_gone_to(client, spoilt, body, header):
-    spoilt.answer(http_answer("200 OK", body, header))
+def test_a_malformed_configuration_of_the_provider_is_503(client, proxied_provider, body, header):
+    proxied_provider.answer(http_answer("200 OK", body, header))
     page = client.post("/signin/oidc/")
     assert (page.status_code, "be reached" in page.text) == (503, True)
 
 
 @pytest.mark.parametrize("body", GARBAGE)
-@pytest.mark.parametrize("pieces", [0, 1, 2])
-def test_garbage_of_the_provider_is_told_when_it_is_come_back_from(client, running, settings, spoilt, body, pieces):
-    """After so many good answers: the configuration, the token, who it is."""
+@pytest.mark.parametrize("good_answers", [0, 1, 2])
+def test_a_malformed_answer_during_the_callback_is_503(client, running, settings, proxied_provider, body, good_answers):
+    """The malformed answer follows 0 to 2 good ones: configuration, token, user info."""
     url = client.post("/signin/oidc/").url
     back = requests.post(url, data={"sub": "x@example.org"}, allow_redirects=False, timeout=5).headers["Location"]
-    seen = spoilt.requests
-    good, spoilt._from_client = spoilt._from_client, None
+    seen = proxied_provider.requests
+    forward, proxied_provider._from_client = proxied_provider._from_client, None
 
     def from_client(*both):
-        if spoilt.requests >= seen + pieces:
-            spoilt.answer(http_answer("200 OK", body, "Content-Type: application/json"))
-        return good(*both)
+        if proxied_provider.requests >= seen + good_answers:
+            proxied_provider.answer(http_answer("200 OK", body, "Content-Type: application/json"))
+        return forward(*both)
 
-    spoilt._from_client = from_client
+    proxied_provider._from_client = from_client
     page = client.get(back)
     assert (page.status_code, "be reached" in page.text) == (503, True)
     assert not is_signed_in(client)
 
 
-def test_a_mail_server_that_is_away_when_an_address_is_to_be_proven_is_told(client, provider, mailbox):
+def test_a_code_that_cannot_be_mailed_is_503(client, provider, mailbox):
     mailbox.stop()
-    provider.knows("fourteenth", email="alice@example.org")
+    provider.register("fourteenth", email="alice@example.org")
     page = provider.sign_in(client, "fourteenth")
     assert (page.status_code, "could not be sent" in page.text) == (503, True)
 
 
-def test_codes_are_limited_for_who_comes_from_the_provider_too(provider, mailbox):
-    provider.knows("fifteenth", email="alice@example.org")
+def test_codes_after_an_unverified_sign_in_are_limited(provider, mailbox):
+    provider.register("fifteenth", email="alice@example.org")
     codes = [provider.sign_in(Client(), "fifteenth").status_code for _ in range(4)]
     assert codes == [302, 302, 302, 429]
 
 
-def test_only_a_button_starts_it_and_only_where_it_is_configured(client, provider, settings):
+def test_sign_in_starts_by_post_and_only_if_configured(client, provider, settings):
     assert client.get("/signin/oidc/?next=/tokens/").url == "/signin/?next=%2Ftokens%2F"
     assert "Sign in with Example ID" in client.get("/signin/").text
     assert Client(enforce_csrf_checks=True).post("/signin/oidc/").status_code == 403
@@ -349,7 +349,7 @@ def test_only_a_button_starts_it_and_only_where_it_is_configured(client, provide
 
 def test_a_person_signs_in_with_the_provider(page, live_server, provider, other_hosts):
     other_hosts.add(urlsplit(provider.url).netloc)
-    provider.knows("browser", **ALICE)
+    provider.register("browser", **ALICE)
     page.goto("/tokens/")
     page.get_by_role("button", name="Sign in with Example ID").click()
     page.get_by_placeholder("sub").fill("browser")
@@ -358,10 +358,10 @@ def test_a_person_signs_in_with_the_provider(page, live_server, provider, other_
     assert Owner.objects.get().email == "alice@example.org"
 
 
-def test_a_person_whose_address_is_not_verified_proves_it(page, live_server, provider, other_hosts, mailbox):
+def test_a_person_with_an_unverified_address_enters_a_code(page, live_server, provider, other_hosts, mailbox):
     other_hosts.add(urlsplit(provider.url).netloc)
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    provider.knows("unproven", email=owner.email)
+    provider.register("unproven", email=owner.email)
     page.goto("/signin/")
     page.get_by_role("button", name="Sign in with Example ID").click()
     page.get_by_placeholder("sub").fill("unproven")
@@ -374,7 +374,7 @@ def test_a_person_whose_address_is_not_verified_proves_it(page, live_server, pro
     assert owner.last_login is not None
 
 
-def test_a_person_cancels(page, provider, other_hosts):
+def test_a_person_cancels_at_the_provider(page, provider, other_hosts):
     other_hosts.add(urlsplit(provider.url).netloc)
     page.goto("/signin/")
     page.get_by_role("button", name="Sign in with Example ID").click()

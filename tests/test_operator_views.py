@@ -1,4 +1,4 @@
-"""What operators do from the front page of the administration."""
+"""The operators' actions on the front page of the admin."""
 
 import re
 from datetime import timedelta
@@ -19,7 +19,7 @@ from status.views import NAMES_SHOWN, names
 from tests.agents import lose_registrations
 from tests.toolbox import AWAY, queue_names
 
-PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))
+PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))
 
 
 @pytest.fixture
@@ -35,36 +35,36 @@ def words(page):
 
 
 def key(page):
-    """Return what agrees to what a page shows."""
+    """Return the confirmation key of a page."""
     return re.search(r'name="shown" value="([^"]+)"', page.text)[1]
 
 
-def agree(ops, address, **more):
-    """Look at a page that shows what it would do, and agree to that."""
+def confirm(ops, address, **more):
+    """Open a page and confirm what it shows."""
     return ops.post(address, {"shown": key(ops.get(address)), **more}, follow=True)
 
 
-def deeds():
+def audited_actions():
     return [(entry.actor_email, entry.deed) for entry in AuditEntry.objects.order_by("id") if entry.deed != "made"]
 
 
-# Who may
+# Access
 
 
 @pytest.mark.parametrize("address", [PASS, BRAKE, ORPHANS, STALE])
 @pytest.mark.parametrize("email", [None, "alice@example.org"])
-def test_whoever_is_no_operator_does_nothing_of_it(client, guarded, address, email):
+def test_only_operators_reach_the_actions(client, guarded, address, email):
     if email:
         client.force_login(Owner.objects.create_user(email, vouched=True))
     for answer in (client.get(address), client.post(address, {"shown": uuid4()})):
         assert (answer.status_code, answer["Location"].split("?")[0]) == (302, "/admin/login/")
-    assert (Pass.objects.count(), Sweep.objects.count(), deeds()) == (0, 0, [])
+    assert (Pass.objects.count(), Sweep.objects.count(), audited_actions()) == (0, 0, [])
 
 
 # A pass
 
 
-def test_a_pass_is_run_by_a_post_alone_and_says_what_it_did(ops, guarded, amqp):
+def test_an_operator_runs_a_pass_by_post_and_sees_its_result(ops, guarded, amqp):
     amqp.queue("long", 6)
     assert ops.get(PASS).status_code == 200
     assert Pass.objects.count() == 0
@@ -74,10 +74,10 @@ def test_a_pass_is_run_by_a_post_alone_and_says_what_it_did(ops, guarded, amqp):
     assert "1 queue in " in words(page)
     assert "1 warned about, 0 back to normal" in words(page)
     assert Queue.objects.get().state == "warned"
-    assert deeds() == [("ops@example.org", "asked for a pass")]
+    assert audited_actions() == [("ops@example.org", "asked for a pass")]
 
 
-def test_beside_another_pass_nothing_is_done_and_that_is_said(ops, guarded):
+def test_a_pass_during_another_pass_is_409(ops, guarded):
     with lease("pass"):
         page = ops.post(PASS)
     assert page.status_code == 409
@@ -85,7 +85,7 @@ def test_beside_another_pass_nothing_is_done_and_that_is_said(ops, guarded):
     assert Pass.objects.count() == 0
 
 
-def test_a_pass_without_the_broker_says_so_with_the_reason(ops, guarded, settings):
+def test_a_pass_without_the_broker_is_503_with_the_reason(ops, guarded, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = ops.post(PASS)
     assert page.status_code == 503
@@ -97,8 +97,8 @@ def test_a_pass_without_the_broker_says_so_with_the_reason(ops, guarded, setting
 
 
 @pytest.fixture
-def braked(guarded, amqp, settings):
-    """Have the brake hold three queues."""
+def braked_queues(guarded, amqp, settings):
+    """Have the brake block the deletion of three queues."""
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
@@ -106,20 +106,20 @@ def braked(guarded, amqp, settings):
     assert brake().since is not None
 
 
-def test_a_brake_that_does_not_hold_has_nothing_to_release(ops, guarded):
+def test_a_brake_that_blocks_nothing_cannot_be_released(ops, guarded):
     page = ops.get(BRAKE)
     assert "The brake doesn't hold, so there is nothing to release." in words(page)
     assert 'method="post" data-once' not in page.text
 
 
-def test_a_brake_that_holds_no_more_once_it_is_released_says_so(ops, braked):
+def test_releasing_a_brake_that_no_longer_blocks_says_so(ops, braked_queues):
     shown = key(ops.get(BRAKE))
     run_pass(force=True)
     page = ops.post(BRAKE, {"shown": shown}, follow=True)
     assert "The brake doesn't hold any more, so there was nothing to release." in words(page)
 
 
-def test_the_brake_shows_what_it_keeps_and_once_released_the_next_pass_deletes_that(ops, braked, guarded, management):
+def test_an_operator_releases_the_brake_and_the_next_pass_deletes(ops, braked_queues, guarded, management):
     page = ops.get(BRAKE)
     assert "At most 2 queues may be deleted at once, and 3 are to be." in words(page)
     assert all(f"long-{number} in {guarded}" in words(page) for number in range(3))
@@ -129,10 +129,10 @@ def test_the_brake_shows_what_it_keeps_and_once_released_the_next_pass_deletes_t
     assert "ops@example.org released the brake for 3 queues." in words(page)
     assert "3 deleted, 0 kept" in words(ops.post(PASS))
     assert management.list_queues(guarded, {"columns": "name"}) == []
-    assert deeds() == [("ops@example.org", "released the brake"), ("ops@example.org", "asked for a pass")]
+    assert audited_actions() == [("ops@example.org", "released the brake"), ("ops@example.org", "asked for a pass")]
 
 
-def test_only_the_queues_that_were_shown_are_released(ops, braked, guarded, amqp, management):
+def test_only_the_queues_that_were_shown_are_released(ops, braked_queues, guarded, amqp, management):
     shown = key(ops.get(BRAKE))
     for number in range(2):
         amqp.take(f"long-{number}", 11)
@@ -145,7 +145,7 @@ def test_only_the_queues_that_were_shown_are_released(ops, braked, guarded, amqp
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
 
 
-def test_what_was_shown_is_agreed_to_once_and_by_whom_it_was_shown_to(client, ops, braked):
+def test_a_confirmation_works_once_and_for_its_operator_only(client, ops, braked_queues):
     shown = key(ops.get(BRAKE))
     ops.logout()
     ops.force_login(Owner.objects.create_superuser("others@example.org"))
@@ -158,23 +158,21 @@ def test_what_was_shown_is_agreed_to_once_and_by_whom_it_was_shown_to(client, op
     assert ops.post(BRAKE, {"shown": shown}).status_code == 409
 
 
-def test_what_was_shown_too_long_ago_is_not_agreed_to(ops, braked, monkeypatch):
-    monkeypatch.setattr(views, "PREVIEW_SECONDS", 0)
-    assert agree(ops, BRAKE).status_code == 409
+def test_an_expired_confirmation_is_409(ops, braked_queues, monkeypatch):
+    monkeypatch.setattr(views, "SHOWN_FOR_SECONDS", 0)
+    assert confirm(ops, BRAKE).status_code == 409
     assert brake().released == 0
 
 
-def test_what_is_unsure_until_the_second_look_is_released_with_the_others(
-    ops, braked, guarded, management, monkeypatch
-):
+def test_queues_that_need_a_recheck_are_released_with_the_others(ops, braked_queues, guarded, management, monkeypatch):
     take = snapshot.take
     monkeypatch.setattr(snapshot, "take", lambda *given: take(*given)._replace(exact=False))
-    agree(ops, BRAKE)
+    confirm(ops, BRAKE)
     ops.post(PASS)
     assert management.list_queues(guarded, {"columns": "name"}) == []
 
 
-def test_a_brake_whose_queues_were_emptied_meanwhile_needs_no_release(ops, braked, amqp):
+def test_a_brake_whose_queues_became_short_needs_no_release(ops, braked_queues, amqp):
     for number in range(3):
         amqp.take(f"long-{number}", 11)
     page = ops.get(BRAKE)
@@ -182,7 +180,7 @@ def test_a_brake_whose_queues_were_emptied_meanwhile_needs_no_release(ops, brake
     assert 'method="post" data-once' not in page.text
 
 
-def test_the_brake_without_the_broker_says_so(ops, braked, settings):
+def test_the_brakes_page_without_the_broker_is_503(ops, braked_queues, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = ops.get(BRAKE)
     assert (page.status_code, "The broker could not be asked" in words(page)) == (503, True)
@@ -190,16 +188,16 @@ def test_the_brake_without_the_broker_says_so(ops, braked, settings):
 
 @pytest.mark.parametrize("address", [BRAKE, ORPHANS, STALE])
 @pytest.mark.parametrize("shown", ["", "3", "x", "1" * 5000, "0" * 32])
-def test_what_was_never_shown_is_not_agreed_to(ops, braked, address, shown):
+def test_an_unknown_confirmation_is_409(ops, braked_queues, address, shown):
     page = ops.post(address, {"shown": shown, "force": "on"})
     assert (page.status_code, "What you agreed to was shown too long ago" in words(page)) == (409, True)
     assert (brake().released, Sweep.objects.count()) == (0, 0)
 
 
-# The clean-ups
+# Clean-ups
 
 
-def test_a_sweep_is_shown_first_and_does_then_what_was_shown(ops, agent, reader):
+def test_an_operator_previews_and_confirms_a_sweep(ops, agent, reader):
     agent.orphan("subscription_<b>odd\u202e")
     agent.orphan("subscription_in_use")
     reader("subscription_in_use")
@@ -213,11 +211,11 @@ def test_a_sweep_is_shown_first_and_does_then_what_was_shown(ops, agent, reader)
     assert "OK It is done. 1 queue deleted of 5 1 kept" in words(page)
     assert "Kept as long as somebody reads from them subscription_in_use" in words(page)
     assert agent.names == {*agent.registered, "subscription_in_use"}
-    assert deeds()[-1] == ("ops@example.org", "asked for a sweep of orphans")
+    assert audited_actions()[-1] == ("ops@example.org", "asked for a sweep of orphans")
 
 
 @pytest.mark.parametrize("more", [{}, {"force": "on"}])
-def test_what_came_since_it_was_shown_is_not_deleted_even_by_force(ops, agent, management, more):
+def test_an_orphan_newer_than_the_preview_is_not_deleted_even_by_force(ops, agent, management, more):
     for name in ("subscription_shown", "subscription_removed"):
         agent.orphan(name)
     shown = key(ops.get(ORPHANS))
@@ -227,11 +225,11 @@ def test_what_came_since_it_was_shown_is_not_deleted_even_by_force(ops, agent, m
     assert "It is done, and what came since you were shown it was left alone. Look again." in words(page)
     assert "Left alone, since you were not shown them subscription_another" in words(page)
     assert agent.names == {*agent.registered, "subscription_another"}
-    agree(ops, ORPHANS)
+    confirm(ops, ORPHANS)
     assert agent.names == agent.registered
 
 
-def test_the_brake_is_lifted_by_a_tick_that_is_offered_only_where_it_would_hold(
+def test_an_operator_overrides_the_brake_of_a_sweep(
     ops, agent, reader, settings
 ):  # fmt: skip
     settings.GUARDIAN_DELETE_BRAKE = 2
@@ -240,17 +238,17 @@ def test_the_brake_is_lifted_by_a_tick_that_is_offered_only_where_it_would_hold(
     page = ops.get(ORPHANS)
     assert "The brake would hold. the brake blocks the deletion of 3 of 6 queues; at most 2 are allowed" in words(page)
     assert "delete all 3 queues, also those that somebody reads from (1 now)" in words(page)
-    page = agree(ops, ORPHANS)
+    page = confirm(ops, ORPHANS)
     assert "The brake held: too many queues would go at once, so none did." in words(page)
     assert names_lost <= agent.names
-    page = agree(ops, ORPHANS, force="on")
+    page = confirm(ops, ORPHANS, force="on")
     assert "3 queues deleted of 6" in words(page)
     assert agent.names == agent.registered
     entry = AuditEntry.objects.latest("id")
     assert (entry.additional_data["agreed_to"], entry.additional_data["force"]) == (3, True)
 
 
-def test_stale_subscriptions_are_shown_with_their_owners_and_go_then(ops, agent):
+def test_an_operator_previews_and_confirms_a_clean_up_of_stale_subscriptions(ops, agent):
     assert "There is nothing to clean up" in words(ops.get(STALE))
     AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
     page = ops.get(STALE)
@@ -260,10 +258,10 @@ def test_stale_subscriptions_are_shown_with_their_owners_and_go_then(ops, agent)
     page = ops.post(STALE, {"shown": key(page)})
     assert "2 subscriptions and consumers, 1 expired token removed" in words(page)
     assert agent.names == {"guardian.dlq"}
-    assert ("ops@example.org", "asked for a clean-up of stale subscriptions") in deeds()
+    assert ("ops@example.org", "asked for a clean-up of stale subscriptions") in audited_actions()
 
 
-def test_stale_subscriptions_that_came_since_they_were_shown_stay(ops, agent):
+def test_a_stale_subscription_newer_than_the_preview_is_kept(ops, agent):
     AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
     shown = key(ops.get(STALE))
     owner = Owner.objects.get(email="alice@example.org")
@@ -274,15 +272,15 @@ def test_stale_subscriptions_that_came_since_they_were_shown_stay(ops, agent):
 
 
 @pytest.mark.parametrize(("address", "kind"), [(ORPHANS, "orphans"), (STALE, "stale")])
-def test_beside_another_clean_up_nothing_is_done_and_that_is_said(ops, operator, guarded, address, kind):
-    shown = views.store_preview(operator, kind, frozenset())
+def test_a_clean_up_during_another_clean_up_is_409(ops, operator, guarded, address, kind):
+    shown = views.keep_shown(operator, kind, frozenset())
     with lease(kind):
         page = ops.post(address, {"shown": shown})
     assert (page.status_code, "Another process is at it right now" in words(page)) == (409, True)
     assert Sweep.objects.count() == 0
 
 
-def test_a_sweep_without_the_broker_says_so(ops, agent, settings):
+def test_a_sweep_without_the_broker_is_503(ops, agent, settings):
     agent.orphan()
     shown = key(ops.get(ORPHANS))
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
@@ -292,6 +290,6 @@ def test_a_sweep_without_the_broker_says_so(ops, agent, settings):
         assert "Connection refused" in words(page)
 
 
-def test_of_very_many_queues_the_first_are_named_and_the_others_counted():
+def test_a_long_list_of_queues_is_shortened_and_counted():
     shown = names([{"vhost": "a", "queue": f"q{number}\n"} for number in range(NAMES_SHOWN + 7)])
     assert (shown.shown[0], len(shown.shown), shown.more) == (("q0\\x0a", "a"), NAMES_SHOWN, 7)

@@ -1,4 +1,4 @@
-"""The sweep of queues that nobody registered, and the clean-up of subscriptions whose owner has no token."""
+"""The sweep of orphans, and the clean-up of subscriptions of owners without a live token."""
 
 import itertools
 import uuid
@@ -38,10 +38,10 @@ def notifications(kind):
     return list(Notification.objects.filter(kind=kind).order_by("id"))
 
 
-# What goes, and what stays
+# What a sweep deletes and keeps
 
 
-def test_what_nobody_registered_goes_with_its_messages_and_the_rest_stays(agent, amqp, vhost, broker):
+def test_a_sweep_deletes_orphans_with_their_messages_only(agent, amqp, vhost, broker):
     agent.orphan("subscription_empty")
     agent.orphan("consumer_full")
     agent.orphan("somebody's own")
@@ -56,7 +56,7 @@ def test_what_nobody_registered_goes_with_its_messages_and_the_rest_stays(agent,
     assert "subscription_elsewhere" in agent.agents.queues(vhost)
 
 
-def test_a_sweep_leaves_a_row_that_says_what_it_did(agent):
+def test_a_sweep_stores_a_report(agent):
     agent.orphan()
     sweep_orphans()
     row = Sweep.objects.get()
@@ -86,20 +86,20 @@ def test_a_dry_run_reports_deletions_and_changes_nothing(agent, reader, manageme
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_of_what_somebody_agreed_to_nothing_else_goes(agent, management, force):
+def test_a_sweep_of_confirmed_queues_deletes_no_others(agent, management, force):
     shown = agent.orphan("subscription_shown")
     management.delete_queue(agent.vhost, "subscription_shown")
     still_there, other = agent.orphan("subscription_too"), agent.orphan("subscription_other")
     agreed = [(one["vhost"], one["queue"]) for one in (shown, still_there)]
-    look = sweep_orphans(dry_run=True, only=agreed, force=force)
-    assert (look.would_delete, look.left_out) == ([still_there], [other])
+    preview = sweep_orphans(dry_run=True, only=agreed, force=force)
+    assert (preview.would_delete, preview.left_out) == ([still_there], [other])
     report = sweep_orphans(only=agreed, force=force)
     assert (report.found, report.deleted, report.left_out, report.errors) == (1, 1, [other], [])
     assert agent.names == agent.registered | {"subscription_other"}
     assert sweep_orphans(only=[]).deleted == 0
 
 
-def test_the_brake_counts_what_somebody_agreed_to(agent, settings):
+def test_the_brake_counts_confirmed_queues_only(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     sweep = [agent.orphan(f"subscription_{number}") for number in range(4)]
     agreed = [(one["vhost"], one["queue"]) for one in sweep[:2]]
@@ -107,20 +107,20 @@ def test_the_brake_counts_what_somebody_agreed_to(agent, settings):
     assert sweep_orphans(only=agreed[:1]).deleted == 1
 
 
-def test_a_dry_run_by_force_would_delete_what_is_in_use_too(agent, reader):
+def test_a_forced_dry_run_lists_queues_in_use_too(agent, reader):
     used = agent.orphan("subscription_used")
     reader("subscription_used")
     assert sweep_orphans(dry_run=True, force=True).would_delete == [used]
 
 
-def test_the_queue_of_a_vhost_that_is_still_being_made_is_left_alone(agent):
+def test_queues_of_a_vhost_in_creation_are_not_swept(agent):
     agent.orphan()
     AgentVhost.objects.update(ready=False)
     assert sweep_orphans().found == 0
     assert "subscription_orphan" in agent.names
 
 
-def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(agent):
+def test_a_swept_queue_is_gone_with_an_event(agent):
     agent.orphan()
     stored_queue("subscription_orphan", vhost=agent.vhost)
     sweep_orphans()
@@ -128,7 +128,7 @@ def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(agen
     assert QueueEvent.objects.get(queue_name="subscription_orphan").kind == "removed"
 
 
-def test_what_is_registered_between_the_list_and_the_rows_is_safe(agent, monkeypatch):
+def test_a_queue_registered_during_the_sweep_is_not_deleted(agent, monkeypatch):
     listed = snapshot.list_names
 
     def list_slowly(management, vhosts, between):
@@ -143,7 +143,7 @@ def test_what_is_registered_between_the_list_and_the_rows_is_safe(agent, monkeyp
     assert len(agent.names) == 5
 
 
-def test_what_is_removed_anyway_is_no_orphan_and_loses_nothing_of_how_it_was_to_go(agent, settings, broker, reader):
+def test_a_queue_with_a_pending_removal_is_not_an_orphan(agent, settings, broker, reader):
     reader(agent.queue.queue_name)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     agent.queue.delete()
@@ -152,7 +152,7 @@ def test_what_is_removed_anyway_is_no_orphan_and_loses_nothing_of_how_it_was_to_
     assert Removal.objects.get(kind="queue").if_unused is False
 
 
-def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to_count(agent, monkeypatch):
+def test_an_owner_deleted_during_the_sweep_leaves_no_orphans(agent, monkeypatch):
     agent.orphan()
     listed = snapshot.list_names
 
@@ -169,7 +169,7 @@ def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to
 # In use
 
 
-def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so(agent, reader):
+def test_an_orphan_in_use_is_kept_and_notified_once(agent, reader):
     used = agent.orphan()
     reader("subscription_orphan")
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so
     assert "subscription_orphan" in agent.names
 
 
-def test_it_is_told_again_when_another_joins_it(agent, reader):
+def test_another_orphan_in_use_is_notified_again(agent, reader):
     for name in ("subscription_one", "subscription_two"):
         agent.orphan(name)
         reader(name)
@@ -189,7 +189,7 @@ def test_it_is_told_again_when_another_joins_it(agent, reader):
     assert [message.facts["count"] for message in notifications("orphans-in-use")] == [1, 2]
 
 
-def test_it_is_told_again_after_a_sweep_that_found_none_in_use(agent, broker):
+def test_orphans_in_use_are_notified_again_after_a_sweep_without_any(agent, broker):
     for _ in range(2):
         agent.orphan()
         opened = Amqp(broker.amqp_url, agent.vhost)
@@ -200,7 +200,7 @@ def test_it_is_told_again_after_a_sweep_that_found_none_in_use(agent, broker):
     assert len(notifications("orphans-in-use")) == 2
 
 
-def test_force_deletes_what_is_in_use(agent, reader):
+def test_force_deletes_orphans_in_use(agent, reader):
     agent.orphan()
     reader("subscription_orphan")
     report = sweep_orphans(force=True)
@@ -208,7 +208,7 @@ def test_force_deletes_what_is_in_use(agent, reader):
     assert agent.names == agent.registered
 
 
-def test_a_queue_of_another_type_is_kept_unless_it_is_forced(agent):
+def test_an_orphan_of_another_type_is_deleted_only_by_force(agent):
     agent.orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})
     agent.orphan("subscription_classic")
     report = sweep_orphans()
@@ -217,14 +217,14 @@ def test_a_queue_of_another_type_is_kept_unless_it_is_forced(agent):
     assert sweep_orphans(force=True).deleted == 1
 
 
-def test_an_exclusive_queue_goes_with_its_connection_alone(agent, broker):
+def test_an_exclusive_queue_is_not_an_orphan(agent, broker):
     opened = Amqp(broker.amqp_url, agent.vhost)
     opened.channel.queue_declare("subscription_exclusive", exclusive=True)
     assert (sweep_orphans().found, sweep_orphans(force=True).found) == (0, 0)
     opened.connection.close()
 
 
-def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(agent):
+def test_a_name_that_no_database_can_store_is_an_error_of_the_sweep(agent):
     agent.orphan("subscription_\0")
     agent.orphan()
     report = sweep_orphans()
@@ -233,10 +233,10 @@ def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(agent):
     assert Sweep.objects.get().errors == report.errors
 
 
-# The brake
+# Brake
 
 
-def test_a_database_restored_from_yesterday_deletes_nothing(agent, settings):
+def test_a_restored_older_database_deletes_no_queues(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 4
     newer = lose_registrations(agent, 5)
     report = sweep_orphans()
@@ -247,7 +247,7 @@ def test_a_database_restored_from_yesterday_deletes_nothing(agent, settings):
     assert Sweep.objects.get().brake_held
 
 
-def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hold(agent, settings, broker):
+def test_the_brake_is_notified_once_until_a_sweep_passes_it(agent, settings, broker):
     settings.GUARDIAN_DELETE_BRAKE = 4
     lose_registrations(agent, 5)
     sweep_orphans()
@@ -263,14 +263,14 @@ def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hol
     assert "cleanup_orphan_queues --force" in compose(notifications("sweep-brake")[0]).body
 
 
-def test_a_quarter_of_all_queues_may_go_where_that_is_more(agent, settings):
+def test_the_brake_allows_a_quarter_of_all_queues_if_that_is_more(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 0
     agent.orphan()
     report = sweep_orphans()
     assert (report.seen, report.deleted, report.brake_held) == (4, 1, False)
 
 
-def test_what_is_missing_is_made_again_while_the_brake_holds(agent, settings, management):
+def test_missing_queues_are_redeclared_while_the_brake_blocks(agent, settings, management):
     settings.GUARDIAN_DELETE_BRAKE = 1
     lose_registrations(agent, 2)
     management.delete_queue(agent.vhost, agent.queue.queue_name)
@@ -282,7 +282,7 @@ def test_what_is_missing_is_made_again_while_the_brake_holds(agent, settings, ma
 # Repair
 
 
-def test_a_ready_queue_that_the_broker_lost_is_made_again_as_it_was(agent, management):
+def test_a_lost_ready_queue_is_redeclared_unchanged(agent, management):
     before = agent.agents.queues(agent.vhost)
     for name in agent.registered:
         management.delete_queue(agent.vhost, name)
@@ -290,13 +290,13 @@ def test_a_ready_queue_that_the_broker_lost_is_made_again_as_it_was(agent, manag
     assert agent.agents.queues(agent.vhost) == before
 
 
-def test_a_vhost_that_the_broker_lost_is_made_again_with_all_its_queues(agent, management):
+def test_a_lost_vhost_is_recreated_with_its_queues(agent, management):
     management.delete_vhost(agent.vhost)
     assert sweep_orphans().repaired == 3
     assert agent.names == agent.registered
 
 
-def test_what_was_left_in_the_making_is_finished_and_what_is_under_way_is_left_alone(agent, management):
+def test_an_interrupted_registration_is_finished_after_a_while(agent, management):
     management.delete_queue(agent.vhost, agent.queue.queue_name)
     SubscriptionQueue.objects.update(state="creating", created=timezone.now())
     assert sweep_orphans().repaired == 0
@@ -306,7 +306,7 @@ def test_what_was_left_in_the_making_is_finished_and_what_is_under_way_is_left_a
     assert (agent.queue.state, agent.queue.queue_name in agent.names) == ("ready", True)
 
 
-def test_one_that_cannot_be_made_again_does_not_stop_the_others(agent, management, reader):
+def test_a_failed_redeclaration_does_not_stop_the_others(agent, management, reader):
     name = agent.consumer.queue_name
     management.delete_queue(agent.vhost, name)
     management.delete_queue(agent.vhost, agent.queue.queue_name)
@@ -319,7 +319,7 @@ def test_one_that_cannot_be_made_again_does_not_stop_the_others(agent, managemen
     assert name in agent.names
 
 
-def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration(agent, management):
+def test_a_lost_login_is_recreated_by_the_next_registration(agent, management):
     for name in (agent.subscription.rmq_username, agent.consumer.rmq_username):
         management.delete_user(name)
     assert sweep_orphans().logins == 2
@@ -329,7 +329,7 @@ def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration
     assert EventSubscription.objects.get().password_set
 
 
-def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registration(agent, management):
+def test_a_login_with_wrong_permissions_is_reset_by_the_next_registration(agent, management):
     username = agent.subscription.rmq_username
     management.delete_permissions(agent.vhost, username)
     management.set_permissions(agent.vhost, agent.consumer.rmq_username, FULL_ACCESS)
@@ -344,7 +344,7 @@ def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registra
     assert sweep_orphans().logins == 0
 
 
-def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(agent, agents, management, monkeypatch):
+def test_a_locked_vhost_does_not_stop_the_repair_of_others(agent, agents, management, monkeypatch):
     bob = RegisteredAgent(agents, "bob")
     for one in (agent, bob):
         management.delete_queue(one.vhost, one.queue.queue_name)
@@ -358,7 +358,7 @@ def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(age
 
 
 @pytest.mark.parametrize("timeouts", [2, 3])
-def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, management, monkeypatch, timeouts):
+def test_three_timeouts_in_a_row_end_the_repair(agent, agents, management, monkeypatch, timeouts):
     others = [RegisteredAgent(agents, f"owner-{number}") for number in range(3)]
     for one in (agent, *others):
         management.delete_queue(one.vhost, one.queue.queue_name)
@@ -376,9 +376,7 @@ def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, manage
     assert (report.away, len(asked), report.repaired) == ((False, 4, 2) if timeouts == 2 else (True, 3, 0))
 
 
-def test_an_owner_who_is_deleted_during_the_repair_does_not_keep_the_others_from_it(
-    agent, agents, management, monkeypatch
-):
+def test_an_owner_deleted_during_the_repair_does_not_stop_the_others(agent, agents, management, monkeypatch):
     bob = RegisteredAgent(agents, "bob")
     for one in (agent, bob):
         management.delete_vhost(one.vhost)
@@ -397,17 +395,17 @@ def test_an_owner_who_is_deleted_during_the_repair_does_not_keep_the_others_from
 # Users
 
 
-def logins_users(agent):
+def login_names(agent):
     return {agent.subscription.rmq_username, agent.consumer.rmq_username}
 
 
-def test_users_of_logins_that_are_gone_go_and_all_others_stay(agent, management, settings):
+def test_a_sweep_deletes_users_of_removed_logins_only(agent, management, settings):
     names = [f"{number:x}" * 32 for number in range(1, 10)]
     for name in names:
         management.put_user(name, "secret", tags=["management"] if name == names[0] else ())
     management.set_permissions(agent.vhost, names[1], for_subscription(names[1]))
     management.set_permissions(agent.vhost, names[2], for_consumer(names[3]))
-    # Not ours: no permission at all, another's permission, on another vhost too, an account's, and an account's name.
+    # Kept: without permissions, another user's permissions, another vhost too, full access, a Pulse user's name.
     management.set_permissions(agent.vhost, names[4], for_subscription(names[5]))
     management.set_permissions(agent.vhost, names[6], for_subscription(names[6]))
     management.set_permissions(settings.GUARDIAN_PULSE_VHOST, names[6], for_subscription(names[6]))
@@ -421,7 +419,7 @@ def test_users_of_logins_that_are_gone_go_and_all_others_stay(agent, management,
         report = sweep_orphans()
         assert (report.users, report.found, report.errors) == (2, 0, [])
         assert before - agent.agents.users() == {names[1], names[2]}
-        assert logins_users(agent) < agent.agents.users()
+        assert login_names(agent) < agent.agents.users()
         assert sweep_orphans().users == 0
         assert not Removal.objects.exists()
     finally:
@@ -429,7 +427,7 @@ def test_users_of_logins_that_are_gone_go_and_all_others_stay(agent, management,
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_database_restored_from_yesterday_keeps_the_users_unless_it_is_forced(agent, management, settings, force):
+def test_a_restored_older_database_deletes_users_only_by_force(agent, management, settings, force):
     settings.GUARDIAN_DELETE_BRAKE = 2
     names = {uuid.uuid4().hex for _ in range(5)}
     for name in names:
@@ -440,7 +438,7 @@ def test_a_database_restored_from_yesterday_keeps_the_users_unless_it_is_forced(
     assert names.isdisjoint(agent.agents.users()) == force
 
 
-def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alone(agent, monkeypatch):
+def test_a_login_created_and_removed_during_the_sweep_is_kept(agent, monkeypatch):
     other = agent.agents.identity(agent.owner, agent.offering)
     listed = Management.users
     made = []
@@ -456,12 +454,10 @@ def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alon
     monkeypatch.setattr(Management, "users", list_slowly)
     report = sweep_orphans()
     assert (report.users, report.errors) == (0, [])
-    assert logins_users(agent) < agent.agents.users()
+    assert login_names(agent) < agent.agents.users()
 
 
-def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_database_was_restored(
-    agent, settings, monkeypatch
-):
+def test_subscriptions_deleted_during_the_sweep_do_not_trigger_the_brake(agent, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("call", "resource", "user_role"):
         registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
@@ -479,10 +475,10 @@ def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_databa
     assert not Removal.objects.exists()
 
 
-# When the broker can't be believed
+# Failures of the broker
 
 
-def test_a_broker_that_is_away_is_said_and_changes_nothing(agent, settings):
+def test_a_sweep_without_the_broker_changes_nothing(agent, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     report = sweep_orphans()
     assert (report.away, report.deleted, len(report.errors)) == (True, 0, 1)
@@ -501,7 +497,7 @@ def test_a_broker_that_is_away_is_said_and_changes_nothing(agent, settings):
     ],
     ids=["empty", "half a JSON", "rows of another shape", "a 502", "cut"],
 )
-def test_an_answer_that_is_none_removes_nothing(agent, broker_proxy, answer):
+def test_a_malformed_list_removes_nothing(agent, broker_proxy, answer):
     agent.orphan()
     before = list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values())
     broker_proxy.answer(answer)
@@ -512,7 +508,7 @@ def test_an_answer_that_is_none_removes_nothing(agent, broker_proxy, answer):
     assert not Removal.objects.exists()
 
 
-def test_a_list_that_is_empty_removes_nothing_and_what_it_lacks_is_merely_asked_for_again(agent, monkeypatch):
+def test_an_empty_list_deletes_nothing(agent, monkeypatch):
     agent.orphan()
     before = agent.agents.queues(agent.vhost)
     monkeypatch.setattr(snapshot, "list_names", lambda *_: ([], {}))
@@ -521,7 +517,7 @@ def test_a_list_that_is_empty_removes_nothing_and_what_it_lacks_is_merely_asked_
     assert agent.agents.queues(agent.vhost) == before
 
 
-def test_an_account_without_the_administrator_tag_sweeps_nothing(agent, settings, broker, management):
+def test_a_sweep_without_the_administrator_tag_deletes_nothing(agent, settings, broker, management):
     agent.orphan()
     name = f"test-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "word", ["monitoring"])
@@ -536,7 +532,7 @@ def test_an_account_without_the_administrator_tag_sweeps_nothing(agent, settings
     assert "subscription_orphan" in agent.names
 
 
-def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(agent, agents, monkeypatch):
+def test_a_vhost_that_cannot_be_listed_is_skipped(agent, agents, monkeypatch):
     bob = RegisteredAgent(agents, "bob")
     agent.orphan()
     bob.orphan()
@@ -558,7 +554,7 @@ def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(ag
 
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("what", ["changed", "down"])
-def test_nothing_is_deleted_while_a_node_stops_or_is_down(agent, monkeypatch, what, dry_run):
+def test_a_sweep_deletes_nothing_while_a_node_stops_or_is_down(agent, monkeypatch, what, dry_run):
     agent.orphan()
     answers = [(frozenset({"a", "b"}), frozenset()), (frozenset({"a"}), frozenset({"b"}))]
     seen = itertools.cycle(answers if what == "changed" else answers[1:])
@@ -571,18 +567,16 @@ def test_nothing_is_deleted_while_a_node_stops_or_is_down(agent, monkeypatch, wh
     assert sweep_orphans().deleted == 1
 
 
-def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decided_goes_later(
-    agent, management, monkeypatch
-):
+def test_removals_of_an_interrupted_sweep_are_done_later(agent, management, monkeypatch):
     for number in range(3):
         agent.orphan(f"subscription_{number}")
     management.delete_queue(agent.vhost, agent.queue.queue_name)
 
-    def away(*_, **__):
+    def unavailable(*_, **__):
         raise BrokerUnavailable("DELETE: can't connect", never_reached=True)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Management, "delete_queue", away)
+        patched.setattr(Management, "delete_queue", unavailable)
         report = sweep_orphans()
     assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
     make_removals_due()
@@ -590,7 +584,7 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
     assert not any(name.startswith("subscription_0") for name in agent.names)
 
 
-def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(agent, monkeypatch):
+def test_removals_of_a_killed_sweep_are_done_later(agent, monkeypatch):
     def killed(_):
         raise Killed
 
@@ -622,7 +616,7 @@ def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
 
 
 @pytest.mark.parametrize("do", [sweep_orphans, clean_up_stale])
-def test_one_at_a_time(agent, do):
+def test_one_sweep_or_clean_up_runs_at_a_time(agent, do):
     Lease.objects.create(
         name="orphans" if do is sweep_orphans else "stale",
         holder=uuid.uuid4(),
@@ -652,7 +646,7 @@ def test_statements_and_requests_do_not_grow_with_queues_and_orphans(agent):
             assert sweep_orphans().deleted == number
         found.append((len(captured), len(sent) - number))
     assert found[0] == found[1]
-    # The look takes four, and the users and their permissions one each.
+    # Four requests for the list, and one each for users and permissions.
     assert found[0][1] == 6, sent
 
 
@@ -667,10 +661,10 @@ def test_many_vhosts_are_listed_in_one_request(agent, agents, monkeypatch):
     assert len(sent) == 5 + 6
 
 
-# The clean-up
+# Clean-up of stale subscriptions
 
 
-def test_subscriptions_and_consumers_without_a_live_token_go_with_all_they_had_and_identities_stay(agent, agents):
+def test_the_clean_up_removes_subscriptions_and_consumers_of_owners_without_token(agent, agents):
     bob = RegisteredAgent(agents, "bob")
     AuthToken.objects.filter(user=agent.owner).delete()
     report = clean_up_stale()
@@ -700,7 +694,7 @@ def test_an_owner_who_is_not_active_has_no_live_token(agent):
     assert not AuthToken.objects.exists()
 
 
-def test_rows_of_expired_tokens_go_and_no_others(agent, agents):
+def test_the_clean_up_deletes_expired_tokens(agent, agents):
     spare = agents.token(agent.owner).token
     AuthToken.objects.filter(pk=agent.presented.token.pk).update(expiry=timezone.now() - timedelta(seconds=1))
     report = clean_up_stale()
@@ -710,7 +704,7 @@ def test_rows_of_expired_tokens_go_and_no_others(agent, agents):
     assert not EventSubscription.objects.get().password_set
 
 
-def test_a_dry_run_of_the_clean_up_says_what_it_would_do_and_changes_nothing(agent):
+def test_a_dry_run_of_the_clean_up_changes_nothing(agent):
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     report = clean_up_stale(dry_run=True)
     assert (report.subscriptions, report.tokens, report.deleted) == (2, 1, 0)
@@ -720,14 +714,14 @@ def test_a_dry_run_of_the_clean_up_says_what_it_would_do_and_changes_nothing(age
     assert not Sweep.objects.exists()
 
 
-def test_of_stale_subscriptions_that_somebody_agreed_to_no_other_goes(agent, agents):
+def test_a_clean_up_of_confirmed_subscriptions_removes_no_others(agent, agents):
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     shown = clean_up_stale(dry_run=True).stale
     assert sorted(shown) == sorted([agent.subscription.uuid.hex, agent.consumer.uuid.hex])
     bob = RegisteredAgent(agents, "bob")
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
-    look = clean_up_stale(dry_run=True, only=shown)
-    assert (look.subscriptions, look.found, sorted(look.stale)) == (2, 2, sorted(shown))
+    preview = clean_up_stale(dry_run=True, only=shown)
+    assert (preview.subscriptions, preview.found, sorted(preview.stale)) == (2, 2, sorted(shown))
     report = clean_up_stale(only=[agent.consumer.uuid.hex])
     assert (report.subscriptions, report.found, report.deleted, report.errors) == (1, 1, 1, [])
     assert {one["queue"] for one in report.left_out} == (agent.registered | bob.registered) - {
@@ -739,7 +733,7 @@ def test_of_stale_subscriptions_that_somebody_agreed_to_no_other_goes(agent, age
     assert bob.names == bob.registered
 
 
-def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(agent, settings):
+def test_the_brake_counts_the_queues_of_stale_subscriptions(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     for _ in range(2):
@@ -752,21 +746,21 @@ def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(agent, setti
     assert agent.names == {"guardian.dlq"}
 
 
-def test_a_token_made_while_it_looks_saves_its_owner(agent, monkeypatch):
+def test_a_token_created_during_the_clean_up_keeps_its_owners_subscriptions(agent, monkeypatch):
     AuthToken.objects.all().delete()
-    look = stale.apply_brake
+    apply_brake = stale.apply_brake
 
-    def look_slowly(*arguments):
-        look(*arguments)
+    def create_token_after_brake(*arguments):
+        apply_brake(*arguments)
         create_token(agent.owner, "new")
 
-    monkeypatch.setattr(stale, "apply_brake", look_slowly)
+    monkeypatch.setattr(stale, "apply_brake", create_token_after_brake)
     report = clean_up_stale()
     assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
     assert agent.names == agent.registered
 
 
-def test_a_token_that_is_just_being_made_saves_its_owner(agent):
+def test_an_uncommitted_token_keeps_its_owners_subscriptions(agent):
     AuthToken.objects.all().delete()
     with transaction.atomic():
         create_token(agent.owner, "new")
@@ -776,7 +770,7 @@ def test_a_token_that_is_just_being_made_saves_its_owner(agent):
     assert agent.names == agent.registered
 
 
-def test_a_broker_that_is_away_does_not_stop_the_clean_up_and_the_queues_go_later(agent, settings, broker):
+def test_the_clean_up_without_the_broker_deletes_queues_later(agent, settings, broker):
     AuthToken.objects.all().delete()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     assert clean_up_stale().subscriptions == 2
@@ -787,7 +781,7 @@ def test_a_broker_that_is_away_does_not_stop_the_clean_up_and_the_queues_go_late
 
 
 def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(agent, agents, monkeypatch):
-    monkeypatch.setattr(removals, "run_due", lambda: 0)  # which holds each user's name, and so takes some for each
+    monkeypatch.setattr(removals, "run_due", lambda: 0)  # it locks each user's name, in statements for each user
     clean_up_stale()
     counts = []
     for number in (2, 20):
@@ -804,10 +798,10 @@ def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(agent, ag
     assert counts[0] == counts[1]
 
 
-# Around it
+# Tasks and schedule
 
 
-def test_the_tasks_do_it(agent):
+def test_the_tasks_sweep_and_clean_up(agent):
     agent.orphan()
     tasks.sweep_orphans()
     tasks.clean_up_stale()
@@ -816,7 +810,7 @@ def test_the_tasks_do_it(agent):
 
 
 @pytest.mark.parametrize(("name", "hours"), [("orphans", 6), ("stale", 24)])
-def test_a_restart_of_beat_puts_no_sweep_off(name, hours, tmp_path):
+def test_a_restart_of_beat_does_not_postpone_sweeps(name, hours, tmp_path):
     entry = django_settings.CELERY_BEAT_SCHEDULE[name]
     assert entry["schedule"] == hours * 3600
     assert entry["task"] in {tasks.sweep_orphans.name, tasks.clean_up_stale.name}

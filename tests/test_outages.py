@@ -1,4 +1,4 @@
-"""What Guardian stands on, broken for real: its database, the mail server's connection, the clock; and all at once."""
+"""Real failures of the database, the connection to the mail server and the clock; and concurrent work."""
 
 import contextlib
 import subprocess
@@ -45,13 +45,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILDS = "queue/alice/builds"
 
 
-def signed_in(owner):
+def browser_of(owner):
     browser = Client(raise_request_exception=False)
     browser.force_login(owner)
     return browser
 
 
-def program(owner):
+def api_client(owner):
     return Client(
         raise_request_exception=False, headers={"authorization": f"Token {AuthToken.objects.create(owner)[1]}"}
     )
@@ -62,9 +62,9 @@ def program(owner):
 
 @pytest.fixture
 def cluster(guarded):
-    """Give the PostgreSQL that holds the tests' database, to be stopped; it runs afterwards."""
+    """Give the PostgreSQL server of the tests, which a test may stop; start it afterwards."""
     if connection.vendor != "postgresql":
-        pytest.skip("it is about PostgreSQL")
+        pytest.skip("needs PostgreSQL")
     yield plugin.cluster
     if not plugin.cluster.running:
         plugin.cluster.start()
@@ -73,11 +73,11 @@ def cluster(guarded):
 
 @contextlib.contextmanager
 def read_only():
-    """Have PostgreSQL write nothing meanwhile, as on a standby."""
+    """Make PostgreSQL read-only, like a standby."""
     database = f'ALTER DATABASE "{connection.settings_dict["NAME"]}"'
     with connection.cursor() as cursor:
         cursor.execute(f"{database} SET default_transaction_read_only = on")
-    connection.close()  # it holds for new connections
+    connection.close()  # it applies to new connections
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def read_only():
 
 
 @pytest.mark.parametrize("step", ["the list", "the recheck", "the announcement", "the deletion"])
-def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_next_pass_finishes_it(
+def test_a_pass_interrupted_by_a_database_stop_is_finished_by_the_next(
     cluster, amqp, alice, guarded, management, mailbox, monkeypatch, step
 ):
     amqp.queue("queue/alice/short", 1)
@@ -110,22 +110,22 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
     assert queue_names(management, guarded) == {"queue/alice/short"}
 
 
-def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_one_that_nobody_noted_twice(
+def test_a_database_stop_while_mails_are_sent_repeats_at_most_one(
     cluster, guarded, management, mailbox, settings, monkeypatch
 ):
-    monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", 1)  # so that it is known how many are on their way
+    monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", 1)  # a known number of mails is being sent
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     with transaction.atomic():
         enqueue.enqueue([Notice("outage", {"error": "x"})], timezone.now())
-    note, noted = claims.record_sent, []
+    record_sent, recorded = claims.record_sent, []
 
-    def stop_before_the_second_note(*arguments):
-        noted.append(arguments)
-        if len(noted) == 2:
+    def stop_before_second_record(*arguments):
+        recorded.append(arguments)
+        if len(recorded) == 2:
             cluster.halt()
-        note(*arguments)
+        record_sent(*arguments)
 
-    monkeypatch.setattr(mail_sending, "record_sent", stop_before_the_second_note)
+    monkeypatch.setattr(mail_sending, "record_sent", stop_before_second_record)
     with pytest.raises(Error):
         sending.send_due()
     assert len(mailbox.mails) == 2
@@ -137,10 +137,8 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
     assert count_resent_mails(mailbox.mails) == 1
 
 
-def test_while_the_database_is_stopped_pages_and_programs_are_told_so_and_are_served_when_it_is_back(
-    cluster, alice, live_server
-):
-    browser, agent = signed_in(alice), program(alice)
+def test_pages_and_the_api_are_503_while_the_database_is_stopped(cluster, alice, live_server):
+    browser, agent = browser_of(alice), api_client(alice)
     kept = {name: cookie.value for name, cookie in browser.cookies.items()}
     with httpx.Client(base_url=live_server.url, cookies=kept, trust_env=False, timeout=30) as served:
         assert served.get("/queues/").status_code == 200
@@ -156,14 +154,14 @@ def test_while_the_database_is_stopped_pages_and_programs_are_told_so_and_are_se
         assert served.get("/queues/").status_code == 200
         cluster.halt()
         cluster.start()
-        assert served.get("/queues/").status_code == 200  # over a connection that was cut meanwhile
+        assert served.get("/queues/").status_code == 200  # on a connection that was cut
 
 
-def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
+def test_the_monitor_continues_when_the_database_is_back(
     cluster, amqp, alice, environment, guarded, management, mailbox, tmp_path
 ):
-    said = tmp_path / "said"
-    with said.open("w") as output:
+    log = tmp_path / "log"
+    with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "manage.py", "monitor_queues"],
             cwd=ROOT,
@@ -174,7 +172,7 @@ def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
     try:
         wait_until(lambda: Pass.objects.count() > 1)
         cluster.halt()
-        wait_until(lambda: "The database can't be used" in said.read_text())
+        wait_until(lambda: "The database can't be used" in log.read_text())
         cluster.start()
         connection.close()
         let_time_pass()
@@ -188,10 +186,8 @@ def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
     assert broken(management, [guarded], mailbox.mails) == []
 
 
-def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_note(
-    cluster, amqp, alice, guarded, management, mailbox
-):
-    browser, agent = signed_in(alice), program(alice)
+def test_with_a_read_only_database_nothing_is_deleted_or_changed(cluster, amqp, alice, guarded, management, mailbox):
+    browser, agent = browser_of(alice), api_client(alice)
     amqp.queue(BUILDS, 11)
     with read_only():
         with pytest.raises(Error, match="read-only"):
@@ -217,10 +213,8 @@ def take_all_connections(cluster, taken):
             taken.enter_context(contextlib.closing(psycopg2.connect(cluster.database_url())))
 
 
-def test_without_a_free_connection_nothing_is_done_and_all_goes_on_when_there_is_one(
-    cluster, amqp, alice, guarded, management, mailbox
-):
-    browser = signed_in(alice)
+def test_without_a_free_database_connection_nothing_is_done(cluster, amqp, alice, guarded, management, mailbox):
+    browser = browser_of(alice)
     amqp.queue(BUILDS, 11)
     connection.close()
     with contextlib.ExitStack() as taken:
@@ -230,8 +224,8 @@ def test_without_a_free_connection_nothing_is_done_and_all_goes_on_when_there_is
         page = browser.get("/queues/")
         assert (page.status_code, page["Retry-After"]) == (503, "30")
         assert queue_names(management, guarded) == {BUILDS}
-    wait_until(is_connected)  # the server takes a moment to give back what was closed
-    run_scheduled_work()
+    wait_until(is_connected)  # the server needs a moment to free closed connections
+    follow()
     assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
@@ -242,9 +236,7 @@ def is_connected():
     return connection.connection is not None
 
 
-def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_one(
-    cluster, amqp, alice, guarded, management, mailbox
-):
+def test_a_pass_ended_by_a_deadlock_is_done_by_the_next(cluster, amqp, alice, guarded, management, mailbox):
     for name in ("queue/alice/first", "queue/alice/second"):
         amqp.queue(name, 1)
     monitor.run_pass()
@@ -254,11 +246,11 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
 
     def run():
         with connection.cursor() as cursor:
-            cursor.execute("SET deadlock_timeout = '2s'")  # by then the other one waits, too
+            cursor.execute("SET deadlock_timeout = '2s'")  # by then the other transaction waits too
         monitor.run_pass()
 
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the pass, not this
+        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the pass, not this transaction
         Queue.objects.select_for_update().get(pk=second)
         a_pass = in_background(run)
         wait_until_blocked(a_pass)
@@ -274,15 +266,15 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
 
 @pytest.fixture
 def full_disk(guarded):
-    """Give what leaves SQLite's file no room to grow from then on; it has some again when that is left."""
+    """Give a context manager in which SQLite's file cannot grow."""
     if connection.vendor != "sqlite":
-        pytest.skip("it is about SQLite's file")
+        pytest.skip("needs SQLite")
 
     @contextlib.contextmanager
     def fill():
         with connection.cursor() as cursor:
-            cursor.execute("PRAGMA max_page_count = 1")  # it keeps those that it has
-            until_full(
+            cursor.execute("PRAGMA max_page_count = 1")  # existing pages are kept
+            write_until_full(
                 lambda: Pass.objects.create(at=timezone.now(), seconds=0, listing_seconds=0, errors=["x" * 3000])
             )
             try:
@@ -293,15 +285,15 @@ def full_disk(guarded):
     return fill
 
 
-def until_full(write):
-    """Write until there is no room: what was deleted before left some inside."""
+def write_until_full(write):
+    """Write until the file is full: deleted rows left room inside it."""
     with contextlib.suppress(OperationalError):
         while True:
             write()
 
 
 @pytest.mark.parametrize("step", ["the list", "the announcement"])
-def test_a_disk_that_is_full_leaves_nothing_half_done_and_all_goes_on_when_there_is_room(
+def test_a_pass_interrupted_by_a_full_disk_is_finished_later(
     full_disk, amqp, alice, guarded, management, mailbox, monkeypatch, step
 ):
     number = 30
@@ -323,12 +315,12 @@ def test_a_disk_that_is_full_leaves_nothing_half_done_and_all_goes_on_when_there
     assert queue_names(management, guarded) == set()
 
 
-def test_with_a_full_disk_pages_can_be_read_and_what_can_not_be_kept_is_refused_as_a_whole(full_disk, alice):
-    browser, agent = signed_in(alice), program(alice)
+def test_with_a_full_disk_reads_work_and_writes_are_503(full_disk, alice):
+    browser, agent = browser_of(alice), api_client(alice)
     another = Owner.objects.create_user("bob@example.org")
     wanted = {"name": "one"}
     with full_disk():
-        until_full(lambda: AuthToken.objects.create(user=another))
+        write_until_full(lambda: AuthToken.objects.create(user=another))
         answer = agent.post("/api/tokens/", wanted, content_type="application/json")
         assert (answer.status_code, answer["Retry-After"]) == (503, "30")
         assert answer.json()["detail"].startswith("The database can't be used")
@@ -340,12 +332,10 @@ def test_with_a_full_disk_pages_can_be_read_and_what_can_not_be_kept_is_refused_
 # The mail server
 
 
-def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_could_note_arrives_again(
-    mailbox, guarded, settings
-):
+def test_mails_arrive_after_a_cut_connection_with_few_duplicates(mailbox, guarded, settings):
     with Proxy("127.0.0.1", mailbox.port) as between:
         settings.EMAIL_PORT = between.port
-        cuts = range(0, 200, 7)  # the server says some 180 bytes
+        cuts = range(0, 200, 7)  # the server sends about 180 bytes
         for count in cuts:
             with transaction.atomic():
                 enqueue.enqueue([Notice("outage", {"error": str(count)})], timezone.now())
@@ -356,20 +346,15 @@ def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_
             sending.send_due()
     assert Notification.objects.filter(state="sent").count() == len(cuts)
     assert Notification.objects.filter(attempts__gt=0).count() > 15
-    again = count_resent_mails(mailbox.mails)
-    assert again <= 3  # cut between the 250 that follows the mail and its last byte
-    assert (
-        missing_notifications() + undelivered_mails(mailbox.mails) + duplicate_mails(mailbox.mails, interrupted=again)
-        == []
-    )
+    resent = count_resent_mails(mailbox.mails)
+    assert resent <= 3  # cut within the 250 response that follows the mail
+    assert lost() + undelivered_mails(mailbox.mails) + duplicate_mails(mailbox.mails, interrupted=resent) == []
 
 
 # The clock
 
 
-def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothing_and_does_nothing_twice(
-    amqp, agents, alice, guarded, management, mailbox
-):
+def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, alice, guarded, management, mailbox):
     presented = agents.token(alice)
     identity = agents.identity(alice)
     subscription, _ = registration.register_subscription(identity, "order", presented)
@@ -405,11 +390,11 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
     assert set(agents.queues(queue.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}
 
 
-# Many at once
+# Concurrent work
 
 
 @pytest.mark.parametrize("count", [2, 5, pytest.param(10, marks=pytest.mark.soak)])
-def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_everything_once(
+def test_concurrent_passes_sweeps_senders_and_registrations_do_everything_once(
     amqp, agents, alice, guarded, management, mailbox, count
 ):
     presented = agents.token(alice)

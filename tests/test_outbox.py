@@ -1,4 +1,4 @@
-"""What is told: written with its cause, delivered once, in order, however long the mail server is away."""
+"""The outbox: notifications are written with their cause and delivered once, in order, through outages."""
 
 import asyncio
 import math
@@ -42,21 +42,21 @@ def operators(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
-def tell(*errors):
+def notify_operators(*errors):
     with transaction.atomic():
         enqueue.enqueue([Notice("outage", {"error": error}) for error in errors], timezone.now())
 
 
-def write(state, number, to_channels=False):
-    """Write so many notifications to one recipient, about 500 queues by turns."""
+def insert_notifications(state, number, to_channels=False):
+    """Insert this many notifications to one recipient, about 500 queues in turn."""
     now, to = timezone.now(), ("ops@example.org", "0123abcd" if to_channels else audience.EMAIL)
-    told = (None, state, now, now, 0, "")
-    rows = [(uuid.uuid4(), *to, "warning", f"queue {row % 500}", {}, *told) for row in range(number)]
+    fields = (None, state, now, now, 0, "")
+    rows = [(uuid.uuid4(), *to, "warning", f"queue {row % 500}", {}, *fields) for row in range(number)]
     bulk.insert(Notification, enqueue.COLUMNS, rows)
 
 
-def later(**delta):
-    """Let so much time pass for everything in the outbox."""
+def pass_time_in_outbox(**delta):
+    """Make every notification older by this time."""
     moved = timedelta(**delta)
     for notification in Notification.objects.all():
         notification.created -= moved
@@ -64,8 +64,8 @@ def later(**delta):
         notification.save()
 
 
-def test_what_is_told_arrives(mailbox):
-    tell("the broker burns")
+def test_a_notification_arrives_as_text_and_html(mailbox):
+    notify_operators("the broker burns")
     assert send_due().sent == 1
     (mail,) = mailbox.mails
     assert mail.recipients == ("ops@example.org",) or list(mail.recipients) == ["ops@example.org"]
@@ -73,126 +73,126 @@ def test_what_is_told_arrives(mailbox):
     assert "the broker burns" in mail.html
 
 
-def test_what_is_told_twice_to_one_person_is_one_mail_each(mailbox, settings):
+def test_an_operator_listed_twice_gets_one_mail(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org", "OPS@example.org"]
-    tell("one")
+    notify_operators("one")
     send_due()
     assert len(mailbox.mails) == 1
 
 
-def test_nothing_is_told_of_what_was_rolled_back(mailbox):
+def test_a_rolled_back_transaction_sends_no_notification(mailbox):
     with transaction.atomic():
         enqueue.enqueue([Notice("outage", {"error": "x"})], timezone.now())
         transaction.set_rollback(True)
     assert send_due().sent == 0
 
 
-def test_messages_about_one_thing_arrive_in_the_order_in_which_they_were_written(mailbox):
-    tell("first")
-    tell("second")
-    tell("third")
+def test_notifications_about_one_thing_arrive_in_order(mailbox):
+    notify_operators("first")
+    notify_operators("second")
+    notify_operators("third")
     send_due()
     texts = [mail.text for mail in mailbox.mails]
     words = ["first", "second", "third"]
     assert [word for text in texts for word in words if word in text] == words
 
 
-def test_a_later_message_waits_for_an_earlier_one_that_could_not_be_sent(mailbox):
+def test_a_notification_waits_for_an_earlier_one_that_failed(mailbox):
     mailbox.refuse(True)
-    tell("first")
+    notify_operators("first")
     assert send_due().postponed == 1
     mailbox.refuse(False)
-    tell("second")
+    notify_operators("second")
     assert send_due().sent == 0
-    later(seconds=20)
+    pass_time_in_outbox(seconds=20)
     assert send_due().sent == 2
     assert ["first" in mail.text for mail in mailbox.mails] == [True, False]
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
-def test_a_mail_server_that_is_down_for_an_hour_loses_nothing_and_doubles_nothing(mailbox):
+def test_an_hour_without_the_mail_server_loses_and_repeats_nothing(mailbox):
     mailbox.stop()
-    tell("one")
-    tell("two")
+    notify_operators("one")
+    notify_operators("two")
     for _ in range(12):
         assert send_due().sent == 0
-        later(minutes=5)
+        pass_time_in_outbox(minutes=5)
     mailbox.start()
-    later(minutes=15)
+    pass_time_in_outbox(minutes=15)
     send_due()
-    later(minutes=15)
+    pass_time_in_outbox(minutes=15)
     send_due()
     assert len(mailbox.mails) == 2
     assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
-def test_it_is_tried_for_a_day_before_it_is_given_up(mailbox):
+def test_a_notification_is_retried_for_24_hours(mailbox):
     mailbox.refuse(True)
-    tell("one")
+    notify_operators("one")
     attempts = 0
     began = Notification.objects.get().created
     while not send_due().failed:
         attempts += 1
-        assert attempts < 500, "it never ends"
-        later(seconds=claims.retry_seconds(attempts))
+        assert attempts < 500, "it is retried without end"
+        pass_time_in_outbox(seconds=claims.retry_seconds(attempts))
     notification = Notification.objects.get()
     assert began - notification.created >= timedelta(hours=24)
     assert notification.state == "failed"
     assert "451" in notification.last_error
 
 
-def test_a_clock_that_jumps_a_day_ahead_gives_nothing_up(mailbox):
+def test_a_clock_that_jumps_a_day_ahead_gives_up_no_notification(mailbox):
     mailbox.refuse(True)
-    tell("one")
-    later(hours=25)
+    notify_operators("one")
+    pass_time_in_outbox(hours=25)
     assert send_due().postponed == 1
 
 
-def test_one_recipient_that_is_rejected_does_not_hold_up_the_others(mailbox, settings):
+def test_a_rejected_recipient_does_not_delay_the_others(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     mailbox.rejected.add("b@example.org")
-    tell("one")
+    notify_operators("one")
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (2, 1)
     mailbox.rejected.clear()
-    later(seconds=20)
+    pass_time_in_outbox(seconds=20)
     assert send_due().sent == 1
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
 @pytest.mark.parametrize("sender", ["guardian@", "a@b@c"])
-def test_a_sender_that_is_no_address_holds_mails_back_and_breaks_nothing(mailbox, settings, sender):
+def test_an_invalid_sender_address_postpones_mails(mailbox, settings, sender):
     settings.DEFAULT_FROM_EMAIL = sender
-    tell("one")
+    notify_operators("one")
     assert send_due().postponed == 1
     assert "Invalid address" in Notification.objects.get().last_error
 
 
-def test_once_a_connection_failed_no_further_one_is_opened():
+def test_no_connection_is_opened_after_one_failed():
     first, second, third = (get_connection() for _ in range(3))
     usable = mail_sending.Connections(open=set(), unused={first, second, third})
     usable.record([first, second], [second])
     assert usable.first(3) == [first]
 
 
-def test_a_mail_server_that_hangs_is_waited_for_once_and_not_once_for_each_mail(settings, mailbox):
+def test_a_hanging_mail_server_costs_one_timeout(settings, mailbox):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(20)]
     settings.EMAIL_TIMEOUT = 0.5
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings.EMAIL_HOST, settings.EMAIL_PORT = silent.getsockname()
-        tell("one")
+        notify_operators("one")
         began = time.monotonic()
         assert send_due().postponed == 20
     assert time.monotonic() - began < 5
     settings.EMAIL_PORT = mailbox.port
-    later(seconds=20)
+    pass_time_in_outbox(seconds=20)
     assert send_due().sent == 20
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
 class Slow(MailCatcher):
-    """A mail server that takes a while for each mail, and counts how many it has at once."""
+    """A slow mail server that counts concurrent mails."""
 
     at_once = most_at_once = 0
 
@@ -204,19 +204,17 @@ class Slow(MailCatcher):
         return await super().handle_DATA(server, session, envelope)
 
 
-def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
+def test_mails_are_sent_over_a_limited_number_of_connections(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
     with Slow() as slow:
         settings.EMAIL_PORT = slow.port
-        tell("one")
+        notify_operators("one")
         assert send_due().sent == 12
         assert slow.most_at_once == mail_sending.MAX_CONNECTIONS
         assert missing_notifications() + duplicate_mails(slow.mails) == []
 
 
-def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to_help(
-    amqp, guarded, settings, monkeypatch
-):
+def test_a_pass_with_more_notifications_than_one_claim_starts_a_second_task(amqp, guarded, settings, monkeypatch):
     monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     asked = []
     monkeypatch.setattr(enqueue.current_app, "send_task", lambda name, **_: asked.append(name))
@@ -230,32 +228,32 @@ def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to
 
 
 @pytest.mark.parametrize("number", [mail_sending.MAIL_BATCH_SIZE, mail_sending.MAIL_BATCH_SIZE + 1])
-def test_mails_that_were_sent_together_are_noted_in_one_statement(mailbox, settings, number):
+def test_a_batch_of_mails_is_recorded_in_one_statement(mailbox, settings, number):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
-    tell("one")
+    notify_operators("one")
     with CaptureQueriesContext(connection) as queries:
         assert send_due().sent == number
     noted = [query for query in queries if query["sql"].startswith("UPDATE") and '"sent_at"' in query["sql"]]
     assert len(noted) == math.ceil(number / mail_sending.MAIL_BATCH_SIZE)
 
 
-def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settings, monkeypatch):
+def test_no_second_task_is_started_while_the_mail_server_is_unavailable(mailbox, settings, monkeypatch):
     monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     asked = []
     monkeypatch.setattr(enqueue, "nudge", asked.append)
     settings.EMAIL_PORT = free_port()
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(12)]
-    tell("one")
+    notify_operators("one")
     assert send_due().postponed == 4
     assert asked == []
 
 
-def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, settings, monkeypatch):
+def test_two_concurrent_senders_send_each_mail_once(mailbox, settings, monkeypatch):
     monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(24)]
     with Slow() as slow:
         settings.EMAIL_PORT = slow.port
-        tell("one")
+        notify_operators("one")
         claim, both_have_claimed, has_claimed = claims.claim, threading.Barrier(2, timeout=30), set()
 
         def claim_together(*arguments, **options):
@@ -272,18 +270,18 @@ def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, setting
         assert missing_notifications() + duplicate_mails(slow.mails) == []
 
 
-def test_a_sender_that_claims_while_another_one_does_gets_others(mailbox, settings):
+def test_concurrent_claims_are_disjoint(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(4)]
-    tell("one")
+    notify_operators("one")
     with transaction.atomic():
         mine = claims.claim(2)
         other = in_background(claims.claim, 2)
-        wait_until_blocked(other)  # on SQLite; on PostgreSQL it ends
+        wait_until_blocked(other)  # on SQLite it waits; on PostgreSQL it ends
     assert len({one.id for one in [*mine, *other.result()]}) == len(mine) + len(other.result()) == 4
 
 
 class OneOnly(MailCatcher):
-    """A mail server that serves the first who connects, and nobody else."""
+    """A mail server that accepts only the first connection."""
 
     first = None
 
@@ -299,17 +297,17 @@ class OneOnly(MailCatcher):
         return "421 Too many connections"
 
 
-def test_a_mail_server_that_wants_a_single_connection_gets_everything_over_that_one(mailbox, settings):
+def test_a_mail_server_with_a_single_connection_gets_all_mails(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
     with OneOnly() as server:
         settings.EMAIL_PORT = server.port
-        tell("one")
+        notify_operators("one")
         assert (send_due().sent, Notification.objects.filter(attempts__gt=0).count()) == (12, 0)
         assert missing_notifications() + duplicate_mails(server.mails) == []
 
 
 class CutsOff(MailCatcher):
-    """A mail server that cuts the connection when it is given a mail to op4, the fifth."""
+    """A mail server that cuts the connection at the mail to op4, the fifth."""
 
     async def handle_DATA(self, server, session, envelope):  # noqa: N802
         if "op4@example.org" in envelope.rcpt_tos:
@@ -317,39 +315,39 @@ class CutsOff(MailCatcher):
         return await super().handle_DATA(server, session, envelope)
 
 
-def test_the_mails_after_one_whose_connection_was_cut_go_over_those_that_stand(mailbox, settings, monkeypatch):
+def test_mails_after_a_cut_connection_use_the_open_ones(mailbox, settings, monkeypatch):
     monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", 4)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(8)]
     monkeypatch.setattr(claims, "MAX_CLAIMED", 5)
     with CutsOff() as server:
         settings.EMAIL_PORT = server.port
-        tell("one")
+        notify_operators("one")
         delivery = send_due()
         assert (delivery.sent, delivery.postponed) == (7, 1)
         assert Notification.objects.get(state="due").recipient == "op4@example.org"
 
 
-def test_a_mail_that_can_never_be_sent_keeps_no_other_from_being_sent(mailbox, settings, monkeypatch):
+def test_a_mail_that_cannot_be_built_does_not_stop_the_others(mailbox, settings, monkeypatch):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
     as_bytes = EmailMultiAlternatives.message
 
-    def break_down(message, *args, **kwargs):
+    def fail_for_one(message, *args, **kwargs):
         if message.to == ["op3@example.org"]:
             raise LookupError("no such charset")
         return as_bytes(message, *args, **kwargs)
 
-    monkeypatch.setattr(EmailMultiAlternatives, "message", break_down)
-    tell("one")
+    monkeypatch.setattr(EmailMultiAlternatives, "message", fail_for_one)
+    notify_operators("one")
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (11, 1)
     assert Notification.objects.get(state="due").last_error == "no such charset"
 
 
-def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_again_and_the_rest_wait(mailbox, settings):
+def test_mails_interrupted_by_a_lost_mail_server_are_retried(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
     with Slow() as slow, Proxy("127.0.0.1", slow.port) as between:
         settings.EMAIL_PORT = between.port
-        tell("one")
+        notify_operators("one")
         background = in_background(send_due)
         slow.wait_for(lambda mail: True)
         between.close_after(0)
@@ -358,41 +356,41 @@ def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_agai
         assert delivery.postponed >= 12 - 2 * mail_sending.MAX_CONNECTIONS
         assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
         between.forward()
-        later(seconds=20)
+        pass_time_in_outbox(seconds=20)
         assert send_due().sent == delivery.postponed
         assert missing_notifications() == []
 
 
-def test_what_a_killed_sender_had_claimed_is_sent_by_the_next_once_the_claim_runs_out(mailbox):
-    tell("one")
+def test_the_claim_of_a_killed_sender_expires(mailbox):
+    notify_operators("one")
     assert len(claims.claim(10)) == 1
     assert send_due().sent == 0
-    later(seconds=claims.CLAIM_SECONDS)
+    pass_time_in_outbox(seconds=claims.CLAIM_SECONDS)
     assert send_due().sent == 1
 
 
-def test_a_mail_that_has_to_go_out_again_has_the_same_message_id(mailbox):
-    tell("one")
+def test_a_resent_mail_has_the_same_message_id(mailbox):
+    notify_operators("one")
     send_due()
     Notification.objects.update(state="due", sent_at=None)
     send_due()
     assert len({mail.message["Message-ID"] for mail in mailbox.mails}) == 1
 
 
-def test_many_senders_at_once_send_each_row_once(mailbox, settings):
+def test_many_concurrent_senders_send_each_mail_once(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(60)]
-    tell("one")
+    notify_operators("one")
     in_parallel(*[send_due] * 5)
     assert len(mailbox.mails) == 60
     assert Notification.objects.filter(state="sent").count() == 60
 
 
 @pytest.mark.parametrize("to_channels", [False, True])
-def test_what_is_due_is_found_without_comparing_each_row_with_each(to_channels):
-    write("sent", 9_000, to_channels)
+def test_due_notifications_are_found_by_an_index_or_anti_join(to_channels):
+    insert_notifications("sent", 9_000, to_channels)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE notifications_notification")
-    write("due", 500, to_channels)
+    insert_notifications("due", 500, to_channels)
     plan = []
 
     def explain(execute, sql, parameters, many, context):
@@ -413,16 +411,16 @@ def test_what_is_due_is_found_without_comparing_each_row_with_each(to_channels):
         assert not any("Nested Loop" in line for line in plan)
 
 
-def test_the_admin_shows_where_it_goes_and_until_when_it_is_held(client):
+def test_the_admin_shows_channel_and_deferral_of_a_notification(client):
     client.force_login(Owner.objects.create_superuser("root@example.org"))
-    tell("one")
+    notify_operators("one")
     Notification.objects.update(channel="0123abcd", deferred_until=timezone.now())
     page = client.get(reverse("admin:notifications_notification_changelist")).content.decode()
     assert '<td class="field-channel">0123abcd</td>' in page
     assert "field-deferred_until" in page
 
 
-# Who is told
+# Recipients
 
 
 WARNING = {
@@ -432,23 +430,23 @@ WARNING = {
 }  # fmt: skip
 
 
-def tell_of(account, *kinds, now=None):
+def notify_owners(account, *kinds, now=None):
     with transaction.atomic():
         notices = [Notice(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds]
         return enqueue.enqueue(notices, now or timezone.now())
 
 
-def places():
+def destinations():
     return sorted(Notification.objects.values_list("recipient", "channel"))
 
 
-def test_owners_and_confirmed_addresses_are_told_and_each_mail_says_why(account, alice, mailbox):
+def test_owners_operators_and_confirmed_addresses_are_notified(account, alice, mailbox):
     confirmed = timezone.now()
     NotificationAddress.objects.create(
         pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=confirmed
     )
     NotificationAddress.objects.create(pulse_user=account, email="waiting@example.org", added_by=alice)
-    tell_of(account, "warning")
+    notify_owners(account, "warning")
     send_due()
     texts = {mail.recipients[0]: (mail.text, mail.html) for mail in mailbox.mails}
     assert sorted(texts) == ["alice@example.org", "ops@example.org", "team@example.org"]
@@ -462,21 +460,21 @@ def test_owners_and_confirmed_addresses_are_told_and_each_mail_says_why(account,
         assert "To be taken off, ask its owners: alice@example.org" in text
 
 
-def test_an_address_that_stands_for_several_things_gets_one_mail(account, alice, settings):
+def test_an_address_with_several_roles_gets_one_mail(account, alice, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org", "team@example.org"]
     for email in ("alice@example.org", "team@example.org"):
         NotificationAddress.objects.create(pulse_user=account, email=email, confirmed_at=timezone.now())
-    assert tell_of(account, "warning") == 2
+    assert notify_owners(account, "warning") == 2
 
 
-def test_owners_who_may_not_sign_in_any_more_are_not_told(account, alice):
+def test_deactivated_owners_are_not_notified(account, alice):
     Owner.objects.update(is_active=False)
-    tell_of(account, "warning")
-    assert places() == [("ops@example.org", "email")]
+    notify_owners(account, "warning")
+    assert destinations() == [("ops@example.org", "email")]
 
 
 @pytest.mark.parametrize("many", [1, 30])
-def test_telling_takes_as_many_statements_for_many_as_for_few(django_assert_num_queries, many, settings):
+def test_the_statements_of_enqueue_do_not_grow_with_the_notices(django_assert_num_queries, many, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(many)]
     accounts = []
     for number in range(many):
@@ -498,7 +496,7 @@ def agents_queue(owner, **fields):
     return stored_queue("consumer_1", vhost=owner.uuid.hex, **{"owner": owner, "registered": True, **fields})
 
 
-def tell_of_agents(queue, *kinds):
+def notify_agents_owner(queue, *kinds):
     with transaction.atomic():
         notices = [
             Notice(kind, {**WARNING, "agents": True}, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds
@@ -506,11 +504,11 @@ def tell_of_agents(queue, *kinds):
         return enqueue.enqueue(notices, timezone.now())
 
 
-def test_the_owner_of_agents_is_told_of_their_queues_by_mail_and_channels_and_nobody_else_is(account, alice, mailbox):
+def test_a_queue_of_agents_notifies_their_owner_and_operators_only(account, alice, mailbox):
     NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
     channel = Channel.objects.create(owner=alice, name="chat", service="x", sealed_url="x")
-    tell_of_agents(agents_queue(alice), "warning")
-    assert places() == sorted(
+    notify_agents_owner(agents_queue(alice), "warning")
+    assert destinations() == sorted(
         [
             ("alice@example.org", "email"),
             ("alice@example.org", channel.uuid.hex),
@@ -522,27 +520,27 @@ def test_the_owner_of_agents_is_told_of_their_queues_by_mail_and_channels_and_no
     assert "because the queue is your agents'" in mail.text
 
 
-def test_the_owner_of_agents_has_quiet_hours_that_a_deletion_breaks(alice):
+def test_a_deletion_ignores_the_quiet_hours_of_an_agents_owner(alice):
     now = timezone.now().astimezone(UTC)
     alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
     alice.save()
     queue = agents_queue(alice)
-    tell_of_agents(queue, "warning")
+    notify_agents_owner(queue, "warning")
     hers = Notification.objects.filter(recipient="alice@example.org").order_by("id")
     assert hers.get().deferred_until is not None
-    tell_of_agents(queue, "deletion")
+    notify_agents_owner(queue, "deletion")
     assert list(hers.values_list("deferred_until", flat=True)) == [None, None]
 
 
-def test_an_owner_whose_agents_have_a_queue_no_longer_is_not_told_of_it_any_more(alice, mailbox):
+def test_a_former_owner_of_an_agents_queue_is_not_notified(alice, mailbox):
     queue = agents_queue(alice)
-    tell_of_agents(queue, "warning")
+    notify_agents_owner(queue, "warning")
     Queue.objects.update(owner=Owner.objects.create_user("bob@example.org"))
     send_due()
     assert [mail.recipients for mail in mailbox.mails] == [("ops@example.org",)]
 
 
-def test_a_queue_of_nobody_has_nobody_to_tell_but_operators(settings):
+def test_an_unowned_queue_notifies_operators_only(settings):
     assert audience.recipients_of([Ownership(), Ownership()]) == {}
     assert audience.has_recipients(Ownership(), {})
     settings.GUARDIAN_OPERATOR_EMAILS = []
@@ -550,14 +548,14 @@ def test_a_queue_of_nobody_has_nobody_to_tell_but_operators(settings):
 
 
 @pytest.mark.parametrize("many", [1, 30])
-def test_telling_the_owners_of_agents_takes_as_many_statements_for_many_as_for_few(django_assert_num_queries, many):
+def test_the_statements_of_enqueue_do_not_grow_with_agents_queues(django_assert_num_queries, many):
     queues = [agents_queue(Owner.objects.create_user(f"o{number}@example.org")) for number in range(many)]
     notices = [Notice("warning", {}, f"queue {one.id}", owner_id=one.owner_id) for one in queues]
     with transaction.atomic(), django_assert_num_queries(2):
         assert enqueue.enqueue(notices, timezone.now()) == 2 * many
 
 
-def test_who_is_named_is_told_alone_and_once(account, mailbox):
+def test_named_recipients_are_notified_once_and_alone(account, mailbox):
     Owner.objects.create_user("bob@example.org")
     with transaction.atomic():
         recipients = ["bob@example.org", "bob@example.org"]
@@ -566,7 +564,7 @@ def test_who_is_named_is_told_alone_and_once(account, mailbox):
     assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
 
 
-# Who is not told any more when it is sent
+# Recipients that changed before sending
 
 
 @pytest.fixture
@@ -574,7 +572,7 @@ def queue(account):
     return stored_queue("queue/alice/builds", pulse_user=account)
 
 
-def tell_of_queue(queue, *kinds):
+def notify_about_queue(queue, *kinds):
     with transaction.atomic():
         notices = [Notice(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds]
         return enqueue.enqueue(notices, timezone.now())
@@ -588,14 +586,12 @@ def obsolete():
     return sorted(Notification.objects.filter(state="failed").values_list("recipient", "last_error"))
 
 
-def test_who_was_taken_off_an_account_in_between_is_not_told_and_the_others_are(
-    account, alice, queue, webhook, mailbox
-):
+def test_a_removed_owner_or_address_is_not_notified(account, alice, queue, webhook, mailbox):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     account.owners.add(bob)
     channels.create_channel(bob, "room", webhook.url("/bob"))
     NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
-    tell_of_queue(queue, "warning")
+    notify_about_queue(queue, "warning")
     account.owners.remove(bob)
     NotificationAddress.objects.all().delete()
     delivery = send_due()
@@ -606,16 +602,16 @@ def test_who_was_taken_off_an_account_in_between_is_not_told_and_the_others_are(
     assert obsolete() == [("bob@example.org", why), ("bob@example.org", why), ("team@example.org", why)]
 
 
-def test_a_deletion_is_told_where_the_account_is_gone_too_and_a_warning_is_not(account, queue, mailbox):
-    tell_of_queue(queue, "warning", "deletion")
+def test_a_deletion_is_notified_after_its_account_is_deleted(account, queue, mailbox):
+    notify_about_queue(queue, "warning", "deletion")
     account.delete()
     send_due()
     assert recipients(mailbox) == ["alice@example.org", "ops@example.org", "ops@example.org"]
     assert ["Deleted" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
 
 
-def test_who_can_not_sign_in_any_more_is_told_nothing_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
-    tell_of_queue(queue, "deletion")
+def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
+    notify_about_queue(queue, "deletion")
     with transaction.atomic():
         weekly = Notice("vouched", {"by": ""}, recipients=["alice@example.org"])
         enqueue.enqueue([weekly], timezone.now())
@@ -627,7 +623,7 @@ def test_who_can_not_sign_in_any_more_is_told_nothing_even_of_a_deletion(account
     assert obsolete() == [("alice@example.org", "The recipient can no longer sign in.")] * 3
 
 
-def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_as_for_few(
+def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(
     queue, account, settings, django_assert_num_queries
 ):
     for number in range(30):
@@ -653,11 +649,11 @@ def room(alice, webhook):
     return channels.create_channel(alice, "room", webhook.url())
 
 
-def test_a_message_goes_to_the_channels_of_each_owner_beside_the_mail(account, room, webhook, mailbox):
+def test_a_notification_goes_to_mail_and_channels_of_each_owner(account, room, webhook, mailbox):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
-    channels.create_channel(bob, "not told", webhook.url("/bob"))
-    tell_of(account, "warning")
-    assert places() == sorted(
+    channels.create_channel(bob, "not an owner's", webhook.url("/bob"))
+    notify_owners(account, "warning")
+    assert destinations() == sorted(
         [("alice@example.org", "email"), ("alice@example.org", room.uuid.hex), ("ops@example.org", "email")]
     )
     assert send_due().sent == 3
@@ -668,23 +664,23 @@ def test_a_message_goes_to_the_channels_of_each_owner_beside_the_mail(account, r
     assert room.last_sent_at is not None
 
 
-def test_a_channel_that_fails_is_tried_again_in_order_and_mails_go_on(account, room, webhook, mailbox):
+def test_a_failed_channel_is_retried_in_order(account, room, webhook, mailbox):
     webhook.status = 503
-    tell_of(account, "warning")
+    notify_owners(account, "warning")
     assert (send_due().sent, len(webhook.received)) == (2, 1)
-    tell_of(account, "recovery")
+    notify_owners(account, "recovery")
     assert (send_due().sent, len(webhook.received)) == (2, 1)
     room.refresh_from_db()
     assert "it answered 503" in room.last_error
     assert "503" in Notification.objects.get(channel=room.uuid.hex, kind="warning").last_error
     webhook.status = 200
-    later(seconds=30)
+    pass_time_in_outbox(seconds=30)
     assert send_due().sent == 2
     assert ["Warning" in request.json["title"] for request in webhook.received] == [True, True, False]
     assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
 
 
-def test_the_first_failure_of_a_channel_is_the_last_that_is_tried_for_now(account, alice, room, webhook, mailbox):
+def test_a_channel_is_tried_once_per_run_after_a_failure(account, alice, room, webhook, mailbox):
     webhook.status = 503
     with transaction.atomic():
         notices = [Notice("warning", WARNING, pulse_user_id=account.id)] * 3
@@ -695,8 +691,8 @@ def test_the_first_failure_of_a_channel_is_the_last_that_is_tried_for_now(accoun
     assert len(webhook.received) == 1
 
 
-def test_what_waits_for_a_removed_channel_is_given_up_quietly(account, room, webhook, mailbox, caplog):
-    tell_of(account, "warning")
+def test_notifications_to_a_removed_channel_are_given_up(account, room, webhook, mailbox, caplog):
+    notify_owners(account, "warning")
     channels.delete_channel(room)
     delivery = send_due()
     assert (delivery.sent, delivery.failed) == (2, 0)
@@ -705,16 +701,16 @@ def test_what_waits_for_a_removed_channel_is_given_up_quietly(account, room, web
     assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
 
 
-def test_a_sender_that_is_killed_sends_to_a_channel_again(account, room, webhook, mailbox):
-    tell_of(account, "warning")
+def test_the_claim_of_a_killed_channel_sender_expires(account, room, webhook, mailbox):
+    notify_owners(account, "warning")
     assert len(claims.claim(10, to_channels=True)) == 1
     assert send_due().sent == 2
-    later(seconds=claims.CLAIM_SECONDS)
+    pass_time_in_outbox(seconds=claims.CLAIM_SECONDS)
     assert send_due().sent == 1
     assert len(webhook.received) == 1
 
 
-def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
+def test_hanging_channels_delay_neither_mails_nor_other_channels(
     account, alice, webhook, mailbox, certificate, monkeypatch
 ):
     monkeypatch.setattr(public_https, "READ_SECONDS", 2)
@@ -723,7 +719,7 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
         for number in range(5):
             channels.create_channel(alice, f"stuck {number}", stuck.url())
         channels.create_channel(alice, "room", webhook.url())
-        tell_of(account, "warning")
+        notify_owners(account, "warning")
         began = time.monotonic()
         background = in_background(send_due)
         mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
@@ -734,7 +730,7 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
 
 
 class Clock:
-    """The time of the sender: it passes only as a test says."""
+    """A clock that only a test moves."""
 
     now = 0.0
 
@@ -753,45 +749,43 @@ def clock(monkeypatch):
     return clock
 
 
-def test_what_takes_longer_than_the_time_for_channels_is_left_to_the_next_call(
-    account, alice, webhook, mailbox, monkeypatch, clock
-):
+def test_channels_beyond_the_time_limit_wait_for_the_next_call(account, alice, webhook, mailbox, monkeypatch, clock):
     monkeypatch.setattr(channel_sending, "MAX_SENDING_SECONDS", 2)
     monkeypatch.setattr(channel_sending, "MAX_CONCURRENT_CHANNELS", 1)
     webhook.slowly = lambda write: (clock.sleep(1), write(b"HTTP/1.0 200 OK\r\n\r\n"))
     for number in range(4):
         channels.create_channel(alice, f"room {number}", webhook.url())
-    tell_of(account, "warning")
-    assert [send_due().sent for _ in range(3)] == [2 + 2, 2, 0]  # two mails, and two of the channels each time
+    notify_owners(account, "warning")
+    assert [send_due().sent for _ in range(3)] == [2 + 2, 2, 0]  # two mails first, and two channels per call
     assert set(Notification.objects.values_list("state", "attempts")) == {("sent", 0)}
     assert len(webhook.received) == 4
 
 
-def test_a_call_sends_mails_for_a_time_and_leaves_the_rest_to_the_next(mailbox, settings, monkeypatch, clock):
+def test_mails_beyond_the_time_limit_wait_for_the_next_call(mailbox, settings, monkeypatch, clock):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(10)]
     monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 3)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
-    tell("one")
+    notify_operators("one")
     assert send_due().sent == 3
     assert Notification.objects.filter(state="due", attempts=0, claim=None).count() == 7
     assert send_due().sent == 3
 
 
-def test_the_command_sends_all_that_is_due_however_many_calls_it_takes(mailbox, settings, monkeypatch, capsys, clock):
+def test_the_command_sends_all_due_notifications(mailbox, settings, monkeypatch, capsys, clock):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(5)]
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 1)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
-    tell("one")
+    notify_operators("one")
     call_command("send_notifications", "--once")
     assert len(mailbox.mails) == 5
     assert capsys.readouterr().out == "5 sent, 0 to be retried, 0 given up.\n"
 
 
-def test_channels_have_one_sender_at_a_time_and_mails_any_number(account, room, webhook, mailbox):
-    tell_of(account, "warning")
+def test_channels_have_one_sender_at_a_time(account, room, webhook, mailbox):
+    notify_owners(account, "warning")
     with lease("channels"):
         began = time.monotonic()
         assert send_due().sent == 2
@@ -801,12 +795,12 @@ def test_channels_have_one_sender_at_a_time_and_mails_any_number(account, room, 
     assert send_due().claimed == 0
 
 
-def test_channels_that_hang_hold_one_worker_and_not_for_long(account, mailbox, monkeypatch, clock):
-    hanging, time_out = [], threading.Event()
+def test_hanging_channels_occupy_one_worker_for_a_limited_time(account, mailbox, monkeypatch, clock):
+    hanging, timed_out = [], threading.Event()
 
     def hang(channel, title, body):
         hanging.append(channel)
-        assert time_out.wait(30)
+        assert timed_out.wait(30)
         raise channels.ChannelFailed("it hangs")
 
     monkeypatch.setattr(channels, "post", hang)
@@ -814,30 +808,30 @@ def test_channels_that_hang_hold_one_worker_and_not_for_long(account, mailbox, m
     account.owners.add(*owners)
     for owner in owners:
         Channel.objects.create(owner=owner, name="room", service="x", sealed_url="x")
-    tell_of(account, "warning")
+    notify_owners(account, "warning")
     Notification.objects.filter(channel="email").delete()
     first = in_background(send_due)
     wait_until_equal(lambda: len(hanging), channel_sending.MAX_CONCURRENT_CHANNELS)
     assert send_due().claimed == 0
     clock.sleep(channel_sending.MAX_SENDING_SECONDS)
-    time_out.set()
+    timed_out.set()
     assert first.result().postponed == channel_sending.MAX_CONCURRENT_CHANNELS
     assert Notification.objects.filter(state="due", attempts=0).count() == 60 - channel_sending.MAX_CONCURRENT_CHANNELS
 
 
-def test_a_channel_that_breaks_the_sending_itself_keeps_nothing_from_the_others(
+def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
     account, alice, room, webhook, mailbox, monkeypatch, caplog
 ):
     bad = channels.create_channel(alice, "bad", webhook.url("/bad"))
     post = channels.post
 
-    def break_down(channel, title, body):
+    def fail_for_one(channel, title, body):
         if channel == bad:
             raise RuntimeError("can't start new thread for https://example.org/s3cr3t")
         post(channel, title, body)
 
-    monkeypatch.setattr(channels, "post", break_down)
-    tell_of(account, "warning")
+    monkeypatch.setattr(channels, "post", fail_for_one)
+    notify_owners(account, "warning")
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (3, 1)
     bad.refresh_from_db()
@@ -848,25 +842,27 @@ def test_a_channel_that_breaks_the_sending_itself_keeps_nothing_from_the_others(
     assert "s3cr3t" not in caplog.text
 
 
-def test_what_arrived_is_noted_while_the_next_message_to_the_channel_is_on_its_way(account, room, mailbox, monkeypatch):
-    seen, arrives = [], threading.Event()
-    monkeypatch.setattr(channels, "post", lambda *_: seen.append(1) or (arrives.wait(30) if len(seen) == 2 else None))
-    tell_of(account, "warning")
-    tell_of(account, "warning")
+def test_a_delivery_is_recorded_before_the_next_one_ends(account, room, mailbox, monkeypatch):
+    seen, may_arrive = [], threading.Event()
+    monkeypatch.setattr(
+        channels, "post", lambda *_: seen.append(1) or (may_arrive.wait(30) if len(seen) == 2 else None)
+    )
+    notify_owners(account, "warning")
+    notify_owners(account, "warning")
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"thing {number}")
     states = Notification.objects.filter(channel=room.uuid.hex).values_list("state", flat=True)
     background = in_background(send_due)
     wait_until_equal(lambda: len(seen), 2)
     wait_until_equal(lambda: sorted(states.all()), ["sending", "sent"])
-    arrives.set()
+    may_arrive.set()
     background.result()
 
 
-def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, webhook, mailbox):
+def test_many_concurrent_senders_notify_each_channel_once(account, alice, webhook, mailbox):
     for number in range(10):
         channels.create_channel(alice, f"room {number}", webhook.url(f"/{number}"))
-    tell_of(account, "warning")
+    notify_owners(account, "warning")
     in_parallel(*[send_due] * 4)
     assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]
 
@@ -876,25 +872,23 @@ def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, 
 
 @pytest.fixture
 def quiet(alice):
-    """Let it be quiet for Alice for the next hour."""
+    """Give Alice quiet hours that end in an hour."""
     now = timezone.now()
     alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
     alice.save()
 
 
 def pass_time(**delta):
-    """Let so much time pass for everything in the outbox, and the quiet hours with it."""
+    """Make every notification older by this time, and move its deferral too."""
     moved = timedelta(**delta)
-    later(**delta)
+    pass_time_in_outbox(**delta)
     for row in Notification.objects.filter(deferred_until__isnull=False):
         row.deferred_until -= moved
         row.save()
 
 
-def test_what_is_told_in_quiet_hours_is_held_in_mail_and_channels_and_operators_hear_of_it(
-    account, quiet, room, webhook, mailbox
-):
-    tell_of(account, "warning")
+def test_quiet_hours_defer_mails_and_channels_but_not_operators(account, quiet, room, webhook, mailbox):
+    notify_owners(account, "warning")
     assert send_due().sent == 1
     assert mailbox.mails[0].recipients[0] == "ops@example.org"
     assert webhook.received == []
@@ -903,17 +897,17 @@ def test_what_is_told_in_quiet_hours_is_held_in_mail_and_channels_and_operators_
     assert len(webhook.received) == 1
 
 
-def test_an_operators_copy_is_not_held_when_the_operator_owns_the_queue(account, quiet, settings):
+def test_an_operators_copy_is_not_deferred_for_an_owner(account, quiet, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
-    tell_of(account, "warning")
+    notify_owners(account, "warning")
     assert list(Notification.objects.values_list("deferred_until", flat=True)) == [None]
 
 
-def test_a_deletion_is_never_held_and_brings_forward_what_came_before_it(account, quiet, room, webhook, mailbox):
-    tell_of(account, "warning")
-    tell_of(account, "recovery")
+def test_a_deletion_is_not_deferred_and_releases_earlier_notifications(account, quiet, room, webhook, mailbox):
+    notify_owners(account, "warning")
+    notify_owners(account, "recovery")
     assert send_due().sent == 2
-    tell_of(account, "deletion")
+    notify_owners(account, "deletion")
     send_due()
     subjects = [mail.subject for mail in mailbox.to("alice@example.org")]
     assert [subject.split(":")[0] for subject in subjects] == [
@@ -922,14 +916,12 @@ def test_a_deletion_is_never_held_and_brings_forward_what_came_before_it(account
     assert [request.json["title"] for request in webhook.received] == subjects
 
 
-def test_a_deletion_does_not_wait_for_what_was_committed_after_it_and_makes_it_obsolete(
-    account, quiet, room, webhook, mailbox
-):
-    tell_of(account, "warning")
-    held = Notification.objects.filter(deferred_until__isnull=False).values_list("deferred_until", flat=True)[0]
-    tell_of(account, "deletion")
-    # Another process wrote it before, and committed it after the deletion had released what it saw.
-    Notification.objects.filter(recipient="alice@example.org", kind="warning").update(deferred_until=held)
+def test_a_deletion_makes_a_warning_committed_later_obsolete(account, quiet, room, webhook, mailbox):
+    notify_owners(account, "warning")
+    deferred = Notification.objects.filter(deferred_until__isnull=False).values_list("deferred_until", flat=True)[0]
+    notify_owners(account, "deletion")
+    # Another process wrote it earlier and committed it after the deletion released the deferred ones.
+    Notification.objects.filter(recipient="alice@example.org", kind="warning").update(deferred_until=deferred)
     other = Notification.objects.filter(recipient="alice@example.org", kind="warning")[0]
     other.pk, other.uuid, other.about = None, uuid.uuid4(), "queue 7"
     other.save()
@@ -941,25 +933,25 @@ def test_a_deletion_does_not_wait_for_what_was_committed_after_it_and_makes_it_o
     assert left[0].last_error == "The queue was deleted in the meantime."
 
 
-def test_what_is_no_deletion_waits_for_what_is_held_before_it(account, quiet, mailbox):
-    tell_of(account, "warning")
-    tell_of(account, "recovery")
+def test_a_recovery_waits_for_a_deferred_warning(account, quiet, mailbox):
+    notify_owners(account, "warning")
+    notify_owners(account, "recovery")
     Notification.objects.filter(kind="recovery").update(deferred_until=None)
     send_due()
     assert mailbox.to("alice@example.org") == []
 
 
-def test_a_deletion_brings_forward_nothing_about_other_things(account, quiet):
-    tell_of(account, "warning")
+def test_a_deletion_releases_only_notifications_about_its_queue(account, quiet):
+    notify_owners(account, "warning")
     Notification.objects.update(about="queue 7")
-    tell_of(account, "deletion")
+    notify_owners(account, "deletion")
     assert Notification.objects.get(recipient="alice@example.org", kind="warning").deferred_until is not None
 
 
-def test_what_is_told_after_the_quiet_hours_waits_for_what_was_held(account, alice, quiet, mailbox):
-    tell_of(account, "warning")
+def test_a_notification_after_quiet_hours_waits_for_deferred_ones(account, alice, quiet, mailbox):
+    notify_owners(account, "warning")
     Owner.objects.update(quiet_from=None, quiet_until=None)
-    tell_of(account, "recovery")
+    notify_owners(account, "recovery")
     send_due()
     assert mailbox.to("alice@example.org") == []
     pass_time(minutes=61)
