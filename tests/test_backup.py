@@ -25,7 +25,7 @@ from queues.models import Queue
 from tests.agents import RegisteredAgent, backdate_registrations
 from tests.conftest import Amqp
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
-from tests.test_migrations import contents, fill, of_ours
+from tests.test_migrations import contents, create_row, guardian_models
 from tests.toolbox import wait_until
 from tools import invariants
 from tools.postgresql import binaries
@@ -85,21 +85,21 @@ def consume_as(broker):
             one.close()
 
 
-def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
-    created = []
-    for model in of_ours(apps):
-        fill(model, "default", created)
+def test_what_was_there_at_the_backup_is_there_after_the_restore_and_nothing_else(backup):
+    made = []
+    for model in guardian_models(apps):
+        create_row(model, "default", made)
     before = contents(apps, "default")
     assert all(before.values())
     backup.make()
-    for model in of_ours(apps):
-        fill(model, "default", created)
+    for model in guardian_models(apps):
+        create_row(model, "default", made)
     AuthToken.objects.all()._raw_delete("default")
     assert contents(apps, "default") != before
     backup.restore()
     assert contents(apps, "default") == before
-    for model in of_ours(apps):  # new rows can be written as before
-        fill(model, "default", created)
+    for model in guardian_models(apps):  # it is written to as before, with new numbers
+        create_row(model, "default", made)
 
 
 def test_a_backup_of_sqlite_during_writes_can_be_restored(tmp_path):
