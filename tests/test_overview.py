@@ -1,4 +1,4 @@
-"""The front page of the administration: what it says, and what it costs."""
+"""The front page of the admin: its verdicts, its figures, and their cost."""
 
 import re
 import time
@@ -39,14 +39,14 @@ def minutes_ago(minutes: float, now: datetime = NOW) -> datetime:
     return now - timedelta(minutes=minutes)
 
 
-# What it says of the broker
+# The broker's verdict
 
 
 def cluster(*nodes):
     return BrokerFacts(Measurement(rules.BROKER, 0.1), nodes, {"rabbitmq_version": "3.10.8"})
 
 
-def test_a_broker_without_trouble_is_healthy():
+def test_a_broker_without_alarms_is_healthy():
     summary = of_broker(cluster(NODE))
     sentence = "The broker is healthy: 1 node runs RabbitMQ 3.10.8, without an alarm."
     assert summary == (Line(Level.OK, sentence), [])
@@ -64,7 +64,7 @@ def test_a_broker_without_trouble_is_healthy():
         ({"fd_used": 900}, Level.WARNING, "rabbit@a has few file descriptors left: 900 of 1,000"),
     ],
 )
-def test_what_is_wrong_with_a_node_is_said_once_with_the_next_step(changed, level, words):
+def test_a_problem_of_a_node_is_shown_once_with_the_next_step(changed, level, words):
     worst, others = of_broker(cluster(NODE._replace(**changed), NODE._replace(name="rabbit@b")))
     assert worst.level is level
     assert words in worst.sentence
@@ -72,25 +72,25 @@ def test_what_is_wrong_with_a_node_is_said_once_with_the_next_step(changed, leve
     assert others == []
 
 
-def test_the_worst_comes_first_and_the_rest_is_not_left_out():
+def test_the_worst_problem_is_first_and_the_others_follow():
     worst, others = of_broker(cluster(NODE._replace(mem_used=900), NODE._replace(name="rabbit@b", running=False)))
     assert worst.sentence == "rabbit@b is not running."
     assert [other.sentence for other in others] == ["The memory of rabbit@a is at 90 % of its watermark."]
 
 
-def test_an_alarm_that_the_list_of_nodes_lacks_is_seen_all_the_same():
-    class Silent:
+def test_an_alarm_missing_from_the_list_of_nodes_is_found():
+    class WithoutAlarms:
         def nodes(self):
             return [NODE]
 
         def alarms(self):
             return ["disk on rabbit@a"]
 
-    (node,) = facts.fetch_nodes(Silent())
+    (node,) = facts.ask_nodes(WithoutAlarms())
     assert (node.mem_alarm, node.disk_alarm) == (False, True)
 
 
-def test_a_node_is_shown_with_words_beside_each_bar():
+def test_a_node_has_bars_with_text():
     shown = overview.show_node(NODE._replace(mem_used=850, mem_alarm=False))
     assert shown.memory == (85.0, "850 bytes of 1000 bytes", Level.WARNING)
     assert shown.disk == (5.0, "1000 bytes free, at least 50 bytes needed", Level.OK)
@@ -99,23 +99,23 @@ def test_a_node_is_shown_with_words_beside_each_bar():
     assert (full.disk[::2], full.memory[::2]) == ((100.0, Level.CRITICAL), (100.0, Level.CRITICAL))
 
 
-def test_a_node_that_tells_nothing_has_no_bars():
+def test_a_stopped_node_has_no_bars():
     shown = overview.show_node(Node("rabbit@a", False, None, None, False, None, None, False))
     assert (shown.memory, shown.disk, shown.files, shown.uptime) == (None, None, None, "")
     assert (shown.state, shown.level) == ("does not run", Level.CRITICAL)
 
 
-# What it says of Guardian
+# Guardian's verdict
 
 
 def guardian(watch=None, last_pass=None, **more):
-    """Return the facts of a healthy Guardian, but for these."""
+    """Return the facts of a healthy Guardian with these changes."""
     last = Pass(**{"at": NOW - timedelta(seconds=4), "queues": 12, "seconds": 0.25, **(last_pass or {})})
-    remembered = Watch(**{"consumers_counted_at": NOW, **(watch or {})})
-    return GuardianFacts(NOW, remembered, [last], **more)
+    stored = Watch(**{"consumers_counted_at": NOW, **(watch or {})})
+    return GuardianFacts(NOW, stored, [last], **more)
 
 
-def test_guardian_is_healthy_when_it_looked_a_moment_ago():
+def test_guardian_is_healthy_after_a_recent_pass():
     sentence = "Guardian is healthy: it listed 12 queues 4 seconds ago, in 0.25 s."
     assert of_guardian(guardian()) == (Line(Level.OK, sentence), [])
 
@@ -145,7 +145,7 @@ def test_guardian_is_healthy_when_it_looked_a_moment_ago():
         ({"removals": Removals({}, minutes_ago(40))}, Level.WARNING, "removal from the broker has waited for 40 min"),
     ],
 )
-def test_what_is_wrong_with_guardian_is_said_once_with_the_next_step(changed, level, words):
+def test_a_problem_of_guardian_is_shown_once_with_the_next_step(changed, level, words):
     worst, others = of_guardian(guardian(**changed))
     assert worst.level is level
     assert words in worst.sentence
@@ -153,7 +153,7 @@ def test_what_is_wrong_with_guardian_is_said_once_with_the_next_step(changed, le
     assert others == []
 
 
-def test_a_brake_leads_to_where_it_is_released_and_a_released_one_says_by_whom():
+def test_a_brake_links_to_its_release_and_a_released_one_names_the_operator():
     brake = {"brake_since": minutes_ago(5), "braked": 312}
     assert of_guardian(guardian(brake)).worst.page == "operate_brake"
     names = [["/", str(number)] for number in range(312)]
@@ -164,7 +164,7 @@ def test_a_brake_leads_to_where_it_is_released_and_a_released_one_says_by_whom()
 
 
 @pytest.mark.parametrize("known", ["outage_since", "brake_since", "refused_since", "unresponsive_since"])
-def test_errors_that_another_line_explains_are_not_told_twice(known):
+def test_errors_explained_by_another_line_are_not_repeated(known):
     assert of_guardian(guardian({known: NOW}, {"errors": ["away"]})).others == []
 
 
@@ -178,7 +178,7 @@ def test_only_the_last_clean_up_of_each_kind_counts(transactional_db):
     assert "80 queues would be deleted at once" in worst.sentence
 
 
-# The chart of the passes
+# The chart of passes
 
 
 def drawn(*passes):
@@ -186,13 +186,13 @@ def drawn(*passes):
     return overview.chart_of_passes(rows, minutes_ago(60), NOW, timedelta(minutes=2))
 
 
-def test_the_chart_shows_the_longest_the_last_and_no_gap_where_there_is_none():
+def test_the_chart_shows_the_longest_pass_and_no_gap():
     passes = drawn(*((minutes, 3.5 if minutes == 30 else 0.5) for minutes in range(59, 0, -1)))
     assert (passes.number, passes.longest, list(passes.gaps)) == (59, 3.5, [])
     assert (passes.chart.lowest, passes.chart.highest) == (500, 3500)
 
 
-def test_a_time_without_a_pass_is_a_gap_with_its_place_and_words():
+def test_a_time_without_a_pass_is_a_gap_in_the_chart():
     passes = drawn((50, 0), (30, 60), (3, 0))
     gaps = [gap.words for gap in passes.gaps]
     assert gaps == ["from 11:10 on for 20 minutes", "from 11:31 on for 26 minutes", "from 11:57 on for 3 minutes"]
@@ -203,11 +203,11 @@ def test_without_a_pass_there_is_no_chart():
     assert drawn() is None
 
 
-# What is gathered
+# The figures
 
 
-def fill(number: int, now: datetime) -> None:
-    """Make so many queues of each kind, and so many rows of everything else."""
+def create_rows(number: int, now: datetime) -> None:
+    """Create this many queues of each kind, and this many rows of everything else."""
     account = PulseUser.objects.create(username=f"alice-{number}", ready=True)
     given = {
         "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
@@ -233,13 +233,13 @@ def fill(number: int, now: datetime) -> None:
     Sweep.objects.bulk_create([Sweep(kind="orphans", at=now) for _ in range(number)])
 
 
-def test_it_takes_the_same_statements_and_three_requests_whatever_there_is(guarded, settings):
+def test_the_front_page_takes_constant_statements_and_three_requests(guarded, settings):
     settings.GUARDIAN_PULSE_VHOST = "/"
     settings.GUARDIAN_STALLED_MINUTES = 5
     costs = []
     for number in (10, 300):
         now = timezone.now()
-        fill(number, now)
+        create_rows(number, now)
         Queue.objects.filter(pulse_user__username=f"alice-{number}").update(stalled_told_at=now)
         with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
             found = overview.overview(now)
@@ -253,7 +253,7 @@ def test_it_takes_the_same_statements_and_three_requests_whatever_there_is(guard
     assert costs[0][1] == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
 
 
-def test_a_real_broker_tells_of_its_node_and_a_pass_of_itself(guarded, amqp):
+def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     amqp.queue("long", 6)
     run_pass()
     Watch.objects.update(consumers_counted_at=timezone.now())
@@ -273,13 +273,13 @@ def test_a_real_broker_tells_of_its_node_and_a_pass_of_itself(guarded, amqp):
     assert found.passes.gaps == []
 
 
-def test_the_fastest_growing_come_first_with_the_pace_that_a_message_tells(guarded, management, broker):
+def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded, management, broker):
     now = timezone.now()
     account = PulseUser.objects.create(username="alice", ready=True, max_length=1_000)
     lengths = {"slow": (10, 20), "fast": (0, 600), "shrinks": (50, 5), "stands": (7, 7), "over": (100, 2_000)}
     for name, (first, last) in lengths.items():
         queue = make_queue(name, account=account, ready=last)
-        for minutes, length in ((20, 10_000), (5, first), (2, 3)):  # what is older than ten minutes doesn't count
+        for minutes, length in ((20, 10_000), (5, first), (2, 3)):  # samples older than ten minutes do not count
             QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
     made = {queue.name: queue for queue in Queue.objects.all()}
     gathered = QueueFacts.gather(management, broker.amqp_url, [_as_stored(queue) for queue in made.values()], now)
@@ -295,12 +295,12 @@ def test_the_fastest_growing_come_first_with_the_pace_that_a_message_tells(guard
     assert found[1].full == pytest.approx(600 / 1_900 * 100, abs=0.1)
 
 
-def test_what_is_never_deleted_for_its_length_is_not_measured_by_a_maximum(guarded):
+def test_an_unbounded_queue_has_no_percentage(guarded):
     make_queue("free", ready=9, unbounded=True)
     assert overview.overview(timezone.now()).longest[0].more == "never deleted for its length"
 
 
-def test_the_outbox_counts_deferred_messages_apart_and_only_what_was_tried_for_a_day_as_given_up(transactional_db):
+def test_the_outbox_counts_deferred_and_given_up_notifications_apart(transactional_db):
     now = timezone.now()
 
     def message(**fields):
@@ -320,7 +320,7 @@ def test_the_outbox_counts_deferred_messages_apart_and_only_what_was_tried_for_a
     )
 
 
-def test_the_chart_is_of_the_passes_of_the_last_hour(transactional_db):
+def test_the_chart_shows_passes_of_the_last_hour(transactional_db):
     ages = {61: 0.9, 59: 0.1, 31: 0.2, 1: 0.3}
     Pass.objects.bulk_create(Pass(at=minutes_ago(age), seconds=seconds) for age, seconds in ages.items())
     shown = overview._passes(NOW)
@@ -328,7 +328,7 @@ def test_the_chart_is_of_the_passes_of_the_last_hour(transactional_db):
     assert [gap.words for gap in shown.gaps] == ["from 11:01 on for 28 minutes", "from 11:29 on for 30 minutes"]
 
 
-def test_a_broker_that_says_nothing_does_not_hold_the_page(guarded, settings, broker):
+def test_a_hanging_broker_does_not_block_the_page(guarded, settings, broker):
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(30)
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
@@ -347,7 +347,7 @@ def visit(client, operator):
     return lambda **headers: client.get("/admin/", headers=headers)
 
 
-def test_the_page_leads_to_queues_and_lists_and_below_it_is_djangos_own(visit, guarded):
+def test_the_page_links_to_queues_and_filtered_lists(visit, guarded):
     queue = make_queue('queue/a/<script>alert("1")</script>\u202e\n', ready=3)
     Notification.objects.create(
         kind="warning",
@@ -368,7 +368,7 @@ def test_the_page_leads_to_queues_and_lists_and_below_it_is_djangos_own(visit, g
     assert "No pass has run yet, so no queue is guarded." in page.text
 
 
-def test_queues_whose_consumers_have_stalled_are_named_with_how_long_and_whose(visit, guarded, settings):
+def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit, guarded, settings):
     now = timezone.now()
     account = PulseUser.objects.create(username="alice", ready=True)
     for name, minutes, more in (
@@ -388,7 +388,7 @@ def test_queues_whose_consumers_have_stalled_are_named_with_how_long_and_whose(v
     assert "of alice, 3 messages, nothing acknowledged for 12 minutes</span>" in text
 
 
-def test_the_lists_that_it_leads_to_are_there(visit, client, guarded):
+def test_the_linked_lists_exist(visit, client, guarded):
     for number in range(overview.NAMES_SHOWN + 1):
         make_queue(f"nobody's {number}")
     Removal.objects.create(kind="queue", vhost="a", name="b")
@@ -399,7 +399,7 @@ def test_the_lists_that_it_leads_to_are_there(visit, client, guarded):
     assert {link: client.get(link.replace("&amp;", "&")).status_code for link in links} == dict.fromkeys(links, 200)
 
 
-def test_without_the_broker_the_page_is_there_and_says_so(visit, guarded, settings):
+def test_without_the_broker_the_page_says_so(visit, guarded, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     make_queue("queue/alice/builds", ready=9)
     page = visit()
@@ -409,12 +409,12 @@ def test_without_the_broker_the_page_is_there_and_says_so(visit, guarded, settin
     assert "queue/alice/builds" in page.text
 
 
-def test_without_any_broker_configured_the_page_is_there_too(visit, settings):
+def test_without_a_configured_broker_the_page_says_so(visit, settings):
     settings.RABBITMQ_MANAGEMENT_URL = ""
     assert "no broker is configured" in visit().text
 
 
-def test_a_page_that_refreshes_itself_gets_its_figures_alone(visit, guarded):
+def test_a_refresh_returns_only_the_figures(visit, guarded):
     part = visit(**{"HX-Request": "true"}).text
     assert 'id="verdicts" hx-swap-oob="true"' in part
     assert 'id="figures" hx-swap-oob="true"' in part
@@ -422,7 +422,7 @@ def test_a_page_that_refreshes_itself_gets_its_figures_alone(visit, guarded):
 
 
 @pytest.mark.parametrize("email", [None, "alice@example.org"])
-def test_a_page_that_refreshes_itself_is_loaded_anew_for_whoever_is_no_operator(client, transactional_db, email):
+def test_a_refresh_by_a_non_operator_reloads_the_page(client, transactional_db, email):
     if email:
         client.force_login(Owner.objects.create_user(email, vouched=True))
     answer = client.get("/admin/", headers={"HX-Request": "true"})
@@ -430,20 +430,18 @@ def test_a_page_that_refreshes_itself_is_loaded_anew_for_whoever_is_no_operator(
     assert answer.content == b""
 
 
-def test_an_owner_who_is_no_operator_is_sent_away(client, transactional_db):
+def test_an_owner_who_is_no_operator_is_redirected(client, transactional_db):
     client.force_login(Owner.objects.create_user("alice@example.org", vouched=True))
     assert client.get("/admin/").status_code == 302
 
 
-def test_everybody_can_read_it_in_trouble_and_out_of_it_and_it_refreshes_itself(
-    page: Page, guarded, amqp, operator, settings
-):
+def test_the_front_page_is_accessible_and_refreshes_itself(page: Page, guarded, amqp, operator, settings):
     settings.GUARDIAN_POLL_SECONDS = 60
     amqp.queue("celery", 6)
     run_pass()
     Watch.objects.update(consumers_counted_at=timezone.now())
     sign_in(page, operator)
-    addresses = ["/admin/", *(f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))]
+    addresses = ["/admin/", *(f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))]
     assert [found for address in addresses for found in violations(page, address)] == []
     page.clock.install()
     page.goto("/admin/")

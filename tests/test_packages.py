@@ -1,4 +1,4 @@
-"""Whether packages have holes that are known, as `make audit` tells it."""
+"""`make audit`: known vulnerabilities of the packages."""
 
 import re
 import sys
@@ -8,8 +8,8 @@ import pytest
 from tests.plugin import ROOT
 from tools import audit
 
-FINE = {"name": "django", "version": "5.2.19", "vulns": []}
-BAD = {
+SAFE = {"name": "django", "version": "5.2.19", "vulns": []}
+VULNERABLE = {
     "name": "pika",
     "version": "1.0.0",
     "vulns": [
@@ -25,13 +25,13 @@ def packages_of(lock):
 
 
 def program(tmp_path, code):
-    """Give what stands in for pip-audit where its index would have to be one of our own."""
+    """Write a program that replaces pip-audit, and return its command."""
     (tmp_path / "program.py").write_text(code)
     return [sys.executable, str(tmp_path / "program.py")]
 
 
-def test_a_known_hole_fails_the_audit_and_is_named():
-    code, lines = audit.evaluate_report({"dependencies": [FINE, BAD, UNKNOWN], "fixes": []})
+def test_a_known_vulnerability_fails_the_audit():
+    code, lines = audit.judged({"dependencies": [SAFE, VULNERABLE, UNKNOWN], "fixes": []})
     assert code == 1
     assert lines == [
         "pika 1.0.0 has PYSEC-2026-1; fixed in 1.0.1, 1.1.",
@@ -39,14 +39,14 @@ def test_a_known_hole_fails_the_audit_and_is_named():
     ]
 
 
-def test_without_a_known_hole_it_says_how_many_it_looked_at_and_of_which_nothing_is_known():
-    assert audit.evaluate_report({"dependencies": [FINE, FINE]}) == (0, ["No known vulnerabilities in 2 packages."])
-    told = "No known vulnerabilities in 1 packages. No data about amqp."
-    assert audit.evaluate_report({"dependencies": [FINE, UNKNOWN]}) == (0, [told])
+def test_an_audit_without_findings_counts_packages_and_names_unknown_ones():
+    assert audit.judged({"dependencies": [SAFE, SAFE]}) == (0, ["No known hole in 2 packages."])
+    told = "No known hole in 1 packages. Nothing is known of amqp."
+    assert audit.judged({"dependencies": [SAFE, UNKNOWN]}) == (0, [told])
 
 
-def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
-    code, [line] = audit.evaluate_report({"dependencies": [UNKNOWN, UNKNOWN]})
+def test_an_index_that_knows_no_package_is_reported():
+    code, [line] = audit.judged({"dependencies": [UNKNOWN, UNKNOWN]})
     assert code == 0
     assert line.startswith("Skipped the check for known vulnerabilities:")
 
@@ -59,14 +59,14 @@ def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
         ("raise SystemExit('ERROR:pip_audit:invalid requirements input')", 60, 1, "invalid requirements input"),
         ("print('{}')", 60, 1, "pip-audit failed"),
     ],
-    ids=["hangs", "not reached", "fails", "answers oddly"],
+    ids=["hangs", "not reached", "fails", "unexpected output"],
 )
-def test_an_index_that_is_away_is_said_in_a_line_and_what_fails_otherwise_fails(tmp_path, does, seconds, code, says):
+def test_an_unreachable_index_passes_the_audit_and_other_errors_fail_it(tmp_path, does, seconds, code, says):
     ended, [line] = audit.audit(program(tmp_path, does), seconds)
     assert (ended, says in line) == (code, True), line
 
 
-def test_the_audit_looks_at_every_package_of_the_image():
+def test_the_audit_covers_every_package_of_the_image():
     assert len(packages_of("requirements-production.lock")) > 20
     assert packages_of("requirements-production.lock") <= packages_of(audit.LOCK.name)
 

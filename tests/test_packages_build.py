@@ -1,4 +1,4 @@
-"""The distributions in packages/: they build, and their wheels work in an environment without Django."""
+"""The distributions in packages/ build, and their wheels work in an environment without Django."""
 
 import re
 import signal
@@ -38,16 +38,16 @@ def hatchling(target, source, to):
     return built
 
 
-def needed(requirements):
-    """Yield the names of the distributions that these requirements need, and what those need, without extras."""
+def dependencies_of(requirements):
+    """Yield the distributions that these requirements need, recursively, without extras."""
     for requirement in map(Requirement, requirements):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement.name
-            yield from needed(distribution(requirement.name).requires or [])
+            yield from dependencies_of(distribution(requirement.name).requires or [])
 
 
 def link(name, into):
-    """Install a distribution by links to where the project has it."""
+    """Install a distribution by symbolic links to the project's environment."""
     found = distribution(name)
     for entry in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
         if not (into / entry).exists():
@@ -83,7 +83,7 @@ def install(build, tmp_path_factory):
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
             subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", build(name).wheel], check=True)
             [site_packages] = folder.glob("lib/python*/site-packages")
-            for dependency in set(needed(distribution(name).requires)):
+            for dependency in set(dependencies_of(distribution(name).requires)):
                 link(dependency, site_packages)
             subprocess.run([*pip, "check"], check=True)
             readme = (PACKAGES / name / "README.md").read_text()
@@ -109,7 +109,7 @@ def test_the_wheel_built_from_the_sdist_has_every_file_of_the_source(name, build
 
 
 @pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
-def test_what_a_readme_links_to_exists(name):
+def test_the_local_links_of_a_readme_exist(name):
     targets = re.findall(r"\]\(([^)\s]+)\)", (PACKAGES / name / "README.md").read_text())
     local = [target for target in targets if not target.startswith("https://")]
     assert local
@@ -139,7 +139,7 @@ def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vh
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     ) as process:  # fmt: skip
         try:
-            # Until the worker has declared its queue, the publisher is refused: nothing would read the order.
+            # The publisher is refused until the worker has declared its queue.
             wait_until(lambda: run(python, "-c", order, env=environment).returncode == 0)
             assert process.stdout.readline() == "shipped Dune\n"
             process.send_signal(signal.SIGINT)

@@ -10,10 +10,10 @@ from rabbit.names import exchange_prefix, queue_prefix
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, allows, for_pulse_user
 from tests.toolbox import is_refused
 
-# How long an example takes says nothing here, and on a busy machine it may be long.
-patiently = settings(deadline=None)
+# An example may take long on a busy machine.
+without_deadline = settings(deadline=None)
 
-# Few letters, so that names are often nearly the same.
+# Few letters, so that names are often similar.
 user_names = st.from_regex(r"[ab][ab._-]{0,5}", fullmatch=True)
 anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -28,17 +28,17 @@ def test_dots_and_dashes_are_escaped():
     assert not allows(for_pulse_user("a.b").configure, "queue/axb/x")
 
 
-@patiently
+@without_deadline
 @given(user_names, anything)
-def test_its_own_names_are_allowed(user, rest):
+def test_a_pulse_user_may_use_its_own_names(user, rest):
     permissions = for_pulse_user(user)
     assert all(allows(pattern, queue_prefix(user) + rest) for pattern in permissions)
     assert all(allows(pattern, exchange_prefix(user) + rest) for pattern in permissions)
 
 
-@patiently
+@without_deadline
 @given(user_names, user_names, anything)
-def test_other_users_names_are_not_allowed_but_their_exchanges_can_be_read(user, other, rest):
+def test_a_pulse_user_may_only_read_exchanges_of_others(user, other, rest):
     assume(user != other)
     permissions = for_pulse_user(user)
     assert not any(allows(pattern, queue_prefix(other) + rest) for pattern in permissions)
@@ -47,29 +47,29 @@ def test_other_users_names_are_not_allowed_but_their_exchanges_can_be_read(user,
     assert allows(permissions.read, exchange_prefix(other) + rest)
 
 
-@patiently
+@without_deadline
 @given(user_names, anything)
-def test_names_outside_the_pattern_are_not_allowed(user, name):
+def test_a_pulse_user_may_not_use_names_outside_the_pattern(user, name):
     assume(not name.startswith("exchange/"))
     assert not any(allows(pattern, name) for pattern in for_pulse_user(user))
 
 
-@patiently
+@without_deadline
 @given(anything)
-def test_nothing_allows_no_name_and_everything_all(name):
-    assert allows(NO_ACCESS.read, name) is (name in ("", "\n"))  # to a regex a newline at the end is no character
+def test_no_access_allows_no_name_and_full_access_all(name):
+    assert allows(NO_ACCESS.read, name) is (name in ("", "\n"))  # $ matches before a final newline
     assert allows(FULL_ACCESS.read, name)
     assert allows("", name) is allows("^$", name)
 
 
-def test_a_pattern_is_searched_for_and_not_matched():
+def test_a_pattern_is_searched_and_not_anchored():
     assert allows("b", "abc")
     assert not allows("^b", "abc")
 
 
 @pytest.fixture
 def open_as(broker, management, vhost):
-    """Return a function that makes a Pulse user and connects as it."""
+    """Return a function that creates a Pulse user and connects as it."""
     users, connections = [], []
 
     def connect(user: str) -> pika.BlockingConnection:
@@ -91,7 +91,7 @@ def open_as(broker, management, vhost):
         management.delete_user(user)
 
 
-def test_the_broker_lets_a_pulse_user_do_everything_to_its_own_and_nothing_to_anothers(open_as, vhost):
+def test_the_broker_enforces_the_permissions_of_a_pulse_user(open_as, vhost):
     name = f"a.b-c_{vhost[-8:]}"
     mine, theirs = open_as(name), open_as(name.replace(".", "x"))
     for user, connection in ((name, mine), (name.replace(".", "x"), theirs)):
@@ -133,7 +133,7 @@ def test_a_pulse_user_cannot_enter_another_vhost(open_as, broker, management, vh
         pika.BlockingConnection(pika.URLParameters(f"amqp://{name}:{password}@{address}/%2F"))
 
 
-def test_a_pulse_user_gets_what_is_published_to_anothers_exchange_once_bound(open_as, vhost):
+def test_a_pulse_user_receives_from_anothers_exchange_through_a_binding(open_as, vhost):
     name, other = f"alice-{vhost[-8:]}", f"bob-{vhost[-8:]}"
     mine, theirs = open_as(name).channel(), open_as(other).channel()
     theirs.exchange_declare(f"exchange/{other}/events", "topic")

@@ -1,4 +1,4 @@
-"""Quiet hours, in whatever time zone, and what is held when they change."""
+"""Quiet hours in any time zone, and notifications deferred by them."""
 
 import zoneinfo
 from datetime import UTC, datetime, time, timedelta
@@ -34,23 +34,23 @@ def at(text):
         ("22:00", "07:00", "Europe/Berlin", "2026-01-11T06:00:00+00:00", None),
         ("09:00", "17:00", "Europe/Berlin", "2026-07-10T07:00:00+00:00", "2026-07-10T15:00:00+00:00"),
         ("09:00", "17:00", "Europe/Berlin", "2026-07-10T15:00:00+00:00", None),
-        # The night in which the clocks go forward is an hour shorter, and the one in which they go back longer.
+        # The night in which daylight saving time begins is an hour shorter, and the one in which it ends is longer.
         ("22:00", "07:00", "Europe/Berlin", "2026-03-28T22:00:00+00:00", "2026-03-29T05:00:00+00:00"),
         ("22:00", "07:00", "Europe/Berlin", "2026-10-24T21:00:00+00:00", "2026-10-25T06:00:00+00:00"),
-        # Half past two isn't there in the first of them.
+        # 2:30 does not exist in the first of these nights.
         ("22:00", "02:30", "Europe/Berlin", "2026-03-28T23:00:00+00:00", "2026-03-29T01:30:00+00:00"),
         # A whole day but a minute.
         ("00:00", "23:59", "UTC", "2026-01-10T23:59:30+00:00", None),
         ("12:00", "11:59", "UTC", "2026-01-10T12:00:00+00:00", "2026-01-11T11:59:00+00:00"),
     ],
 )
-def test_quiet_hours_are_those_of_the_owners_clock(from_, until, zone, now, end):
+def test_quiet_hours_follow_the_owners_time_zone(from_, until, zone, now, end):
     expected = at(end) if end else None
     assert deferred_until(time.fromisoformat(from_), time.fromisoformat(until), zone, at(now)) == expected
 
 
 @given(moments, minutes, zones)
-def test_without_quiet_hours_nothing_is_held(now, one, zone):
+def test_without_quiet_hours_nothing_is_deferred(now, one, zone):
     assert deferred_until(None, None, zone, now) is None
     assert deferred_until(one, None, zone, now) is None
     assert deferred_until(None, one, zone, now) is None
@@ -58,7 +58,7 @@ def test_without_quiet_hours_nothing_is_held(now, one, zone):
 
 
 @given(minutes, minutes, zones, moments)
-def test_what_is_held_is_held_for_less_than_a_day_and_an_hour_and_free_at_its_end(from_, until, zone, now):
+def test_a_deferral_lasts_under_25_hours(from_, until, zone, now):
     end = deferred_until(from_, until, zone, now)
     assume(end is not None)
     assert now < end < now + timedelta(hours=25)
@@ -66,26 +66,26 @@ def test_what_is_held_is_held_for_less_than_a_day_and_an_hour_and_free_at_its_en
 
 
 @given(minutes, minutes, zones, moments)
-def test_it_is_quiet_just_when_the_clock_on_the_wall_says_so(from_, until, zone, now):
+def test_notifications_are_deferred_exactly_within_quiet_hours(from_, until, zone, now):
     assume(from_ != until)
     local = now.astimezone(zoneinfo.ZoneInfo(zone))
-    # On the few days on which the clocks change, the wall shows some times twice and others never.
+    # On days of a change to or from daylight saving time, some local times occur twice or never.
     offsets = {(local + timedelta(hours=hours)).astimezone(UTC) - now for hours in (-36, 36)}
     assume(offsets == {timedelta(hours=-36), timedelta(hours=36)})
-    wall = local.time()
-    is_quiet = from_ <= wall < until if from_ < until else wall >= from_ or wall < until
+    local_time = local.time()
+    is_quiet = from_ <= local_time < until if from_ < until else local_time >= from_ or local_time < until
     assert (deferred_until(from_, until, zone, now) is not None) == is_quiet
 
 
 @given(minutes, minutes, zones, moments)
-def test_everything_in_one_stretch_of_quiet_is_deferred_until_the_same_moment(from_, until, zone, now):
+def test_all_deferrals_of_one_quiet_period_end_together(from_, until, zone, now):
     end = deferred_until(from_, until, zone, now)
     assume(end is not None)
     between = now + (end - now) / 2
     assert deferred_until(from_, until, zone, between) in (end, None)
 
 
-def test_a_time_zone_that_is_none_any_more_counts_as_utc():
+def test_an_unknown_time_zone_counts_as_utc():
     assert zone_of("Mars/Olympus").key == "UTC"
     assert zone_of("../../etc/passwd").key == "UTC"
     assert deferred_until(time(0), time(12), "Mars/Olympus", at("2026-01-10T06:00:00+00:00")) == at(
@@ -93,7 +93,7 @@ def test_a_time_zone_that_is_none_any_more_counts_as_utc():
     )
 
 
-def test_quiet_hours_are_set_and_taken_away(alice):
+def test_quiet_hours_are_set_and_removed(alice):
     set_quiet_hours(alice, time(22), time(7), "Europe/Berlin")
     alice.refresh_from_db()
     assert (alice.quiet_from, alice.quiet_until, alice.time_zone) == (time(22), time(7), "Europe/Berlin")
@@ -114,7 +114,7 @@ def test_quiet_hours_are_set_and_taken_away(alice):
         (None, None, "europe/berlin\n", "time_zone"),
     ],
 )
-def test_what_cannot_be_quiet_hours_is_refused_at_the_field(alice, from_, until, zone, field):
+def test_invalid_quiet_hours_have_an_error_at_the_field(alice, from_, until, zone, field):
     with pytest.raises(ValidationError) as caught:
         set_quiet_hours(alice, from_, until, zone)
     assert list(caught.value.message_dict) == [field]
@@ -122,7 +122,7 @@ def test_what_cannot_be_quiet_hours_is_refused_at_the_field(alice, from_, until,
     assert alice.time_zone == "UTC"
 
 
-def test_what_is_held_goes_by_the_new_quiet_hours(alice):
+def test_deferred_notifications_follow_changed_quiet_hours(alice):
     now = timezone.now()
     for recipient in ("alice@example.org", "bob@example.org"):
         Notification.objects.create(
@@ -135,8 +135,8 @@ def test_what_is_held_goes_by_the_new_quiet_hours(alice):
         )
     later = (now + timedelta(hours=2)).time().replace(microsecond=0)
     set_quiet_hours(alice, (now - timedelta(hours=1)).time(), later, "UTC")
-    held = Notification.objects.get(recipient="alice@example.org").deferred_until
-    assert held.time() == later
+    deferred = Notification.objects.get(recipient="alice@example.org").deferred_until
+    assert deferred.time() == later
     set_quiet_hours(alice, None, None, "UTC")
     assert Notification.objects.get(recipient="alice@example.org").deferred_until is None
     assert Notification.objects.get(recipient="bob@example.org").deferred_until == now + timedelta(hours=5)
@@ -151,7 +151,7 @@ def test_the_weekly_summary_is_turned_off_and_on(alice):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", ["localtime", "posixrules", "Factory"])
-def test_what_is_no_place_is_no_time_zone(name, monkeypatch):
+def test_a_zone_that_is_no_place_is_refused(name, monkeypatch):
     monkeypatch.setattr(zoneinfo, "available_timezones", lambda: {name, "UTC"})
     time_zones.cache_clear()
     owner = Owner.objects.create_user("alice@example.org")
@@ -163,8 +163,8 @@ def test_what_is_no_place_is_no_time_zone(name, monkeypatch):
         time_zones.cache_clear()
 
 
-def test_a_time_that_the_clocks_skip_is_read_as_if_they_had_not_been_put_forward():
-    # At 01:00 UTC, Berlin's clocks go from 2:00 to 3:00: half past two is then half past three.
+def test_a_skipped_local_time_is_read_as_standard_time():
+    # At 01:00 UTC, Berlin's clocks go from 2:00 to 3:00, so 2:30 becomes 3:30.
     begin, end = time(2, 30), time(6)
     assert deferred_until(begin, end, "Europe/Berlin", at("2026-03-29T01:29:59+00:00")) is None
     assert deferred_until(begin, end, "Europe/Berlin", at("2026-03-29T01:30:00+00:00")) == at(
@@ -172,7 +172,7 @@ def test_a_time_that_the_clocks_skip_is_read_as_if_they_had_not_been_put_forward
     )
 
 
-def test_a_time_that_comes_twice_is_its_first():
+def test_a_repeated_local_time_is_the_first_one():
     end = at("2026-10-25T00:30:00+00:00")
     assert deferred_until(time(22), time(2, 30), "Europe/Berlin", end - timedelta(seconds=1)) == end
     assert deferred_until(time(22), time(2, 30), "Europe/Berlin", end) is None

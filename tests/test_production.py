@@ -1,4 +1,4 @@
-"""What Guardian runs by in production: the image, compose, systemd, and the same steps without a container."""
+"""Production: the image, Docker Compose, systemd, and the steps of the image without a container."""
 
 import configparser
 import itertools
@@ -49,25 +49,25 @@ PRODUCTION_SETTINGS = {
 
 
 def environment(**settings):
-    """The environment of a production process: these settings, and for the others the defaults, whatever .env says."""
+    """Return the environment of a production process: these settings, defaults for the others, nothing of .env."""
     unset = dict.fromkeys(SETTINGS - {"SECRET_KEY", "GUARDIAN_PROXIES", "GUARDIAN_VAR_DIR", "ALLOWED_HOSTS"})
     defaults = dict(re.findall(r"^# ([A-Z_]+)=(.+)$", (PROJECT / ".env.example").read_text(), re.M))
     blank = {name: "" for name in unset if name not in defaults}
     return {"PATH": os.defpath, "LANG": "C.UTF-8", **defaults, **blank, **PRODUCTION_SETTINGS, **settings}
 
 
-# The lock
+# Lock files
 
 
-def blocks(name):
-    """The packages of a lock, each with its version and its hashes."""
+def locked_packages(name):
+    """Return the packages of a lock file, each with its version and hashes."""
     text = (PROJECT / name).read_text().strip()
     return {block.partition("==")[0]: block for block in re.split(r"\n(?=\S)", text)}
 
 
 @pytest.mark.parametrize("lock", ["requirements-production.lock", "requirements-build.lock"])
-def test_the_locks_of_the_image_have_the_versions_and_hashes_of_the_other_one_and_no_address(lock):
-    of_the_image, everything = blocks(lock), blocks("requirements.lock")
+def test_the_locks_of_the_image_agree_with_requirements_lock(lock):
+    of_the_image, everything = locked_packages(lock), locked_packages("requirements.lock")
     assert of_the_image
     for name, block in of_the_image.items():
         assert everything[name] == block
@@ -79,27 +79,27 @@ def names_in(requirements):
     return {re.split(r"[\[<>=]", one)[0] for one in requirements}
 
 
-def test_the_production_lock_has_what_the_project_needs_and_nothing_of_the_tests():
+def test_the_production_lock_has_dependencies_but_no_test_packages():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    locked = set(blocks("requirements-production.lock"))
+    locked = set(locked_packages("requirements-production.lock"))
     assert names_in(project["project"]["dependencies"]) <= locked
     assert not names_in(project["dependency-groups"]["dev"]) & locked
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_the_locks_have_what_the_packages_of_the_project_need_and_what_builds_them(package):
+def test_the_locks_have_dependencies_and_build_tools_of_our_packages(package):
     text = tomllib.loads((package / "pyproject.toml").read_text())
     extras = text["project"].get("optional-dependencies", {}).values()
     needed = names_in(itertools.chain(text["project"]["dependencies"], *extras))
-    assert needed <= set(blocks("requirements-production.lock"))
-    assert names_in(text["build-system"]["requires"]) <= set(blocks("requirements-build.lock"))
+    assert needed <= set(locked_packages("requirements-production.lock"))
+    assert names_in(text["build-system"]["requires"]) <= set(locked_packages("requirements-build.lock"))
 
 
 # The image
 
 
 def instructions(text):
-    """The instructions of a Dockerfile, as (instruction, rest), line by line."""
+    """Return the instructions of a Dockerfile as (instruction, rest)."""
     joined = re.sub(r"\\\n\s*", " ", text)
     lines = [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
     return [tuple(line.split(maxsplit=1)) for line in lines]
@@ -109,14 +109,14 @@ DOCKERFILE = instructions((PROJECT / "Dockerfile").read_text())
 LAST_STAGE = DOCKERFILE[max(i for i, (word, _) in enumerate(DOCKERFILE) if word == "FROM") :]
 
 
-def test_the_image_is_built_in_two_stages_on_an_image_of_a_named_version():
+def test_the_image_has_two_stages_on_a_pinned_python_image():
     images = [rest.split()[0] for word, rest in DOCKERFILE if word == "FROM"]
     assert len(images) == 2
     for image in images:
         assert re.fullmatch(r"python:3\.\d+-slim", image)
 
 
-def test_the_image_installs_from_an_index_only_what_a_lock_has_by_its_hashes():
+def test_the_image_installs_only_locked_packages_with_hashes():
     steps = [rest for word, rest in DOCKERFILE if word == "RUN" and "pip " in rest]
     from_an_index = [step for step in steps if "--no-index" not in step]
     assert all("pip install" in step and "--require-hashes" in step for step in from_an_index)
@@ -127,14 +127,14 @@ def test_the_image_installs_from_an_index_only_what_a_lock_has_by_its_hashes():
     assert not [rest for word, rest in LAST_STAGE if "pip" in rest]
 
 
-def test_the_image_runs_as_a_user_who_cannot_change_the_code():
+def test_the_image_runs_as_a_user_that_cannot_change_the_code():
     words = [word for word, _ in LAST_STAGE]
     assert dict(LAST_STAGE)["USER"] == "guardian"
     assert words.index("USER") > max(i for i, word in enumerate(words) if word in ("RUN", "COPY"))
     assert not [rest for word, rest in LAST_STAGE if word == "COPY" and "--chown" in rest]
 
 
-def test_the_image_starts_the_web_process_of_the_procfile_and_asks_it_for_its_health():
+def test_the_image_starts_the_procfiles_web_process_with_a_health_check():
     last = dict(LAST_STAGE)
     assert json.loads(last["CMD"]) == [part.replace("${PORT:-8000}", "8000") for part in COMMANDS["web"]]
     health = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
@@ -143,7 +143,7 @@ def test_the_image_starts_the_web_process_of_the_procfile_and_asks_it_for_its_he
 
 
 def ignored(path):
-    """Whether .dockerignore keeps this path of the project, a file at its top or in a folder, out of the image."""
+    """Return whether .dockerignore excludes this path from the image."""
     import fnmatch
 
     out = False
@@ -177,49 +177,49 @@ def test_secrets_data_and_tests_are_not_in_the_image(path):
      "static/guardian.css", "requirements-production.lock", "requirements-build.lock", "deploy/healthcheck.py",
      *(f"packages/{package.name}/{name}" for package in PACKAGES for name in ("pyproject.toml", "README.md", "src"))],
 )  # fmt: skip
-def test_what_runs_is_in_the_image(path):
+def test_the_code_and_its_locks_are_in_the_image(path):
     assert (PROJECT / path).exists()
     assert not ignored(path)
 
 
-# Compose
+# Docker Compose
 
 
 COMPOSE = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())
 SERVICES = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if service.get("build")}
+OUR_SERVICES = {name: service for name, service in SERVICES.items() if service.get("build")}
 
 
 def command_of(service):
     return [str(part) for part in service["command"]]
 
 
-def test_compose_has_all_of_it():
-    assert set(OURS) == {"migrate", "web", "guard", "worker", "beat"}
-    assert set(SERVICES) - set(OURS) == {"postgres", "redis", "rabbitmq"}
+def test_compose_has_all_services():
+    assert set(OUR_SERVICES) == {"migrate", "web", "guard", "worker", "beat"}
+    assert set(SERVICES) - set(OUR_SERVICES) == {"postgres", "redis", "rabbitmq"}
 
 
 @pytest.mark.parametrize("name", ["guard", "worker", "beat"])
-def test_a_service_runs_what_the_procfile_says(name):
-    assert command_of(OURS[name]) == COMMANDS[name]
+def test_a_service_runs_the_procfiles_command(name):
+    assert command_of(OUR_SERVICES[name]) == COMMANDS[name]
 
 
-def test_the_migrations_run_once_before_the_others_and_after_the_database():
-    assert command_of(OURS["migrate"]) == ["python", "manage.py", "migrate", "--no-input"]
-    assert OURS["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
-    assert OURS["migrate"]["restart"].startswith("on-failure")
-    for name in OURS.keys() - {"migrate"}:
-        assert OURS[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+def test_migrations_run_after_the_database_and_before_the_other_services():
+    assert command_of(OUR_SERVICES["migrate"]) == ["python", "manage.py", "migrate", "--no-input"]
+    assert OUR_SERVICES["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert OUR_SERVICES["migrate"]["restart"].startswith("on-failure")
+    for name in OUR_SERVICES.keys() - {"migrate"}:
+        assert OUR_SERVICES[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_every_name_in_the_environment_is_a_setting_of_guardians(name):
-    assert set(OURS[name]["environment"]) <= SETTINGS
-    assert set(OURS[name]["environment"]) == {"CELERY_BROKER_URL", "GUARDIAN_BASE_URL", "LOG_FORMAT"}
+@pytest.mark.parametrize("name", sorted(OUR_SERVICES))
+def test_every_environment_variable_of_a_service_is_a_setting(name):
+    assert set(OUR_SERVICES[name]["environment"]) <= SETTINGS
+    assert set(OUR_SERVICES[name]["environment"]) == {"CELERY_BROKER_URL", "GUARDIAN_BASE_URL", "LOG_FORMAT"}
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_no_secret_is_in_the_environment_of_a_container_which_docker_inspect_shows(name):
+def test_no_secret_is_in_the_environment_of_a_container(name):
     assert "env_file" not in SERVICES[name]
     given = SERVICES[name].get("environment", {})
     assert not [one for one in given if re.search("PASS|KEY|TOKEN|DSN", one) and not one.endswith("_FILE")]
@@ -227,15 +227,15 @@ def test_no_secret_is_in_the_environment_of_a_container_which_docker_inspect_sho
 
 
 def secret_files(name):
-    """The files that a service takes secrets from, and where it has them."""
+    """Return the files with a service's secrets and their paths in the container."""
     volumes = [one for one in SERVICES[name]["volumes"] if isinstance(one, dict)]
     for one in volumes:
         assert (one["type"], one["read_only"], one["bind"]) == ("bind", True, {"create_host_path": False})
     return {one["source"]: one["target"] for one in volumes}
 
 
-def test_secrets_stand_in_files_where_each_service_reads_them(tmp_path):
-    for name in OURS:
+def test_each_service_reads_its_secrets_from_a_file(tmp_path):
+    for name in OUR_SERVICES:
         assert secret_files(name) == {"./secrets/guardian.env": f"{dict(LAST_STAGE)['WORKDIR']}/.env"}
     [password] = secret_files("postgres").values()
     assert SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD_FILE"] == password
@@ -244,12 +244,12 @@ def test_secrets_stand_in_files_where_each_service_reads_them(tmp_path):
     assert "secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
 
 
-def test_the_broker_is_open_to_this_machine_alone_unless_said_otherwise():
+def test_the_broker_listens_on_localhost_by_default():
     assert SERVICES["rabbitmq"]["ports"] == [f"${{BROKER_ADDRESS:-127.0.0.1}}:{port}:{port}" for port in (5672, 15674)]
 
 
-@pytest.mark.parametrize("name", sorted(set(SERVICES) - set(OURS)))
-def test_images_of_others_have_a_version_and_a_health_check(name):
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - set(OUR_SERVICES)))
+def test_third_party_images_have_a_version_and_a_health_check(name):
     image, _, tag = SERVICES[name]["image"].partition(":")
     assert re.match(r"\d", tag), f"{image} has the tag {tag!r}"
     assert SERVICES[name]["healthcheck"]["test"]
@@ -258,11 +258,11 @@ def test_images_of_others_have_a_version_and_a_health_check(name):
     assert volume.partition(":")[0] in COMPOSE["volumes"]
 
 
-def test_neither_the_database_nor_the_task_queue_is_open_to_the_outside():
+def test_only_the_broker_and_the_web_process_publish_ports():
     assert {name for name, service in SERVICES.items() if "ports" in service} == {"rabbitmq", "web"}
 
 
-def test_redis_keeps_what_it_has():
+def test_redis_is_persistent():
     assert "--appendonly" in SERVICES["redis"]["command"]
 
 
@@ -273,7 +273,7 @@ def test_rabbitmq_has_its_plugins():
         assert plugin in content
 
 
-def test_rabbitmqs_schedulers_may_move_between_the_cores_that_it_shares():
+def test_rabbitmqs_schedulers_are_not_bound_to_cores():
     assert SERVICES["rabbitmq"]["environment"]["RABBITMQ_SCHEDULER_BIND_TYPE"] == "u"
 
 
@@ -282,33 +282,33 @@ def seconds(text):
     return int(minutes or 0) * 60 + int(rest or 0)
 
 
-def test_a_pass_and_a_request_have_time_to_end():
+def test_services_have_time_to_finish_a_pass_and_a_request():
     from core import leases
 
-    assert seconds(OURS["guard"]["stop_grace_period"]) > leases.LEASE_SECONDS
-    assert seconds(OURS["worker"]["stop_grace_period"]) > leases.LEASE_SECONDS
-    assert seconds(OURS["web"]["stop_grace_period"]) > 30  # gunicorn's graceful timeout
+    assert seconds(OUR_SERVICES["guard"]["stop_grace_period"]) > leases.TIMEOUT_SECONDS
+    assert seconds(OUR_SERVICES["worker"]["stop_grace_period"]) > leases.TIMEOUT_SECONDS
+    assert seconds(OUR_SERVICES["web"]["stop_grace_period"]) > 30  # gunicorn's graceful timeout
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_a_container_of_ours_may_do_little(name):
-    assert OURS[name]["read_only"] is True
-    assert [one for one in OURS[name]["volumes"] if isinstance(one, str)] == ["guardian:/var/lib/guardian"]
+@pytest.mark.parametrize("name", sorted(OUR_SERVICES))
+def test_our_containers_are_read_only_without_capabilities(name):
+    assert OUR_SERVICES[name]["read_only"] is True
+    assert [one for one in OUR_SERVICES[name]["volumes"] if isinstance(one, str)] == ["guardian:/var/lib/guardian"]
     assert dict(LAST_STAGE)["ENV"].endswith("GUARDIAN_VAR_DIR=/var/lib/guardian")
-    assert OURS[name]["cap_drop"] == ["ALL"]
-    assert OURS[name]["security_opt"] == ["no-new-privileges:true"]
+    assert OUR_SERVICES[name]["cap_drop"] == ["ALL"]
+    assert OUR_SERVICES[name]["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_several_of_a_service_have_no_port_and_no_name_in_common():
+def test_services_can_be_scaled():
     for name in ("web", "guard", "worker"):
-        assert "container_name" not in OURS[name]
-        assert "hostname" not in OURS[name]
-    assert OURS["web"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8000"]
+        assert "container_name" not in OUR_SERVICES[name]
+        assert "hostname" not in OUR_SERVICES[name]
+    assert OUR_SERVICES["web"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8000"]
 
 
 @pytest.mark.parametrize("name", ["guard", "worker"])
-def test_a_worker_is_asked_for_its_health_by_its_own_name(name):
-    [test] = [OURS[name]["healthcheck"]["test"][1]]
+def test_a_workers_health_check_uses_its_own_name(name):
+    [test] = [OUR_SERVICES[name]["healthcheck"]["test"][1]]
     assert f"--destination {name}@$$HOSTNAME" in test
     assert f"{name}@%h" in COMMANDS[name]
 
@@ -317,7 +317,7 @@ def test_a_worker_is_asked_for_its_health_by_its_own_name(name):
 
 
 class Unit(configparser.RawConfigParser):
-    """A unit with what all of Guardian's services have in common; a name that stands twice has both values."""
+    """A systemd unit, read from several files; a later value replaces an earlier one."""
 
     def __init__(self, *paths):
         super().__init__(strict=False, delimiters=("=",), comment_prefixes=("#",), interpolation=None)
@@ -334,7 +334,7 @@ def unit(name):
     return Unit(COMMON, SYSTEMD / name)
 
 
-def test_there_is_a_unit_for_each_process_and_for_the_migrations():
+def test_each_process_and_the_migrations_have_a_unit():
     assert {path.name for path in SERVICE_UNITS} == {
         "guardian-beat.service", "guardian-guard@.service", "guardian-migrate.service", "guardian-web@.service",
         "guardian-worker@.service",
@@ -342,19 +342,19 @@ def test_there_is_a_unit_for_each_process_and_for_the_migrations():
 
 
 @pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "beat"])
-def test_a_unit_starts_what_the_procfile_says(name):
+def test_a_unit_starts_the_procfiles_command(name):
     program, *arguments = shlex.split(unit(f"guardian-{name}.service")["Service"]["ExecStart"])
     expected = list(COMMANDS[name.rstrip("@")])
     if name == "web@":
         at = expected.index("--bind")
-        del expected[at : at + 2]  # the socket is systemd's
+        del expected[at : at + 2]  # systemd provides the socket
     of_this_machine = [re.sub(r"-%i@%%h$", "@%h", argument) for argument in arguments]
     assert [program.removeprefix("/opt/guardian/.venv/bin/"), *of_this_machine] == expected
     assert (Path(sys.executable).parent / Path(program).name).exists()
 
 
 @pytest.mark.parametrize("path", SERVICE_UNITS, ids=lambda path: path.name)
-def test_a_unit_is_hardened_and_stops_in_peace(path):
+def test_a_unit_is_hardened_and_stops_gracefully(path):
     service = unit(path.name)["Service"]
     assert service["User"] == "guardian"
     assert service["EnvironmentFile"] == "/etc/guardian/guardian.env"
@@ -368,7 +368,7 @@ def test_a_unit_is_hardened_and_stops_in_peace(path):
     assert unit(path.name)["Install"]["WantedBy"] == "guardian.target"
 
 
-def test_a_unit_lets_a_pass_and_a_request_end():
+def test_units_have_time_to_finish_a_pass_and_a_request():
     from core import leases
 
     assert int(unit("guardian-guard@.service")["Service"]["TimeoutStopSec"]) > leases.LEASE_SECONDS
@@ -377,22 +377,22 @@ def test_a_unit_lets_a_pass_and_a_request_end():
 
 
 @pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "beat"])
-def test_new_code_waits_for_its_migrations(name):
+def test_a_unit_waits_for_migrations(name):
     path = f"guardian-{name}.service"
     assert unit(path)["Service"]["ExecStartPre"].endswith("manage.py migrate --check")
     assert "guardian-migrate.service" in Unit(SYSTEMD / path)["Unit"]["After"]
 
 
-def test_connections_wait_while_the_web_process_restarts():
+def test_a_socket_unit_keeps_connections_while_the_web_process_restarts():
     assert unit("guardian-web@.service")["Unit"]["Requires"] == "guardian-web@%i.socket"
     assert Unit(SYSTEMD / "guardian-web@.socket")["Socket"]["ListenStream"] == "127.0.0.1:%i"
 
 
 @pytest.fixture
 def installed_units(tmp_path):
-    """Give a folder with the units as they are installed, but for the programs, which aren't on this machine."""
+    """Give a folder with the installed units; /bin/true replaces the programs, which this machine lacks."""
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd is not installed, which checks units")
+        pytest.skip("systemd-analyze is not installed")
     shutil.copytree(SYSTEMD, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob("*.service"):
         path.write_text(re.sub(r"/opt/guardian/\.venv/bin/\w+", "/bin/true", path.read_text()))
@@ -416,13 +416,13 @@ def analyze(folder, *arguments):
     )
 
 
-def test_systemd_understands_the_units(installed_units):
+def test_systemd_analyze_verifies_the_units(installed_units):
     folder, names = installed_units
     verified = analyze(folder, "verify", *names)
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
-def test_systemd_finds_little_to_harden(installed_units):
+def test_the_units_have_a_low_exposure_level(installed_units):
     folder, names = installed_units
     for name in [name for name in names if name.endswith(".service")]:
         answer = analyze(folder, "security", "--offline=true", "--threshold=20", name)
@@ -452,12 +452,12 @@ def test_production_settings_pass_the_checks_for_deployment(tmp_path):
     assert "security.W" in bad.stderr
 
 
-# The same steps as the image's, without Docker
+# The steps of the image, without Docker
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Give the folder of the image: what .dockerignore lets in, without the source of the installed packages."""
+    """Give the image's folder: the files that .dockerignore includes, without the sources of our packages."""
     assert (PRODUCTION / "installed").exists(), f"{PRODUCTION} is missing: `make production-packages` makes it"
     folder = tmp_path_factory.mktemp("image") / "guardian"
     folder.mkdir()
@@ -472,7 +472,7 @@ def installed(tmp_path_factory):
     return folder
 
 
-def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installed, tmp_path):
+def test_the_steps_of_the_image_start_a_working_guardian(installed, tmp_path):
     program = PRODUCTION / "bin"
     for absent in ("pytest", "hatchling"):
         imported = subprocess.run([program / "python", "-c", f"import {absent}"], capture_output=True, check=False)
@@ -534,7 +534,7 @@ def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installe
                 assert (ready["database"], ready["task_queue"]) == (True, True)
                 assert client.get("/", headers={"Host": "other.example.org"}).status_code == 400
                 assert client.get("/", headers={"X-Forwarded-Proto": "http"}).status_code == 301
-            # A worker's health check, as compose has it.
+            # The worker's health check of docker-compose.yml.
             host = os.uname().nodename
             for name in ("guard", "worker"):
                 ping = [program / "celery", "-A", "guardian_site", "inspect", "ping", "--destination", f"{name}@{host}"]
@@ -554,7 +554,7 @@ def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installe
 
 @pytest.fixture
 def server():
-    """Give a port of this machine on which a server answers as it is told, and notes the names it was asked by."""
+    """Give an HTTP server that answers with ``status`` and records paths and Host headers in ``asked``."""
     import http.server
     import threading
 
@@ -574,7 +574,7 @@ def server():
         serving.shutdown()
 
 
-def test_the_health_check_asks_by_the_name_that_people_reach_guardian_by(server, monkeypatch):
+def test_the_health_check_sends_the_public_host_name(server, monkeypatch):
     monkeypatch.setenv("GUARDIAN_BASE_URL", "https://guardian.example.org:8443")
     assert healthcheck.problem(server.server_port) == ""
     assert server.asked == [("/healthz", "guardian.example.org")]
@@ -582,7 +582,7 @@ def test_the_health_check_asks_by_the_name_that_people_reach_guardian_by(server,
     assert "answered 400" in healthcheck.problem(server.server_port)
 
 
-def test_an_ipv6_address_is_asked_for_and_answered_to_in_brackets(server, monkeypatch):
+def test_the_health_check_puts_an_ipv6_address_in_brackets(server, monkeypatch):
     monkeypatch.setenv("GUARDIAN_BASE_URL", "http://[::1]:8000")
     healthcheck.problem(server.server_port)
     [(_, host)] = server.asked
@@ -591,6 +591,6 @@ def test_an_ipv6_address_is_asked_for_and_answered_to_in_brackets(server, monkey
     assert host_of("https://guardian.example.org:8443/x") == "guardian.example.org"
 
 
-def test_the_health_check_says_that_nobody_answers(monkeypatch):
+def test_the_health_check_reports_a_refused_connection(monkeypatch):
     monkeypatch.delenv("GUARDIAN_BASE_URL")
     assert "does not answer" in healthcheck.problem(free_port())

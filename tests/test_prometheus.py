@@ -1,4 +1,4 @@
-"""Passes by the figures of the nodes' Prometheus endpoints: what they see, and what they never do by them."""
+"""Passes with GUARDIAN_SNAPSHOT=prometheus: lengths from the nodes' Prometheus endpoints."""
 
 import threading
 from datetime import timedelta
@@ -23,7 +23,7 @@ IDENTITY = 'rabbitmq_identity_info{{rabbitmq_node="{node}",rabbitmq_cluster="c"}
 
 
 def page(*queues, node="rabbit@here"):
-    """Give a page as RabbitMQ writes it, about these queues: vhost, name, ready, unacknowledged."""
+    """Return a page like RabbitMQ's about these queues: vhost, name, ready, unacknowledged."""
     lines = ["# TYPE rabbitmq_detailed_queue_messages_ready gauge"]
     lines += [f'rabbitmq_detailed_queue_messages_ready{{vhost="{v}",queue="{q}"}} {ready}' for v, q, ready, _ in queues]
     lines += ["# TYPE rabbitmq_detailed_queue_messages_unacked gauge"]
@@ -34,7 +34,7 @@ def page(*queues, node="rabbit@here"):
 WHOLE = page(("/", "jobs", 3, 1), ("é\u2028", "} 5", 0, 7))
 
 
-def test_a_page_says_which_node_it_is_of_and_the_lengths_of_its_queues():
+def test_a_page_has_its_node_and_the_lengths_of_its_queues():
     read = prometheus.parse_metrics(WHOLE)
     assert read.node == "rabbit@here"
     assert read.depths == {("/", "jobs"): (3, 1, "rabbit@here"), ("é\u2028", "} 5"): (0, 7, "rabbit@here")}
@@ -42,15 +42,15 @@ def test_a_page_says_which_node_it_is_of_and_the_lengths_of_its_queues():
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", 'a",queue="b', 'x"} 7', "a\\nb"])
-def test_a_name_of_which_nobody_can_tell_where_it_ends_is_left_out(name):
+def test_an_ambiguous_name_is_left_out(name):
     read = prometheus.parse_metrics(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
-    assert (read.depths.keys(), read.skipped) == ({("/", "jobs")}, 1)
+    assert (read.depths.keys(), read.odd) == ({("/", "jobs")}, 1)
     assert prometheus.has_ambiguous_name("/", name)
     assert not prometheus.has_ambiguous_name("/", "jobs")
 
 
 @pytest.mark.parametrize("end", range(0, len(WHOLE), 7))
-def test_a_page_that_was_cut_anywhere_is_none(end):
+def test_a_truncated_page_is_malformed(end):
     with pytest.raises(MalformedResponse):
         prometheus.parse_metrics(WHOLE[:end])
 
@@ -67,7 +67,7 @@ def test_a_page_that_was_cut_anywhere_is_none(end):
         IDENTITY.format(node="rabbit@here") + page(("/", "jobs", 3, 1)).rpartition("rabbitmq_identity")[0],
     ],
 )
-def test_a_page_of_another_shape_is_none(text):
+def test_a_page_of_another_shape_is_malformed(text):
     assert text != WHOLE
     with pytest.raises(MalformedResponse):
         prometheus.parse_metrics(text)
@@ -77,12 +77,12 @@ def test_a_page_of_another_shape_is_none(text):
 
 
 @pytest.fixture
-def figures(guarded, settings, management, amqp):
-    """Guard by figures, and give a function that waits until they show these lengths. None: no such queue."""
+def wait_for_figures(guarded, settings, management, amqp):
+    """Guard by Prometheus, and give a function that waits until it shows these lengths (None: no such queue)."""
     settings.GUARDIAN_SNAPSHOT = "prometheus"
     listeners = management.overview()["listeners"]
     if not any(listener["protocol"] in prometheus.PROTOCOLS for listener in listeners):
-        pytest.skip("the broker that was named has no Prometheus endpoint (rabbitmq_prometheus)")
+        pytest.skip("the broker lacks the plugin rabbitmq_prometheus")
 
     def wait(**lengths):
         def shown():
@@ -111,13 +111,13 @@ def states():
     return dict(Queue.objects.values_list("name", "state"))
 
 
-def put_off_the_list(seconds=20):
+def set_age_of_list(seconds=20):
     Watch.objects.update(exact_at=timezone.now() - timedelta(seconds=seconds))
 
 
-def test_a_steady_pass_by_figures_asks_for_no_list_and_a_list_comes_each_minute(figures, guarded):
+def test_a_prometheus_pass_requests_no_list_for_a_minute(wait_for_figures, guarded):
     Queue.objects.filter(name="long").update(ready=1, state="ok", said="ok", durable=False)
-    put_off_the_list()
+    set_age_of_list()
     report, sent = run()
     assert (report.queues, report.changed, report.warned, report.errors) == (3, 1, 1, [])
     assert sent[0] == sent[-1] == "/api/nodes"
@@ -131,10 +131,10 @@ def test_a_steady_pass_by_figures_asks_for_no_list_and_a_list_comes_each_minute(
     assert Queue.objects.get(name="long").durable
 
 
-def test_nothing_is_deleted_by_figures_that_lag(figures, guarded, management, settings):
-    put_off_the_list()
+def test_nothing_is_deleted_by_outdated_prometheus_figures(wait_for_figures, guarded, management, settings):
+    set_age_of_list()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
-    management.purge_queue(guarded, "long")  # the figures still say 20
+    management.purge_queue(guarded, "long")  # Prometheus still shows 20
     report, sent = run()
     assert "/metrics/detailed" in sent
     assert (report.deleted, report.kept, report.queues) == (0, 0, 3)
@@ -142,8 +142,8 @@ def test_nothing_is_deleted_by_figures_that_lag(figures, guarded, management, se
     assert Queue.objects.get(name="long").ready == 0
 
 
-def test_what_is_past_its_maximum_by_figures_is_deleted_by_the_list_in_the_same_pass(figures, settings):
-    put_off_the_list()
+def test_a_queue_over_its_limit_by_prometheus_is_listed_and_deleted(wait_for_figures, settings):
+    set_age_of_list()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     report, sent = run()
     assert "/metrics/detailed" in sent
@@ -152,12 +152,12 @@ def test_what_is_past_its_maximum_by_figures_is_deleted_by_the_list_in_the_same_
     assert Watch.objects.get().exact_at == Pass.objects.latest("at").at
 
 
-def test_names_that_are_new_or_gone_are_looked_up(figures, guarded, management, amqp):
+def test_new_and_missing_names_are_looked_up(wait_for_figures, guarded, management, amqp):
     amqp.queue("new", durable=True)
     management.delete_queue(guarded, "short")
-    figures(new=0, short=None)
+    wait_for_figures(new=0, short=None)
     for passes in (1, 2):
-        put_off_the_list()
+        set_age_of_list()
         report, sent = run()
         assert (report.errors, report.new) == ([], 2 - passes)
         assert len([path for path in sent if path.startswith("/api/queues")]) == 3 - passes, sent
@@ -166,40 +166,43 @@ def test_names_that_are_new_or_gone_are_looked_up(figures, guarded, management, 
     assert Queue.objects.get(name="new").durable
 
 
-def test_a_queue_that_is_gone_with_a_name_that_figures_cannot_tell_is_gone(figures, guarded, management):
+def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarded, management):
     management.delete_queue(guarded, 'quo"ted')
-    assert (monitor.run_pass().gone, Queue.objects.get(name='quo"ted').misses) == (0, 0)  # by figures it may be there
+    assert (monitor.run_pass().gone, Queue.objects.get(name='quo"ted').misses) == (
+        0,
+        0,
+    )  # Prometheus cannot tell whether it exists
     Watch.objects.update(exact_at=None)
     monitor.run_pass()
     assert Queue.objects.get(name='quo"ted').misses == 1
-    put_off_the_list()
+    set_age_of_list()
     report, sent = run()
     assert ("/metrics/detailed" in sent, report.gone, report.errors) == (True, 1, [])
     assert states() == {"long": "warned", "short": "ok", 'quo"ted': "gone"}
 
 
-def test_what_a_list_said_is_not_taken_back_by_figures_that_are_older(figures):
+def test_older_prometheus_figures_do_not_overwrite_a_list(wait_for_figures):
     Queue.objects.filter(name="long").update(ready=1, state="ok", said="ok")
-    put_off_the_list(seconds=0)
+    set_age_of_list(seconds=0)
     report, sent = run()
     assert ("/metrics/detailed" in sent, report.changed, report.warned) == (True, 0, 0)
-    put_off_the_list()
+    set_age_of_list()
     assert run()[0].warned == 1
 
 
-def test_a_node_of_another_broker_tells_nothing_of_this_ones_queues(figures, guarded, management, settings):
+def test_an_endpoint_of_another_broker_is_ignored(wait_for_figures, guarded, management, settings):
     listeners = management.overview()["listeners"]
     port = next(listener["port"] for listener in listeners if listener["protocol"] == "http/prometheus")
     host = urlsplit(settings.RABBITMQ_MANAGEMENT_URL).hostname
-    with Served(page((guarded, "long", 5, 5), (guarded, "theirs", 7, 0))) as served:
+    with StaticServer(page((guarded, "long", 5, 5), (guarded, "theirs", 7, 0))) as served:
         settings.GUARDIAN_PROMETHEUS_URLS = [f"http://{host}:{port}", served.url]
         scrape = broker.prometheus().scrape(management, [guarded])
     assert scrape.depths[guarded, "long"].ready == 20
     assert (guarded, "theirs") not in scrape.depths
 
 
-class Garbled:
-    """A management API that answers with something of another shape."""
+class MalformedManagement:
+    """A management client whose answers have another shape."""
 
     def __init__(self, management):
         self.nodes = management.nodes
@@ -212,17 +215,17 @@ class Garbled:
         return {"vhost": vhost, "name": name}
 
 
-def test_an_answer_of_another_shape_is_an_error_of_the_brokers(management):
-    garbled = Garbled(management)
+def test_a_management_answer_of_another_shape_is_malformed(management):
+    malformed = MalformedManagement(management)
     with pytest.raises(MalformedResponse):
-        prometheus.Prometheus([], host="127.0.0.1").scrape(garbled, None)
+        prometheus.Prometheus([], host="127.0.0.1").scrape(malformed, None)
     scrape = prometheus.Scrape({("/", "new"): None}, frozenset(), frozenset(), 0.0)
     with pytest.raises(MalformedResponse):
-        scrape.to_snapshot(garbled, {}, lambda *_: False, lambda: None)
+        scrape.to_snapshot(malformed, {}, lambda *_: False, lambda: None)
 
 
-def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, guarded, management):
-    put_off_the_list()
+def test_an_existing_queue_without_figures_keeps_its_stored_length(wait_for_figures, guarded, management):
+    set_age_of_list()
     scrape = broker.prometheus().scrape(management, [guarded])
     known = {(row.vhost, row.name): row for row in Queue.objects.all()}
     without = scrape._replace(depths={key: depth for key, depth in scrape.depths.items() if key[1] == "long"})
@@ -235,7 +238,7 @@ def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, gua
     }
 
 
-def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guarded, management):
+def test_many_new_or_missing_queues_need_a_list(wait_for_figures, guarded, management):
     scrape = broker.prometheus().scrape(management, [guarded])
     new = {(guarded, f"new-{number}"): None for number in range(prometheus.MAX_LOOKUPS + 1)}
     ignored = scrape._replace(depths=scrape.depths | new)
@@ -246,8 +249,8 @@ def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guard
             scrape._replace(depths=depths).to_snapshot(management, known, lambda *_: False, lambda: None)
 
 
-def test_a_pass_by_figures_takes_as_many_statements_and_requests_for_many_queues_as_for_few(
-    figures, guarded, management, amqp
+def test_statements_and_requests_of_a_prometheus_pass_do_not_grow_with_the_queues(
+    wait_for_figures, guarded, management, amqp
 ):
     found = []
     for queues in (50, 300):
@@ -256,13 +259,13 @@ def test_a_pass_by_figures_takes_as_many_statements_and_requests_for_many_queues
             "queues": [{"name": name, "durable": True, "auto_delete": False, "arguments": {}} for name in names]
         }
         management._exchange("POST", ("definitions", guarded), json=definitions)
-        put_off_the_list(61)
+        set_age_of_list(61)
         assert run()[0].new == queues
         changing = names[::10]
         for name in changing:
             amqp.publish(name, 1)
-        figures(**dict.fromkeys(changing, 1))
-        put_off_the_list()
+        wait_for_figures(**dict.fromkeys(changing, 1))
+        set_age_of_list()
         with CaptureQueriesContext(connection) as statements:
             report, sent = run()
         assert (report.changed, report.errors, "/metrics/detailed" in sent) == (len(changing), [], True)
@@ -270,8 +273,8 @@ def test_a_pass_by_figures_takes_as_many_statements_and_requests_for_many_queues
     assert found[0] == found[1]
 
 
-class Served:
-    """A server that answers every request with this text, or status."""
+class StaticServer:
+    """An HTTP server that answers every request with this text and status."""
 
     def __init__(self, text, status=200):
         class Handler(BaseHTTPRequestHandler):
@@ -298,20 +301,20 @@ class Served:
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
-        (WHOLE, 200, "no metrics from"),  # of a node that isn't the broker's
-        (WHOLE[:-40], 200, "incomplete"),
-        ("<html>Sign in</html>", 200, "incomplete, or not RabbitMQ's"),
+        (WHOLE, 200, "no figures of the queues on"),  # of a node outside the cluster
+        (WHOLE[:-40], 200, "not whole"),
+        ("<html>Sign in</html>", 200, "not whole, or not RabbitMQ's"),
         ("", 404, "answered 404"),
         (None, 0, "can't connect"),
     ],
 )
-def test_a_bad_answer_has_the_list_asked_for_and_removes_nothing(guarded, amqp, settings, text, status, said):
+def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, text, status, said):
     amqp.queue("long", 7)
     amqp.queue("short")
     monitor.run_pass()
     settings.GUARDIAN_SNAPSHOT = "prometheus"
-    put_off_the_list()
-    with Served(text or "", status) as served:
+    set_age_of_list()
+    with StaticServer(text or "", status) as served:
         settings.GUARDIAN_PROMETHEUS_URLS = [served.url if text is not None else "http://127.0.0.1:1"]
         report, sent = run()
     assert f"/api/queues/{guarded}" in sent
@@ -321,7 +324,7 @@ def test_a_bad_answer_has_the_list_asked_for_and_removes_nothing(guarded, amqp, 
     assert states() == {"long": "warned", "short": "ok"}
 
 
-def test_the_password_of_an_endpoint_stands_in_no_error(management, settings):
+def test_the_password_of_an_endpoint_is_in_no_error(management, settings):
     settings.GUARDIAN_PROMETHEUS_URLS = ["http://reader:s3cret@127.0.0.1:1/rabbit"]
     with pytest.raises(BrokerUnavailable) as raised:
         broker.prometheus().scrape(management, None)
@@ -337,17 +340,17 @@ def test_the_password_of_an_endpoint_stands_in_no_error(management, settings):
         ("GUARDIAN_PROMETHEUS_URLS", ["http://rabbit-1:15692", "http://"], "guardian.E002"),
     ],
 )
-def test_nonsense_in_the_settings_is_told(settings, name, value, id_):
+def test_invalid_prometheus_settings_are_refused(settings, name, value, id_):
     setattr(settings, name, value)
     assert [message.id for message in check_settings(None) if name in message.msg] == [id_]
 
 
-def test_good_addresses_are_all_right(settings):
+def test_valid_prometheus_urls_are_accepted(settings):
     settings.GUARDIAN_SNAPSHOT = "prometheus"
     settings.GUARDIAN_PROMETHEUS_URLS = ["http://rabbit-1:15692", "https://reader:word@rabbit-2/metrics"]
     assert not [message for message in check_settings(None) if "PROMETHEUS" in message.msg or "SNAPSHOT" in message.msg]
 
 
-def test_an_address_whose_path_can_not_be_sent_is_refused_before_anything_is_asked():
+def test_an_endpoint_url_with_an_invalid_path_is_refused():
     with pytest.raises(ValueError, match="percent-encode it"):
         prometheus.Endpoint("http://127.0.0.1:15692/two words", connect_timeout=1, read_timeout=1, on_call=None)

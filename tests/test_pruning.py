@@ -1,4 +1,4 @@
-"""What is old goes; what is needed stays."""
+"""Pruning of old rows."""
 
 import uuid
 from datetime import timedelta
@@ -25,14 +25,14 @@ def ago(**delta):
 
 @pytest.fixture
 def queue():
-    return a_queue("q")
+    return create_queue("q")
 
 
-def a_queue(name, **fields):
+def create_queue(name, **fields):
     return stored_queue(name, **{"first_seen": ago(days=100), **fields})
 
 
-def test_samples_are_whole_for_two_hours_then_one_a_minute_then_one_an_hour_then_gone(queue):
+def test_samples_are_thinned_by_age(queue):
     for base in (timedelta(hours=1), timedelta(hours=20), timedelta(days=3), timedelta(days=9)):
         start = (timezone.now() - base).replace(minute=10, second=0, microsecond=0)
         QueueSample.objects.bulk_create(
@@ -47,7 +47,7 @@ def test_samples_are_whole_for_two_hours_then_one_a_minute_then_one_an_hour_then
     assert [sorted(lengths) for lengths in kept] == [list(range(12)), [5, 11], [11], []]
 
 
-def test_thinning_twice_takes_nothing_more(queue):
+def test_pruning_twice_deletes_nothing_more(queue):
     QueueSample.objects.bulk_create(
         QueueSample(queue=queue, at=ago(hours=5, seconds=number), length=1) for number in range(300)
     )
@@ -58,13 +58,13 @@ def test_thinning_twice_takes_nothing_more(queue):
 def test_each_queue_keeps_its_own_samples(queue):
     at = ago(hours=5)
     QueueSample.objects.create(queue=queue, at=at, length=1)
-    QueueSample.objects.create(queue=a_queue("other"), at=at, length=2)
+    QueueSample.objects.create(queue=create_queue("other"), at=at, length=2)
     prune()
     assert QueueSample.objects.count() == 2
 
 
-def test_a_queue_that_is_long_gone_is_forgotten_and_its_events_stay():
-    gone = a_queue("gone", state="gone", last_seen=ago(days=31))
+def test_a_queue_gone_for_31_days_is_deleted_and_its_events_stay():
+    gone = create_queue("gone", state="gone", last_seen=ago(days=31))
     QueueEvent.objects.create(queue=gone, vhost="/", queue_name="gone", kind="gone", at=ago(days=31))
     prune()
     assert not Queue.objects.exists()
@@ -74,15 +74,15 @@ def test_a_queue_that_is_long_gone_is_forgotten_and_its_events_stay():
 @pytest.mark.parametrize(
     "fields",
     [{"state": "gone", "last_seen": ago(days=29)}, {"state": "ok", "last_seen": ago(days=400)}],
-    ids=["gone a short while", "still there"],
+    ids=["recently gone", "existing"],
 )
-def test_a_queue_that_is_still_needed_stays(fields):
-    a_queue("q", **fields)
+def test_a_queue_that_exists_or_is_recently_gone_is_kept(fields):
+    create_queue("q", **fields)
     prune()
     assert Queue.objects.exists()
 
 
-def test_old_reports_and_delivered_notifications_go_and_undelivered_ones_stay():
+def test_old_reports_and_finished_notifications_are_deleted():
     Pass.objects.create(at=ago(days=8))
     Pass.objects.create(at=ago(days=6))
     for state in ("sent", "failed", "due"):
@@ -95,7 +95,7 @@ def test_old_reports_and_delivered_notifications_go_and_undelivered_ones_stay():
     assert [notification.state for notification in Notification.objects.all()] == ["due"]
 
 
-def test_what_was_done_is_kept_for_a_year():
+def test_events_and_audit_entries_are_kept_for_a_year():
     owner = Owner.objects.create_superuser("ops@example.org")
     AuditEntry.objects.all().delete()
     for days in (366, 364):
@@ -109,7 +109,7 @@ def test_what_was_done_is_kept_for_a_year():
     assert [event.queue_name for event in QueueEvent.objects.all()] == ["364"]
 
 
-def test_the_documents_say_for_how_long_each_thing_is_kept():
+def test_the_docs_state_every_retention_period():
     text = (DOCS / "operators.md").read_text()
     kept = text[text.index("## What is kept") : text.index("## The front page")]
     for days in (
@@ -118,7 +118,7 @@ def test_the_documents_say_for_how_long_each_thing_is_kept():
         assert f"{days.days} days" in kept
 
 
-def test_a_lock_that_a_crash_left_behind_goes_once_it_has_expired_and_a_lease_stays(db):
+def test_a_lock_left_by_a_crash_is_deleted_and_a_lease_is_kept(db):
     now = timezone.now()
     for name, ago in (("lock alice", 2), ("lock bob", 0), ("pass", 2)):
         Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=now - timedelta(hours=ago))

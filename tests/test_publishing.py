@@ -1,4 +1,4 @@
-"""Publishing over AMQP: what becomes of each message, the pool of connections, and a broker that is broken."""
+"""Publishing over AMQP: the result of each message, the connection pool, and failures of the broker."""
 
 import contextlib
 import gc
@@ -24,7 +24,7 @@ def message(body=b"{}"):
 
 
 def hung(node, vhosts):
-    """Suspend the process of the queue "a" in each of these vhosts, until the ``with`` ends."""
+    """Suspend the process of queue "a" in each of these vhosts until the ``with`` block ends."""
     names = ",".join(f'<<"{vhost}">>' for vhost in vhosts)
     each = (
         '[sys:{}(amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(V, queue, <<"a">>))))) || V <- [{}]].'
@@ -44,7 +44,7 @@ def publisher(broker):
 
 @pytest.fixture
 def account(broker, management, vhosts):
-    """Give an account of the test's own, whose connections are all the publisher's: its name and its address."""
+    """Give the name and URL of a new account, which only the publisher uses."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.put_user(name, "sekret-word")
     for vhost in vhosts:
@@ -55,7 +55,7 @@ def account(broker, management, vhosts):
 
 @pytest.fixture
 def breakable(own_node):
-    """Give the node with the queues a, b and c, which are empty."""
+    """Give a node that tests may break, with the empty queues a, b and c."""
     management = Management(own_node.management_url)
     for name in "abc":
         management.declare_queue("/", name)
@@ -66,7 +66,7 @@ def breakable(own_node):
 
 @pytest.fixture(scope="module")
 def owners(own_node):
-    """Give forty vhosts of the own node, with a queue "a" in each: more than there may be connections."""
+    """Give forty vhosts, more than connections are allowed, with a queue "a" in each."""
     management = Management(own_node.management_url)
     names = [f"owner-{number}" for number in range(40)]
 
@@ -80,9 +80,7 @@ def owners(own_node):
     return names
 
 
-def test_every_queue_in_every_vhost_gets_the_message_kept_on_disk_with_its_id_and_headers(
-    publisher, management, vhosts, broker
-):
+def test_every_queue_in_every_vhost_gets_a_persistent_message(publisher, management, vhosts, broker):
     for vhost in vhosts:
         management.declare_queue(vhost, "b/ü?")
     queues = [(vhost, name) for vhost in vhosts for name in ("a", "b/ü?")]
@@ -98,12 +96,12 @@ def test_every_queue_in_every_vhost_gets_the_message_kept_on_disk_with_its_id_an
     assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
 
 
-def test_no_queue_is_no_connection(publisher):
+def test_publishing_to_no_queue_opens_no_connection(publisher):
     assert publisher.publish([], message()) == {}
     assert publisher.connections == 0
 
 
-def test_a_full_queue_rejects_and_the_dead_letter_queue_has_it(publisher, management, vhost):
+def test_a_full_queue_rejects_and_dead_letters_the_message(publisher, management, vhost):
     management.declare_queue(vhost, "dead")
     management.declare_queue(vhost, "roomy")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -115,7 +113,7 @@ def test_a_full_queue_rejects_and_the_dead_letter_queue_has_it(publisher, manage
     assert publisher.connections == 1
 
 
-def test_a_queue_that_is_gone_is_told_and_the_others_get_the_message(publisher, management, vhosts):
+def test_a_missing_queue_is_gone_and_the_others_get_the_message(publisher, management, vhosts):
     here = vhosts[0]
     management.declare_queue(here, "b")
     publisher.publish([(here, "a"), (here, "b")], message())
@@ -127,9 +125,7 @@ def test_a_queue_that_is_gone_is_told_and_the_others_get_the_message(publisher, 
     assert publisher.publish([(here, "a")], message()) == {(here, "a"): Result.DELIVERED}
 
 
-def test_a_vhost_that_is_gone_or_closed_to_this_account_is_told_and_the_others_get_the_message(
-    account, management, vhosts, caplog
-):
+def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(account, management, vhosts, caplog):
     name, url = account
     publisher = Publisher(url)
     gone = f"test-{uuid.uuid4().hex[:12]}"
@@ -145,7 +141,7 @@ def test_a_vhost_that_is_gone_or_closed_to_this_account_is_told_and_the_others_g
     publisher.close()
 
 
-def test_many_large_messages_arrive_although_they_come_back_from_queues_that_are_gone(publisher, management, vhost):
+def test_large_returned_messages_do_not_block_the_others(publisher, management, vhost):
     management.declare_queue(vhost, "there")
     queues = [(vhost, f"gone-{number}") for number in range(20)] + [(vhost, "there")]
     results = publisher.publish(queues, message(b'"' + b"x" * 1_000_000 + b'"'))
@@ -162,7 +158,7 @@ def test_a_thousand_messages_keep_their_results_apart(publisher, management, vho
 # The pool
 
 
-def test_a_connection_is_used_again(account, management, vhosts):
+def test_a_connection_is_reused(account, management, vhosts):
     name, url = account
     publisher = Publisher(url)
     for _ in range(5):
@@ -173,7 +169,7 @@ def test_a_connection_is_used_again(account, management, vhosts):
     wait_until(lambda: not management.connections_of(name))
 
 
-def test_the_least_recently_used_connection_makes_way(account, management, vhosts):
+def test_the_least_recently_used_connection_is_closed(account, management, vhosts):
     name, url = account
     publisher = Publisher(url, max_connections=2)
     a, b, c = vhosts[:3]
@@ -184,7 +180,7 @@ def test_the_least_recently_used_connection_makes_way(account, management, vhost
     publisher.close()
 
 
-def test_one_call_to_more_vhosts_than_there_may_be_connections_ends(account, management, vhosts):
+def test_a_call_to_more_vhosts_than_connections_succeeds(account, management, vhosts):
     name, url = account
     publisher = Publisher(url, max_connections=2)
     results = publisher.publish([(vhost, "a") for vhost in vhosts], message())
@@ -193,7 +189,7 @@ def test_one_call_to_more_vhosts_than_there_may_be_connections_ends(account, man
     publisher.close()
 
 
-def test_a_connection_that_nobody_uses_is_closed_although_nothing_is_published_any_more(account, management, vhosts):
+def test_idle_connections_are_closed_without_further_publishing(account, management, vhosts):
     name, url = account
     publisher = Publisher(url, idle_seconds=0.3)
     publisher.publish([(vhost, "a") for vhost in vhosts], message())
@@ -205,12 +201,10 @@ def test_a_connection_that_nobody_uses_is_closed_although_nothing_is_published_a
     publisher.close()
 
 
-@pytest.mark.parametrize("most", [1, 3, 32])
-def test_eight_threads_at_once_publish_every_message_once_over_no_more_connections_than_allowed(
-    account, management, vhosts, most
-):
+@pytest.mark.parametrize("max_connections", [1, 3, 32])
+def test_eight_threads_publish_once_within_the_connection_limit(account, management, vhosts, max_connections):
     name, url = account
-    publisher = Publisher(url, max_connections=most)
+    publisher = Publisher(url, max_connections=max_connections)
     open_ = []
 
     def publish(number):
@@ -220,13 +214,13 @@ def test_eight_threads_at_once_publish_every_message_once_over_no_more_connectio
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(publish, range(80))) == [{Result.DELIVERED}] * 80
-    assert max(open_) <= most
-    assert len(management.connections_of(name)) <= most
+    assert max(open_) <= max_connections
+    assert len(management.connections_of(name)) <= max_connections
     assert [queue_lengths(management, vhost)["a"] for vhost in vhosts[:3]] == [40, 40, 80]
     publisher.close()
 
 
-def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(broker, management, vhosts):
+def test_waiting_for_a_busy_connection_times_out(broker, management, vhosts):
     publisher = Publisher(broker.amqp_url, max_connections=1, seconds=0.5)
     busy = publisher._acquire(vhosts[0], time.monotonic() + 5)
     began = time.monotonic()
@@ -241,7 +235,7 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
     publisher.close()
 
 
-def test_a_call_to_one_vhost_gets_its_turn_beside_one_to_many(broker, vhosts):
+def test_a_call_to_one_vhost_is_not_delayed_by_a_call_to_many(broker, vhosts):
     with Proxy.before(broker.amqp_url) as proxy, ThreadPoolExecutor(1) as thread:
         publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1)
         proxy.delay(0.03)
@@ -254,7 +248,7 @@ def test_a_call_to_one_vhost_gets_its_turn_beside_one_to_many(broker, vhosts):
         publisher.close()
 
 
-def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, vhosts):
+def test_repeated_calls_that_time_out_reach_every_vhost(broker, management, vhosts):
     queues, sent = [(vhost, "a") for vhost in vhosts[:4]], message()
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)
@@ -272,7 +266,7 @@ def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, v
     assert all(queue_lengths(management, vhost)["a"] for vhost, _ in queues)
 
 
-def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker, management):
+def test_a_timeout_before_sending_means_not_published(broker, management):
     gone = [(f"test-{uuid.uuid4().hex[:12]}", "a") for _ in range(40)]
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)
@@ -283,10 +277,10 @@ def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker,
         assert publisher.connections == 0
 
 
-def test_a_process_that_is_forked_has_connections_of_its_own(broker, management, vhost, settings):
+def test_a_forked_process_has_its_own_connections(broker, management, vhost, settings):
     settings.RABBIT_URL = broker.amqp_url
     management.declare_queue(vhost, "a")
-    core.broker._publisher.cache_clear()  # other tests' connections may be in it
+    core.broker._publisher.cache_clear()  # it may hold connections of other tests
     ours = core.broker.publisher()
     ours.publish([(vhost, "a")], message())
     child = os.fork()
@@ -307,10 +301,10 @@ def test_a_process_that_is_forked_has_connections_of_its_own(broker, management,
     ours.close()
 
 
-# What goes wrong
+# Failures
 
 
-def test_a_connection_that_was_closed_meanwhile_is_replaced(account, management, vhosts):
+def test_a_closed_connection_is_replaced(account, management, vhosts):
     name, url = account
     publisher = Publisher(url)
     publisher.publish([(vhosts[0], "a")], message())
@@ -321,9 +315,7 @@ def test_a_connection_that_was_closed_meanwhile_is_replaced(account, management,
     publisher.close()
 
 
-def test_a_connection_that_is_cut_before_the_confirmation_leaves_the_outcome_unknown_and_is_replaced(
-    broker, management, vhost
-):
+def test_a_connection_cut_before_the_confirmation_leaves_the_outcome_unknown(broker, management, vhost):
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url))
@@ -342,7 +334,7 @@ def test_a_connection_that_is_cut_before_the_confirmation_leaves_the_outcome_unk
     assert queue_lengths(management, vhost) == {"a": 3}
 
 
-def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(broker, management, vhost):
+def test_a_timeout_after_sending_leaves_the_outcome_unknown(broker, management, vhost):
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), seconds=0.5)
@@ -359,9 +351,7 @@ def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(bro
         assert time.monotonic() - began < 3.5
 
 
-def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that_speaks_none_was_never_reached(
-    broker, management, vhost
-):
+def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown(broker, management, vhost):
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
@@ -378,7 +368,7 @@ def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that
         publisher.close()
 
 
-def test_what_is_dropped_or_closed_leaves_no_file_open(broker, management, vhost):
+def test_closed_connections_leave_no_file_open(broker, management, vhost):
     def files():
         gc.collect()
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -402,10 +392,10 @@ def test_what_is_dropped_or_closed_leaves_no_file_open(broker, management, vhost
         before = files()
         for _ in range(10):
             once()
-        assert files() <= before + 4  # the proxy's last may be on their way
+        assert files() <= before + 4  # the proxy may still be closing its last ones
 
 
-def test_a_refused_connection_is_a_broker_that_was_never_reached():
+def test_a_refused_connection_never_reached_the_broker():
     publisher = Publisher("amqp://someone:sekret-word@127.0.0.1:1")
     with pytest.raises(BrokerUnavailable, match="Connection refused") as raised:
         publisher.publish([("/", "a")], message())
@@ -415,7 +405,7 @@ def test_a_refused_connection_is_a_broker_that_was_never_reached():
     assert publisher.connections == 0
 
 
-def test_a_wrong_password_is_refused_and_no_password_is_told(broker, caplog):
+def test_a_wrong_password_is_refused_without_showing_it(broker, caplog):
     publisher = Publisher(f"amqp://guardian:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}")
     with pytest.raises(Refused, match="check the account and the password") as raised:
         publisher.publish([("/", "a"), ("/", "b")], message())
@@ -426,7 +416,7 @@ def test_a_wrong_password_is_refused_and_no_password_is_told(broker, caplog):
 @pytest.mark.parametrize(
     "url", ["", "nonsense", "http://a:sekret-word@h", "amqp://", "amqp://a:sekret-word@h:port", "amqp://a@h:0"]
 )
-def test_an_address_that_is_none_is_said_without_the_password(url, settings):
+def test_an_invalid_url_is_refused_without_the_password(url, settings):
     with pytest.raises(ValueError) as raised:
         Publisher(url)
     assert "sekret-word" not in str(raised.value)
@@ -436,27 +426,27 @@ def test_an_address_that_is_none_is_said_without_the_password(url, settings):
     assert raised.value.never_reached
 
 
-def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_bound_and_after_it_all_is_well(breakable):
+def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_timeout(breakable):
     management = Management(breakable.management_url)
     publisher = Publisher(breakable.amqp_url, blocked_seconds=1)
     queues = [("/", name) for name in "abc"]
     publisher.publish(queues, message())
     with memory_alarm(breakable):
-        for _ in range(2):  # over a connection of the pool, and over a fresh one
+        for _ in range(2):  # on a pooled connection, then on a new one
             began = time.monotonic()
             with pytest.raises(OutcomeUnknown, match="3 of 3 queues: the broker takes no messages"):
                 publisher.publish(queues, message())
             assert 0.9 < time.monotonic() - began < 3
             assert publisher.connections == 0
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
-    # Two of each are known to be there. The two that are unknown mostly come too, but the broker may have read neither.
+    # Two messages were confirmed. The two of unknown outcome mostly arrive, but the broker may have read neither.
     found = queue_lengths(management, "/")
     assert found.keys() == {"a", "b", "c"}
     assert all(2 <= length <= 4 for length in found.values()), found
     publisher.close()
 
 
-def test_connections_of_the_pool_are_closed_without_hanging_under_an_alarm(breakable):
+def test_closing_pooled_connections_does_not_hang_under_an_alarm(breakable):
     publisher = Publisher(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
     with memory_alarm(breakable):
@@ -467,11 +457,11 @@ def test_connections_of_the_pool_are_closed_without_hanging_under_an_alarm(break
 
 
 @pytest.mark.soak
-def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connection(breakable):
+def test_a_restarted_broker_gets_the_next_message(breakable):
     publisher = Publisher(breakable.amqp_url)
     queues = [("/", name) for name in "abc"]
     publisher.publish(queues, message())
-    breakable.eval("mnesia:sync_log()")  # write the declared queues to disk, as a broker that is halted does
+    breakable.eval("mnesia:sync_log()")  # write declared queues to disk, as a clean stop does
     breakable.kill()
     breakable.start()
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
@@ -479,14 +469,14 @@ def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connecti
     publisher.close()
 
 
-def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
+def test_a_frozen_broker_times_out_and_works_again_when_resumed(breakable):
     publisher, idle = Publisher(breakable.amqp_url, seconds=1), Publisher(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
     idle.publish([("/", "b")], message())
     breakable.suspend()
     try:
         began = time.monotonic()
-        idle.close()  # takes leave, and hangs up when there is no answer
+        idle.close()  # sends Close and drops the connection if there is no answer
         assert time.monotonic() - began < 1.5
         assert idle.connections == 0
         began = time.monotonic()
@@ -502,7 +492,7 @@ def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
     publisher.close()
 
 
-def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(breakable, owners):
+def test_under_an_alarm_a_call_to_many_vhosts_has_the_same_timeout(breakable, owners):
     publisher = Publisher(breakable.amqp_url, max_connections=4, blocked_seconds=1)
     with memory_alarm(breakable):
         began = time.monotonic()
@@ -513,7 +503,7 @@ def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(brea
 
 
 @pytest.mark.soak
-def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, owners):
+def test_forty_vhosts_get_a_message_from_a_slow_broker(breakable, owners):
     management = Management(breakable.management_url)
     before = [queue_lengths(management, owner)["a"] for owner in owners]
     with Proxy.before(breakable.amqp_url) as proxy:
@@ -525,15 +515,15 @@ def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, o
             assert list(results.values()) == [Result.DELIVERED] * len(owners)
             assert time.monotonic() - began < 2.5
             assert publisher.connections == 32
-        assert proxy.connections < 2 * len(owners)  # those of the first call are used by the second
+        assert proxy.connections < 2 * len(owners)  # the second call reuses connections
         publisher.close()
     assert [queue_lengths(management, owner)["a"] for owner in owners] == [number + 2 for number in before]
 
 
-@pytest.mark.parametrize(("most", "seconds"), [(32, 1), pytest.param(2, 4, marks=pytest.mark.soak)])
-def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(breakable, owners, most, seconds):
+@pytest.mark.parametrize(("max_connections", "seconds"), [(32, 1), pytest.param(2, 4, marks=pytest.mark.soak)])
+def test_hanging_queues_in_several_vhosts_do_not_block_other_vhosts(breakable, owners, max_connections, seconds):
     queues = [(owner, "a") for owner in owners[:12]]
-    publisher = Publisher(breakable.amqp_url, max_connections=most, seconds=seconds)
+    publisher = Publisher(breakable.amqp_url, max_connections=max_connections, seconds=seconds)
     with hung(breakable, owners[:4]):
         for _ in range(3):
             began = time.monotonic()
@@ -541,12 +531,12 @@ def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(break
                 publisher.publish(queues, message())
             assert time.monotonic() - began < seconds + 0.5
             assert raised.value.results == dict.fromkeys(queues[4:], Result.DELIVERED)
-            assert publisher.connections <= most
+            assert publisher.connections <= max_connections
     assert publisher.publish(queues, message()) == dict.fromkeys(queues, Result.DELIVERED)
     publisher.close()
 
 
-def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
+def test_a_hanging_queue_does_not_block_other_queues(breakable):
     management = Management(breakable.management_url)
     for vhost in ("one", "two"):
         management.create_vhost(vhost)
@@ -560,7 +550,7 @@ def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
     publisher.close()
 
 
-def test_a_vhost_that_is_down_is_told_and_the_others_get_the_message(breakable):
+def test_a_stopped_vhost_is_gone_and_the_others_get_the_message(breakable):
     management = Management(breakable.management_url)
     management.create_vhost("down")
     breakable.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"down">>).')

@@ -1,4 +1,4 @@
-"""The quiet period: few messages, and the last of them true."""
+"""The quiet period: few notifications, and the last one is true."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,17 +13,17 @@ PERIOD = 900
 
 
 def play(states, seconds_between=60, quiet_seconds=PERIOD):
-    """Go through these states, one each so many seconds, and return what was said and what is remembered."""
-    quiet, state, said, now = QuietPeriod(), OK, [], START
-    for following in states:
+    """Pass through these states at this interval; return the messages and the final quiet period, state and time."""
+    quiet, state, messages, now = QuietPeriod(), OK, [], START
+    for next_state in states:
         now += timedelta(seconds=seconds_between)
         quiet, message = next_message(
-            quiet, following, changed=following != state, now=now, quiet_seconds=quiet_seconds
+            quiet, next_state, changed=next_state != state, now=now, quiet_seconds=quiet_seconds
         )
-        state = following
+        state = next_state
         if message is not MessageKind.NONE:
-            said.append((message, state))
-    return said, quiet, state, now
+            messages.append((message, state))
+    return messages, quiet, state, now
 
 
 def test_the_first_warning_goes_out_at_once():
@@ -34,34 +34,34 @@ def test_the_first_recovery_in_the_period_goes_out_at_once():
     assert play([WARNED, OK])[0] == [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
 
 
-def test_further_changes_in_the_period_are_not_told_one_by_one():
+def test_further_changes_in_the_period_are_folded():
     assert len(play([WARNED, OK, WARNED, OK, WARNED])[0]) == 2
 
 
-def test_at_its_end_one_message_says_where_a_queue_stands_that_was_last_told_otherwise():
-    said, quiet, *_ = play([WARNED, OK] + [WARNED] * 15)
-    assert said[-1] == (MessageKind.SUMMARY, WARNED)
-    assert len(said) == 3
+def test_a_summary_at_the_end_states_the_current_state():
+    messages, quiet, *_ = play([WARNED, OK] + [WARNED] * 15)
+    assert messages[-1] == (MessageKind.SUMMARY, WARNED)
+    assert len(messages) == 3
     assert quiet.notified_state == WARNED
 
 
-def test_the_summary_counts_the_changes_that_were_not_told():
+def test_the_summary_counts_folded_changes():
     _, quiet, *_ = play([WARNED, OK, WARNED, OK, WARNED])
     assert quiet.folded == 3
 
 
-def test_at_its_end_nothing_is_said_where_the_last_message_is_true():
+def test_no_summary_follows_if_the_last_message_is_still_true():
     assert len(play([WARNED, OK, WARNED] + [OK] * 20)[0]) == 2
 
 
-def test_a_recovery_after_the_period_is_told():
-    said, *_ = play([WARNED] * 20 + [OK])
-    assert said == [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
+def test_a_recovery_after_the_period_is_notified():
+    messages, *_ = play([WARNED] * 20 + [OK])
+    assert messages == [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
 
 
-def test_without_a_quiet_period_every_change_is_told():
-    said, *_ = play([WARNED, OK, WARNED, OK], quiet_seconds=0)
-    assert [message for message, _ in said] == [
+def test_without_a_quiet_period_every_change_is_notified():
+    messages, *_ = play([WARNED, OK, WARNED, OK], quiet_seconds=0)
+    assert [message for message, _ in messages] == [
         MessageKind.WARNING,
         MessageKind.RECOVERY,
         MessageKind.WARNING,
@@ -73,23 +73,23 @@ histories = st.lists(st.sampled_from([OK, WARNED]), max_size=60)
 
 
 @given(histories, st.integers(1, 2000), st.sampled_from([0, 60, PERIOD]))
-def test_the_last_message_tells_the_truth_once_the_period_is_over(history, seconds_between, quiet_seconds):
-    said, quiet, state, now = play(history, seconds_between, quiet_seconds)
+def test_the_last_message_is_true_after_the_period(history, seconds_between, quiet_seconds):
+    messages, quiet, state, now = play(history, seconds_between, quiet_seconds)
     later = now + timedelta(seconds=PERIOD + 1)
     quiet, message = next_message(quiet, state, changed=False, now=later, quiet_seconds=quiet_seconds)
     if message is not MessageKind.NONE:
-        said.append((message, state))
-    assert (said[-1][1] if said else OK) == state
+        messages.append((message, state))
+    assert (messages[-1][1] if messages else OK) == state
     assert quiet.notified_state == state
 
 
 @given(histories, st.integers(1, 2000))
-def test_nobody_gets_more_than_three_messages_a_period_about_one_queue(history, seconds_between):
+def test_a_queue_causes_at_most_three_messages_per_period(history, seconds_between):
     quiet, state, moments, now = QuietPeriod(), OK, [], START
-    for following in history:
+    for next_state in history:
         now += timedelta(seconds=seconds_between)
-        quiet, message = next_message(quiet, following, changed=following != state, now=now, quiet_seconds=PERIOD)
-        state = following
+        quiet, message = next_message(quiet, next_state, changed=next_state != state, now=now, quiet_seconds=PERIOD)
+        state = next_state
         if message is not MessageKind.NONE:
             moments.append(now)
     for moment in moments:

@@ -1,4 +1,4 @@
-"""What people hear when something happens to them and their accounts: with it, or not at all."""
+"""Notifications about addresses, access and accounts, written with their cause."""
 
 import pytest
 from django.core.cache import cache
@@ -19,7 +19,7 @@ def operators(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
-def test_an_added_address_is_asked_and_what_it_is_sent_confirms_it(account, alice, mailbox):
+def test_an_added_address_gets_a_mail_with_its_confirmation_link(account, alice, mailbox):
     addresses.add_address(account, "team@example.org", alice)
     stored = str(list(Notification.objects.values()))
     assert send_due().sent == 1
@@ -30,7 +30,7 @@ def test_an_added_address_is_asked_and_what_it_is_sent_confirms_it(account, alic
     assert addresses.confirm_address(token).confirmed_at is not None
 
 
-def test_an_address_that_was_removed_meanwhile_is_not_asked(account, alice, mailbox):
+def test_a_removed_address_gets_no_confirmation_mail(account, alice, mailbox):
     addresses.add_address(account, "team@example.org", alice)
     NotificationAddress.objects.all().delete()
     delivery = send_due()
@@ -38,16 +38,16 @@ def test_an_address_that_was_removed_meanwhile_is_not_asked(account, alice, mail
     assert Notification.objects.get().state == "failed"
 
 
-def test_asking_again_sends_another_mail(account, alice, mailbox):
+def test_a_repeated_confirmation_request_sends_another_mail(account, alice, mailbox):
     address = addresses.add_address(account, "team@example.org", alice)
     send_due()
-    cache.clear()  # as it is an hour later
+    cache.clear()  # lifts the limit of one request per hour
     addresses.resend_confirmation(address)
     send_due()
     assert len(mailbox.to("team@example.org")) == 2
 
 
-def test_whoever_runs_the_installation_hears_of_a_request_once_each(mailbox):
+def test_each_operator_gets_one_mail_about_an_access_request(mailbox):
     Owner.objects.create_superuser("ops@example.org")
     Owner.objects.create_superuser("second@example.org")
     Owner.objects.create_superuser("left@example.org", is_active=False)
@@ -62,13 +62,13 @@ def test_whoever_runs_the_installation_hears_of_a_request_once_each(mailbox):
     assert "/owners/" in mail.text
 
 
-def test_a_request_that_nobody_can_hear_of_breaks_nothing(settings):
+def test_an_access_request_without_operators_is_accepted(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = []
     vouching.request_vouching(Owner.objects.create_user("bob@example.org"), "please")
     assert not Notification.objects.exists()
 
 
-def test_who_is_vouched_for_hears_by_whom_and_what_to_do_next(alice, mailbox):
+def test_a_vouched_owner_is_notified_by_whom_and_of_the_next_step(alice, mailbox):
     ops = Owner.objects.create_superuser("ops@example.org")
     vouching.vouch(Owner.objects.create_user("bob@example.org"), ops, "works here")
     send_due()
@@ -78,14 +78,14 @@ def test_who_is_vouched_for_hears_by_whom_and_what_to_do_next(alice, mailbox):
     assert "/pulse-users/" in mail.text
 
 
-def test_nothing_is_told_of_what_was_rolled_back(account, alice):
+def test_a_rolled_back_address_sends_no_notification(account, alice):
     with transaction.atomic():
         addresses.add_address(account, "team@example.org", alice)
         transaction.set_rollback(True)
     assert not Notification.objects.exists()
 
 
-def test_the_queues_of_an_account_go_with_it(account):
+def test_the_queues_of_a_removed_account_are_gone(account):
     stored_queue("queue/alice/builds", pulse_user=account)
     with transaction.atomic():
         signals.pulse_user_removed.send(PulseUser, pulse_user=account)
