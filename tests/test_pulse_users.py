@@ -1,4 +1,4 @@
-"""RabbitMQ accounts: made, changed, adopted and removed on the broker and here together, or not at all."""
+"""Pulse users: created, changed, adopted and removed on the broker and in the database together, or not at all."""
 
 import logging
 import secrets
@@ -77,7 +77,7 @@ pytestmark = pytest.mark.usefixtures("guarded")
 
 @pytest.fixture
 def name(management):
-    """Give a name that no account has, and remove its account afterwards."""
+    """Give an unused name, and delete its RabbitMQ user afterwards."""
     name = f"alice-{uuid.uuid4().hex[:8]}"
     yield name
     if name in {user.name for user in management.users()}:
@@ -86,7 +86,7 @@ def name(management):
 
 @pytest.fixture
 def removed():
-    """Collect the accounts that are said to be removed, and whether a transaction was open then."""
+    """Collect (username, in a transaction, row exists) of each ``pulse_user_removed`` signal."""
     said = []
 
     def collect(sender, pulse_user, **rest):
@@ -100,8 +100,8 @@ def removed():
 
 
 @pytest.fixture
-def asked():
-    """Collect the addresses that are asked to confirm."""
+def confirmation_requests():
+    """Collect the addresses of each ``address_added`` signal."""
     said = []
 
     def collect(sender, address, **rest):
@@ -114,15 +114,15 @@ def asked():
 
 
 @contextmanager
-def paused(monkeypatch, place, name, call):
-    """Call this in a thread that stops where it comes to that function, and goes on at the end; give what it did."""
-    stopped, go_on, outcome = threading.Event(), threading.Event(), []
+def paused_at(monkeypatch, place, name, call):
+    """Run a call in a thread that pauses at a function until the block ends; give a list for its outcome."""
+    is_paused, may_continue, outcome = threading.Event(), threading.Event(), []
     real = getattr(place, name)
 
     def slow(*arguments, **options):
         if threading.current_thread() is thread:
-            stopped.set()
-            assert go_on.wait(30)
+            is_paused.set()
+            assert may_continue.wait(30)
         return real(*arguments, **options)
 
     def run():
@@ -137,10 +137,10 @@ def paused(monkeypatch, place, name, call):
     monkeypatch.setattr(place, name, slow)
     thread.start()
     try:
-        assert stopped.wait(20)
+        assert is_paused.wait(20)
         yield outcome
     finally:
-        go_on.set()
+        may_continue.set()
         thread.join()
 
 
@@ -148,10 +148,10 @@ def as_user(broker, vhost, name, password):
     return Amqp(f"amqp://{name}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2]}", vhost)
 
 
-# Making
+# Creation
 
 
-def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker, guarded, amqp):
+def test_a_new_pulse_user_can_use_its_own_names_only(alice, name, broker, guarded, amqp):
     pulse_user, password = create_pulse_user(name, [alice])
     assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
     amqp.queue("queue/somebody/builds")
@@ -177,7 +177,7 @@ def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker,
         assert is_refused(mine.connection, action)
 
 
-def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog):
+def test_passwords_are_in_neither_the_database_nor_the_log(alice, name, caplog):
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, logger="httpcore")
     pulse_user, generated = create_pulse_user(name, [alice])
@@ -186,7 +186,7 @@ def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog)
     dump = StringIO()
     call_command("dumpdata", stdout=dump)
     assert name in dump.getvalue()
-    assert "PUT" in caplog.text  # that is, what is asked of the broker is in there
+    assert "PUT" in caplog.text  # the log has the requests to the broker
     for text in (dump.getvalue(), caplog.text):
         for password in (generated, rotated, "a password of my own 7"):
             assert password not in text
@@ -194,7 +194,7 @@ def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog)
 
 
 @pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
-def test_a_password_of_ones_own_is_taken_as_it_is(alice, name, broker, guarded, password):
+def test_a_chosen_password_is_set_literally(alice, name, broker, guarded, password):
     assert create_pulse_user(name, [alice], password)[1] == password
     assert can_log_in(broker, guarded, name, password)
     assert not can_log_in(broker, guarded, name, password + " ")
@@ -214,7 +214,7 @@ def test_a_password_of_ones_own_is_taken_as_it_is(alice, name, broker, guarded, 
         ("x1" * 200, "too long"),
     ],
 )
-def test_a_bad_password_is_refused_and_nothing_is_made(alice, name, management, password, said):
+def test_an_invalid_password_is_refused_and_nothing_is_created(alice, name, management, password, said):
     password = password.replace("NAME", name)
     with pytest.raises(ValidationError, match=said) as error:
         create_pulse_user(name, [alice], password)
@@ -225,14 +225,14 @@ def test_a_bad_password_is_refused_and_nothing_is_made(alice, name, management, 
 
 
 @pytest.mark.parametrize("bad", ["", "1alice", "al ice", "alice\n", "a" * 101, "älice", "alice/builds"])
-def test_a_bad_name_is_refused_and_nothing_is_made(alice, bad):
+def test_an_invalid_name_is_refused_and_nothing_is_created(alice, bad):
     with pytest.raises(InvalidUserName):
         create_pulse_user(bad, [alice])
     assert not PulseUser.objects.exists()
 
 
 @pytest.mark.parametrize("reserved", ["Guardian", "Admin", "ROOT", "watch.dog", "Watch.Dog", "ab" * 16])
-def test_a_reserved_name_and_guardians_own_are_refused(alice, settings, reserved):
+def test_reserved_names_and_guardians_own_are_refused(alice, settings, reserved):
     settings.GUARDIAN_RESERVED_USERS = ["admin", "Root"]
     settings.RABBIT_URL = "amqp://watch%2Edog:word@rabbit"
     settings.RABBITMQ_MANAGEMENT_URL = "http://guardian:word@127.0.0.1:1"
@@ -242,7 +242,7 @@ def test_a_reserved_name_and_guardians_own_are_refused(alice, settings, reserved
     assert not PulseUser.objects.exists()
 
 
-def test_an_account_needs_owners_who_are_vouched_for(alice, name):
+def test_a_pulse_user_needs_vouched_owners(alice, name):
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotVouched):
         create_pulse_user(name, [alice, stranger])
@@ -251,7 +251,7 @@ def test_an_account_needs_owners_who_are_vouched_for(alice, name):
     assert not PulseUser.objects.exists()
 
 
-def test_a_name_that_is_on_the_broker_already_is_refused_and_its_account_untouched(alice, name, management):
+def test_a_name_of_an_existing_rabbitmq_user_is_refused(alice, name, management):
     management.put_user(name, "theirs", ["monitoring"])
     with pytest.raises(NameTaken):
         create_pulse_user(name, [alice])
@@ -259,51 +259,49 @@ def test_a_name_that_is_on_the_broker_already_is_refused_and_its_account_untouch
     assert not PulseUser.objects.exists()
 
 
-def test_a_name_that_is_taken_here_is_refused(alice, name):
+def test_a_name_of_an_existing_pulse_user_is_refused(alice, name):
     PulseUser.objects.create(username=name, ready=True)
     for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
         with pytest.raises(NameTaken, match="is taken"):
             refuse(name)
 
 
-def test_a_name_that_is_being_removed_is_refused_to_everybody(alice, name):
+def test_a_name_that_is_being_removed_is_refused(alice, name):
     PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
     for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
         with pytest.raises(NameTaken, match="is being removed"):
             refuse(name)
 
 
-def test_names_differ_by_case_as_on_the_broker(alice, name, management):
+def test_names_are_case_sensitive(alice, name, management):
     create_pulse_user(name, [alice])
     create_pulse_user(name.upper(), [alice])
     assert {name, name.upper()} <= {user.name for user in management.users()}
     management.delete_user(name.upper())
 
 
-def test_with_the_broker_away_nothing_is_made(alice, name, settings):
+def test_without_the_broker_nothing_is_created(alice, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerError):
         create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
 
 
-def test_where_the_broker_refuses_the_permissions_nothing_is_left_on_either_side(
-    alice, name, settings, management, asked
-):
+def test_refused_permissions_undo_the_creation(alice, name, settings, management, confirmation_requests):
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerError):
         create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
-    assert asked == []
+    assert confirmation_requests == []
     with pytest.raises(NotOnBroker):
         management.user(name)
 
 
-@pytest.mark.parametrize("lost", [3, 4], ids=["the account", "the permissions"])
-def test_a_broker_that_goes_away_half_way_leaves_a_row_that_says_so_and_can_be_finished(
+@pytest.mark.parametrize("lost", [3, 4], ids=["user", "permissions"])
+def test_a_creation_interrupted_by_an_outage_can_be_finished(
     alice, bob, name, settings, broker, guarded, monkeypatch, lost
 ):
-    # Each request from this one on is lost. The first two find out that the name is free.
+    # Requests from this one on are lost. The first two check that the name is free.
     url = settings.RABBITMQ_MANAGEMENT_URL
     with Proxy.before(url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
@@ -330,9 +328,7 @@ def test_a_broker_that_goes_away_half_way_leaves_a_row_that_says_so_and_can_be_f
 
 @pytest.mark.parametrize("step", ["put_user", "set_permissions"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_a_making_that_dies_half_way_is_finished_by_doing_it_again(
-    alice, name, monkeypatch, broker, guarded, step, done
-):
+def test_a_killed_creation_is_finished_by_repeating_it(alice, name, monkeypatch, broker, guarded, step, done):
     real = getattr(Management, step)
 
     def die(self, *arguments, **options):
@@ -351,7 +347,7 @@ def test_a_making_that_dies_half_way_is_finished_by_doing_it_again(
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_finishing_does_not_take_over_an_account_that_somebody_made_by_hand_meanwhile(alice, name, management, guarded):
+def test_finishing_a_creation_does_not_take_over_a_manual_account(alice, name, management, guarded):
     PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "theirs")
     management.set_permissions(guarded, name, FULL_ACCESS)
@@ -361,7 +357,7 @@ def test_finishing_does_not_take_over_an_account_that_somebody_made_by_hand_mean
     assert not PulseUser.objects.get().ready
 
 
-def test_nor_does_another_password_or_a_removal(alice, name, management, guarded, removed):
+def test_rotation_and_removal_do_not_take_over_a_manual_account(alice, name, management, guarded, removed):
     pulse_user = PulseUser.objects.create(username=name)
     pulse_user.owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
@@ -372,11 +368,11 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
     assert management.user(name).tags == {"monitoring"}
     assert queue_names(management, guarded) == {f"queue/{name}/theirs"}
     assert not PulseUser.objects.exists()
-    assert removed == []  # nothing of it went
+    assert removed == []  # nothing was removed
 
 
-@pytest.mark.parametrize("same_owner", [True, False], ids=["one owner twice", "two owners"])
-def test_of_two_who_make_one_name_at_once_one_has_it(alice, bob, name, broker, guarded, same_owner):
+@pytest.mark.parametrize("same_owner", [True, False], ids=["same owner", "two owners"])
+def test_one_of_two_concurrent_creations_succeeds(alice, bob, name, broker, guarded, same_owner):
     owners = [alice, alice if same_owner else bob]
     answers = in_parallel(*(partial(create_pulse_user, name, [owner]) for owner in owners))
     [won] = [answer for answer in answers if isinstance(answer, tuple)]
@@ -387,16 +383,16 @@ def test_of_two_who_make_one_name_at_once_one_has_it(alice, bob, name, broker, g
     assert won[1] not in str(lost)
 
 
-def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, name, monkeypatch, management):
+def test_a_pulse_user_removed_during_its_creation_does_not_exist(alice, name, monkeypatch, management):
     real = Management.set_permissions
 
-    def meanwhile(self, *arguments):
+    def interfere(self, *arguments):
         mark_for_removal(*PulseUser.objects.all())
         assert finish_removals() == 0
         real(self, *arguments)
 
-    monkeypatch.setattr(Management, "set_permissions", meanwhile)
-    with pytest.raises(NameTaken, match="removed by another request"):
+    monkeypatch.setattr(Management, "set_permissions", interfere)
+    with pytest.raises(NameTaken, match="removed by somebody"):
         create_pulse_user(name, [alice])
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -407,7 +403,7 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
 # The password
 
 
-def test_another_password_keeps_connections_permissions_and_tags(alice, name, broker, guarded, management):
+def test_rotating_a_password_keeps_connections_permissions_and_tags(alice, name, broker, guarded, management):
     pulse_user, old = create_pulse_user(name, [alice])
     management.put_user(name, old, ["monitoring"])
     before = management.permissions_of(name)
@@ -420,10 +416,10 @@ def test_another_password_keeps_connections_permissions_and_tags(alice, name, br
     live.queue(f"queue/{name}/more")
 
 
-def test_live_connections_are_closed_where_that_is_asked_for(alice, name, broker, guarded):
+def test_rotating_a_password_can_close_connections(alice, name, broker, guarded):
     pulse_user, old = create_pulse_user(name, [alice])
     live = as_user(broker, guarded, name, old)
-    wait_until(lambda: connections_of(pulse_user))  # the management API hears of a connection some seconds later
+    wait_until(lambda: connections_of(pulse_user))  # the management API lists a connection after some seconds
     [known] = connections_of(pulse_user)
     assert known.vhost == guarded
     rotate_password(pulse_user, close_connections=True)
@@ -431,7 +427,7 @@ def test_live_connections_are_closed_where_that_is_asked_for(alice, name, broker
         live.connection.process_data_events(10)
 
 
-def test_where_the_connections_cant_be_closed_that_is_said_and_the_password_is_not(alice, name, monkeypatch, broker):
+def test_a_failure_to_close_connections_is_reported_without_the_password(alice, name, monkeypatch, broker):
     pulse_user, _ = create_pulse_user(name, [alice])
 
     def away(self, *arguments):
@@ -443,7 +439,7 @@ def test_where_the_connections_cant_be_closed_that_is_said_and_the_password_is_n
     assert "of my own" not in str(error.value)
 
 
-def test_a_password_of_ones_own_is_checked_when_it_is_changed_too(alice, name, broker, guarded):
+def test_a_chosen_password_is_validated_on_rotation(alice, name, broker, guarded):
     pulse_user, _ = create_pulse_user(name, [alice])
     with pytest.raises(ValidationError, match="too short"):
         rotate_password(pulse_user, "short")
@@ -453,14 +449,14 @@ def test_a_password_of_ones_own_is_checked_when_it_is_changed_too(alice, name, b
     assert can_log_in(broker, guarded, name, "a password of my own 7")
 
 
-def test_an_account_that_vanished_from_the_broker_is_made_again(alice, name, broker, guarded, management):
+def test_rotation_recreates_a_lost_rabbitmq_user(alice, name, broker, guarded, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_user(name)
     password = rotate_password(pulse_user)
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_it_is_made_again_by_the_next_try_where_the_first_died(alice, name, broker, guarded, management, monkeypatch):
+def test_a_killed_recreation_is_finished_by_the_next_rotation(alice, name, broker, guarded, management, monkeypatch):
     pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_user(name)
     real = Management.set_permissions
@@ -478,7 +474,7 @@ def test_it_is_made_again_by_the_next_try_where_the_first_died(alice, name, brok
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_another_password_finishes_an_account_that_is_not_ready(alice, name, broker, guarded):
+def test_rotation_finishes_an_interrupted_creation(alice, name, broker, guarded):
     pulse_user = PulseUser.objects.create(username=name)
     pulse_user.owners.add(alice)
     password = rotate_password(pulse_user)
@@ -486,7 +482,7 @@ def test_another_password_finishes_an_account_that_is_not_ready(alice, name, bro
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, settings):
+def test_without_the_broker_the_password_is_unchanged(alice, name, broker, guarded, settings):
     pulse_user, password = create_pulse_user(name, [alice])
     url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
     with pytest.raises(BrokerUnavailable):
@@ -496,17 +492,17 @@ def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, s
     assert PulseUser.objects.get().ready
 
 
-def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, management, monkeypatch):
+def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, management, monkeypatch):
     pulse_user, _ = create_pulse_user(name, [alice])
     real = Management.put_user
 
-    def meanwhile(self, *arguments):
+    def interfere(self, *arguments):
         with pytest.raises(GoesOn, match="Guardian continues"):
             remove_pulse_user(PulseUser.objects.get())
         return real(self, *arguments)
 
-    monkeypatch.setattr(Management, "put_user", meanwhile)
-    with pytest.raises(ValidationError, match="removed by another request"):
+    monkeypatch.setattr(Management, "put_user", interfere)
+    with pytest.raises(ValidationError, match="removed by somebody"):
         rotate_password(pulse_user)
     monkeypatch.undo()
     with pytest.raises(ValidationError, match="being removed"):
@@ -516,14 +512,12 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
     assert name not in {user.name for user in management.users()}
 
 
-# One at a time
+# Locking
 
 
-def test_of_two_who_change_a_password_at_once_the_one_who_is_told_has_the_one_that_works(
-    alice, name, broker, guarded, monkeypatch
-):
+def test_one_of_two_concurrent_rotations_is_refused(alice, name, broker, guarded, monkeypatch):
     pulse_user, _ = create_pulse_user(name, [alice])
-    with paused(monkeypatch, Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
+    with paused_at(monkeypatch, Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
         with pytest.raises(ValidationError, match="right now"):
             rotate_password(PulseUser.objects.get())
         with pytest.raises(NameTaken):
@@ -531,14 +525,14 @@ def test_of_two_who_change_a_password_at_once_the_one_who_is_told_has_the_one_th
     assert can_log_in(broker, guarded, name, slow[0])
 
 
-def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, name, management):
+def test_a_locked_account_cannot_be_adopted(alice, name, management):
     management.put_user(name, "by hand")
     with locks.lock(name), pytest.raises(NameTaken, match="right now"):
         adopt_pulse_user(name, [alice], Owner.objects.create_superuser("ops@example.org"))
     assert not PulseUser.objects.exists()
 
 
-def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_that_it_goes_on(alice, name, client):
+def test_page_and_api_report_a_removal_that_continues_later(alice, name, client):
     create_pulse_user(name, [alice])
     client.force_login(alice)
     with locks.lock(name):
@@ -549,7 +543,7 @@ def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_
     assert finish_removals() == 1
 
 
-def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
+def test_a_removal_of_a_locked_pulse_user_is_finished_by_the_task(alice, name, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     with locks.lock(name):
         with pytest.raises(GoesOn, match="is being removed, and Guardian continues"):
@@ -561,14 +555,14 @@ def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alic
 
 
 @pytest.mark.parametrize("place", ["_remove_from_broker", "_delete"])
-def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
+def test_a_removal_that_lost_its_lock_keeps_the_next_owners_pulse_user(
     alice, bob, name, amqp, guarded, management, monkeypatch, place
 ):
     pulse_user, _ = create_pulse_user(name, [alice])
     amqp.queue(f"queue/{name}/builds", 1)
     mark_for_removal(*PulseUser.objects.all())
-    with paused(monkeypatch, removal, place, finish_removals) as slow:
-        Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if it had run out
+    with paused_at(monkeypatch, removal, place, finish_removals) as slow:
+        Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if the lock had expired
         remove_pulse_user(pulse_user)
         made, _ = create_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
@@ -578,9 +572,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     assert queue_names(management, guarded) == {f"queue/{name}/builds"}
 
 
-def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them(
-    alice, name, guarded, management, monkeypatch
-):
+def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarded, management, monkeypatch):
     create_pulse_user(name, [alice])
     for number in range(3):
         management.declare_queue(guarded, f"queue/{name}/{number}")
@@ -596,26 +588,26 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
     assert len(queue_names(management, guarded)) == 2
 
 
-def test_a_making_that_fails_takes_its_own_mark_back_and_not_that_of_a_withdrawal(alice, name, monkeypatch):
+def test_a_failed_creation_keeps_the_mark_of_a_withdrawal(alice, name, monkeypatch):
     operator = Owner.objects.create_superuser("ops@example.org")
 
     def away(self, *arguments):
         raise BrokerUnavailable("no answer in time", timed_out=True)
 
-    def meanwhile(self, *arguments):
+    def interfere(self, *arguments):
         monkeypatch.setattr(Management, "delete_user", away)
         withdraw(alice, operator, remove=True)
         raise BrokerUnavailable("no answer in time", timed_out=True)
 
     monkeypatch.setattr(Management, "set_permissions", away)
-    monkeypatch.setattr(Management, "delete_user", meanwhile)
+    monkeypatch.setattr(Management, "delete_user", interfere)
     with pytest.raises(BrokerUnavailable):
         create_pulse_user(name, [alice])
-    monkeypatch.undo()  # the account that is left is removed after the test
+    monkeypatch.undo()  # the fixture deletes the remaining user
     assert PulseUser.objects.get().removing_since is not None
 
 
-def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, broker, guarded, monkeypatch):
+def test_a_failed_creation_that_lost_its_lock_undoes_nothing(alice, name, broker, guarded, monkeypatch):
     real = Management.put_user
 
     def lost(self, *arguments):
@@ -632,7 +624,7 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
     assert can_log_in(broker, guarded, name, made[0][1])
 
 
-def test_what_a_kill_leaves_locked_expires_and_the_same_owner_finishes_it(alice, name, management):
+def test_a_lock_left_by_a_kill_expires_and_the_creation_is_finished(alice, name, management):
     PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "half made")
     locks.Lock(name).acquire()
@@ -642,13 +634,13 @@ def test_what_a_kill_leaves_locked_expires_and_the_same_owner_finishes_it(alice,
     assert create_pulse_user(name, [alice])[0].ready
 
 
-# Adopting
+# Adoption
 
 
 @pytest.mark.parametrize(
     ("tags", "said"), [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")]
 )
-def test_what_must_not_be_adopted_is_neither_changed_nor_removed(
+def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
     alice, operator, name, guarded, management, tags, said
 ):
     management.put_user(name, "by hand", ["management", "monitoring"])
@@ -660,7 +652,7 @@ def test_what_must_not_be_adopted_is_neither_changed_nor_removed(
     with pytest.raises(PermissionDenied, match=said):
         remove_pulse_user(pulse_user)
     assert PulseUser.objects.get().removing_since is None
-    mark_for_removal(*PulseUser.objects.all())  # as a withdrawal marks it
+    mark_for_removal(*PulseUser.objects.all())  # as a withdrawal does
     assert finish_removals() == 0
     assert management.user(name).tags == set(tags)
     assert queue_names(management, guarded) == {f"queue/{name}/builds"}
@@ -670,9 +662,7 @@ def test_what_must_not_be_adopted_is_neither_changed_nor_removed(
         adopt_pulse_user(name, [alice], operator)
 
 
-def test_the_account_that_guardian_works_with_now_is_neither_changed_nor_removed(
-    alice, operator, name, guarded, management, settings
-):
+def test_guardians_own_account_is_not_changed_or_removed(alice, operator, name, guarded, management, settings):
     management.put_user(name, "word")
     pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator"])
@@ -685,7 +675,7 @@ def test_the_account_that_guardian_works_with_now_is_neither_changed_nor_removed
     assert management.user(name)
 
 
-def test_an_adopted_account_stays_as_it_was_made_by_hand(
+def test_an_adopted_account_keeps_password_permissions_and_tags(
     alice, bob, operator, name, broker, guarded, management, settings
 ):
     management.put_user(name, "made by hand", ["monitoring"])
@@ -701,7 +691,7 @@ def test_an_adopted_account_stays_as_it_was_made_by_hand(
     assert name not in adoptable()
 
 
-def test_what_must_not_be_adopted_isnt(alice, operator, name, management, guarded):
+def test_adoption_is_refused_for_unsafe_accounts_and_wrong_owners(alice, operator, name, management, guarded):
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotOnBroker):
         adopt_pulse_user(name, [alice], operator)
@@ -724,9 +714,7 @@ def test_what_must_not_be_adopted_isnt(alice, operator, name, management, guarde
     assert PulseUser.objects.count() == 1
 
 
-def test_an_agents_login_is_not_adopted_since_rotating_it_would_lock_the_agent_out(
-    alice, operator, management, guarded
-):
+def test_an_agents_login_cannot_be_adopted(alice, operator, management, guarded):
     login = "f" + secrets.token_hex(16)[1:]
     management.put_user(login, "the agent's token")
     try:
@@ -738,14 +726,14 @@ def test_an_agents_login_is_not_adopted_since_rotating_it_would_lock_the_agent_o
     assert not PulseUser.objects.exists()
 
 
-def test_only_operators_adopt(alice, name, management):
+def test_only_operators_adopt_accounts(alice, name, management):
     management.put_user(name, "word")
     with pytest.raises(PermissionDenied, match="Only operators can adopt"):
         adopt_pulse_user(name, [alice], alice)
     assert not PulseUser.objects.exists()
 
 
-def test_names_that_cant_own_anything_are_not_offered(guarded, management):
+def test_accounts_with_invalid_names_are_not_adoptable(guarded, management):
     odd = f"no name {uuid.uuid4().hex[:8]}"
     management.put_user(odd, None)
     try:
@@ -754,7 +742,7 @@ def test_names_that_cant_own_anything_are_not_offered(guarded, management):
         management.delete_user(odd)
 
 
-def test_what_can_be_adopted_takes_one_request_and_one_query(
+def test_the_list_of_adoptable_accounts_takes_one_request_and_one_query(
     alice, operator, name, management, settings, django_assert_num_queries
 ):
     management.put_user(name, None)
@@ -774,13 +762,13 @@ def test_what_can_be_adopted_takes_one_request_and_one_query(
 # Owners
 
 
-def test_owners_are_found_in_one_query_and_in_the_order_given(alice, bob, operator, django_assert_num_queries):
+def test_owners_are_found_in_one_query_in_the_given_order(alice, bob, operator, django_assert_num_queries):
     with django_assert_num_queries(1):
         found = find_owners(["Bob@example.org ", "ops@example.org", "alice@example.org", "bob@EXAMPLE.org"])
     assert found == [bob, operator, alice]
 
 
-def test_unknown_and_not_vouched_for_is_said_alike(alice):
+def test_unknown_and_unvouched_owners_have_the_same_error(alice):
     Owner.objects.create_user("stranger@example.org")
     Owner.objects.create_user("gone@example.org", vouched=True, is_active=False)
     Owner.objects.create_user("never-here@example.org", vouched=True)
@@ -802,7 +790,7 @@ def test_unknown_and_not_vouched_for_is_said_alike(alice):
     assert len(texts) == 1
 
 
-def test_only_who_may_use_the_broker_becomes_an_owner(alice, name):
+def test_only_vouched_owners_can_be_added(alice, name):
     pulse_user, _ = create_pulse_user(name, [alice])
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotVouched):
@@ -812,7 +800,7 @@ def test_only_who_may_use_the_broker_becomes_an_owner(alice, name):
     assert list(pulse_user.owners.all()) == [alice]
 
 
-def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
+def test_owners_are_added_and_removed_except_the_last(alice, bob, name):
     pulse_user, _ = create_pulse_user(name, [alice])
     add_owner(pulse_user, bob)
     add_owner(pulse_user, bob)
@@ -829,7 +817,7 @@ def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
 
 
 @pytest.mark.parametrize("add", [add_owner, lambda pulse_user, owner: set_owners(pulse_user, [owner])])
-def test_a_withdrawal_that_comes_in_between_wins(alice, bob, operator, add):
+def test_an_owner_whose_access_was_just_withdrawn_cannot_be_added(alice, bob, operator, add):
     pulse_user = PulseUser.objects.create(username="shared", ready=True)
     pulse_user.owners.add(alice)
     [stale] = find_owners(["bob@example.org"])
@@ -842,7 +830,7 @@ def test_a_withdrawal_that_comes_in_between_wins(alice, bob, operator, add):
     assert list(pulse_user.owners.all()) == [alice]
 
 
-def test_the_last_owner_who_can_sign_in_stays(alice, bob):
+def test_the_last_active_owner_cannot_be_removed(alice, bob):
     pulse_user = PulseUser.objects.create(username="shared", ready=True)
     pulse_user.owners.add(alice, bob)
     Owner.objects.filter(pk=bob.pk).update(is_active=False)
@@ -854,7 +842,7 @@ def test_the_last_owner_who_can_sign_in_stays(alice, bob):
     assert list(pulse_user.owners.all()) == [alice]
 
 
-def test_an_owner_nobody_vouches_for_any_more_may_stay(alice, bob, name):
+def test_an_unvouched_owner_may_remain(alice, bob, name):
     pulse_user, _ = create_pulse_user(name, [alice, bob])
     bob.vouched = False
     bob.save()
@@ -862,7 +850,7 @@ def test_an_owner_nobody_vouches_for_any_more_may_stay(alice, bob, name):
     assert list(pulse_user.owners.all()) == [bob]
 
 
-def test_of_two_owners_who_leave_at_once_one_stays(alice, bob):
+def test_one_of_two_owners_leaving_concurrently_remains(alice, bob):
     for number in range(5):
         pulse_user = PulseUser.objects.create(username=f"both-{number}", ready=True)
         pulse_user.owners.set([alice, bob])
@@ -871,7 +859,7 @@ def test_of_two_owners_who_leave_at_once_one_stays(alice, bob):
         assert pulse_user.owners.count() == 1
 
 
-def test_two_who_change_the_owners_at_once_leave_what_one_of_them_said(alice, bob, operator):
+def test_concurrent_changes_of_the_owners_leave_one_of_them(alice, bob, operator):
     for number in range(5):
         pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
         pulse_user.owners.set([alice])
@@ -881,7 +869,7 @@ def test_two_who_change_the_owners_at_once_leave_what_one_of_them_said(alice, bo
         assert set(pulse_user.owners.all()) in said
 
 
-def test_accounts_are_seen_by_their_owners_and_by_operators(alice, bob, operator):
+def test_pulse_users_are_visible_to_their_owners_and_operators(alice, bob, operator):
     from django.contrib.auth.models import AnonymousUser
 
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
@@ -890,14 +878,14 @@ def test_accounts_are_seen_by_their_owners_and_by_operators(alice, bob, operator
         assert list(PulseUser.objects.seen_by(visitor)) == seen
 
 
-# Further addresses
+# Notification addresses
 
 
-def test_an_address_gets_nothing_until_it_is_confirmed(alice, name, asked):
+def test_an_address_is_confirmed_by_its_token(alice, name, confirmation_requests):
     pulse_user, _ = create_pulse_user(name, [alice], notification_emails=[" Team@Example.org", "team@example.org"])
     address = pulse_user.notification_addresses.get()
     assert (address.email, address.added_by, address.confirmed_at) == ("team@example.org", alice, None)
-    assert asked == ["team@example.org"]
+    assert confirmation_requests == ["team@example.org"]
     token = confirmation_token(address)
     assert address_for_token(token) == address
     assert address_for_token(token).confirmed_at is None
@@ -905,10 +893,10 @@ def test_an_address_gets_nothing_until_it_is_confirmed(alice, name, asked):
     assert confirmed.confirmed_at is not None
     assert confirm_address(token).confirmed_at == confirmed.confirmed_at
     resend_confirmation(address)
-    assert asked == ["team@example.org"]
+    assert confirmation_requests == ["team@example.org"]
 
 
-def test_an_address_is_asked_again_when_that_is_wanted_once_an_hour(alice, asked, time_machine):
+def test_a_confirmation_can_be_resent_once_an_hour(alice, confirmation_requests, time_machine):
     began = timezone.now()
     time_machine.move_to(began, tick=False)
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
@@ -917,13 +905,13 @@ def test_an_address_is_asked_again_when_that_is_wanted_once_an_hour(alice, asked
         time_machine.move_to(began + timedelta(minutes=minutes), tick=False)
         with pytest.raises(ValidationError, match=f"after {began + timedelta(hours=1):%H:%M} UTC"):
             resend_confirmation(address)
-    assert asked == ["team@example.org"]
+    assert confirmation_requests == ["team@example.org"]
     time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
     resend_confirmation(address)
-    assert asked == ["team@example.org"] * 2
+    assert confirmation_requests == ["team@example.org"] * 2
 
 
-def test_an_address_that_is_removed_and_added_anew_is_not_asked_anew_within_an_hour(alice, asked):
+def test_an_address_cannot_be_added_again_within_an_hour(alice, confirmation_requests):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     remove_address(add_address(pulse_user, "team@example.org", alice))
     with pytest.raises(ValidationError, match="less than an hour ago") as error:
@@ -934,10 +922,10 @@ def test_an_address_that_is_removed_and_added_anew_is_not_asked_anew_within_an_h
     assert list(error.value.message_dict) == ["notification_emails"]
     assert not pulse_user.notification_addresses.exists()
     add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
-    assert asked.count("team@example.org") == 2
+    assert confirmation_requests.count("team@example.org") == 2
 
 
-def test_an_address_whose_adding_was_rolled_back_can_be_added_at_once(alice, asked):
+def test_a_rolled_back_address_can_be_added_immediately(alice, confirmation_requests):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     with transaction.atomic():
         add_address(pulse_user, "team@example.org", alice)
@@ -945,7 +933,7 @@ def test_an_address_whose_adding_was_rolled_back_can_be_added_at_once(alice, ask
     assert add_address(pulse_user, "team@example.org", alice).pk
 
 
-def test_a_token_of_an_address_that_was_removed_or_added_anew_is_void(alice, time_machine):
+def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
     time_machine.move_to(timezone.now())
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     address = add_address(pulse_user, "team@example.org", alice)
@@ -961,7 +949,7 @@ def test_a_token_of_an_address_that_was_removed_or_added_anew_is_void(alice, tim
     assert NotificationAddress.objects.get().confirmed_at is None
 
 
-def test_a_token_runs_out_after_seven_days(alice, time_machine):
+def test_a_confirmation_token_expires_after_seven_days(alice, time_machine):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     began = timezone.now()
     token = confirmation_token(add_address(pulse_user, "team@example.org", alice))
@@ -973,7 +961,7 @@ def test_a_token_runs_out_after_seven_days(alice, time_machine):
 
 
 @pytest.mark.parametrize("token", ["", "x", "a:b:c", "é", "\0", "x" * 10_000])
-def test_what_is_no_token_of_ours_confirms_nothing(alice, token):
+def test_an_invalid_token_confirms_nothing(alice, token):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     good = confirmation_token(add_address(pulse_user, "team@example.org", alice))
     for wrong in (token, good[:-1], good + token + "x"):
@@ -996,17 +984,17 @@ def test_what_is_no_token_of_ours_confirms_nothing(alice, token):
         ("a@\uff45xample.org", "not an e-mail address"),
     ],
 )
-def test_an_address_that_cant_be_used_is_refused_with_the_reason(alice, asked, email, said):
+def test_an_invalid_address_is_refused_with_the_reason(alice, confirmation_requests, email, said):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     pulse_user.owners.set([alice])
     add_address(pulse_user, "team@example.org", alice)
     with pytest.raises(ValidationError, match=said) as error:
         add_address(pulse_user, email, alice)
     assert list(error.value.message_dict) == ["email"]
-    assert asked == ["team@example.org"]
+    assert confirmation_requests == ["team@example.org"]
 
 
-def test_an_account_has_ten_addresses_at_most(alice, asked):
+def test_a_pulse_user_has_at_most_ten_addresses(alice, confirmation_requests):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     ten = [f"team-{number}@example.org" for number in range(10)]
     set_addresses(pulse_user, ten, alice)
@@ -1014,10 +1002,10 @@ def test_an_account_has_ten_addresses_at_most(alice, asked):
         add_address(pulse_user, "one-more@example.org", alice)
     with pytest.raises(ValidationError, match="these are 11"):
         set_addresses(pulse_user, [*ten, "one-more@example.org"], alice)
-    assert asked == ten
+    assert confirmation_requests == ten
 
 
-def test_setting_the_addresses_keeps_those_that_are_there(alice, asked):
+def test_setting_addresses_keeps_confirmed_ones(alice, confirmation_requests):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     kept = add_address(pulse_user, "kept@example.org", alice)
     add_address(pulse_user, "gone@example.org", alice)
@@ -1025,13 +1013,13 @@ def test_setting_the_addresses_keeps_those_that_are_there(alice, asked):
     set_addresses(pulse_user, ["new@example.org", "KEPT@example.org"], alice)
     addresses = {address.email: address.confirmed_at is not None for address in pulse_user.notification_addresses.all()}
     assert addresses == {"kept@example.org": True, "new@example.org": False}
-    assert asked == ["kept@example.org", "gone@example.org", "new@example.org"]
+    assert confirmation_requests == ["kept@example.org", "gone@example.org", "new@example.org"]
     with pytest.raises(ValidationError):
         set_addresses(pulse_user, ["fine@example.org", "nonsense"], alice)
     assert pulse_user.notification_addresses.count() == 2
 
 
-def test_a_bad_address_is_refused_before_anything_is_made(alice, name, management):
+def test_an_invalid_address_is_refused_before_anything_is_created(alice, name, management):
     with pytest.raises(ValidationError) as error:
         create_pulse_user(name, [alice], notification_emails=["nonsense"])
     assert list(error.value.message_dict) == ["notification_emails"]
@@ -1042,13 +1030,13 @@ def test_a_bad_address_is_refused_before_anything_is_made(alice, name, managemen
 # Thresholds
 
 
-def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice, operator, settings):
+def test_operators_set_any_thresholds_and_owners_within_the_settings(alice, operator, settings):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     with pytest.raises(PermissionDenied):
         set_thresholds(pulse_user, 6, 9, alice)
     set_thresholds(pulse_user, 100_000, 200_000, operator)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
-    set_thresholds(pulse_user, 50_000, 200_000, alice)  # the maximum is the one that the operator set
+    set_thresholds(pulse_user, 50_000, 200_000, alice)  # the operator's maximum is unchanged
     with pytest.raises(ValidationError, match="is 50 messages"):
         set_thresholds(pulse_user, 6, 51, alice)
     set_thresholds(pulse_user, 6, 50, alice)
@@ -1057,7 +1045,7 @@ def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice,
     assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
 
 
-def test_a_threshold_that_is_left_out_stays_as_the_database_has_it(operator):
+def test_an_omitted_threshold_keeps_its_stored_value(operator):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     PulseUser.objects.update(warn_length=3, max_length=8)
     set_thresholds(pulse_user, UNCHANGED, 9, operator)
@@ -1067,7 +1055,7 @@ def test_a_threshold_that_is_left_out_stays_as_the_database_has_it(operator):
 
 
 @pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
-def test_thresholds_that_cant_be_used_are_refused(operator, pair):
+def test_invalid_thresholds_are_refused(operator, pair):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     with pytest.raises(ValidationError):
         set_thresholds(pulse_user, *pair, operator)
@@ -1075,12 +1063,10 @@ def test_thresholds_that_cant_be_used_are_refused(operator, pair):
     assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
 
 
-# Removing
+# Removal
 
 
-def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_elses(
-    alice, name, broker, guarded, management, removed
-):
+def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name, broker, guarded, management, removed):
     pulse_user, password = create_pulse_user(name, [alice])
     mine = as_user(broker, guarded, name, password)
     mine.queue(f"queue/{name}/builds", messages=0)
@@ -1098,7 +1084,7 @@ def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_else
         management.user(name)
 
 
-def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, removed):
+def test_a_removal_without_the_broker_changes_nothing(alice, name, settings, removed):
     pulse_user, _ = create_pulse_user(name, [alice])
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
@@ -1111,9 +1097,7 @@ def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, r
 
 @pytest.mark.parametrize("step", ["delete_user", "list_queues", "delete_queue", "delete_exchange", "nodes"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_a_removal_that_dies_half_way_is_finished_by_the_task(
-    alice, name, broker, guarded, management, monkeypatch, step, done
-):
+def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, management, monkeypatch, step, done):
     pulse_user, password = create_pulse_user(name, [alice])
     mine = as_user(broker, guarded, name, password)
     for queue in ("one", "two"):
@@ -1138,7 +1122,7 @@ def test_a_removal_that_dies_half_way_is_finished_by_the_task(
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
 
 
-def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, management, monkeypatch, removed):
+def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarded, management, monkeypatch, removed):
     pulse_user, password = create_pulse_user(name, [alice])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
     real = Management.delete_queue
@@ -1157,7 +1141,7 @@ def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, 
     assert removed == [(name, True, True)]
 
 
-def test_while_nodes_come_and_go_an_empty_list_is_not_believed(alice, name, monkeypatch):
+def test_a_removal_does_not_trust_a_list_while_nodes_change(alice, name, monkeypatch):
     from rabbit import snapshot
 
     pulse_user, _ = create_pulse_user(name, [alice])
@@ -1171,7 +1155,7 @@ def test_while_nodes_come_and_go_an_empty_list_is_not_believed(alice, name, monk
     assert not PulseUser.objects.exists()
 
 
-def test_unfinished_removals_go_on_past_one_that_fails(alice, guarded, management, monkeypatch, caplog):
+def test_unfinished_removals_continue_after_one_fails(alice, guarded, management, monkeypatch, caplog):
     for number in range(3):
         mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
     kept = PulseUser.objects.create(username="kept", ready=True)
@@ -1188,18 +1172,18 @@ def test_unfinished_removals_go_on_past_one_that_fails(alice, guarded, managemen
     assert "marked-0 can't be removed yet" in caplog.text
 
 
-def test_unfinished_removals_stop_where_the_broker_is_away(guarded, settings):
+def test_unfinished_removals_stop_at_an_outage(guarded, settings):
     for number in range(50):
         mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
     with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
         proxy.close_next(1000)
         assert finish_removals() == 0
-        assert proxy.requests <= 2  # once, and once more on a fresh connection
+        assert proxy.requests <= 2  # one attempt and one retry on a new connection
     assert PulseUser.objects.count() == 50
 
 
-def test_no_transaction_is_open_while_the_broker_is_asked(alice, name, broker, guarded, monkeypatch):
+def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broker, guarded, monkeypatch):
     exchange = Management._exchange
     requests = []
 
@@ -1216,7 +1200,7 @@ def test_no_transaction_is_open_while_the_broker_is_asked(alice, name, broker, g
     assert not any(in_transaction for _, in_transaction in requests)
 
 
-def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, removed):
+def test_concurrent_tasks_finish_each_removal_once(alice, guarded, management, removed):
     for number in range(5):
         mark_for_removal(PulseUser.objects.create(username=f"twice-{number}"))
         management.put_user(f"twice-{number}", None)
@@ -1228,7 +1212,7 @@ def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, 
     assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}
 
 
-def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, guarded, management, monkeypatch):
+def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, guarded, management, monkeypatch):
     pulse_user, _ = create_pulse_user(name, [alice])
     for number in range(30):
         management.declare_queue(guarded, f"queue/other-{number}/q")
@@ -1243,7 +1227,7 @@ def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, gu
     assert len(requests) <= 7, requests
 
 
-def test_an_account_whose_vhost_is_gone_can_be_removed(alice, name, guarded, management):
+def test_a_pulse_user_without_a_vhost_can_be_removed(alice, name, guarded, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_vhost(guarded)
     try:
@@ -1256,7 +1240,7 @@ def test_an_account_whose_vhost_is_gone_can_be_removed(alice, name, guarded, man
 # Permissions
 
 
-def test_the_usual_permissions_in_words():
+def test_standard_permissions_in_words():
     assert in_words(for_pulse_user("a-b.c"), "a-b.c") == [
         "It may make and delete queues whose names start with queue/a-b.c/, "
         "and exchanges whose names start with exchange/a-b.c/.",
@@ -1271,7 +1255,7 @@ def test_the_usual_permissions_in_words():
     )
 
 
-def test_permissions_given_by_hand_in_words():
+def test_custom_permissions_in_words():
     assert in_words(Permissions("", ".*", "builds"), "alice") == [
         "It may make and delete nothing.",
         "It may publish to, and bind, every queue and exchange, whoever they belong to.",
@@ -1280,7 +1264,7 @@ def test_permissions_given_by_hand_in_words():
     assert len({*in_words(NO_ACCESS, "alice"), *in_words(FULL_ACCESS, "alice")}) == 6
 
 
-def test_permissions_are_told_for_every_vhost(alice, name, guarded, management):
+def test_permissions_are_listed_for_every_vhost(alice, name, guarded, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     management.set_permissions("/", name, NO_ACCESS)
     assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NO_ACCESS}

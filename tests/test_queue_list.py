@@ -18,19 +18,19 @@ from tests.toolbox import queue_row
 pytestmark = pytest.mark.django_db
 
 
-def a_queue(name, *, account=None, **fields):
+def new_queue(name, *, account=None, **fields):
     return queue_row(name, pulse_user=account, **{"ready": 3, "unacknowledged": 0, **fields})
 
 
 def make_queue(name="queue/alice/builds", **fields):
-    made = a_queue(name, **fields)
+    made = new_queue(name, **fields)
     made.save()
     return made
 
 
 @pytest.fixture
 def visit(client, alice):
-    """Give a function that returns the list as Alice sees it."""
+    """Return a function that opens the list as Alice."""
     Watch.objects.update_or_create(id=1, defaults={"listed_at": timezone.now()})
     client.force_login(alice)
 
@@ -44,29 +44,29 @@ def names(page):
     return re.findall(r'<th scope="row"><a class="name"[^>]*>(.*?)</a>', page.text)
 
 
-def test_whoever_is_not_signed_in_signs_in_first(client):
+def test_the_list_redirects_visitors_to_sign_in(client):
     answer = client.get("/queues/")
     assert (answer.status_code, answer["Location"]) == (302, "/signin/?next=/queues/")
 
 
-def test_a_list_that_refreshes_itself_is_loaded_anew_when_the_session_is_over(client):
+def test_a_refresh_without_a_session_reloads_the_page(client):
     answer = client.get("/queues/", headers={"HX-Request": "true"})
     assert answer["HX-Refresh"] == "true"
 
 
-def test_without_an_account_the_list_says_to_make_one(visit):
+def test_without_a_pulse_user_the_list_says_to_create_one(visit):
     page = visit()
     assert "First you need an account on RabbitMQ." in page.text
     assert 'href="/pulse-users/"' in page.text
 
 
-def test_without_a_queue_the_list_says_how_to_make_one(visit, account):
+def test_without_a_queue_the_list_says_how_to_create_one(visit, account):
     page = visit()
     assert "No queue yet." in page.text
     assert "queue/alice/jobs" in page.text
 
 
-def test_an_owner_sees_their_own_and_an_operator_all(visit, account, client):
+def test_an_owner_sees_own_queues_and_an_operator_all(visit, account, client):
     make_queue(account=account)
     make_queue("queue/bob/jobs", account=PulseUser.objects.create(username="bob", ready=True))
     make_queue("celery")
@@ -75,7 +75,7 @@ def test_an_owner_sees_their_own_and_an_operator_all(visit, account, client):
     assert sorted(names(visit())) == ["celery", "queue/alice/builds", "queue/bob/jobs"]
 
 
-def test_the_worst_come_first_and_then_the_longest(visit, account):
+def test_queues_are_sorted_by_state_then_by_length(visit, account):
     make_queue("a", account=account, ready=10)
     make_queue("b", account=account, ready=4_000, state="warned")
     make_queue("c", account=account, ready=9_000, state="deleting")
@@ -92,7 +92,7 @@ def test_the_worst_come_first_and_then_the_longest(visit, account):
         ("share", "acbd"), ("state", "cabd"), ("-state", "abdc"),
     ],
 )  # fmt: skip
-def test_it_can_be_sorted_and_what_is_unknown_comes_last(visit, account, ordering, order):
+def test_the_list_can_be_sorted_with_unknown_lengths_last(visit, account, ordering, order):
     make_queue("a", account=account, ready=20)
     make_queue("b", account=account, ready=10, max_length=20, warn_length=15)
     make_queue("c", account=account, ready=3_000, state="warned")
@@ -117,7 +117,7 @@ def test_it_can_be_sorted_and_what_is_unknown_comes_last(visit, account, orderin
         ({"search": "e", "vhost": "/"}, ["queue/alice/builds"]),
     ],
 )
-def test_it_can_be_filtered(visit, account, query, found):
+def test_the_list_can_be_filtered(visit, account, query, found):
     make_queue(account=account, consumers=2)
     make_queue("100%", account=account, state="warned", consumers=0)
     make_queue("old", account=account, state="gone", ready=None, unacknowledged=None)
@@ -132,7 +132,7 @@ def test_it_can_be_filtered(visit, account, query, found):
     "query", [{"search": "\0"}, {"state": "nonsense"}, {"ordering": "password"}, {"page": "0"}, {"page": "x"},
               {"page": "9999999999"}, {"vhost": "\0"}]
 )  # fmt: skip
-def test_a_filter_that_cannot_be_understood_is_no_error(visit, account, query):
+def test_an_invalid_filter_is_ignored(visit, account, query):
     make_queue(account=account)
     make_queue("old", account=account, state="gone")
     page = visit(**query)
@@ -140,7 +140,7 @@ def test_a_filter_that_cannot_be_understood_is_no_error(visit, account, query):
     assert names(page) == ["queue/alice/builds"]
 
 
-def test_few_accounts_are_a_choice_and_of_many_the_name_is_typed(visit, account, alice):
+def test_the_filter_by_pulse_user_is_a_choice_or_a_text_field(visit, account, alice):
     make_queue(account=account)
     assert 'name="pulse_user"' not in visit().text
     others = PulseUser.objects.bulk_create(PulseUser(username=f"robot-{number}", ready=True) for number in range(51))
@@ -152,7 +152,7 @@ def test_few_accounts_are_a_choice_and_of_many_the_name_is_typed(visit, account,
     assert "robot-1" not in text
 
 
-def test_it_says_at_its_top_how_the_queues_stand(visit, account):
+def test_the_list_starts_with_counts_by_state(visit, account):
     for number in range(3):
         make_queue(f"long {number}", account=account, state="warned", consumers=0)
     make_queue("condemned", account=account, state="deleting")
@@ -166,14 +166,14 @@ def test_it_says_at_its_top_how_the_queues_stand(visit, account):
     assert 'href="?state=gone">1 gone</a>' in text
 
 
-def test_all_is_well_in_few_words(visit, account):
+def test_the_list_says_that_all_queues_are_healthy(visit, account):
     make_queue("a", account=account)
     assert "The one queue is all right." in visit().text
     make_queue("b", account=account)
     assert "All 2 queues are all right." in visit().text
 
 
-def test_a_row_says_the_state_in_words_and_draws_the_bar(visit, account):
+def test_a_row_has_state_length_and_bar(visit, account):
     make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", consumers=0, max_length=5_000)
     text = visit().text
     assert '<span class="state warned">over its warn length</span>' in text
@@ -185,7 +185,7 @@ def test_a_row_says_the_state_in_words_and_draws_the_bar(visit, account):
     assert "style=" not in text
 
 
-def test_names_are_shown_as_they_can_be_read(visit, account):
+def test_names_are_escaped(visit, account):
     make_queue("queue/alice/<script>\u202e'\"\x07", account=account)
     make_queue("\N{PILE OF POO}" * 63 + "abc", account=account, ready=0)
     assert names(visit()) == [
@@ -194,14 +194,14 @@ def test_names_are_shown_as_they_can_be_read(visit, account):
     ]
 
 
-def test_the_vhost_is_shown_where_there_are_several(visit, account):
+def test_the_vhost_is_shown_if_there_are_several(visit, account):
     make_queue(account=account)
     assert "Virtual host" not in visit().text
     make_queue(account=account, vhost="other")
     assert "Virtual host</th>" in visit().text
 
 
-def test_pages_of_fifty_keep_the_filters(visit, account):
+def test_pages_of_fifty_queues_keep_the_filters(visit, account):
     for number in range(120):
         make_queue(f"jobs {number:03}", account=account)
     make_queue("other", account=account)
@@ -213,18 +213,18 @@ def test_pages_of_fifty_keep_the_filters(visit, account):
     assert "101 to 121 of 121" in visit(page=3).text
 
 
-def live(client, *queues):
+def refresh(client, *queues):
     shown = ",".join(queue.uuid.hex for queue in queues)
     return client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
 
 
-def test_the_rows_that_are_shown_are_brought_up_to_date_one_by_one(visit, account, client):
+def test_a_refresh_returns_only_the_shown_rows(visit, account, client):
     queue, other = make_queue(account=account), make_queue("other", account=account)
     assert f'{{"shown": "{queue.uuid.hex},{other.uuid.hex}"}}' in visit(ordering="name").text.replace(
         f"{other.uuid.hex},{queue.uuid.hex}", f"{queue.uuid.hex},{other.uuid.hex}"
     )
     Queue.objects.filter(id=queue.id).update(ready=2_345, state="warned")
-    text = live(client, queue).text
+    text = refresh(client, queue).text
     assert f'id="length-{queue.uuid.hex}" class="length" hx-swap-oob="true"' in text
     assert "2,345" in text
     assert "1 over its warn length" in text
@@ -233,21 +233,21 @@ def test_the_rows_that_are_shown_are_brought_up_to_date_one_by_one(visit, accoun
         assert what not in text
 
 
-def test_nobody_gets_the_figures_of_other_peoples_queues(visit, account, client):
+def test_a_refresh_shows_no_queues_of_others(visit, account, client):
     others = make_queue("queue/bob/jobs", ready=7_777_777)
-    text = live(client, others).text
+    text = refresh(client, others).text
     assert "7,777" not in text
     assert others.uuid.hex not in text
 
 
 @pytest.mark.parametrize("shown", ["", ",", "x", "0" * 32 + ",1", "\0", "'" * 300])
-def test_rows_that_are_none_are_no_error(visit, account, client, shown):
+def test_a_refresh_of_unknown_rows_is_no_error(visit, account, client, shown):
     answer = client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
-def test_figures_that_are_not_of_now_say_so(visit, account, settings, polls, noted):
+def test_outdated_figures_are_marked(visit, account, settings, polls, noted):
     make_queue(account=account)
     since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
     Watch.objects.update(listed_at=since)
@@ -259,11 +259,11 @@ def test_figures_that_are_not_of_now_say_so(visit, account, settings, polls, not
 
 @pytest.fixture
 def agents_queue(alice, account):
-    """Give Alice's agents' queue, as a pass has seen it; she has a Pulse user, too."""
+    """Give a queue of Alice's agents; Alice has a Pulse user too."""
     return make_queue("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
 
 
-def test_what_agents_registered_is_on_their_owners_list_once_and_says_so(visit, agents_queue, alice, account):
+def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, account):
     account.owners.add(Owner.objects.create_user("bob@example.org"))
     make_queue("consumer_2", vhost=alice.uuid.hex, owner=alice)
     make_queue("consumer_3", vhost="other", owner=Owner.objects.create_user("carol@example.org"), registered=True)
@@ -275,7 +275,7 @@ def test_what_agents_registered_is_on_their_owners_list_once_and_says_so(visit, 
     assert "All 3 queues are all right." in page.text
 
 
-def test_dead_letters_need_no_consumer(visit, agents_queue, alice):
+def test_the_dead_letter_queue_needs_no_consumer(visit, agents_queue, alice):
     make_queue("guardian.dlq", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
     page = visit()
     assert "1 without consumers" in page.text
@@ -283,7 +283,7 @@ def test_dead_letters_need_no_consumer(visit, agents_queue, alice):
     assert names(visit(without_consumers="true")) == ["consumer_1"]
 
 
-def test_queues_that_nobody_is_to_read_are_not_without_consumers(visit, alice, account):
+def test_parking_and_retry_queues_need_no_consumer(visit, alice, account):
     lonely = ["shop.parked.here", "shop.PARKED", "shop.retry.soon", "shop.retry.5s\n", "parked", "guardian.dlq"]
     for name in [*lonely, "shop.parked", "shop.retry.10s", "shop.retry.250ms"]:
         make_queue(name, account=account, consumers=0)
@@ -300,17 +300,17 @@ def test_queues_that_nobody_is_to_read_are_not_without_consumers(visit, alice, a
     }
 
 
-def test_it_takes_as_many_statements_for_many_queues_as_for_few(visit, account, client, alice):
+def test_the_statements_of_the_list_do_not_grow_with_the_queues(visit, account, client, alice):
     found = []
     for queues in (100, 1_000):
-        made = Queue.objects.bulk_create(a_queue(f"jobs {queues} {one}", account=account) for one in range(queues))
+        made = Queue.objects.bulk_create(new_queue(f"jobs {queues} {one}", account=account) for one in range(queues))
         Queue.objects.bulk_create(
-            a_queue(f"consumer_{queues}_{one}", vhost=alice.uuid.hex, owner=alice, registered=True)
+            new_queue(f"consumer_{queues}_{one}", vhost=alice.uuid.hex, owner=alice, registered=True)
             for one in range(queues)
         )
         visit()
         counts = []
-        for look in (visit, partial(visit, search="jobs", state="ok", vhost="/"), partial(live, client, *made[:50])):
+        for look in (visit, partial(visit, search="jobs", state="ok", vhost="/"), partial(refresh, client, *made[:50])):
             with CaptureQueriesContext(connection) as captured:
                 assert look().status_code == 200
             counts.append(len(captured))
@@ -320,7 +320,7 @@ def test_it_takes_as_many_statements_for_many_queues_as_for_few(visit, account, 
     assert found[0][2] <= 5
 
 
-def test_what_a_pass_saw_is_on_the_list(guarded, amqp, client):
+def test_a_queue_of_a_pass_is_on_the_list(guarded, amqp, client):
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     amqp.queue("queue/alice/builds", 6)

@@ -1,4 +1,4 @@
-"""The page of a queue, and what people do to it there."""
+"""The page of a queue, its actions and its limits."""
 
 from datetime import timedelta
 
@@ -32,15 +32,15 @@ def alices_queue(alice):
 
 
 @pytest.fixture
-def watched(guarded, amqp, alice, client):
-    """Give Alice's queue with 3 messages as a pass has seen it, with Alice signed in."""
+def listed_queue(guarded, amqp, alice, client):
+    """Give Alice's queue with 3 messages after a pass, with Alice signed in."""
     amqp.queue("queue/alice/builds", 3)
     run_pass()
     client.force_login(alice)
     return Queue.objects.get()
 
 
-# Who sees it
+# Access
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def watched(guarded, amqp, alice, client):
     [(None, 302), ("alice@example.org", 200), ("bob@example.org", 404), ("ops@example.org", 200)],
 )
 @pytest.mark.parametrize("page", ["", "chart/", "delete/", "purge/"])
-def test_the_page_of_a_queue_is_there_for_its_owners_and_for_operators(alices_queue, client, visitor, status, page):
+def test_owners_and_operators_see_the_page_of_a_queue(alices_queue, client, visitor, status, page):
     Owner.objects.create_user("bob@example.org", vouched=True)
     Owner.objects.create_superuser("ops@example.org")
     if visitor:
@@ -58,14 +58,14 @@ def test_the_page_of_a_queue_is_there_for_its_owners_and_for_operators(alices_qu
 
 
 @pytest.mark.parametrize("page", ["delete/", "purge/", "limits/"])
-def test_a_form_without_its_token_is_refused(alices_queue, alice, page):
+def test_a_form_without_a_csrf_token_is_refused(alices_queue, alice, page):
     visitor = Client(enforce_csrf_checks=True)
     visitor.force_login(alice)
     assert visitor.post(f"/queues/{alices_queue.uuid}/{page}", {"typed": "x"}).status_code == 403
 
 
 @pytest.mark.parametrize("page", ["", "chart/"])
-def test_a_page_to_look_at_takes_no_form(alices_queue, client, alice, page):
+def test_the_page_and_the_chart_refuse_post(alices_queue, client, alice, page):
     client.force_login(alice)
     assert client.post(f"/queues/{alices_queue.uuid}/{page}").status_code == 405
 
@@ -85,14 +85,14 @@ def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, alice, sett
     assert client.get(path).status_code == 200
 
 
-# What it says
+# The page
 
 
 def page_of(queue, client, **query):
     return client.get(f"/queues/{queue.uuid}/", query).text
 
 
-def test_the_page_of_a_queue_says_how_it_stands(alices_queue, client, alice):
+def test_the_page_shows_state_lengths_and_limits(alices_queue, client, alice):
     client.force_login(alice)
     page = page_of(alices_queue, client)
     for what in ("over its warn length", "2,104", "8,000", "warned from 2,000", "alice@example.org", "passed its warn"):
@@ -101,15 +101,15 @@ def test_the_page_of_a_queue_says_how_it_stands(alices_queue, client, alice):
     assert "<b>\u202e" not in page
 
 
-def test_it_says_what_the_broker_knows_right_now(watched, client, amqp):
+def test_the_page_shows_bindings_and_consumers(listed_queue, client, amqp):
     amqp.channel.exchange_declare("exchange/alice/ev<i>ents", "topic", durable=True)
-    amqp.channel.queue_bind(watched.name, "exchange/alice/ev<i>ents", "build.\u202e#")
-    page = page_of(watched, client)
+    amqp.channel.queue_bind(listed_queue.name, "exchange/alice/ev<i>ents", "build.\u202e#")
+    page = page_of(listed_queue, client)
     for what in ("exchange/alice/ev&lt;i&gt;ents", "build.\\u202e#", "none: nothing takes messages out of it"):
         assert what in page
 
 
-def test_it_shows_the_arguments(guarded, amqp, alice, client):
+def test_the_page_shows_the_arguments(guarded, amqp, alice, client):
     amqp.queue("queue/alice/short", arguments={"x-max-length": 12, "x-overflow": "reject-publish"})
     run_pass()
     client.force_login(alice)
@@ -118,12 +118,12 @@ def test_it_shows_the_arguments(guarded, amqp, alice, client):
     assert "reject-publish" in page
 
 
-def test_with_the_broker_away_it_shows_what_was_last_known(watched, client, settings):
+def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, settings):
     Queue.objects.update(consumers=4)
     Watch.objects.update(consumers_counted_at=timezone.now(), outage_since=timezone.now())
     Watch.objects.update(listed_at=timezone.now() - timedelta(minutes=5))
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    answer = client.get(f"/queues/{watched.uuid}/")
+    answer = client.get(f"/queues/{listed_queue.uuid}/")
     assert answer.status_code == 200
     assert "4, as of 20" in answer.text
     assert answer.text.count("not known; it could not be asked") == 2
@@ -148,7 +148,7 @@ def test_with_the_broker_away_it_shows_what_was_last_known(watched, client, sett
         ({"consumers": 0}, "no consumers"),
     ],
 )
-def test_it_says_what_that_means_and_what_happens_next(alices_queue, client, alice, fields, said):
+def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, said):
     Queue.objects.update(**fields)
     client.force_login(alice)
     assert said in page_of(alices_queue, client)
@@ -162,7 +162,7 @@ def test_it_says_what_that_means_and_what_happens_next(alices_queue, client, ali
         (4000, 3000, "At the moment it shrinks."),
     ],
 )
-def test_it_says_how_fast_it_goes(alices_queue, client, alice, then, now, said):
+def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, said):
     began = timezone.now() - timedelta(seconds=599)
     QueueSample.objects.create(queue=alices_queue, at=began, length=then)
     Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
@@ -170,7 +170,7 @@ def test_it_says_how_fast_it_goes(alices_queue, client, alice, then, now, said):
     assert said in page_of(alices_queue, client)
 
 
-def test_a_queue_that_is_gone_says_so_and_has_no_buttons(alices_queue, client, alice):
+def test_the_page_of_a_gone_queue_has_no_buttons(alices_queue, client, alice):
     Queue.objects.update(state="gone", ready=None, unacknowledged=None)
     client.force_login(alice)
     page = page_of(alices_queue, client)
@@ -179,7 +179,7 @@ def test_a_queue_that_is_gone_says_so_and_has_no_buttons(alices_queue, client, a
         assert what not in page
 
 
-def test_its_events_say_who_did_what(alices_queue, client, alice, operator):
+def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alice, operator):
     for kind, by, details in (
         ("purged", alice, {"length": 12_345}),
         ("adjusted", operator, {"before": {"warn_length": None}, "after": {"warn_length": 3000}}),
@@ -196,7 +196,7 @@ def test_its_events_say_who_did_what(alices_queue, client, alice, operator):
 
 
 @pytest.mark.parametrize(("later", "shown"), [(1, True), (-1, False)])
-def test_a_deletion_of_which_nothing_is_known_yet_is_told(alices_queue, client, alice, later, shown):
+def test_the_page_says_that_a_deletion_is_in_progress(alices_queue, client, alice, later, shown):
     at = Watch.objects.get().listed_at + timedelta(seconds=later)
     QueueEvent.objects.create(queue=alices_queue, vhost="/", queue_name="q", kind="removing", at=at, by=alice)
     client.force_login(alice)
@@ -211,7 +211,7 @@ def test_a_deletion_of_which_nothing_is_known_yet_is_told(alices_queue, client, 
     [("hour", "over the last hour: 5"), ("day", "over the last day: 1"), ("week", "over the last week: 1"),
      ("nonsense", "over the last hour: 5")],
 )  # fmt: skip
-def test_the_chart_goes_back_as_far_as_it_is_asked_to(alices_queue, client, alice, span, words):
+def test_the_chart_covers_the_chosen_span(alices_queue, client, alice, span, words):
     now = timezone.now()
     for ago, length in ((timedelta(days=3), 1), (timedelta(hours=5), 2), (timedelta(hours=2), 5)):
         QueueSample.objects.create(queue=alices_queue, at=now - ago, length=length)
@@ -223,41 +223,43 @@ def test_the_chart_goes_back_as_far_as_it_is_asked_to(alices_queue, client, alic
     assert "style=" not in page
 
 
-def test_a_length_that_did_not_change_for_so_long_that_its_samples_are_gone_is_drawn(alices_queue, client, alice):
+def test_the_chart_shows_an_unchanged_length_without_samples(alices_queue, client, alice):
     client.force_login(alice)
     Queue.objects.update(first_seen=timezone.now() - timedelta(days=30))
     assert "over the last week: 2,104 at the lowest, 2,104 at the highest" in page_of(alices_queue, client, span="week")
 
 
-def test_without_samples_the_chart_says_that_nothing_is_known(alices_queue, client, alice):
+def test_the_chart_of_an_unknown_length_says_so(alices_queue, client, alice):
     Queue.objects.update(ready=None)
     client.force_login(alice)
     assert "Nothing is known of its length over the last hour." in page_of(alices_queue, client)
 
 
-def test_the_changing_part_is_given_to_htmx_without_asking_the_broker(watched, client, settings):
+def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, client, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     run_pass()
     Queue.objects.update(ready=7, state="warned")
-    answer = client.get(f"/queues/{watched.uuid}/chart/?span=day", headers={"HX-Request": "true"})
+    answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day", headers={"HX-Request": "true"})
     assert answer.status_code == 200
     assert "over its warn length" in answer.text
     assert "over the last day" in answer.text
     assert "<html" not in answer.text
 
 
-def test_whoever_opens_the_changing_part_by_itself_gets_the_page(watched, client):
-    answer = client.get(f"/queues/{watched.uuid}/chart/?span=day")
-    assert answer["Location"] == f"/queues/{watched.uuid}/?span=day"
+def test_the_chart_opened_without_htmx_redirects_to_the_page(listed_queue, client):
+    answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day")
+    assert answer["Location"] == f"/queues/{listed_queue.uuid}/?span=day"
 
 
-def test_the_page_of_a_queue_that_went_meanwhile_is_loaded_anew(watched, client):
+def test_the_chart_of_a_gone_queue_reloads_the_page(listed_queue, client):
     Queue.objects.update(state="gone")
-    answer = client.get(f"/queues/{watched.uuid}/chart/", headers={"HX-Request": "true"})
+    answer = client.get(f"/queues/{listed_queue.uuid}/chart/", headers={"HX-Request": "true"})
     assert answer["HX-Refresh"] == "true"
 
 
-def test_the_number_of_statements_does_not_grow(alices_queue, client, alice, django_assert_max_num_queries):
+def test_the_statements_of_the_page_do_not_grow_with_samples_and_events(
+    alices_queue, client, alice, django_assert_max_num_queries
+):
     now = timezone.now()
     QueueSample.objects.bulk_create(
         QueueSample(queue=alices_queue, at=now - timedelta(seconds=number), length=number) for number in range(500)
@@ -278,7 +280,7 @@ def agents_queue(owner, name="consumer_1", **fields):
 
 
 @pytest.mark.parametrize("visitor", ["alice@example.org", "ops@example.org"])
-def test_a_registered_queue_says_whose_agent_registered_it(alice, operator, client, settings, visitor):
+def test_the_page_of_a_registered_queue_names_the_agents_owner(alice, operator, client, settings, visitor):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     client.force_login(Owner.objects.get(email=visitor))
     text = page_of(agents_queue(alice), client)
@@ -289,7 +291,7 @@ def test_a_registered_queue_says_whose_agent_registered_it(alice, operator, clie
     assert ("Delete it…" in text) is (visitor == "ops@example.org")
 
 
-def test_dead_letters_say_what_they_are(alice, client, settings):
+def test_the_page_of_the_dead_letter_queue_explains_it(alice, client, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     client.force_login(alice)
     text = page_of(agents_queue(alice, "guardian.dlq"), client)
@@ -298,7 +300,7 @@ def test_dead_letters_say_what_they_are(alice, client, settings):
     assert "no consumers" not in text
 
 
-def test_an_orphan_says_that_nobody_registered_it_and_its_owner_may_delete_it(alice, client, settings):
+def test_the_page_of_an_orphan_offers_its_deletion(alice, client, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     client.force_login(alice)
     text = page_of(agents_queue(alice, registered=False), client)
@@ -307,7 +309,7 @@ def test_an_orphan_says_that_nobody_registered_it_and_its_owner_may_delete_it(al
 
 
 @pytest.mark.parametrize("why", ["unregistered", "vhost"])
-def test_what_went_with_a_registration_or_its_vhost_says_so(alice, client, why):
+def test_the_page_says_why_a_registered_queue_was_deleted(alice, client, why):
     queue = agents_queue(alice, state="gone")
     QueueEvent.objects.create(
         queue=queue, vhost=queue.vhost, queue_name=queue.name, kind="removed", at=timezone.now(), details={"why": why}
@@ -319,32 +321,32 @@ def test_what_went_with_a_registration_or_its_vhost_says_so(alice, client, why):
     assert "by hand" not in text
 
 
-# Deleting and emptying
+# Deletion and purge
 
 
 @pytest.mark.parametrize("page", ["delete", "purge"])
-def test_the_confirmation_shows_what_goes_and_asks_for_the_name(watched, client, amqp, page):
+def test_the_confirmation_shows_the_effect_and_asks_for_the_name(listed_queue, client, amqp, page):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
-    amqp.channel.queue_bind(watched.name, "exchange/alice/events", "build.#")
-    text = client.get(f"/queues/{watched.uuid}/{page}/").text
+    amqp.channel.queue_bind(listed_queue.name, "exchange/alice/events", "build.#")
+    text = client.get(f"/queues/{listed_queue.uuid}/{page}/").text
     for what in ('id="name">queue/alice/builds</code>', "<dd>3</dd>", "exchange/alice/events", "build.#",
                  "be taken back"):  # fmt: skip
         assert what in text
 
 
-def test_a_queue_is_deleted_once_its_name_is_typed(watched, client, management, vhost):
-    answer = client.post(f"/queues/{watched.uuid}/delete/", {"typed": watched.name}, follow=True)
+def test_an_owner_deletes_a_queue_by_typing_its_name(listed_queue, client, management, vhost):
+    answer = client.post(f"/queues/{listed_queue.uuid}/delete/", {"typed": listed_queue.name}, follow=True)
     assert answer.redirect_chain == [("/queues/", 302)]
     assert "The queue queue/alice/builds is deleted." in answer.text
     assert queue_names(management, vhost) == set()
-    page = page_of(watched, client)
+    page = page_of(listed_queue, client)
     assert "deleted by hand" in page
     assert "alice@example.org" in page
 
 
-def test_a_queue_is_emptied_once_its_name_is_typed(watched, client):
-    answer = client.post(f"/queues/{watched.uuid}/purge/", {"typed": watched.name}, follow=True)
-    assert answer.redirect_chain == [(f"/queues/{watched.uuid}/", 302)]
+def test_an_owner_purges_a_queue_by_typing_its_name(listed_queue, client):
+    answer = client.post(f"/queues/{listed_queue.uuid}/purge/", {"typed": listed_queue.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
     assert "The queue queue/alice/builds is emptied." in answer.text
     run_pass()
     assert Queue.objects.get().length == 0
@@ -354,11 +356,11 @@ def test_a_queue_is_emptied_once_its_name_is_typed(watched, client):
     "typed", ["", "queue/alice/build", " queue/alice/builds", "queue/alice/builds ", "QUEUE/alice"]
 )
 @pytest.mark.parametrize("page", ["delete", "purge"])
-def test_another_name_does_nothing(watched, client, management, vhost, page, typed):
-    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": typed})
+def test_a_wrong_typed_name_changes_nothing(listed_queue, client, management, vhost, page, typed):
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": typed})
     assert answer.status_code == 200
     assert 'aria-invalid="true"' in answer.text
-    assert queue_names(management, vhost) == {watched.name}
+    assert queue_names(management, vhost) == {listed_queue.name}
     run_pass()
     assert Queue.objects.get().length == 3
 
@@ -368,7 +370,7 @@ def test_another_name_does_nothing(watched, client, management, vhost, page, typ
     ["queue/alice/<b>&'\"", "queue/alice/ two  blanks ", "queue/alice/\x01\x1b\u202e\u200f", "queue/alice/\\u202e",
      "queue/alice/" + "\N{GREEK SMALL LETTER OMEGA}" * 121 + "x"],
 )  # fmt: skip
-def test_any_name_can_be_typed_as_it_is_shown(guarded, amqp, alice, client, management, vhost, name):
+def test_any_name_can_be_typed_as_shown(guarded, amqp, alice, client, management, vhost, name):
     amqp.queue(name)
     run_pass()
     queue = Queue.objects.get()
@@ -380,33 +382,33 @@ def test_any_name_can_be_typed_as_it_is_shown(guarded, amqp, alice, client, mana
 
 
 @pytest.mark.parametrize(("page", "done"), [("delete", "deleted"), ("purge", "emptied")])
-def test_a_queue_that_is_gone_when_the_button_is_pressed(watched, client, management, vhost, page, done):
-    management.delete_queue(vhost, watched.name)
-    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}, follow=True)
-    assert answer.redirect_chain == [(f"/queues/{watched.uuid}/", 302)]
+def test_deleting_or_purging_a_gone_queue_says_so(listed_queue, client, management, vhost, page, done):
+    management.delete_queue(vhost, listed_queue.name)
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
     assert f"was not {done}" in answer.text
     assert "show the queue at the moment" in answer.text
     for _ in range(3):
         run_pass()
-    assert "Gone: it was last seen" in page_of(watched, client)
-    again = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}, follow=True)
+    assert "Gone: it was last seen" in page_of(listed_queue, client)
+    again = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
     assert "There is nothing left to do." in again.text
 
 
 @pytest.mark.parametrize("page", ["delete", "purge"])
-def test_with_the_broker_away_the_form_says_so_and_nothing_changed(watched, client, settings, page):
+def test_without_the_broker_the_form_is_503_and_nothing_changes(listed_queue, client, settings, page):
     before = list(Queue.objects.values())
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    assert client.get(f"/queues/{watched.uuid}/{page}/").status_code == 200
-    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name})
+    assert client.get(f"/queues/{listed_queue.uuid}/{page}/").status_code == 200
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name})
     assert answer.status_code == 503
     assert "since the broker doesn&#x27;t answer. Try again in a minute." in answer.text
-    assert f'value="{watched.name}"' in answer.text
+    assert f'value="{listed_queue.name}"' in answer.text
     assert list(Queue.objects.values()) == before
     assert not QueueEvent.objects.exists()
 
 
-def test_the_brokers_reason_is_shown_where_it_refuses(guarded, amqp, alice, client):
+def test_a_refused_deletion_shows_the_brokers_reason(guarded, amqp, alice, client):
     amqp.queue("queue/alice/mine", durable=False, exclusive=True)
     run_pass()
     queue = Queue.objects.get()
@@ -418,20 +420,20 @@ def test_the_brokers_reason_is_shown_where_it_refuses(guarded, amqp, alice, clie
 
 
 @pytest.mark.parametrize("page", ["delete", "purge"])
-def test_what_an_agent_registered_is_the_operators_to_destroy(watched, client, operator, management, vhost, page):
+def test_only_operators_delete_or_purge_a_registered_queue(listed_queue, client, operator, management, vhost, page):
     Queue.objects.update(registered=True)
-    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name})
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name})
     assert answer.status_code == 403
     assert "belongs to an agent" in answer.text
-    assert queue_names(management, vhost) == {watched.name}
+    assert queue_names(management, vhost) == {listed_queue.name}
     client.force_login(operator)
-    assert client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}).status_code == 302
+    assert client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}).status_code == 302
 
 
 # Limits
 
 
-def test_owners_see_the_limits_and_who_can_change_them(alices_queue, client, alice):
+def test_owners_see_but_cannot_set_the_limits(alices_queue, client, alice):
     client.force_login(alice)
     page = page_of(alices_queue, client)
     assert "Operators can set others for a queue." in page
@@ -444,7 +446,7 @@ def test_owners_see_the_limits_and_who_can_change_them(alices_queue, client, ali
     assert not alices_queue.unbounded
 
 
-def test_operators_set_limits_on_the_page(alices_queue, client, operator):
+def test_operators_set_the_limits_on_the_page(alices_queue, client, operator):
     client.force_login(operator)
     assert f'action="/queues/{alices_queue.uuid}/limits/"' in page_of(alices_queue, client)
     answer = client.post(
@@ -455,7 +457,7 @@ def test_operators_set_limits_on_the_page(alices_queue, client, operator):
     assert "given other limits (warn length: 100; maximum: 9,000)" in answer.text
 
 
-def test_a_warn_length_above_the_maximum_of_the_account_is_shown_as_it_applies(alices_queue, client, alice):
+def test_the_effective_warning_threshold_is_shown(alices_queue, client, alice):
     Queue.objects.update(warn_length=9000)
     PulseUser.objects.update(warn_length=100, max_length=6000)
     client.force_login(alice)
@@ -469,7 +471,7 @@ def test_a_warn_length_above_the_maximum_of_the_account_is_shown_as_it_applies(a
     [{"warn_length": "9000", "max_length": ""}, {"warn_length": "x"}, {"warn_length": "-1"}, {"max_length": "1" * 40},
      {"warn_length": "0", "max_length": "5"}],
 )  # fmt: skip
-def test_limits_that_cannot_be_are_refused_at_the_form(alices_queue, client, operator, limits):
+def test_invalid_limits_have_an_error_on_the_form(alices_queue, client, operator, limits):
     client.force_login(operator)
     answer = client.post(f"/queues/{alices_queue.uuid}/limits/", limits)
     assert answer.status_code == 200
@@ -478,13 +480,11 @@ def test_limits_that_cannot_be_are_refused_at_the_form(alices_queue, client, ope
     assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
 
 
-# The administration
+# The admin
 
 
 @pytest.mark.parametrize(("warn", "most"), [("2000", "0"), ("9000", ""), ("", "100"), ("0", "10")])
-def test_thresholds_that_delete_before_they_warn_are_refused_in_the_administration(
-    alices_queue, client, operator, warn, most
-):
+def test_the_admin_refuses_a_limit_below_the_warning_threshold(alices_queue, client, operator, warn, most):
     client.force_login(operator)
     page = client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": warn, "max_length": most})
     assert page.status_code == 200
@@ -493,9 +493,7 @@ def test_thresholds_that_delete_before_they_warn_are_refused_in_the_administrati
     assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
 
 
-def test_the_administration_writes_the_limits_and_who_set_them_and_nothing_else(
-    alices_queue, client, operator, monkeypatch
-):
+def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operator, monkeypatch):
     from queues.admin import QueueAdmin
 
     client.force_login(operator)
