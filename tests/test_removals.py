@@ -1,4 +1,4 @@
-"""What goes from the broker when rows go: with the deletion or not at all, once, and in the end always."""
+"""Removals: what a deletion of rows removes from the broker, once, and finally always."""
 
 import contextlib
 import logging
@@ -52,7 +52,7 @@ from tools.benchmarks.passes import counted_requests
 KIND = Removal.Kind
 
 
-class Setting:
+class Registrations:
     """An owner with two agents: one with a subscription and two queues, and one with a consumer."""
 
     def __init__(self, agents):
@@ -71,13 +71,13 @@ class Setting:
 
 
 @pytest.fixture
-def made(agents):
-    return Setting(agents)
+def registered(agents):
+    return Registrations(agents)
 
 
 @contextmanager
 def logged_in(broker, vhost, username, key):
-    """Give a live connection of a RabbitMQ user."""
+    """Give an open connection of a RabbitMQ user."""
     address = urlsplit(broker.amqp_url)
     login = f"amqp://{username}:{key}@{address.hostname}:{address.port}/{quote(vhost, safe='')}"
     opened = pika.BlockingConnection(pika.URLParameters(login))
@@ -89,7 +89,7 @@ def logged_in(broker, vhost, username, key):
 
 
 def is_closed(opened):
-    """Return whether the broker has closed a connection, or does so within some seconds."""
+    """Return whether the broker closes a connection within 5 seconds."""
     try:
         opened.process_data_events(5)
     except pika.exceptions.AMQPError:
@@ -97,14 +97,14 @@ def is_closed(opened):
     return False
 
 
-def on_broker(agents, made):
-    """Return the queues that the owner's vhost has beside the dead-letter queue, and which of their logins are left."""
-    there = set(agents.queues(made.vhost)) - {DEAD_LETTER_QUEUE} if made.vhost in agents.vhosts() else None
-    return there, agents.users() & {made.subscription.rmq_username, made.consumer.rmq_username}
+def on_broker(agents, registered):
+    """Return the queues of the owner's vhost without the dead-letter queue, and the remaining logins."""
+    there = set(agents.queues(registered.vhost)) - {DEAD_LETTER_QUEUE} if registered.vhost in agents.vhosts() else None
+    return there, agents.users() & {registered.subscription.rmq_username, registered.consumer.rmq_username}
 
 
 def many_queues(agents, count):
-    """Give a subscription with so many queues, which are rows alone."""
+    """Return a subscription with this many queue rows, without queues on the broker."""
     owner = agents.owner()
     offering = agents.offering(owner)
     identity = agents.identity(owner, offering)
@@ -126,119 +126,125 @@ def many_queues(agents, count):
     return subscription
 
 
-# Each cascade
+# Cascades
 
 
-def test_a_queue_goes_with_its_row_and_nothing_else_does(made, agents):
-    made.queue.delete()
-    left = {made.other_queue.queue_name, made.consumer.queue_name}
-    assert on_broker(agents, made) == (left, {made.username, made.consumer.rmq_username})
+def test_deleting_a_queue_row_deletes_only_that_queue(registered, agents):
+    registered.queue.delete()
+    left = {registered.other_queue.queue_name, registered.consumer.queue_name}
+    assert on_broker(agents, registered) == (left, {registered.username, registered.consumer.rmq_username})
     assert not Removal.objects.exists()
 
 
-def test_a_subscription_goes_with_its_user_and_its_queues(made, agents):
-    made.subscription.delete()
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+def test_deleting_a_subscription_deletes_its_user_and_queues(registered, agents):
+    registered.subscription.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
     assert not Removal.objects.exists()
 
 
-def test_a_consumer_goes_with_its_user_and_its_queue(made, agents):
-    made.consumer.delete()
-    assert on_broker(agents, made) == ({made.queue.queue_name, made.other_queue.queue_name}, {made.username})
+def test_deleting_a_consumer_deletes_its_user_and_queue(registered, agents):
+    registered.consumer.delete()
+    assert on_broker(agents, registered) == (
+        {registered.queue.queue_name, registered.other_queue.queue_name},
+        {registered.username},
+    )
     assert not Removal.objects.exists()
 
 
-def test_an_identity_goes_with_all_it_registered(made, agents):
-    made.identity.delete()
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+def test_deleting_an_identity_deletes_all_it_registered(registered, agents):
+    registered.identity.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
     AgentIdentity.objects.all().delete()
-    assert on_broker(agents, made) == (set(), set())
+    assert on_broker(agents, registered) == (set(), set())
     assert not Removal.objects.exists()
 
 
-def test_an_offering_goes_with_the_queues_that_are_about_it(made, agents):
-    made.second.delete()
-    assert on_broker(agents, made) == ({made.queue.queue_name}, {made.username})
+def test_deleting_an_offering_deletes_its_queues(registered, agents):
+    registered.second.delete()
+    assert on_broker(agents, registered) == ({registered.queue.queue_name}, {registered.username})
     assert not Removal.objects.exists()
 
 
-def test_an_owner_goes_with_the_vhost_and_all_in_it(made, agents):
-    made.owner.delete()
-    assert on_broker(agents, made) == (None, set())
+def test_deleting_an_owner_deletes_the_vhost(registered, agents):
+    registered.owner.delete()
+    assert on_broker(agents, registered) == (None, set())
     assert not Removal.objects.exists()
 
 
-def test_with_a_vhost_its_queues_go_without_a_request_for_each(made):
+def test_deleting_a_vhost_takes_no_request_per_queue(registered):
     with counted_requests() as sent:
-        made.owner.delete()
+        registered.owner.delete()
     assert sorted(request.rpartition("/")[0] for request in sent) == ["DELETE /api/users"] * 2 + ["DELETE /api/vhosts"]
 
 
-def test_a_queryset_in_autocommit_takes_the_queues_along(made, agents):
-    SubscriptionQueue.objects.filter(subscription=made.subscription).delete()
-    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
+def test_deleting_a_queryset_deletes_its_queues(registered, agents):
+    SubscriptionQueue.objects.filter(subscription=registered.subscription).delete()
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
 
 
-def test_several_owners_lose_their_vhosts_in_one_deletion(agents):
-    settings = Setting(agents), Setting(agents)
+def test_deleting_several_owners_deletes_their_vhosts(agents):
+    settings = Registrations(agents), Registrations(agents)
     with counted_requests() as sent:
-        Owner.objects.filter(pk__in=[made.owner.pk for made in settings]).delete()
+        Owner.objects.filter(pk__in=[registered.owner.pk for registered in settings]).delete()
     assert len(sent) == 6
-    assert [on_broker(agents, made) for made in settings] == [(None, set())] * 2
+    assert [on_broker(agents, registered) for registered in settings] == [(None, set())] * 2
 
 
-def test_what_the_admin_deletes_as_selected_goes_too(made, agents, rf):
+def test_the_admins_delete_selected_deletes_queues_and_users(registered, agents, rf):
     model_admin = admin.ModelAdmin(EventSubscription, admin.site)
-    model_admin.delete_queryset(rf.post("/"), EventSubscription.objects.filter(pk=made.subscription.pk))
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+    model_admin.delete_queryset(rf.post("/"), EventSubscription.objects.filter(pk=registered.subscription.pk))
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
-def test_a_deletion_of_unknown_origin_takes_the_queues_along(made, agents):
+def test_a_collector_without_origin_deletes_queues_and_passwords(registered, agents):
     collector = Collector(using="default")
-    collector.collect([made.subscription, *AuthToken.objects.none()])
+    collector.collect([registered.subscription, *AuthToken.objects.none()])
     collector.delete()
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
     collector = Collector(using="default")
-    collector.collect([made.presented.token])
+    collector.collect([registered.presented.token])
     collector.delete()
     assert not Removal.objects.exists()
-    made.consumer.refresh_from_db()
-    assert (made.consumer.token, made.consumer.password_set) == (None, False)
+    registered.consumer.refresh_from_db()
+    assert (registered.consumer.token, registered.consumer.password_set) == (None, False)
 
 
-def test_live_connections_go_with_the_subscription(made, broker):
-    with logged_in(broker, made.vhost, made.username, made.presented.key) as opened:
-        opened.channel().basic_consume(made.queue.queue_name, lambda *message: None)
-        made.subscription.delete()
+def test_deleting_a_subscription_closes_its_connections(registered, broker):
+    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
+        opened.channel().basic_consume(registered.queue.queue_name, lambda *message: None)
+        registered.subscription.delete()
         assert is_closed(opened)
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
-# With the deletion, or not at all
+# Transactions
 
 
-def test_what_is_rolled_back_writes_nothing_and_removes_nothing(made, agents):
-    before = on_broker(agents, made)
+def test_a_rolled_back_deletion_removes_nothing(registered, agents):
+    before = on_broker(agents, registered)
     with transaction.atomic():
-        made.owner.delete()
+        registered.owner.delete()
         assert Removal.objects.count() == 6
         transaction.set_rollback(True)
     assert not Removal.objects.exists()
     assert removals.run_due(50) == 0
-    assert on_broker(agents, made) == before
+    assert on_broker(agents, registered) == before
 
 
-def test_a_savepoint_that_is_rolled_back_leaves_nothing(made, agents):
+def test_a_rolled_back_savepoint_removes_nothing(registered, agents):
     with transaction.atomic():
         with transaction.atomic():
-            made.subscription.delete()
+            registered.subscription.delete()
             transaction.set_rollback(True)
-        made.consumer.delete()
-    assert on_broker(agents, made) == ({made.queue.queue_name, made.other_queue.queue_name}, {made.username})
+        registered.consumer.delete()
+    assert on_broker(agents, registered) == (
+        {registered.queue.queue_name, registered.other_queue.queue_name},
+        {registered.username},
+    )
 
 
-def test_a_deletion_that_fails_on_the_way_leaves_nothing_to_a_later_one(made, agents):
-    before = on_broker(agents, made)
+def test_a_failed_deletion_leaves_no_removals(registered, agents):
+    before = on_broker(agents, registered)
 
     def fail(execute, sql, params, many, context):
         if sql.startswith("DELETE"):
@@ -246,25 +252,25 @@ def test_a_deletion_that_fails_on_the_way_leaves_nothing_to_a_later_one(made, ag
         return execute(sql, params, many, context)
 
     with pytest.raises(OperationalError), connection.execute_wrapper(fail):
-        made.identity.delete()
+        registered.identity.delete()
     assert removals.run_due(50) == 0
-    assert on_broker(agents, made) == before
-    made.identity.delete()
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+    assert on_broker(agents, registered) == before
+    registered.identity.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
-def test_nothing_is_asked_of_the_broker_before_the_commit(made):
+def test_no_request_is_sent_before_the_commit(registered):
     with counted_requests() as sent, transaction.atomic():
-        made.subscription.delete()
+        registered.subscription.delete()
         assert sent == []
     assert len(sent) == 3
 
 
-# While something is registered below it
+# Concurrent registrations
 
 
-class _Gave(Exception):
-    """What PostgreSQL's driver raises, as far as it is looked at."""
+class DriverError(Exception):
+    """An error of PostgreSQL's driver with a code."""
 
     def __init__(self, pgcode):
         super().__init__(pgcode)
@@ -278,17 +284,21 @@ def add_queue(subscription, offering):
 
 
 @pytest.mark.parametrize("what", ["subscription", "identity", "owner", "subscriptions"])
-def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone(made, what):
+def test_a_registration_during_a_deletion_fails(registered, what):
     began = []
 
     def register_once_the_children_were_read(execute, sql, params, many, context):
         result = execute(sql, params, many, context)
         if not began and sql.startswith("SELECT") and 'FROM "agents_subscriptionqueue"' in sql:
-            began.append(in_background(add_queue, made.subscription, made.second))
+            began.append(in_background(add_queue, registered.subscription, registered.second))
             wait_until_blocked(began[0])
         return result
 
-    rows = EventSubscription.objects.filter(owner=made.owner) if what == "subscriptions" else getattr(made, what)
+    rows = (
+        EventSubscription.objects.filter(owner=registered.owner)
+        if what == "subscriptions"
+        else getattr(registered, what)
+    )
     with connection.execute_wrapper(register_once_the_children_were_read):
         gone = deletions.delete(rows)
     assert isinstance(began[0].exception(), IntegrityError)
@@ -299,8 +309,8 @@ def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone
 
 @pytest.mark.parametrize("pgcode", [None, deletions.DEADLOCK])
 @pytest.mark.parametrize("failures", [1, 2, 3])
-def test_a_deletion_that_another_change_gets_in_the_way_of_begins_again_twice_at_most(made, agents, failures, pgcode):
-    before = on_broker(agents, made)
+def test_a_deletion_is_retried_twice_after_a_conflict(registered, agents, failures, pgcode):
+    before = on_broker(agents, registered)
     failed = []
 
     def fail(execute, sql, params, many, context):
@@ -308,22 +318,25 @@ def test_a_deletion_that_another_change_gets_in_the_way_of_begins_again_twice_at
             failed.append(sql)
             if pgcode is None:
                 raise IntegrityError("there is something below it")
-            raise OperationalError("deadlock detected") from _Gave(pgcode)
+            raise OperationalError("deadlock detected") from DriverError(pgcode)
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(fail):
         if failures == deletions.MAX_ATTEMPTS:
             with pytest.raises((IntegrityError, OperationalError)):
-                deletions.delete(made.identity)
-            assert on_broker(agents, made) == before
+                deletions.delete(registered.identity)
+            assert on_broker(agents, registered) == before
         else:
-            deletions.delete(made.identity)
-            assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+            deletions.delete(registered.identity)
+            assert on_broker(agents, registered) == (
+                {registered.consumer.queue_name},
+                {registered.consumer.rmq_username},
+            )
     assert len(failed) == failures
     assert not Removal.objects.exists()
 
 
-def test_what_no_retry_can_cure_is_raised_at_once(made):
+def test_other_database_errors_are_not_retried(registered):
     tried = []
 
     def fail(execute, sql, params, many, context):
@@ -333,68 +346,68 @@ def test_what_no_retry_can_cure_is_raised_at_once(made):
         return execute(sql, params, many, context)
 
     with pytest.raises(OperationalError, match="disk"), connection.execute_wrapper(fail):
-        deletions.delete(made.identity)
+        deletions.delete(registered.identity)
     assert len(tried) == 1
 
 
-def test_what_is_gone_already_is_deleted_without_an_error(made, agents):
-    queue = SubscriptionQueue.objects.get(pk=made.queue.pk)
+def test_deleting_a_deleted_row_is_no_error(registered, agents):
+    queue = SubscriptionQueue.objects.get(pk=registered.queue.pk)
     assert deletions.delete(queue) == {"agents.SubscriptionQueue": 1}
     assert deletions.delete(queue) == {}
 
 
-def test_a_deletion_that_waits_for_another_change_which_waits_for_it_is_done_all_the_same(made, agents):
+def test_a_deletion_in_a_deadlock_is_retried(registered, agents):
     if not connection.features.has_select_for_update:
-        pytest.skip("this database has one transaction at a time that writes")
+        pytest.skip("this database has one writer at a time")
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the deletion, not this
-        SubscriptionQueue.objects.select_for_update().get(pk=made.queue.pk)
-        deletion = in_background(deletions.delete, made.subscription)
+        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the other transaction
+        SubscriptionQueue.objects.select_for_update().get(pk=registered.queue.pk)
+        deletion = in_background(deletions.delete, registered.subscription)
         wait_until_blocked(deletion)
-        EventSubscription.objects.select_for_update(no_key=True).get(pk=made.subscription.pk)
+        EventSubscription.objects.select_for_update(no_key=True).get(pk=registered.subscription.pk)
     deletion.result()
-    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
 
 
-def test_one_queue_and_a_larger_cascade_that_has_it_are_deleted_at_the_same_time(made, agents):
+def test_a_queue_and_a_cascade_with_it_are_deleted_concurrently(registered, agents):
     if not connection.features.has_select_for_update:
-        pytest.skip("this database has one transaction at a time that writes")
-    consumer, _ = registration.register_consumer(made.identity, made.presented, None)
-    row_is_deleted, go_on = threading.Event(), threading.Event()
+        pytest.skip("this database has one writer at a time")
+    consumer, _ = registration.register_consumer(registered.identity, registered.presented, None)
+    row_is_deleted, may_continue = threading.Event(), threading.Event()
 
     def stop_before_the_removal(execute, sql, params, many, context):
         if sql.startswith('INSERT INTO "core_removal"'):
             row_is_deleted.set()
-            assert go_on.wait(30)
+            assert may_continue.wait(30)
         return execute(sql, params, many, context)
 
     def delete_one():
         with connection.execute_wrapper(stop_before_the_removal):
-            return made.queue.delete()[0]
+            return registered.queue.delete()[0]
 
     deletion = in_background(delete_one)
     assert row_is_deleted.wait(30)
-    # As in a cascade that comes to its consumers first.
-    collector = Collector(using="default", origin=made.identity)
+    # Like a cascade that collects consumers first.
+    collector = Collector(using="default", origin=registered.identity)
     collector.collect([consumer])
-    collector.collect([made.identity])
+    collector.collect([registered.identity])
     cascade = in_background(collector.delete)
     wait_until_blocked(cascade)
-    go_on.set()
+    may_continue.set()
     cascade.result()
     assert deletion.result() == 1
-    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
 
 
 @pytest.mark.parametrize("at_least", [2, pytest.param(10, marks=pytest.mark.soak)])
-def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(agents, at_least):
+def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, at_least):
     owners = {number: agents.owner() for number in range(2)}
     offerings = [agents.offering(*owners.values()) for _ in range(3)]
     broken, done = [], Counter()
     began = time.monotonic()
 
     def is_over():
-        """Whether the time is up and a registration was completed: on a busy machine most lose their rows first."""
+        """Return whether the time is up and a registration succeeded; on a busy machine most lose their rows first."""
         seconds = time.monotonic() - began
         return seconds > 30 or (seconds > at_least and done["register"] > 0)
 
@@ -408,7 +421,7 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
         registration.register_consumer(identity, presented, None)
 
     def remove(number):
-        time.sleep(random.random() / 2)  # slower than a registration, which is refused if its rows go
+        time.sleep(random.random() / 2)  # slower than a registration, which fails if its rows are deleted
         model = random.choice([SubscriptionQueue, EventSubscription, AgentIdentity, Consumer, Owner])
         row = model.objects.order_by("?").first()
         if row is not None:
@@ -417,44 +430,44 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
             for one, owner in owners.items():
                 if not Owner.objects.filter(pk=owner.pk).exists():
                     owners[one] = agents.owner()
-                    with contextlib.suppress(IntegrityError):  # another thread removed the new one already
+                    with contextlib.suppress(IntegrityError):  # another thread deleted the new owner
                         for offering in offerings:
                             offering.members.add(owners[one])
 
-    def again_and_again(do, number):
+    def repeat(do, number):
         while not is_over():
             try:
                 do(number)
             except DatabaseError as error:
-                if not isinstance(error, IntegrityError) or do is remove:  # an owner of the test's, gone meanwhile
+                if not isinstance(error, IntegrityError) or do is remove:  # the test's owner was deleted meanwhile
                     broken.append((do.__name__, error))
             except (BrokerError, PermissionDenied, ObjectDoesNotExist, ValueError):
                 done["refused"] += 1
             else:
                 done[do.__name__] += 1
 
-    in_parallel(*(partial(again_and_again, do, number) for do in (register, remove) for number in (0, 1, 0)))
+    in_parallel(*(partial(repeat, do, number) for do in (register, remove) for number in (0, 1, 0)))
     assert broken == []
     assert done["register"]
     assert done["remove"]
 
 
-# By hand
+# The admin
 
 
 @pytest.mark.parametrize("what", ["owner", "first", "identity", "subscription", "consumer", "queue"])
-def test_the_admin_removes_a_row_with_all_below_it_as_everybody_else_does(made, agents, client, monkeypatch, what):
+def test_the_admin_deletes_through_agents_deletions(registered, agents, client, monkeypatch, what):
     deleted = []
     delete = deletions.delete
     monkeypatch.setattr(deletions, "delete", lambda rows: deleted.append(rows) or delete(rows))
     client.force_login(agents.owner(is_staff=True, is_superuser=True))
-    row = getattr(made, what)
+    row = getattr(registered, what)
     path = f"/admin/{row._meta.app_label}/{row._meta.model_name}/"
     assert client.post(f"{path}{row.pk}/delete/", {"post": "yes"}).status_code == 302
     assert deleted == [row]
     assert not type(row).objects.filter(pk=row.pk).exists()
     assert not Removal.objects.exists()
-    if what != "owner":  # of which several can't be deleted at once
+    if what != "owner":  # the admin deletes one owner at a time
         rest = type(row).objects.all()
         selected = {"action": "delete_selected", "_selected_action": [one.pk for one in rest], "post": "yes"}
         if rest:
@@ -463,33 +476,33 @@ def test_the_admin_removes_a_row_with_all_below_it_as_everybody_else_does(made, 
         assert not type(row).objects.exists()
 
 
-# Bounded
+# Cost
 
 
 def statements_of(delete):
-    """Return the statements of a deletion and its callback, without Django's own batches of a hundred rows."""
+    """Return the statements of a deletion and its callback, without Django's batches of a hundred rows."""
     with CaptureQueriesContext(connection) as captured:
         delete()
     return [query["sql"] for query in captured if not query["sql"].startswith('DELETE FROM "agents_subscriptionqueue"')]
 
 
 @pytest.mark.parametrize("what", ["owner", "identity", "subscription", "queues"])
-def test_many_queues_take_as_many_statements_as_few(agents, what):
+def test_the_statements_of_a_deletion_do_not_grow_with_the_queues(agents, what):
     counts = []
     for count in (20, 200):
         subscription = many_queues(agents, count)
-        doomed = {
+        target = {
             "owner": subscription.owner,
             "identity": subscription.identity,
             "subscription": subscription,
             "queues": SubscriptionQueue.objects.filter(subscription=subscription),
         }[what]
-        counts.append(len(statements_of(doomed.delete)))
+        counts.append(len(statements_of(target.delete)))
         assert not Removal.objects.exists()
     assert counts[0] == counts[1] < 90
 
 
-def test_an_offering_with_many_queues_takes_as_many_statements_as_one_with_few(agents):
+def test_the_statements_of_deleting_an_offering_do_not_grow(agents):
     counts = []
     for count in (20, 200):
         subscription = many_queues(agents, 1)
@@ -511,9 +524,9 @@ def test_an_offering_with_many_queues_takes_as_many_statements_as_one_with_few(a
     assert counts[0] == counts[1]
 
 
-def test_many_revoked_tokens_take_as_many_statements_to_revoke_as_few(agents, settings):
+def test_the_statements_of_revoking_tokens_do_not_grow(agents, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    ContentType.objects.get_for_model(AuthToken)  # the trail looks that up once in a process
+    ContentType.objects.get_for_model(AuthToken)  # the audit trail caches it per process
     counts = []
     for count in (3, 30):
         owner = agents.owner()
@@ -527,7 +540,7 @@ def test_many_revoked_tokens_take_as_many_statements_to_revoke_as_few(agents, se
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.soak)])
-def test_there_are_as_many_requests_as_things(agents, management, count):
+def test_a_deletion_takes_one_request_per_queue_and_user(agents, management, count):
     subscription = many_queues(agents, count)
     vhost = subscription.owner.uuid.hex
     management.create_vhost(vhost)
@@ -543,13 +556,13 @@ def test_there_are_as_many_requests_as_things(agents, management, count):
     assert Queue.objects.filter(state="gone").count() == count
 
 
-# What was there before is known to be gone
+# Stored queues
 
 
-def test_the_queues_are_known_to_be_gone_at_once(made):
-    there = stored_queue(made.queue.queue_name, vhost=made.vhost, state="warned", ready=7, unacknowledged=0)
-    kept = stored_queue(made.consumer.queue_name, vhost=made.vhost)
-    made.subscription.delete()
+def test_queues_of_a_deleted_subscription_are_gone_with_an_event(registered):
+    there = stored_queue(registered.queue.queue_name, vhost=registered.vhost, state="warned", ready=7, unacknowledged=0)
+    kept = stored_queue(registered.consumer.queue_name, vhost=registered.vhost)
+    registered.subscription.delete()
     there.refresh_from_db()
     kept.refresh_from_db()
     assert (there.state, there.length, kept.state) == ("gone", None, "ok")
@@ -557,30 +570,32 @@ def test_the_queues_are_known_to_be_gone_at_once(made):
     assert (event.kind, event.queue, event.details["length"]) == ("removed", there, 7)
 
 
-def test_all_queues_of_a_vhost_are_known_to_be_gone_with_it(made):
-    for name in (made.queue.queue_name, DEAD_LETTER_QUEUE, "somebody's own"):
-        stored_queue(name, vhost=made.vhost)
+def test_all_queues_of_a_deleted_vhost_are_gone(registered):
+    for name in (registered.queue.queue_name, DEAD_LETTER_QUEUE, "somebody's own"):
+        stored_queue(name, vhost=registered.vhost)
     elsewhere = stored_queue("elsewhere", vhost="/")
-    made.owner.delete()
+    registered.owner.delete()
     assert list(Queue.objects.exclude(state="gone")) == [elsewhere]
     assert QueueEvent.objects.filter(kind="removed").count() == 3
 
 
-def test_what_is_still_to_go_is_told_in_one_statement(made, settings, django_assert_num_queries):
+def test_pending_removals_are_listed_in_one_statement(registered, settings, django_assert_num_queries):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    made.subscription.delete()
+    registered.subscription.delete()
     with django_assert_num_queries(1):
-        assert pending() == {(made.vhost, queue.queue_name) for queue in (made.queue, made.other_queue)}
+        assert pending() == {
+            (registered.vhost, queue.queue_name) for queue in (registered.queue, registered.other_queue)
+        }
 
 
-# A broker that is away, or comes and goes
+# Outages of the broker
 
 
-def test_a_broker_that_is_away_keeps_nobody_from_deleting_and_the_task_finishes_it(made, agents, settings, broker):
+def test_removals_after_an_outage_are_finished_by_the_task(registered, agents, settings, broker):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    made.subscription.delete()
+    registered.subscription.delete()
     assert Removal.objects.count() == 3
-    assert removals.run_due() == 0  # everything is due in a minute
+    assert removals.run_due() == 0  # all are due in a minute
     assert Removal.objects.filter(claim=None, due_at__gt=timezone.now() + timedelta(seconds=30)).count() == 3
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     finish_removals()
@@ -588,28 +603,26 @@ def test_a_broker_that_is_away_keeps_nobody_from_deleting_and_the_task_finishes_
     make_removals_due()
     finish_removals()
     assert not Removal.objects.exists()
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
-def test_no_broker_at_all_is_one_that_is_away(made, settings):
+def test_without_a_configured_broker_removals_wait(registered, settings):
     settings.RABBITMQ_MANAGEMENT_URL = ""
-    made.queue.delete()
+    registered.queue.delete()
     removal = Removal.objects.get()
     assert (removal.claim, removal.attempts) == (None, 1)
     assert "no broker is configured" in removal.last_error
 
 
-def test_a_second_deletion_of_a_request_does_not_wait_for_the_first_ones_things(made, settings):
+def test_a_failed_removal_is_not_retried_immediately(registered, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    made.queue.delete()
+    registered.queue.delete()
     with counted_requests() as sent:
         removals.run_due()
     assert sent == []
 
 
-def test_a_broker_that_goes_away_in_the_middle_is_asked_no_more_and_the_rest_goes_later(
-    agents, management, broker, settings, monkeypatch
-):
+def test_removals_stop_at_an_outage_and_continue_later(agents, management, broker, settings, monkeypatch):
     subscription = many_queues(agents, 60)
     vhost = subscription.owner.uuid.hex
     management.create_vhost(vhost)
@@ -630,7 +643,7 @@ def test_a_broker_that_goes_away_in_the_middle_is_asked_no_more_and_the_rest_goe
         assert len(asked) < 20 + removals.MAX_PARALLEL
         left = Removal.objects.count()
         assert left == len(agents.queues(vhost)) > 30
-        # What may still be done by a request without an answer can't be taken back by a registration meanwhile.
+        # Removals whose request got no answer stay claimed, so that no registration can cancel them.
         unknown = Removal.objects.filter(claim__isnull=False)
         assert 0 < unknown.count() <= removals.MAX_PARALLEL
         assert set(unknown.values_list("attempts", flat=True)) == {1}
@@ -643,41 +656,41 @@ def test_a_broker_that_goes_away_in_the_middle_is_asked_no_more_and_the_rest_goe
     assert agents.queues(vhost) == {}
 
 
-def test_one_thing_that_makes_the_broker_fail_does_not_keep_all_others(made, agents, monkeypatch):
+def test_a_removal_that_breaks_the_broker_does_not_block_others(registered, agents, monkeypatch):
     real = Management.delete_user
 
     def failing(self, name):
-        if name == made.username:
+        if name == registered.username:
             raise removals.BrokerUnavailable("answered 500")
         real(self, name)
 
     with monkeypatch.context() as patch:
         patch.setattr(Management, "delete_user", failing)
-        made.subscription.delete()
-        make_removals_due()
+        registered.subscription.delete()
+        make_due()
         removals.run_due(50)
-        # A minute later all others are due, and this one is not yet.
+        # A minute later all others are due, but not this one.
         Removal.objects.update(due_at=F("due_at") - timedelta(seconds=65))
         removals.run_due(50)
-    assert [(removal.name, removal.attempts) for removal in Removal.objects.all()] == [(made.username, 2)]
-    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
+    assert [(removal.name, removal.attempts) for removal in Removal.objects.all()] == [(registered.username, 2)]
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
 
 
-def test_what_fails_again_and_again_waits_longer_each_time_up_to_a_limit():
+def test_the_retry_interval_doubles_up_to_a_limit():
     assert [removals.retry_seconds(attempts, 300) for attempts in (1, 2, 3, 4, 1000)] == [60, 120, 240, 300, 300]
 
 
-def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplog):
-    with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{made.vhost}"))) as opened:
+def test_a_refused_removal_is_recorded_and_retried(registered, agents, broker, caplog):
+    with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{registered.vhost}"))) as opened:
         channel = opened.channel()
-        channel.queue_delete(made.queue.queue_name)
-        channel.queue_declare(made.queue.queue_name, exclusive=True)
+        channel.queue_delete(registered.queue.queue_name)
+        channel.queue_declare(registered.queue.queue_name, exclusive=True)
         with caplog.at_level(logging.WARNING, "core.removals"):
-            made.subscription.delete()
+            registered.subscription.delete()
         removal = Removal.objects.get()
-        assert (removal.name, removal.attempts, removal.claim) == (made.queue.queue_name, 1, None)
+        assert (removal.name, removal.attempts, removal.claim) == (registered.queue.queue_name, 1, None)
         assert "exclusive" in removal.last_error
-        assert made.queue.queue_name in caplog.text
+        assert registered.queue.queue_name in caplog.text
         waits = []
         for _ in range(3):
             make_removals_due()
@@ -685,19 +698,19 @@ def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplo
             removal.refresh_from_db()
             waits.append(round((removal.due_at - timezone.now()).total_seconds() / 60))
         assert waits == [2, 4, 8]
-    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
-    make_removals_due()
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
+    make_due()
     assert removals.run_due(50) == 1
 
 
-def test_what_is_gone_already_is_done(made, management):
-    management.delete_queue(made.vhost, made.queue.queue_name)
-    management.delete_user(made.username)
-    made.subscription.delete()
+def test_removing_missing_queues_and_users_succeeds(registered, management):
+    management.delete_queue(registered.vhost, registered.queue.queue_name)
+    management.delete_user(registered.username)
+    registered.subscription.delete()
     assert not Removal.objects.exists()
 
 
-def test_a_database_that_is_away_is_logged_and_nothing_is_lost(made, caplog):
+def test_removals_survive_a_database_outage(registered, caplog):
     def fail(execute, sql, params, many, context):
         if sql.startswith("SELECT"):
             raise OperationalError("the database is away")
@@ -710,25 +723,25 @@ def test_a_database_that_is_away_is_logged_and_nothing_is_lost(made, caplog):
     assert removals.run_due() == 1
 
 
-# Crashes, and several at once
+# Crashes and concurrency
 
 
-def test_what_a_process_leaves_that_is_killed_after_the_commit_is_finished_by_the_task(made, agents, monkeypatch):
+def test_removals_of_a_process_killed_after_the_commit_are_finished(registered, agents, monkeypatch):
     def killed():
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(removals, "run_due", killed)
         with pytest.raises(Killed):
-            made.subscription.delete()
+            registered.subscription.delete()
     assert not EventSubscription.objects.exists()
-    assert on_broker(agents, made)[0] > {made.queue.queue_name}
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
     finish_removals()
-    assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
-def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_claim_is_over(made, monkeypatch):
-    there = stored_queue(made.queue.queue_name, vhost=made.vhost)
+def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(registered, monkeypatch):
+    there = stored_queue(registered.queue.queue_name, vhost=registered.vhost)
 
     def killed(names):
         raise Killed
@@ -736,7 +749,7 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
     with monkeypatch.context() as patch:
         patch.setattr(tombstones, "forget", killed)
         with pytest.raises(Killed):
-            made.subscription.delete()
+            registered.subscription.delete()
     assert removals.run_due(50) == 0
     soonest = timezone.now() + timedelta(seconds=locks.lock_seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
@@ -746,7 +759,7 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
     assert there.state == "gone"
 
 
-def test_two_workers_remove_each_thing_once(agents, management):
+def test_concurrent_workers_remove_each_queue_once(agents, management):
     subscription = many_queues(agents, 100)
     vhost = subscription.owner.uuid.hex
     management.create_vhost(vhost)
@@ -764,47 +777,47 @@ def test_two_workers_remove_each_thing_once(agents, management):
     assert agents.queues(vhost) == {}
 
 
-def test_what_is_registered_again_in_between_keeps_its_queue_and_its_user(made, agents):
-    before = on_broker(agents, made)
+def test_removals_of_registered_queues_and_users_are_cancelled(registered, agents):
+    before = on_broker(agents, registered)
     removals.write(
         [
-            Removal(kind=KIND.QUEUE, vhost=made.vhost, name=made.queue.queue_name),
-            Removal(kind=KIND.QUEUE, vhost=made.vhost, name=made.consumer.queue_name),
-            Removal(kind=KIND.USER, name=made.username),
-            Removal(kind=KIND.USER, name=made.consumer.rmq_username),
-            Removal(kind=KIND.PASSWORD, name=made.username),
-            Removal(kind=KIND.VHOST, name=made.vhost),
+            Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.queue.queue_name),
+            Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.consumer.queue_name),
+            Removal(kind=KIND.USER, name=registered.username),
+            Removal(kind=KIND.USER, name=registered.consumer.rmq_username),
+            Removal(kind=KIND.PASSWORD, name=registered.username),
+            Removal(kind=KIND.VHOST, name=registered.vhost),
         ]
     )
     assert not Removal.objects.exists()
-    assert on_broker(agents, made) == before
+    assert on_broker(agents, registered) == before
 
 
-def test_a_registration_between_the_claim_and_the_request_keeps_its_queue(made, agents, settings, broker, monkeypatch):
+def test_a_registration_before_the_claim_cancels_the_removal(registered, agents, settings, broker, monkeypatch):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    made.queue.delete()
+    registered.queue.delete()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     make_removals_due()
     real = removals._claim
 
     def registered_before(*arguments):
-        again, _ = registration.create_queue(made.subscription, made.first, "order", made.presented)
+        again, _ = registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
         assert again.state == Registration.READY
         return real(*arguments)
 
     monkeypatch.setattr(removals, "_claim", registered_before)
     assert removals.run_due() == 0
     assert not Removal.objects.exists()
-    assert made.queue.queue_name in on_broker(agents, made)[0]
+    assert registered.queue.queue_name in on_broker(agents, registered)[0]
 
 
-def test_what_is_being_removed_is_not_registered_meanwhile(made, agents, monkeypatch):
+def test_a_registration_during_the_removal_is_refused(registered, agents, monkeypatch):
     refused = []
     real = Management.delete_queue
 
     def meanwhile(self, vhost, name, **options):
         try:
-            registration.create_queue(made.subscription, made.first, "order", made.presented)
+            registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
         except removals.BrokerUnavailable as error:
             refused.append(str(error))
         finally:
@@ -812,15 +825,15 @@ def test_what_is_being_removed_is_not_registered_meanwhile(made, agents, monkeyp
         real(self, vhost, name, **options)
 
     monkeypatch.setattr(Management, "delete_queue", meanwhile)
-    made.queue.delete()
+    registered.queue.delete()
     assert len(refused) == 1
     assert "being removed" in refused[0]
-    assert not SubscriptionQueue.objects.filter(offering=made.first).exists()
-    assert made.queue.queue_name not in on_broker(agents, made)[0]
+    assert not SubscriptionQueue.objects.filter(offering=registered.first).exists()
+    assert registered.queue.queue_name not in on_broker(agents, registered)[0]
     monkeypatch.undo()
 
 
-def test_what_is_deleted_again_while_it_is_being_removed_is_removed_again(made, monkeypatch):
+def test_a_removal_requested_during_a_removal_is_done_again(registered, monkeypatch):
     asked = []
     real = Management.delete_queue
 
@@ -834,38 +847,40 @@ def test_what_is_deleted_again_while_it_is_being_removed_is_removed_again(made, 
         real(self, vhost, name, **options)
 
     monkeypatch.setattr(Management, "delete_queue", again)
-    made.queue.delete()
-    assert asked == [made.queue.queue_name] * 2
+    registered.queue.delete()
+    assert asked == [registered.queue.queue_name] * 2
     assert not Removal.objects.exists()
 
 
-def test_a_user_that_somebody_changes_right_now_goes_a_little_later(made, agents):
-    with locks.lock(made.username):
-        made.subscription.delete()
+def test_a_locked_user_is_removed_later(registered, agents):
+    with locks.lock(registered.username):
+        registered.subscription.delete()
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
-        assert made.username in agents.users()
-    make_removals_due()
+        assert registered.username in agents.users()
+    make_due()
     assert removals.run_due(50) == 1
-    assert made.username not in agents.users()
+    assert registered.username not in agents.users()
 
 
-def test_nothing_is_begun_once_the_time_is_over(made, agents):
-    before = on_broker(agents, made)
-    removals.write([Removal(kind=KIND.QUEUE, vhost=made.vhost, name="q")], due_at=timezone.now() - timedelta(seconds=1))
+def test_no_removal_is_started_after_the_time_limit(registered, agents):
+    before = on_broker(agents, registered)
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="q")], due_at=timezone.now() - timedelta(seconds=1)
+    )
     assert removals.run_due(0) == 0
     batch = removals._claim(removals._is_due(), 0, 0)
     batch.carry_out()
     removal = Removal.objects.get()
     assert (batch.removed, removal.claim, removal.attempts) == ([], None, 0)
     assert removal.due_at <= timezone.now() + timedelta(seconds=1)
-    assert on_broker(agents, made) == before
+    assert on_broker(agents, registered) == before
 
 
-# Writing them down
+# Writing removals
 
 
 @pytest.mark.parametrize("order", [(False, True), (True, False)])
-def test_that_it_goes_whoever_reads_from_it_is_never_taken_back(agents, order):
+def test_if_unused_false_is_never_overwritten(agents, order):
     later = timezone.now() + timedelta(minutes=5)
     for if_unused in order:
         removals.write([Removal(kind=KIND.QUEUE, vhost="v", name="q", if_unused=if_unused)], due_at=later)
@@ -875,7 +890,7 @@ def test_that_it_goes_whoever_reads_from_it_is_never_taken_back(agents, order):
     assert Removal.objects.get(name="both").if_unused is False
 
 
-def test_what_is_written_again_is_as_new(agents, django_assert_num_queries):
+def test_writing_a_removal_again_resets_it(agents, django_assert_num_queries):
     later = timezone.now() + timedelta(minutes=30)
     Removal.objects.create(
         kind=KIND.QUEUE, vhost="v", name="q", claim=uuid.uuid4(), attempts=5, last_error="away", due_at=later
@@ -888,7 +903,7 @@ def test_what_is_written_again_is_as_new(agents, django_assert_num_queries):
         assert removal.due_at <= timezone.now()
 
 
-def test_writing_nothing_does_nothing(agents, django_assert_num_queries):
+def test_writing_no_removals_takes_no_statement(agents, django_assert_num_queries):
     with django_assert_num_queries(0):
         removals.write([])
 
@@ -896,72 +911,72 @@ def test_writing_nothing_does_nothing(agents, django_assert_num_queries):
 # Tokens
 
 
-def test_a_revoked_token_loses_its_logins_and_their_connections(made, agents, broker):
-    key = made.presented.key
-    other = agents.token(made.owner)
+def test_revoking_a_token_removes_its_logins_passwords_and_connections(registered, agents, broker):
+    key = registered.presented.key
+    other = agents.token(registered.owner)
     with (
-        logged_in(broker, made.vhost, made.username, key) as first,
-        logged_in(broker, made.vhost, made.consumer.rmq_username, key) as second,
+        logged_in(broker, registered.vhost, registered.username, key) as first,
+        logged_in(broker, registered.vhost, registered.consumer.rmq_username, key) as second,
         counted_requests() as sent,
     ):
-        tokens.revoke_token(made.presented.token)
+        tokens.revoke_token(registered.presented.token)
         assert is_closed(first)
         assert is_closed(second)
     assert len(sent) == 6
-    assert not can_log_in(broker, made.vhost, made.username, key)
-    assert not can_log_in(broker, made.vhost, made.consumer.rmq_username, key)
-    for login in (made.subscription, made.consumer):
+    assert not can_log_in(broker, registered.vhost, registered.username, key)
+    assert not can_log_in(broker, registered.vhost, registered.consumer.rmq_username, key)
+    for login in (registered.subscription, registered.consumer):
         login.refresh_from_db()
         assert (login.token, login.password_set) == (None, False)
-    assert on_broker(agents, made)[0] > {made.queue.queue_name}
-    # It works again with the next token that is presented.
-    registration.create_queue(made.subscription, made.first, "order", other)
-    assert can_log_in(broker, made.vhost, made.username, other.key)
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
+    # The next presented token is the new password.
+    registration.create_queue(registered.subscription, registered.first, "order", other)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
 
 
-def test_an_expired_token_is_as_a_revoked_one_within_the_task(made, agents, broker):
-    made.presented.token.expiry = timezone.now() - timedelta(seconds=1)
-    made.presented.token.save()
-    with logged_in(broker, made.vhost, made.username, made.presented.key) as opened:
+def test_the_task_removes_the_passwords_of_expired_tokens(registered, agents, broker):
+    registered.presented.token.expiry = timezone.now() - timedelta(seconds=1)
+    registered.presented.token.save()
+    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
         finish_removals()
         assert is_closed(opened)
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
-    assert AuthToken.objects.filter(pk=made.presented.token.pk).exists()
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
     assert not EventSubscription.objects.filter(token__isnull=False).exists()
     assert agents_removals.revoke_expired_passwords() == 0
 
 
-def test_an_owner_who_is_not_active_any_more_loses_the_logins_within_the_task(made, agents, broker, client):
+def test_the_task_removes_the_passwords_of_deactivated_owners(registered, agents, broker, client):
     client.force_login(agents.owner(is_staff=True, is_superuser=True))
-    with logged_in(broker, made.vhost, made.username, made.presented.key) as opened:
-        page = f"/admin/accounts/owner/{made.owner.pk}/change/"
-        assert client.post(page, {"email": made.owner.email, "full_name": ""}).status_code == 302
+    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
+        page = f"/admin/accounts/owner/{registered.owner.pk}/change/"
+        assert client.post(page, {"email": registered.owner.email, "full_name": ""}).status_code == 302
         finish_removals()
         assert is_closed(opened)
-    assert not Owner.objects.get(pk=made.owner.pk).is_active
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
-    assert not can_log_in(broker, made.vhost, made.consumer.rmq_username, made.presented.key)
-    assert on_broker(agents, made)[0] > {made.queue.queue_name}
-    assert AuthToken.objects.filter(pk=made.presented.token.pk).exists()
+    assert not Owner.objects.get(pk=registered.owner.pk).is_active
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    assert not can_log_in(broker, registered.vhost, registered.consumer.rmq_username, registered.presented.key)
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
+    assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
 
 
-def test_other_tokens_keep_their_logins(made, agents, broker):
-    tokens.revoke_token(agents.token(made.owner).token)
+def test_revoking_other_tokens_keeps_a_password(registered, agents, broker):
+    tokens.revoke_token(agents.token(registered.owner).token)
     tokens.revoke_tokens_of(agents.owner())
     assert agents_removals.revoke_expired_passwords() == 0
     assert not Removal.objects.exists()
-    assert can_log_in(broker, made.vhost, made.username, made.presented.key)
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
-def test_tokens_revoked_together_lose_exactly_their_logins(made, agents, broker):
-    other = Setting(agents)
-    AuthToken.objects.filter(user__email=made.owner.email).delete()
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+def test_deleting_an_owners_tokens_keeps_other_owners_passwords(registered, agents, broker):
+    other = Registrations(agents)
+    AuthToken.objects.filter(user__email=registered.owner.email).delete()
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
     assert can_log_in(broker, other.vhost, other.username, other.presented.key)
 
 
 @pytest.mark.parametrize("count", [3, 30])
-def test_any_number_of_expired_tokens_takes_six_statements(agents, settings, count, django_assert_num_queries):
+def test_the_statements_of_revoking_expired_passwords_are_constant(agents, settings, count, django_assert_num_queries):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     owner = agents.owner()
     for _ in range(count):
@@ -969,85 +984,88 @@ def test_any_number_of_expired_tokens_takes_six_statements(agents, settings, cou
         EventSubscription.objects.create(owner=owner, token=token, password_set=True)
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     with transaction.atomic():
-        with django_assert_num_queries(8):  # two savepoints take two each
+        with django_assert_num_queries(8):  # two statements for each of two savepoints
             assert agents_removals.revoke_expired_passwords() == count
         assert Removal.objects.count() == count
         transaction.set_rollback(True)
 
 
-def test_a_login_that_has_another_token_by_now_keeps_it(made, agents, broker, settings):
-    other = agents.token(made.owner)
+def test_a_login_with_a_newer_token_keeps_its_password(registered, agents, broker, settings):
+    other = agents.token(registered.owner)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    tokens.revoke_token(made.presented.token)
+    tokens.revoke_token(registered.presented.token)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    registration.create_queue(made.subscription, made.first, "order", other)
-    with logged_in(broker, made.vhost, made.username, other.key) as opened:
+    registration.create_queue(registered.subscription, registered.first, "order", other)
+    with logged_in(broker, registered.vhost, registered.username, other.key) as opened:
         Removal.objects.update(attempts=0)
         make_removals_due()
         finish_removals()
         opened.process_data_events(0.5)
-    assert can_log_in(broker, made.vhost, made.username, other.key)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
     assert not Removal.objects.exists()
-    made.subscription.refresh_from_db()
-    assert made.subscription.password_set
+    registered.subscription.refresh_from_db()
+    assert registered.subscription.password_set
 
 
-def test_a_password_that_a_late_request_may_have_taken_is_set_anew_by_the_next_call(made, agents, settings, broker):
-    removals.write([Removal(kind=KIND.PASSWORD, name=made.username)], due_at=timezone.now() - timedelta(seconds=1))
+def test_a_possibly_removed_password_is_set_by_the_next_registration(registered, agents, settings, broker):
+    removals.write(
+        [Removal(kind=KIND.PASSWORD, name=registered.username)], due_at=timezone.now() - timedelta(seconds=1)
+    )
     Removal.objects.update(attempts=1)
     removals.run_due(50)
-    made.subscription.refresh_from_db()
-    assert not made.subscription.password_set
-    made.presented.token.refresh_from_db()
-    registration.create_queue(made.subscription, made.first, "order", made.presented)
-    assert can_log_in(broker, made.vhost, made.username, made.presented.key)
+    registered.subscription.refresh_from_db()
+    assert not registered.subscription.password_set
+    registered.presented.token.refresh_from_db()
+    registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
-def revoked(token):
+def revoke(token):
     tokens.revoke_token(token)
 
 
-def expired(token):
+def expire(token):
     AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
 
 
 def settle():
-    """Have the task do all there is to do, as often as it may need."""
+    """Run the task until no removals are left."""
     for _ in range(3):
         make_removals_due()
         finish_removals()
     assert not Removal.objects.exists()
 
 
-def present_in_vain(settings, made, presented):
-    """Present a token while the broker is away."""
+def present_during_outage(settings, registered, presented):
+    """Present a token while the broker is unavailable."""
     settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
     with pytest.raises(BrokerUnavailable):
-        registration.register_subscription(made.identity, "order", presented)
+        registration.register_subscription(registered.identity, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = working
 
 
-@pytest.mark.parametrize("end", [revoked, expired])
-def test_a_token_that_ends_after_another_was_presented_in_vain_is_no_password_any_more(
-    end, made, agents, broker, settings
-):
-    other = agents.token(made.owner)
-    present_in_vain(settings, made, other)
-    made.subscription.refresh_from_db()
-    assert (made.subscription.token, made.subscription.next_token) == (made.presented.token, other.token)
-    assert can_log_in(broker, made.vhost, made.username, made.presented.key)
-    end(made.presented.token)
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_token_ended_after_a_failed_change_is_no_longer_the_password(end, registered, agents, broker, settings):
+    other = agents.token(registered.owner)
+    present_during_outage(settings, registered, other)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.token, registered.subscription.next_token) == (
+        registered.presented.token,
+        other.token,
+    )
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    end(registered.presented.token)
     settle()
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
-    made.subscription.refresh_from_db()
-    assert (made.subscription.token, made.subscription.password_set) == (None, False)
-    registration.register_subscription(made.identity, "order", other)
-    assert can_log_in(broker, made.vhost, made.username, other.key)
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.token, registered.subscription.password_set) == (None, False)
+    registration.register_subscription(registered.identity, "order", other)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
 
 
-@pytest.mark.parametrize("end", [revoked, expired])
-def test_a_token_that_ends_after_its_answer_was_lost_is_no_password_any_more(end, made, agents, broker, monkeypatch):
-    other = agents.token(made.owner)
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_token_ended_after_a_lost_answer_is_no_longer_the_password(end, registered, agents, broker, monkeypatch):
+    other = agents.token(registered.owner)
     real = Management.put_user
 
     def lost(*arguments):
@@ -1057,22 +1075,22 @@ def test_a_token_that_ends_after_its_answer_was_lost_is_no_password_any_more(end
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", lost)
         with pytest.raises(BrokerUnavailable):
-            registration.register_subscription(made.identity, "order", other)
-    assert can_log_in(broker, made.vhost, made.username, other.key)
+            registration.register_subscription(registered.identity, "order", other)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
     end(other.token)
     settle()
-    assert not can_log_in(broker, made.vhost, made.username, other.key)
-    made.subscription.refresh_from_db()
-    assert (made.subscription.next_token, made.subscription.password_set) == (None, False)
-    registration.register_subscription(made.identity, "order", made.presented)
-    assert can_log_in(broker, made.vhost, made.username, made.presented.key)
+    assert not can_log_in(broker, registered.vhost, registered.username, other.key)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.next_token, registered.subscription.password_set) == (None, False)
+    registration.register_subscription(registered.identity, "order", registered.presented)
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
-@pytest.mark.parametrize("end", [revoked, expired])
-def test_a_token_whose_answer_was_lost_is_not_forgotten_for_a_third_one(
-    end, made, agents, broker, settings, monkeypatch
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_token_with_a_lost_answer_is_removed_though_a_third_was_presented(
+    end, registered, agents, broker, settings, monkeypatch
 ):
-    second, third = agents.token(made.owner), agents.token(made.owner)
+    second, third = agents.token(registered.owner), agents.token(registered.owner)
     real = Management.put_user
 
     def lost(*arguments):
@@ -1082,66 +1100,62 @@ def test_a_token_whose_answer_was_lost_is_not_forgotten_for_a_third_one(
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", lost)
         with pytest.raises(BrokerUnavailable):
-            registration.register_subscription(made.identity, "order", second)
-    present_in_vain(settings, made, third)
+            registration.register_subscription(registered.identity, "order", second)
+    present_during_outage(settings, registered, third)
     end(second.token)
     settle()
-    for presented in (made.presented, second, third):
-        assert not can_log_in(broker, made.vhost, made.username, presented.key)
-    registration.register_subscription(made.identity, "order", third)
-    assert can_log_in(broker, made.vhost, made.username, third.key)
+    for presented in (registered.presented, second, third):
+        assert not can_log_in(broker, registered.vhost, registered.username, presented.key)
+    registration.register_subscription(registered.identity, "order", third)
+    assert can_log_in(broker, registered.vhost, registered.username, third.key)
 
 
-def test_the_third_token_stays_the_password_where_the_second_ones_answer_was_lost(made, agents, broker, settings):
-    second, third = agents.token(made.owner), agents.token(made.owner)
-    present_in_vain(settings, made, second)
-    registration.register_subscription(made.identity, "order", third)
+def test_the_third_token_stays_the_password_after_a_failed_second(registered, agents, broker, settings):
+    second, third = agents.token(registered.owner), agents.token(registered.owner)
+    present_during_outage(settings, registered, second)
+    registration.register_subscription(registered.identity, "order", third)
     settle()
-    assert can_log_in(broker, made.vhost, made.username, third.key)
-    made.subscription.refresh_from_db()
-    # A late request may have set the second one since, so it is set once more with the next registration.
-    assert (made.subscription.token, made.subscription.password_set) == (third.token, False)
+    assert can_log_in(broker, registered.vhost, registered.username, third.key)
+    registered.subscription.refresh_from_db()
+    # A late request may still set the second token, so the next registration sets the password again.
+    assert (registered.subscription.token, registered.subscription.password_set) == (third.token, False)
 
 
-def test_a_token_that_is_revoked_after_a_process_was_killed_before_setting_another_is_no_password_any_more(
-    made, agents, broker, monkeypatch
-):
+def test_a_token_revoked_after_a_killed_change_is_no_longer_the_password(registered, agents, broker, monkeypatch):
     def die(*_):
         raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", die)
         with pytest.raises(Killed):
-            registration.register_subscription(made.identity, "order", agents.token(made.owner))
-    tokens.revoke_token(made.presented.token)
+            registration.register_subscription(registered.identity, "order", agents.token(registered.owner))
+    tokens.revoke_token(registered.presented.token)
     settle()
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
-def test_a_password_that_is_still_to_go_goes_though_another_token_was_presented_in_vain(made, agents, broker, settings):
+def test_a_pending_password_removal_survives_a_failed_change(registered, agents, broker, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    tokens.revoke_token(made.presented.token)
+    tokens.revoke_token(registered.presented.token)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    present_in_vain(settings, made, agents.token(made.owner))
+    present_during_outage(settings, registered, agents.token(registered.owner))
     settle()
-    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
-    made.subscription.refresh_from_db()
-    assert not made.subscription.password_set
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    registered.subscription.refresh_from_db()
+    assert not registered.subscription.password_set
 
 
-def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_its_removal(
-    made, agents, broker, monkeypatch
-):
+def test_an_expired_token_set_during_the_task_is_removed_by_the_next(registered, agents, broker, monkeypatch):
     if connection.vendor == "sqlite":
-        pytest.skip("one transaction writes at a time")
-    other = agents.token(made.owner)
-    registration.register_consumer(made.identity, other, None)
-    expired(other.token)
+        pytest.skip("SQLite has one writer at a time")
+    other = agents.token(registered.owner)
+    registration.register_consumer(registered.identity, other, None)
+    expire(other.token)
     username, registrations = agents_removals._username, []
 
     def register_meanwhile(value):
         if not registrations:
-            registrations.append(in_background(registration.register_subscription, made.identity, "order", other))
+            registrations.append(in_background(registration.register_subscription, registered.identity, "order", other))
             wait_until_blocked(registrations[0])
         return username(value)
 
@@ -1150,73 +1164,73 @@ def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_
     registrations[0].result()
     agents_removals.revoke_expired_passwords()
     settle()
-    assert not can_log_in(broker, made.vhost, made.username, other.key)
-    made.subscription.refresh_from_db()
-    assert (made.subscription.token, made.subscription.password_set) == (None, False)
+    assert not can_log_in(broker, registered.vhost, registered.username, other.key)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.token, registered.subscription.password_set) == (None, False)
 
 
-def test_no_user_is_made_by_taking_its_password(made, agents, management):
-    management.delete_user(made.username)
-    tokens.revoke_token(made.presented.token)
-    assert made.username not in agents.users()
+def test_removing_a_password_creates_no_user(registered, agents, management):
+    management.delete_user(registered.username)
+    tokens.revoke_token(registered.presented.token)
+    assert registered.username not in agents.users()
     assert not Removal.objects.exists()
 
 
-def test_an_owners_tokens_ask_nothing_where_the_users_go_as_well(made):
+def test_deleting_an_owner_takes_no_password_requests(registered):
     with counted_requests() as sent:
-        made.owner.delete()
+        registered.owner.delete()
     assert not [request for request in sent if request.startswith(("GET", "PUT"))]
 
 
-# For the sweep
+# Removals of the sweep
 
 
-def orphans(made, management, *names):
-    """Make queues without a row, write their Removals as the sweep does, and return their ids."""
+def declare_orphans(registered, management, *names):
+    """Declare orphans, write their removals like the sweep, and return the ids."""
     for name in names:
-        management.declare_queue(made.vhost, name)
+        management.declare_queue(registered.vhost, name)
     removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=made.vhost, name=name, if_unused=True) for name in names],
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=name, if_unused=True) for name in names],
         due_at=timezone.now() + timedelta(minutes=5),
     )
-    return list(Removal.objects.filter(vhost=made.vhost).values_list("id", flat=True))
+    return list(Removal.objects.filter(vhost=registered.vhost).values_list("id", flat=True))
 
 
-def test_a_sweep_hears_what_went_what_is_read_and_what_was_refused(made, agents, management, broker):
-    with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{made.vhost}"))) as opened:
+def test_the_outcome_has_removed_kept_and_refused_queues(registered, agents, management, broker):
+    with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{registered.vhost}"))) as opened:
         channel = opened.channel()
         channel.queue_declare("subscription_mine", exclusive=True)
-        ids = orphans(made, management, "subscription_unused", "subscription_read")
+        ids = declare_orphans(registered, management, "subscription_unused", "subscription_read")
         channel.basic_consume("subscription_read", lambda *message: None)
         removals.write(
-            [Removal(kind=KIND.QUEUE, vhost=made.vhost, name="subscription_mine")],
+            [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_mine")],
             due_at=timezone.now() + timedelta(minutes=5),
         )
         ids.append(Removal.objects.get(name="subscription_mine").pk)
         outcome = removals.run(ids)
-        assert (outcome.removed, outcome.kept, outcome.away) == (1, [(made.vhost, "subscription_read")], False)
+        assert (outcome.removed, outcome.kept, outcome.away) == (1, [(registered.vhost, "subscription_read")], False)
         assert len(outcome.errors) == 1
         assert "subscription_mine" in outcome.errors[0]
         assert [removal.name for removal in Removal.objects.all()] == ["subscription_mine"]
-        assert "subscription_read" in agents.queues(made.vhost)
+        assert "subscription_read" in agents.queues(registered.vhost)
 
 
-def test_a_sweep_touches_nothing_else_that_is_due(made, settings, broker):
+def test_running_given_removals_leaves_other_due_ones(registered, settings, broker):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    made.queue.delete()
+    registered.queue.delete()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     make_removals_due()
     removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=made.vhost, name="subscription_x", if_unused=True)],
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_x", if_unused=True)],
         due_at=timezone.now() + timedelta(minutes=5),
     )
     outcome = removals.run([Removal.objects.get(name="subscription_x").pk])
     assert (outcome.removed, outcome.kept, outcome.errors) == (1, [], [])
-    assert [removal.name for removal in Removal.objects.all()] == [made.queue.queue_name]
+    assert [removal.name for removal in Removal.objects.all()] == [registered.queue.queue_name]
 
 
-def test_a_sweep_hears_that_the_broker_is_away(made, management, settings):
-    ids = orphans(made, management, *(f"subscription_{number}" for number in range(20)))
+def test_the_outcome_says_that_the_broker_is_unavailable(registered, management, settings):
+    ids = declare_orphans(registered, management, *(f"subscription_{number}" for number in range(20)))
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     outcome = removals.run(ids)
     assert (outcome.removed, outcome.kept, outcome.away) == (0, [], True)
@@ -1224,13 +1238,13 @@ def test_a_sweep_hears_that_the_broker_is_away(made, management, settings):
     assert Removal.objects.filter(claim=None).count() == 20
 
 
-def test_a_sweep_spares_what_was_registered_meanwhile(made, agents):
-    before = on_broker(agents, made)
+def test_a_removal_of_a_queue_registered_meanwhile_is_cancelled(registered, agents):
+    before = on_broker(agents, registered)
     removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=made.vhost, name=made.queue.queue_name, if_unused=True)],
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.queue.queue_name, if_unused=True)],
         due_at=timezone.now() + timedelta(minutes=5),
     )
     outcome = removals.run([Removal.objects.get().pk])
     assert (outcome.removed, outcome.kept, outcome.errors) == (0, [], [])
-    assert on_broker(agents, made) == before
+    assert on_broker(agents, registered) == before
     assert not Removal.objects.exists()

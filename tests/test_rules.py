@@ -1,4 +1,4 @@
-"""The rules of status/rules.py: the front page, doctor, /metrics, /readyz and the alerts agree at every limit."""
+"""The rules of status/rules.py: front page, doctor, /metrics, /readyz and alerts agree at every limit."""
 
 import json
 import re
@@ -36,13 +36,13 @@ PROMETHEUS_ALONE = {
     "GuardianDown", "GuardianQueuesLeftDeleting", "GuardianManyDeletions", "GuardianLengthsUnknown",
     "GuardianConsumersStalled", "GuardianBrokerCallsFail", "GuardianAgentsQueuesNotMade", "GuardianApiErrors",
 }  # fmt: skip
-"""Alerts without a rule: rates, and what has to last before it says anything."""
+"""Alerts without a rule: rates, and conditions that must last for some time."""
 
 STEPS = {Unit.SECONDS: 0.5, Unit.SHARE: 0.01, Unit.COUNT: 1, Unit.FLAG: 1}
 
 
 def at_limits(table):
-    """Return each rule with a value just below each of its limits and at it, and with the level that is due."""
+    """Return each rule with values just below and at its limits, and the expected level."""
     cases = []
     for rule in table:
         below = Level.OK
@@ -56,27 +56,27 @@ def at_limits(table):
     return cases
 
 
-def ago(seconds):
+def seconds_ago(seconds):
     return NOW - timedelta(seconds=seconds)
 
 
-def lasting(field, **more):
+def set_since(field, **more):
     return lambda flag: Watch.objects.update(**{field: NOW if flag else None}, **more)
 
 
-def let_wait(seconds):
+def create_waiting_notification(seconds):
     row = {"kind": "outage", "recipient": "ops@example.org", "facts": {}, "due_at": NOW}
-    Notification.objects.create(created=ago(seconds), **row)
+    Notification.objects.create(created=seconds_ago(seconds), **row)
 
 
-def give_up(number):
+def create_given_up_notifications(number):
     row = {"kind": "outage", "recipient": "ops@example.org", "facts": {}, "due_at": NOW, "created": NOW}
     for _ in range(number):
         Notification.objects.create(state="failed", attempts=100, **row)
 
 
 def delay_passes_in_an_outage(seconds):
-    Pass.objects.update(at=ago(seconds))
+    Pass.objects.update(at=seconds_ago(seconds))
     Watch.objects.update(outage_since=NOW)
 
 
@@ -91,33 +91,33 @@ def brake_a_sweep(kind):
 
 def delay_a_removal(seconds):
     Removal.objects.create(kind="queue", vhost="a", name="b")
-    Removal.objects.update(created=ago(seconds))
+    Removal.objects.update(created=seconds_ago(seconds))
 
 
 CAUSES = {
-    rules.PASS_AGE: lambda seconds: Pass.objects.update(at=ago(seconds)),
+    rules.PASS_AGE: lambda seconds: Pass.objects.update(at=seconds_ago(seconds)),
     rules.PASS_AGE_IN_OUTAGE: delay_passes_in_an_outage,
     rules.PASS_SECONDS: lambda seconds: Pass.objects.update(seconds=seconds),
     rules.PASS_ERRORS: lambda number: Pass.objects.update(errors=["oh"] * number),
-    rules.OUTAGE: lasting("outage_since"),
-    rules.BRAKE: lasting("brake_since", braked=90),
+    rules.OUTAGE: set_since("outage_since"),
+    rules.BRAKE: set_since("brake_since", braked=90),
     rules.BRAKE_RELEASE: release_the_brake,
     rules.SHORT_LISTS: lambda number: Watch.objects.update(short_lists=number),
-    rules.REFUSED: lasting("refused_since"),
-    rules.UNRESPONSIVE: lasting("unresponsive_since"),
+    rules.REFUSED: set_since("refused_since"),
+    rules.UNRESPONSIVE: set_since("unresponsive_since"),
     rules.ORPHANS_BRAKE: brake_a_sweep("orphans"),
     rules.STALE_BRAKE: brake_a_sweep("stale"),
-    rules.OTHER_TASKS: lambda seconds: Watch.objects.update(consumers_counted_at=ago(seconds)),
-    rules.NOTIFICATIONS_WAIT: let_wait,
-    rules.NOTIFICATIONS_GIVEN_UP: give_up,
+    rules.OTHER_TASKS: lambda seconds: Watch.objects.update(consumers_counted_at=seconds_ago(seconds)),
+    rules.NOTIFICATIONS_WAIT: create_waiting_notification,
+    rules.NOTIFICATIONS_GIVEN_UP: create_given_up_notifications,
     rules.REMOVALS: delay_a_removal,
 }
-"""What brings the database to where a rule's fact has a value."""
+"""Functions that change the database so that a rule measures a value."""
 
 
 @pytest.fixture
 def healthy(transactional_db, settings):
-    """Give an installation with nothing to complain about but for the broker, which is not asked."""
+    """Give an installation without findings, except for the broker, which is not queried."""
     settings.RABBITMQ_MANAGEMENT_URL = ""
     with time_machine.travel(NOW, tick=False):
         Pass.objects.create(at=NOW, seconds=0.1)
@@ -125,8 +125,8 @@ def healthy(transactional_db, settings):
         yield Owner.objects.create_superuser("ops@example.org")
 
 
-def fires(alert, figures):
-    """Return whether an alert's expression holds for these figures."""
+def alert_fires(alert, figures):
+    """Return whether an alert's expression is true for these figures."""
     asked = re.sub(r"max by \(job\) \((\w+)\)", lambda name: repr(value(figures, name[1])), ALERTS[alert]["expr"])
     comparison = asked.replace("time()", repr(NOW.timestamp()))
     assert re.fullmatch(r"[-+*>=\d.\s]+", comparison), comparison
@@ -153,11 +153,11 @@ def test_page_doctor_and_alert_agree_about_guardian(healthy, client, rule, measu
 
     if rule.alert:
         is_page = rule.critical is not None
-        assert fires(rule.alert, scrape()) is (level >= (Level.CRITICAL if is_page else Level.WARNING))
+        assert alert_fires(rule.alert, scrape()) is (level >= (Level.CRITICAL if is_page else Level.WARNING))
 
 
-def of_node(rule, measured):
-    """Return a node of which this is measured."""
+def node_with(rule, measured):
+    """Return a node for which the rule measures this value."""
     changed = {
         rules.NODE_STOPPED: {"running": not measured},
         rules.CLUSTER_SPLIT: {"partitions": ("rabbit@b",) if measured else ()},
@@ -173,7 +173,7 @@ def of_node(rule, measured):
 @pytest.mark.parametrize(("rule", "measured", "level"), at_limits(rules.OF_BROKER))
 def test_page_and_doctor_agree_about_the_broker(rule, measured, level):
     answer = Measurement(rules.BROKER, measured if rule is rules.BROKER else 0.1)
-    nodes = [NODE if rule is rules.BROKER else of_node(rule, measured)]
+    nodes = [NODE if rule is rules.BROKER else node_with(rule, measured)]
     cluster = BrokerFacts(answer, nodes, {"rabbitmq_version": "4.0.1"})
     (verdict,) = [one for one in cluster.verdicts() if one.rule is rule]
     assert verdict.level is level
@@ -185,12 +185,12 @@ def test_page_and_doctor_agree_about_the_broker(rule, measured, level):
 
 
 @pytest.mark.parametrize(("rule", "measured", "level"), at_limits(rules.OF_DOCTOR))
-def test_what_only_doctor_sees_has_its_limits_here_too(rule, measured, level):
+def test_rules_of_doctor_alone_have_limits_too(rule, measured, level):
     assert rule.judge(measured, settings, way="behind", lease="pass").level is level
 
 
-def broker_by(client):
-    """Return what page, doctor and /readyz say about the broker."""
+def broker_verdicts(client):
+    """Return the verdicts of page, doctor and /readyz about the broker."""
     page = client.get("/admin/").context["overview"].broker.worst.level
     (finding,) = [one for one in doctor._broker() if one.name == "broker"]
     return page, finding.status, client.get("/readyz").json()["broker"]
@@ -202,51 +202,51 @@ def as_operator(client, operator):
     return client
 
 
-def test_page_doctor_and_readyz_agree_about_a_broker_that_is_healthy_or_away(as_operator, guarded, settings):
-    assert broker_by(as_operator) == (Level.OK, doctor.Status.OK, True)
+def test_page_doctor_and_readyz_agree_about_a_healthy_or_unavailable_broker(as_operator, guarded, settings):
+    assert broker_verdicts(as_operator) == (Level.OK, doctor.Status.OK, True)
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    assert broker_by(as_operator) == (Level.CRITICAL, doctor.Status.PROBLEM, False)
+    assert broker_verdicts(as_operator) == (Level.CRITICAL, doctor.Status.PROBLEM, False)
 
 
-def test_page_doctor_and_readyz_agree_about_a_broker_that_is_slow(as_operator, guarded, settings, broker):
+def test_page_doctor_and_readyz_agree_about_a_slow_broker(as_operator, guarded, settings, broker):
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(30)
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        assert broker_by(as_operator) == (Level.WARNING, doctor.Status.WARNING, False)
+        assert broker_verdicts(as_operator) == (Level.WARNING, doctor.Status.WARNING, False)
 
 
 @pytest.mark.django_db
-def test_an_installation_where_no_pass_ran_is_critical_at_each_place(client):
+def test_an_installation_without_a_pass_is_critical_everywhere(client):
     summary = overview.of_guardian(facts.measure_guardian(NOW))
     assert (summary.worst.level, summary.worst.sentence) == (
         Level.CRITICAL, "No pass has run yet, so no queue is guarded.",
     )  # fmt: skip
     assert {one.name: one.status for one in doctor._rows()}["passes"] is doctor.Status.PROBLEM
-    assert fires("GuardianNoPass", scrape())
+    assert alert_fires("GuardianNoPass", scrape())
 
 
-def test_limits_of_passes_follow_their_interval(settings):
+def test_limits_of_pass_rules_follow_the_poll_interval(settings):
     settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS = 20, 90
     assert [rules.PASS_AGE.limit(level, settings) for level in (Level.WARNING, Level.CRITICAL)] == [90, 120]
     in_outage = rules.PASS_AGE_IN_OUTAGE
     assert [in_outage.limit(level, settings) for level in (Level.WARNING, Level.CRITICAL)] == [270, 300]
 
 
-def test_what_is_unknown_is_no_finding():
+def test_an_unknown_value_is_no_finding():
     verdict = rules.MEMORY.judge(None, settings)
     assert (verdict.level, verdict.is_wrong, verdict.next_step) == (Level.UNKNOWN, False, "")
 
 
-# The table itself
+# The table of rules
 
 
-def test_each_rule_has_a_name_of_its_own_and_a_cause_in_this_test():
+def test_each_rule_has_a_unique_name_and_a_cause_in_this_file():
     assert len({rule.name for rule in rules.RULES}) == len(rules.RULES)
     assert CAUSES.keys() == set(rules.OF_GUARDIAN)
 
 
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
-def test_each_rule_says_what_to_do_and_its_runbook_is_there(rule):
+def test_each_rule_has_a_next_step_and_an_existing_runbook(rule):
     assert rule.next_step.endswith(".")
     assert rule.warning is not None or rule.critical is not None
     headings = re.findall(r"^#+ +(.+?) *$", (ROOT / "docs/operators.md").read_text(), re.M)
@@ -254,13 +254,13 @@ def test_each_rule_says_what_to_do_and_its_runbook_is_there(rule):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in rules.RULES if rule.alert], ids=lambda rule: rule.name)
-def test_an_alert_wakes_somebody_where_its_rule_is_critical_and_names_the_same_runbook(rule):
+def test_an_alert_has_the_severity_and_runbook_of_its_rule(rule):
     alert = ALERTS[rule.alert]
     assert alert["labels"]["severity"] == ("ticket" if rule.critical is None else "page")
     assert alert["annotations"]["runbook"] == f"docs/operators.md#{rule.runbook}"
 
 
-def test_each_alert_has_a_rule_or_can_be_judged_by_prometheus_alone():
+def test_each_alert_has_a_rule_or_is_listed_as_prometheus_alone():
     of_rules = {rule.alert for rule in rules.RULES if rule.alert}
     assert of_rules | PROMETHEUS_ALONE == ALERTS.keys()
     assert not of_rules & PROMETHEUS_ALONE
@@ -269,7 +269,7 @@ def test_each_alert_has_a_rule_or_can_be_judged_by_prometheus_alone():
 @pytest.mark.parametrize(
     ("title", "rule"), [("Since the last pass", rules.PASS_AGE), ("Oldest notification", rules.NOTIFICATIONS_WAIT)]
 )
-def test_the_dashboard_changes_its_colours_at_the_same_limits(title, rule):
+def test_the_dashboard_uses_the_limits_of_the_rules(title, rule):
     panels = json.loads((ROOT / "deploy/grafana/guardian.json").read_text())["panels"]
     (panel,) = [panel for panel in panels if panel["title"] == title]
     steps = {step["color"]: step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]}
