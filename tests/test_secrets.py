@@ -1,4 +1,4 @@
-"""Marked secrets go every way that they have, well and badly, and then everything is searched for them."""
+"""Marked secrets are used in every way, with success and failure; then all output and storage is searched for them."""
 
 import base64
 import io
@@ -32,25 +32,25 @@ NOBODY = "127.0.0.1:1"
 
 
 class Search:
-    """The secrets, and all that was told to anybody; what was told may have those in it that belong there."""
+    """The planted secrets and the collected texts, each with the secrets that it may contain."""
 
     def __init__(self) -> None:
         self.secrets: dict[str, str] = {}
-        self.told: list[tuple[str, str, tuple[str, ...]]] = []
+        self.texts: list[tuple[str, str, tuple[str, ...]]] = []
 
     def plant(self, what: str, secret: str | None = None) -> str:
-        """Remember a secret, a new one unless it is given, and return it."""
+        """Store a secret (a new one by default) and return it."""
         self.secrets[what] = secret or f"s3cr3t-{uuid.uuid4().hex}"
         return self.secrets[what]
 
-    def hear(self, where: str, text: str, *belonging: str) -> None:
-        self.told.append((where, text, belonging))
+    def collect(self, where: str, text: str, *belonging: str) -> None:
+        self.texts.append((where, text, belonging))
 
     def found(self) -> set[tuple[str, str]]:
-        """Return which secrets stand where they don't belong."""
+        """Return (secret, place) for each secret in a text that may not contain it."""
         return {
             (what, where)
-            for where, text, belonging in self.told
+            for where, text, belonging in self.texts
             for what, secret in self.secrets.items()
             if secret in text and what not in belonging
         }
@@ -58,7 +58,7 @@ class Search:
 
 @pytest.fixture
 def search(settings):
-    """Give what secrets are remembered by; those of the settings are in place."""
+    """Give a search with the secrets of the settings planted."""
     search = Search()
     settings.SECRET_KEY = search.plant("SECRET_KEY")
     settings.SENTRY_DSN = f"https://{search.plant('SENTRY_DSN')}@sentry.example.org/1"
@@ -69,7 +69,7 @@ def search(settings):
 
 @pytest.fixture
 def log():
-    """Have everything logged, DEBUG included, in both forms, and give what reads it."""
+    """Log everything at DEBUG in both formats, and give a function that returns the log."""
     written = io.StringIO()
     root, level = logging.getLogger(), logging.getLogger().level
     handlers = [logging.StreamHandler(written) for _ in (LineFormatter, JSONLinesFormatter)]
@@ -85,28 +85,28 @@ def log():
 
 @pytest.fixture
 def room(private_channels, webhook):
-    """Give a chat room's server, whose certificate is trusted."""
+    """Give the server of a chat channel with a trusted certificate."""
     return webhook
 
 
 @pytest.fixture
 def ask(search):
-    """Give a function that asks Guardian, notes all of the answer, and returns it."""
+    """Return a function that sends a request, collects the answer's text, and returns the answer."""
 
     def ask(client, method, path, body=None, *, shows=(), status=None, form=False, **headers):
         kind = "application/x-www-form-urlencoded" if form else "application/json"
         data = json.dumps(body) if not form else "&".join(f"{name}={value}" for name, value in (body or {}).items())
         answer = client.generic(method, path, data if body is not None else "", kind, headers=headers)
-        told = f"{answer.status_code} {dict(answer.headers)} {answer.content.decode()}"
-        search.hear(f"{method} {path.partition('s3cr3t')[0]}: {answer.status_code}", told, *shows)
-        assert status is None or answer.status_code == status, told
+        text = f"{answer.status_code} {dict(answer.headers)} {answer.content.decode()}"
+        search.collect(f"{method} {path.partition('s3cr3t')[0]}: {answer.status_code}", text, *shows)
+        assert status is None or answer.status_code == status, text
         return answer
 
     return ask
 
 
-def of_the_database():
-    """Give each table with all that is in it, as text."""
+def texts_of_database():
+    """Yield each table with its rows as text."""
     with connection.cursor() as cursor:
         for table in connection.introspection.table_names(cursor):
             cursor.execute(f'SELECT * FROM "{table}"')
@@ -114,11 +114,11 @@ def of_the_database():
             yield f"the table {table}", f"{rows}"
 
 
-def of_files():
-    """Give each file that Guardian wrote, Celery's messages unpacked.
+def texts_of_files():
+    """Yield each file that Guardian wrote, with Celery's messages decoded.
 
-    Another process reads them: one that closes SQLite's file loses all locks that it has on it, with its connections
-    still open, and the next process to leave takes their log away. https://www.sqlite.org/howtocorrupt.html, 2.2.
+    Another process reads them: a process that closes SQLite's file loses all its locks on it while its connections
+    are open, and the next process to exit deletes the write-ahead log. https://www.sqlite.org/howtocorrupt.html, 2.2.
     """
     for file in (file for file in Path(VAR.name).rglob("*") if file.is_file()):
         text = subprocess.run(["cat", file], stdout=subprocess.PIPE, check=True).stdout.decode("latin-1")
@@ -127,21 +127,19 @@ def of_files():
         yield f"the file {file.name}", text
 
 
-def of_mails(mails):
-    """Give each mail with what belongs into it."""
+def texts_of_mails(mails):
+    """Yield each mail with the secrets that it may contain."""
     for mail in mails:
         belonging = ("the sign-in code",) if CODE.search(mail.text) else ("the link of the address",)
         text = f"{mail.message.items()} {mail.text} {mail.html}"
         yield f"a mail to {mail.recipients}: {mail.subject}", text, *belonging
 
 
-def test_no_secret_stands_where_it_does_not_belong(
-    guarded, agents, amqp, broker, management, mailbox, room, search, log, ask, settings, capfd
-):
+def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, room, search, log, ask, settings, capfd):
     if (password := urlsplit(broker.management_url).password) != "guest":
         search.plant("the broker's password", password)
     visitor = Client()
-    # Signing in, with a wrong code first.
+    # Sign-in, with a wrong code first.
     ask(visitor, "POST", "/signin/", {"email": "alice@example.org"}, form=True, status=302)
     code = search.plant("the sign-in code", CODE.search(mailbox.to("alice@example.org")[-1].text).group())
     search.plant("the sign-in code as it is compared", code.replace("-", ""))
@@ -157,7 +155,7 @@ def test_no_secret_stands_where_it_does_not_belong(
     ask(office, "GET", link, shows=["the operator's session"], status=302)
     search.plant("the operator's session", office.cookies["sessionid"].value)
     ask(Client(), "GET", link, status=410)
-    # Tokens, and what is done with them.
+    # Tokens.
     made = ask(visitor, "POST", "/tokens/", {"name": "one", "days": 7}, form=True, shows=["a token"], status=201)
     search.plant("a token", re.search(r"\b[0-9a-f]{64}\b", made.text).group())
     made = ask(visitor, "POST", "/api/tokens/", {"name": "two"}, shows=["the token"], status=201)
@@ -211,15 +209,15 @@ def test_no_secret_stands_where_it_does_not_belong(
         key = search.plant("a key", re.search(r"\b[0-9a-f]{64}\b", made.text).group())
         assert applications.application_for_key(key) == "shop"
         ask(Client(headers={"Authorization": f"Application {key}"}), "GET", "/v1/shop", status=200)
-        # Wrong ones.
+        # Wrong credentials.
         for scheme, address in (("Token", "/api/me/"), ("Application", "/v1/shop"), ("Bearer", "/metrics")):
             wrong = search.plant(f"a wrong {scheme}", uuid.uuid4().hex * 2)
             ask(Client(), "GET", address, status=401, Authorization=f"{scheme} {wrong}")
-        # A queue that somebody is told of, by mail and in the room.
+        # A queue that causes notifications by mail and channel.
         amqp.queue(f"queue/{name}/builds", 6)
         monitor.run_pass()
         assert sending.send_due().sent
-        # Now all of it badly: the room refuses, the mail server doesn't take the account, the broker is away.
+        # Failures: the channel refuses, the mail server rejects the login, the broker is unavailable.
         room.status = 500
         ask(program, "POST", f"{of_channel}test/", status=409)
         assert Channel.objects.get().last_error
@@ -248,19 +246,19 @@ def test_no_secret_stands_where_it_does_not_belong(
             ask(office, "GET", f"/admin/{model}/", status=200)
         output = io.StringIO()
         call_command("check", stdout=output, stderr=output)
-        search.hear("manage.py check", output.getvalue())
+        search.collect("manage.py check", output.getvalue())
     finally:
         with suppress(NotOnBroker):
             management.delete_user(name)
-    # Everything is searched.
-    for told in (*of_the_database(), *of_files(), *of_mails(mailbox.mails)):
-        search.hear(*told)
+    # The search.
+    for place_and_text in (*texts_of_database(), *texts_of_files(), *texts_of_mails(mailbox.mails)):
+        search.collect(*place_and_text)
     printed = capfd.readouterr()
     for where, text in (("the log", log()), ("the output", printed.out), ("the errors", printed.err)):
-        search.hear(where, text)
+        search.collect(where, text)
     assert search.found() == set()
-    # It was searched where it would stand.
-    texts = {where: text for where, text, _ in search.told}
+    # The searched texts have the expected content.
+    texts = {where: text for where, text, _ in search.texts}
     assert "alice@example.org" in texts["the table accounts_owner"]
     assert AuditEntry.objects.filter(object_repr=name).exists()
     assert name in texts["the table accounts_auditentry"]

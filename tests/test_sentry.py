@@ -1,4 +1,4 @@
-"""Errors are reported to Sentry, by whatever a real server gets: with the id, and without a secret."""
+"""Reports of errors to a real server in Sentry's place: with the request's id and without secrets."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def environment(tmp_path):
         "DATABASE_URL": f"sqlite:///{tmp_path}/no-tables.sqlite3",
         "GUARDIAN_VAR_DIR": str(tmp_path),
         "PLANTED_SECRET": SECRET,
-        "GUARDIAN_PROXIES": "1",  # whose ids are believed
+        "GUARDIAN_PROXIES": "1",  # Guardian trusts the request id of a proxy
     }
 
 
@@ -62,19 +62,19 @@ def post(site, **options):
 
 
 def events_in(asked):
-    """Return the events of an envelope: its lines are a header, and then for each item a header and what it is."""
+    """Return the events of an envelope: a header line, then two lines for each item, header and payload."""
     lines = asked.body.splitlines()
     items = zip(lines[1::2], lines[2::2], strict=True)
     return [json.loads(what) for header, what in items if json.loads(header)["type"] == "event"]
 
 
-def test_errors_of_a_view_and_of_its_task_are_reported_with_one_id_and_without_a_secret(environment):
+def test_errors_of_a_view_and_its_task_share_a_request_id(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
         worker = ["celery", "-A", "guardian_site", "worker", "--include", "tests.failing", "--concurrency", "1"]
         with running(environment, *worker, "--without-mingle"), failing_site(environment) as site:
             answer = post(site)
-            link = httpx.get(f"{site}/signin/link/{SECRET}/", trust_env=False)  # there is no table to look in
+            link = httpx.get(f"{site}/signin/link/{SECRET}/", trust_env=False)  # fails: the database has no tables
             sentry.wait_for(3)
     assert (answer.status_code, link.status_code) == (500, 500)
     events = [event for asked in sentry.asked for event in events_in(asked)]
@@ -94,10 +94,10 @@ def test_errors_of_a_view_and_of_its_task_are_reported_with_one_id_and_without_a
         assert SECRET not in asked.body.decode()
         assert TOKEN not in asked.body.decode()
         assert b'"vars"' not in asked.body
-    assert len(events) == 3  # none twice
+    assert len(events) == 3  # no duplicates
 
 
-def test_a_sentry_that_never_answers_holds_nobody_up(environment):
+def test_a_hanging_sentry_does_not_delay_requests(environment):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{silent.getsockname()[1]}/1"
         with failing_site(environment) as site:
@@ -106,10 +106,10 @@ def test_a_sentry_that_never_answers_holds_nobody_up(environment):
             assert post(site).status_code == 500
             assert time.monotonic() - began < 3
             began = time.monotonic()
-        assert time.monotonic() - began < 8  # its end, with what is still to be sent
+        assert time.monotonic() - began < 8  # it sends the remaining events before it exits
 
 
-def test_a_command_that_fails_is_reported_with_the_id_of_its_run(environment):
+def test_a_failed_command_is_reported_with_an_id(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
         done = subprocess.run(
@@ -123,12 +123,12 @@ def test_a_command_that_fails_is_reported_with_the_id_of_its_run(environment):
 
 
 @pytest.mark.parametrize("dsn", ["sentry.example.org", "https://sentry.example.org/1", "https://key@/x", "ftp://a@b/1"])
-def test_an_address_that_is_none_is_refused_and_not_repeated(settings, dsn):
+def test_an_invalid_dsn_is_refused_without_showing_it(settings, dsn):
     settings.SENTRY_DSN = dsn
     (found,) = [message for message in run_checks() if message.id == "guardian.E020"]
     assert dsn not in f"{found.msg} {found.hint}"
 
 
-def test_an_address_of_a_project_is_all_right(settings):
+def test_a_valid_dsn_is_accepted(settings):
     settings.SENTRY_DSN = "https://key@sentry.example.org/17"
     assert "guardian.E020" not in [message.id for message in run_checks()]

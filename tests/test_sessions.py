@@ -1,4 +1,4 @@
-"""Sessions of browsers: whoever reads the database can't use or read them."""
+"""Browser sessions: readers of the database can neither use nor read them."""
 
 from contextlib import suppress
 
@@ -29,7 +29,7 @@ def test_a_session_lasts_from_one_request_to_the_next(alice):
     assert is_signed_in(with_cookie(client.cookies["sessionid"].value))
 
 
-def test_nothing_in_its_row_signs_anybody_in(alice):
+def test_the_row_of_a_session_cannot_be_used_to_sign_in(alice):
     client = Client()
     client.force_login(alice)
     key = client.cookies["sessionid"].value
@@ -38,7 +38,7 @@ def test_nothing_in_its_row_signs_anybody_in(alice):
     assert not is_signed_in(with_cookie(row.session_key))
 
 
-def test_what_is_in_it_cannot_be_read_without_its_cookie(alice):
+def test_session_data_cannot_be_read_without_the_cookie(alice):
     session = SessionStore()
     session["code"] = "BCDF-GHJK"
     session.create()
@@ -50,7 +50,7 @@ def test_what_is_in_it_cannot_be_read_without_its_cookie(alice):
     assert SessionStore(session.session_key)["code"] == "BCDF-GHJK"
 
 
-def test_a_row_that_was_written_for_another_session_is_empty(alice):
+def test_data_copied_from_another_session_is_ignored(alice):
     one, other = SessionStore(), SessionStore()
     one["whose"] = "one's"
     for session in (one, other):
@@ -63,7 +63,7 @@ def test_a_row_that_was_written_for_another_session_is_empty(alice):
     assert "whose" not in SessionStore(other.session_key)
 
 
-def test_with_another_secret_key_everybody_is_signed_out(alice, settings):
+def test_a_changed_secret_key_ends_all_sessions(alice, settings):
     client = Client()
     client.force_login(alice)
     settings.SECRET_KEY = "another"
@@ -71,11 +71,11 @@ def test_with_another_secret_key_everybody_is_signed_out(alice, settings):
 
 
 @pytest.mark.parametrize("cookie", ["", "x", "x" * 10_000, "\0" * 40, "é" * 40, "' OR 1=1 --", "0" * 40])
-def test_a_cookie_that_is_none_of_ours_signs_nobody_in(alice, cookie):
+def test_an_invalid_cookie_signs_nobody_in(alice, cookie):
     assert not is_signed_in(with_cookie(cookie))
 
 
-def test_a_session_that_ended_is_over_for_whoever_kept_its_cookie(alice):
+def test_a_kept_cookie_of_an_ended_session_is_invalid(alice):
     client = Client()
     client.force_login(alice)
     kept = with_cookie(client.cookies["sessionid"].value)

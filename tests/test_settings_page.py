@@ -1,4 +1,4 @@
-"""The settings page: what one is told, when and where. One's own alone."""
+"""The settings page: an owner's channels, quiet hours and weekly summary."""
 
 import pytest
 from django.urls import reverse
@@ -27,7 +27,7 @@ def text_of(response):
     return response.content.decode()
 
 
-def test_it_says_where_one_is_told_and_what_to_do_first(page):
+def test_the_page_shows_address_channels_and_time_zones(page):
     text = text_of(page.get("/settings/"))
     assert "<strong>alice@example.org</strong>" in text
     assert "You have no channel." in text
@@ -35,7 +35,7 @@ def test_it_says_where_one_is_told_and_what_to_do_first(page):
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
-def test_who_is_not_signed_in_is_asked_to(client, room, method):
+def test_visitors_are_redirected_to_sign_in(client, room, method):
     for path in ("/settings/", reverse("channel_test", args=[room.uuid]), reverse("channel_delete", args=[room.uuid])):
         response = getattr(client, method)(path)
         assert response.status_code == 302
@@ -43,7 +43,7 @@ def test_who_is_not_signed_in_is_asked_to(client, room, method):
     assert Channel.objects.count() == 1
 
 
-def test_a_channel_is_added_and_its_address_shown_nowhere(page, alice):
+def test_an_owner_adds_a_channel_and_its_url_is_hidden(page, alice):
     response = page.post("/settings/", {"channel": "add", "name": "the room", "url": URL}, follow=True)
     text = text_of(response)
     assert response.redirect_chain == [("/settings/", 302)]
@@ -65,7 +65,7 @@ def test_a_channel_is_added_and_its_address_shown_nowhere(page, alice):
         ({"name": "x" * 101, "url": URL}, "at most 100 characters"),
     ],
 )
-def test_what_cannot_be_a_channel_is_said_at_the_field(page, room, form, error):
+def test_an_invalid_channel_has_an_error_at_the_field(page, room, form, error):
     response = page.post("/settings/", {"channel": "add", **form})
     assert response.status_code == 200
     assert error in text_of(response)
@@ -73,7 +73,7 @@ def test_what_cannot_be_a_channel_is_said_at_the_field(page, room, form, error):
     assert Channel.objects.count() == 1
 
 
-def test_with_ten_channels_there_is_no_form_for_more_and_what_is_sent_all_the_same_is_refused(page, alice):
+def test_an_eleventh_channel_is_refused(page, alice):
     for number in range(10):
         channels.create_channel(alice, f"room {number}", URL)
     assert "Delete one to add another" in text_of(page.get("/settings/"))
@@ -82,7 +82,7 @@ def test_with_ten_channels_there_is_no_form_for_more_and_what_is_sent_all_the_sa
     assert alice.channels.count() == 10
 
 
-def test_who_is_not_vouched_for_has_no_form_and_is_refused(page, alice):
+def test_an_unvouched_owner_cannot_add_a_channel(page, alice):
     Owner.objects.update(vouched=False)
     assert "as soon as somebody has vouched for you" in text_of(page.get("/settings/"))
     response = page.post("/settings/", {"channel": "add", "name": "room", "url": URL})
@@ -91,21 +91,21 @@ def test_who_is_not_vouched_for_has_no_form_and_is_refused(page, alice):
     assert not Channel.objects.exists()
 
 
-def test_names_with_markup_are_shown_as_text(page, alice):
+def test_markup_in_channel_names_is_escaped(page, alice):
     channels.create_channel(alice, "<script>alert(1)</script>", URL)
     text = text_of(page.get("/settings/"))
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
 
 
-def test_the_button_sends_a_test_and_says_so(page, alice, private_channels, webhook):
+def test_an_owner_sends_a_test_message(page, alice, private_channels, webhook):
     room = channels.create_channel(alice, "the room", webhook.url())
     response = page.post(reverse("channel_test", args=[room.uuid]), follow=True)
     assert "The test message to the room is sent." in text_of(response)
     assert len(webhook.received) == 1
 
 
-def test_the_button_says_why_a_test_did_not_arrive(page, alice, private_channels, webhook):
+def test_a_failed_test_message_shows_the_reason(page, alice, private_channels, webhook):
     room = channels.create_channel(alice, "the room", webhook.url())
     webhook.status = 404
     text = text_of(page.post(reverse("channel_test", args=[room.uuid]), follow=True))
@@ -114,11 +114,11 @@ def test_the_button_says_why_a_test_did_not_arrive(page, alice, private_channels
     assert "s3cr3t" not in text
 
 
-def test_a_test_is_sent_by_a_post_alone(page, room):
+def test_a_test_message_needs_post(page, room):
     assert page.get(reverse("channel_test", args=[room.uuid])).status_code == 405
 
 
-def test_a_channel_is_deleted_after_a_question(page, room):
+def test_an_owner_deletes_a_channel_after_confirmation(page, room):
     address = reverse("channel_delete", args=[room.uuid])
     assert "Delete the channel <bdi>the room</bdi>?" in text_of(page.get(address))
     assert Channel.objects.exists()
@@ -129,7 +129,7 @@ def test_a_channel_is_deleted_after_a_question(page, room):
 
 @pytest.mark.parametrize("name", ["channel_test", "channel_delete"])
 @pytest.mark.parametrize("other", ["owner", "operator"])
-def test_another_ones_channel_is_not_there(client, room, name, other):
+def test_channels_of_others_are_404(client, room, name, other):
     make = Owner.objects.create_superuser if other == "operator" else Owner.objects.create_user
     client.force_login(make("bob@example.org"))
     assert client.post(reverse(name, args=[room.uuid])).status_code == 404
@@ -159,7 +159,7 @@ def test_quiet_hours_are_saved_and_shown(page, alice):
         ({"time_zone": ""}, "This field is required"),
     ],
 )
-def test_what_cannot_be_quiet_hours_is_said_at_the_field(page, alice, form, error):
+def test_invalid_quiet_hours_have_an_error_at_the_field(page, alice, form, error):
     whole = {"quiet": "save", "quiet_from": "22:00", "quiet_until": "07:00", "time_zone": "UTC", **form}
     response = page.post("/settings/", whole)
     assert response.status_code == 200
@@ -177,7 +177,7 @@ def test_the_weekly_summary_is_turned_off_and_on(page, alice):
     assert alice.weekly_summary
 
 
-def test_a_form_of_another_site_changes_nothing(alice):
+def test_a_form_without_a_csrf_token_changes_nothing(alice):
     from django.test import Client
 
     strict = Client(enforce_csrf_checks=True)

@@ -1,8 +1,8 @@
-"""The shape of what grows with queues, without a clock: as many statements and requests for 1,000 queues as for 100.
+"""Complexity without a clock: the numbers of statements and requests do not grow with the queues.
 
-Where the broker takes one request for each queue, as for deleting it, that is asserted: one, and no more. The bindings
-of few queues among many are asked for one by one, too, which costs the broker less than a list of all (test_facts.py).
-First passes, and steady ones: test_monitor.py; by figures: test_prometheus.py; the list of queues: test_queue_list.py.
+Where the broker needs one request for each queue, as for a deletion, exactly one is asserted. Bindings of few queues
+among many are also requested one by one, which costs the broker less than a list of all (test_facts.py). First and
+steady passes: test_monitor.py; with Prometheus: test_prometheus.py; the list of queues: test_queue_list.py.
 """
 
 import uuid
@@ -29,12 +29,12 @@ from tools.benchmarks.passes import counted_requests
 FEW, MANY = 100, 300
 
 NOT_COUNTED = ('DELETE FROM "agents_subscriptionqueue"', 'UPDATE "core_lease"')
-"""How Django deletes the rows of a cascade, a statement for each hundred; and the lease, renewed as time goes by."""
+"""Django deletes rows of a cascade in batches of a hundred, and the lease is renewed over time."""
 
 
 @pytest.fixture
-def make(broker):
-    """Give a function that makes queues on the broker, all in one request."""
+def declare_queues(broker):
+    """Return a function that declares queues on the broker in one request."""
 
     def post(vhost, names, arguments=None):
         queues = [{"name": name, "durable": True, "auto_delete": False, "arguments": arguments or {}} for name in names]
@@ -45,7 +45,7 @@ def make(broker):
 
 
 def counted(do):
-    """Return what this gives, and how many statements and requests it took, the requests by their methods."""
+    """Return the result of a call and its numbers of statements, of requests without DELETE, and of DELETE requests."""
     with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
         result = do()
     statements = [one["sql"] for one in captured if not one["sql"].startswith(NOT_COUNTED)]
@@ -62,18 +62,18 @@ def alice(guarded):
 
 
 @pytest.fixture
-def filled(guarded, alice, make, amqp, settings):
-    """Give a function that makes so many of alice's queues, each past its warn length of one message, and lists them.
+def create_queues(guarded, alice, declare_queues, amqp, settings):
+    """Return a function that declares this many queues of Alice with two messages each, and runs passes over them.
 
-    The maximum is out of reach.
+    No queue reaches a limit until a test lowers it.
     """
     settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH = 1_000, 2_000
     settings.GUARDIAN_DELETE_BRAKE = 10 * MANY
 
-    def fill(number):
+    def create(number):
         names = [f"queue/alice/{number}-{one}" for one in range(number)]
-        make(guarded, names)
-        channel = amqp.connection.channel()  # without confirms: they take most of the time
+        declare_queues(guarded, names)
+        channel = amqp.connection.channel()  # without publisher confirms, which are slow
         for name in names:
             channel.basic_publish("", name, b"1")
             channel.basic_publish("", name, b"2")
@@ -83,13 +83,13 @@ def filled(guarded, alice, make, amqp, settings):
             monitor.run_pass()
         return number
 
-    return fill
+    return create
 
 
-def test_warning_takes_as_many_statements_and_requests_for_many_queues_as_for_few(filled, settings):
+def test_statements_and_requests_of_warnings_do_not_grow(create_queues, settings):
     found = []
     for number in (FEW, MANY):
-        filled(number)
+        create_queues(number)
         Queue.objects.update(state="ok", said="ok", quiet_until=None)
         Notification.objects.all().delete()
         settings.GUARDIAN_WARN_QUEUE_LENGTH = 1
@@ -103,7 +103,7 @@ def test_warning_takes_as_many_statements_and_requests_for_many_queues_as_for_fe
     assert found[0][2] == 0
 
 
-def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
+def test_the_statements_of_a_claim_do_not_grow(db):
     found = []
     for number in (FEW, MANY):
         Notification.objects.all().delete()
@@ -121,9 +121,9 @@ def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
     assert found[0] == found[1]
 
 
-def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_due(db, mailbox, settings):
+def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
-    sending.send_due()  # the first one makes the lease
+    sending.send_due()  # the first run creates the lease
     found = {}
     for number in (claims.MAX_CLAIMED, FEW, MANY):
         with transaction.atomic():
@@ -133,15 +133,15 @@ def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_
         delivery, found[number], _, _ = counted(sending.send_due)
         assert (delivery.sent, len(mailbox.mails)) == (number, number)
         mailbox.clear()
-    a_claim = found[FEW] - found[claims.MAX_CLAIMED]
-    assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / claims.MAX_CLAIMED
+    per_claim = found[FEW] - found[claims.MAX_CLAIMED]
+    assert found[MANY] - found[FEW] == per_claim * (MANY - FEW) / claims.MAX_CLAIMED
 
 
-def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(filled, settings, monkeypatch):
+def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, settings, monkeypatch):
     monkeypatch.setattr(deletion, "BATCH_SIZE", FEW)
     found = []
     for number in (FEW, MANY):
-        filled(number)
+        create_queues(number)
         settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH = 0, 1
         report, statements, requests, deletes = counted(monitor.run_pass)
         settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH = 1_000, 2_000
@@ -149,7 +149,7 @@ def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(f
         assert QueueEvent.objects.filter(kind="deleted").count() == sum((FEW, MANY)[: len(found) + 1])
         found.append((statements, requests))
     (few, asked), (many, asked_of_many) = found
-    # What a batch takes is the same, whatever is in it.
+    # Every batch takes the same number of statements.
     batches = MANY // FEW - 1
     assert few < 40
     assert many - few == 13 * batches
@@ -157,8 +157,8 @@ def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(f
 
 
 @pytest.fixture
-def subscribed(agents, alice, make, management):
-    """Give a function that makes so many queues of one subscription of alice's, with their rows, and returns it."""
+def create_subscription(agents, alice, declare_queues, management):
+    """Return a function that creates a subscription of Alice with this many queues, and returns it."""
     vhost = alice.uuid.hex
     management.create_vhost(vhost)
     AgentVhost.objects.create(owner=alice, name=vhost, ready=True)
@@ -167,7 +167,7 @@ def subscribed(agents, alice, make, management):
         subscription = EventSubscription.objects.create(owner=alice, password_set=True)
         management.put_user(subscription.rmq_username, None)
         names = [f"subscription_{subscription.uuid.hex}_{one}" for one in range(number)]
-        make(vhost, names, dict(REGISTERED_QUEUE_ARGUMENTS))
+        declare_queues(vhost, names, dict(REGISTERED_QUEUE_ARGUMENTS))
         offerings = agents.offering(alice)
         SubscriptionQueue.objects.bulk_create(
             SubscriptionQueue(
@@ -181,20 +181,20 @@ def subscribed(agents, alice, make, management):
     return subscribe
 
 
-def test_a_cascade_takes_one_request_for_each_queue_and_as_many_statements_for_many_as_for_few(subscribed, management):
+def test_a_cascade_takes_one_request_per_queue_and_constant_statements(create_subscription, management):
     found = []
-    for number in (FEW - 1, MANY - 1):  # and the account
-        subscription = subscribed(number)
+    for number in (FEW - 1, MANY - 1):  # plus the user
+        subscription = create_subscription(number)
         _, statements, requests, deletes = counted(subscription.delete)
         assert not management.list_queues(subscription.owner.uuid.hex, {"columns": "name", "name": "subscription_"})
         found.append((statements, requests, deletes - number))
     assert found[0] == found[1]
 
 
-def test_a_sweep_takes_as_many_statements_and_requests_for_many_registered_queues_as_for_few(subscribed):
+def test_statements_and_requests_of_a_sweep_do_not_grow(create_subscription):
     found = []
     for number in (FEW, MANY):
-        subscribed(number)
+        create_subscription(number)
         sweep.sweep_orphans()
         report, *count = counted(sweep.sweep_orphans)
         assert (report.found, report.repaired, report.errors) == (0, 0, [])
@@ -202,13 +202,13 @@ def test_a_sweep_takes_as_many_statements_and_requests_for_many_registered_queue
     assert found[0] == found[1]
 
 
-def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded, agents, alice, make):
+def test_statements_and_requests_of_publishing_do_not_grow(guarded, agents, alice, declare_queues):
     found = []
     for number in (FEW, MANY):
         offering = agents.offering(alice)
         names = [f"subscription_{number}_{one}" for one in range(number)]
-        make(guarded, names, dict(REGISTERED_QUEUE_ARGUMENTS))
-        subscriptions_of_it = EventSubscription.objects.bulk_create(
+        declare_queues(guarded, names, dict(REGISTERED_QUEUE_ARGUMENTS))
+        subscriptions = EventSubscription.objects.bulk_create(
             EventSubscription(owner=alice, object_type="order") for _ in names
         )
         SubscriptionQueue.objects.bulk_create(
@@ -216,7 +216,7 @@ def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded,
                 subscription=subscription, offering=offering, object_type="order", vhost=guarded, queue_name=name,
                 state=Registration.READY,
             )
-            for subscription, name in zip(subscriptions_of_it, names, strict=True)
+            for subscription, name in zip(subscriptions, names, strict=True)
         )  # fmt: skip
         published, *count = counted(lambda offering=offering: events.publish(offering, "order", {}))
         assert (published.delivered, published.skipped, published.rejected) == (number, 0, 0)
@@ -224,11 +224,11 @@ def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded,
     assert found[0] == found[1]
 
 
-def test_a_registration_takes_as_much_beside_many_queues_as_beside_few(subscribed, agents, alice):
+def test_statements_and_requests_of_a_registration_do_not_grow(create_subscription, agents, alice):
     presented = agents.token(alice)
     found = []
     for number in (FEW, MANY):
-        subscribed(number)
+        create_subscription(number)
         identity = agents.identity(alice)
         registration.register_subscription(identity, "order", presented)
         new = agents.identity(alice)

@@ -1,4 +1,4 @@
-"""Signing in by a code and by a link, signing out, and who gets in by no way."""
+"""Sign-in by code and by link, sign-out, and refused sign-ins."""
 
 import logging
 import re
@@ -30,11 +30,11 @@ CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
-def no_attempts_yet(db):
+def clear_limits(db):
     cache.clear()
 
 
-def ask(client, address, **more):
+def request_code(client, address, **more):
     return client.post("/signin/", {"email": address}, **more)
 
 
@@ -50,8 +50,8 @@ def is_signed_in(client):
     return "_auth_user_id" in client.session
 
 
-def test_the_first_sign_in_makes_the_owner_with_one_code(client, mailbox):
-    assert ask(client, " Alice@Example.ORG ").url == "/signin/code/"
+def test_the_first_sign_in_creates_the_owner(client, mailbox):
+    assert request_code(client, " Alice@Example.ORG ").url == "/signin/code/"
     owner = Owner.objects.get()
     assert (owner.email, owner.vouched, owner.has_usable_password()) == ("alice@example.org", False, False)
     address = EmailAddress.objects.get()
@@ -65,9 +65,9 @@ def test_the_first_sign_in_makes_the_owner_with_one_code(client, mailbox):
     assert len(mailbox.mails) == 1
 
 
-def test_the_mail_says_what_it_is_for_and_what_to_do_if_one_did_not_ask(client, mailbox, settings):
-    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"  # whatever host the request names
-    ask(client, "alice@example.org")
+def test_the_mail_explains_the_code(client, mailbox, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"  # regardless of the request's Host header
+    request_code(client, "alice@example.org")
     (mail,) = mailbox.mails
     assert mail.subject == "[Guardian] Your sign-in code"
     assert mail.html == ""
@@ -78,13 +78,13 @@ def test_the_mail_says_what_it_is_for_and_what_to_do_if_one_did_not_ask(client, 
 
 
 @pytest.mark.parametrize("change", [str.lower, lambda code: code.replace("-", ""), lambda code: f" {code} "])
-def test_a_code_is_taken_however_it_is_typed(client, mailbox, change):
-    ask(client, "alice@example.org")
+def test_a_code_is_accepted_in_any_case_and_without_dash(client, mailbox, change):
+    request_code(client, "alice@example.org")
     enter(client, change(code_for(mailbox, "alice@example.org")))
     assert is_signed_in(client)
 
 
-def test_an_owner_who_has_no_row_of_the_address_needs_one_code_too_and_goes_where_they_wanted(client, mailbox):
+def test_an_existing_owner_signs_in_and_is_redirected_to_next(client, mailbox):
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     answer = client.post("/signin/?next=/tokens/", {"email": owner.email})
     assert answer.url == "/signin/code/?next=%2Ftokens%2F"
@@ -96,7 +96,7 @@ def test_an_owner_who_has_no_row_of_the_address_needs_one_code_too_and_goes_wher
 
 
 @pytest.mark.parametrize("elsewhere", ["https://example.com/", "//example.com/", "javascript:alert(1)", "/\n/x", "\\x"])
-def test_nobody_is_sent_elsewhere(client, mailbox, elsewhere):
+def test_next_never_redirects_to_another_site(client, mailbox, elsewhere):
     answer = client.post("/signin/", {"email": "alice@example.org", "next": elsewhere})
     assert urlsplit(answer.url).netloc == ""
     answer = client.post("/signin/code/", {"code": code_for(mailbox, "alice@example.org"), "next": elsewhere})
@@ -105,13 +105,13 @@ def test_nobody_is_sent_elsewhere(client, mailbox, elsewhere):
     assert not answer.url.startswith(("javascript", "//", "\\"))
 
 
-def test_the_answer_is_the_same_for_a_known_an_unknown_and_an_inactive_address(mailbox):
+def test_known_unknown_and_inactive_addresses_get_the_same_answer(mailbox):
     Owner.objects.create_user("known@example.org")
     Owner.objects.create_user("closed@example.org", is_active=False)
     pages = []
     for name in ("known", "unknown", "closed"):
         client = Client()
-        answer = ask(client, f"{name}@example.org")
+        answer = request_code(client, f"{name}@example.org")
         page = client.get(answer.url)
         token = page.context["csrf_token"]
         pages.append((answer.status_code, answer.url, page.text.replace(str(token), "").replace(f"{name}@", "x@")))
@@ -119,9 +119,9 @@ def test_the_answer_is_the_same_for_a_known_an_unknown_and_an_inactive_address(m
     assert pages[0] == pages[1] == pages[2]
 
 
-def test_who_is_inactive_gets_a_mail_without_a_code_and_never_in(client, mailbox):
+def test_an_inactive_owner_gets_a_mail_without_a_code(client, mailbox):
     owner = Owner.objects.create_user("closed@example.org", is_active=False)
-    ask(client, owner.email)
+    request_code(client, owner.email)
     (mail,) = mailbox.mails
     assert mail.subject == "[Guardian] Your account is closed"
     assert not CODE.search(mail.text)
@@ -130,16 +130,16 @@ def test_who_is_inactive_gets_a_mail_without_a_code_and_never_in(client, mailbox
     assert not is_signed_in(client)
 
 
-def test_who_becomes_inactive_between_asking_and_entering_does_not_get_in(client, mailbox):
-    ask(client, "alice@example.org")
+def test_an_owner_deactivated_before_entering_the_code_is_refused(client, mailbox):
+    request_code(client, "alice@example.org")
     Owner.objects.update(is_active=False)
     answer = enter(client, code_for(mailbox, "alice@example.org"))
     assert (answer.status_code, "closed" in answer.text) == (403, True)
     assert not is_signed_in(client)
 
 
-def test_an_owner_who_is_removed_between_asking_and_entering_is_asked_to_begin_again(client, mailbox):
-    ask(client, "alice@example.org")
+def test_an_owner_deleted_before_entering_the_code_starts_again(client, mailbox):
+    request_code(client, "alice@example.org")
     code = code_for(mailbox, "alice@example.org")
     Owner.objects.all().delete()
     answer = enter(client, code, follow=True)
@@ -147,20 +147,20 @@ def test_an_owner_who_is_removed_between_asking_and_entering_is_asked_to_begin_a
     assert not is_signed_in(client)
 
 
-def test_a_session_ends_at_once_when_its_owner_is_made_inactive(client, mailbox):
-    ask(client, "alice@example.org")
+def test_a_session_ends_when_its_owner_is_deactivated(client, mailbox):
+    request_code(client, "alice@example.org")
     enter(client, code_for(mailbox, "alice@example.org"))
     assert client.get("/signout/").status_code == 200
     Owner.objects.update(is_active=False)
     assert client.get("/signout/").status_code == 302
-    # Somebody else may sign in in the same browser.
-    ask(client, "bob@example.org")
+    # Another owner can sign in with the same browser.
+    request_code(client, "bob@example.org")
     enter(client, code_for(mailbox, "bob@example.org"))
     assert client.get("/signout/").context["user"].email == "bob@example.org"
 
 
-def test_a_wrong_code_is_told_and_the_third_ends_it(client, mailbox):
-    ask(client, "alice@example.org")
+def test_the_third_wrong_code_ends_the_attempt(client, mailbox):
+    request_code(client, "alice@example.org")
     for _ in range(2):
         page = enter(client, "BBBB-BBBB")
         assert (page.status_code, "the code that was sent last" in page.text) == (200, True)
@@ -169,22 +169,22 @@ def test_a_wrong_code_is_told_and_the_third_ends_it(client, mailbox):
     assert "no longer works. Ask for a new one" in page.text
     page = enter(client, code_for(mailbox, "alice@example.org"), follow=True)
     assert not is_signed_in(client)
-    ask(client, "alice@example.org")
+    request_code(client, "alice@example.org")
     enter(client, code_for(mailbox, "alice@example.org"))
     assert is_signed_in(client)
 
 
 @pytest.mark.parametrize("code", ["", "x" * 5000, "é", "\x00", "\u202eBBBB", "<script>", "' OR 1=1"])
-def test_no_code_breaks_the_page(client, mailbox, code):
-    ask(client, "alice@example.org")
+def test_no_input_as_a_code_breaks_the_page(client, mailbox, code):
+    request_code(client, "alice@example.org")
     assert enter(client, code).status_code == 200
     assert not is_signed_in(client)
 
 
 @pytest.mark.parametrize(("minutes", "works"), [(9, True), (11, False), (40, False)])
-def test_a_code_runs_out_after_ten_minutes(client, mailbox, minutes, works):
+def test_a_code_expires_after_ten_minutes(client, mailbox, minutes, works):
     with time_machine.travel(timezone.now()) as traveller:
-        ask(client, "alice@example.org")
+        request_code(client, "alice@example.org")
         traveller.shift(timedelta(minutes=minutes))
         page = enter(client, code_for(mailbox, "alice@example.org"), follow=works is False)
     assert is_signed_in(client) is works
@@ -193,8 +193,8 @@ def test_a_code_runs_out_after_ten_minutes(client, mailbox, minutes, works):
         assert page.redirect_chain == [("/signin/", 302)]
 
 
-def test_a_code_works_once_and_only_where_it_was_asked_for(client, mailbox):
-    ask(client, "alice@example.org")
+def test_a_code_works_once_and_only_in_its_browser(client, mailbox):
+    request_code(client, "alice@example.org")
     code = code_for(mailbox, "alice@example.org")
     page = enter(Client(), code, follow=True)
     assert "in the browser that it was asked for in" in page.text
@@ -205,9 +205,9 @@ def test_a_code_works_once_and_only_where_it_was_asked_for(client, mailbox):
     assert not is_signed_in(client)
 
 
-def test_a_new_code_can_be_sent_and_the_one_before_no_longer_works(client, mailbox):
+def test_a_new_code_replaces_the_one_before(client, mailbox):
     with time_machine.travel(timezone.now()) as traveller:
-        ask(client, "alice@example.org")
+        request_code(client, "alice@example.org")
         first = code_for(mailbox, "alice@example.org")
         traveller.shift(timedelta(minutes=9))
         page = client.post("/signin/code/?next=/tokens/", {"action": "resend"}, follow=True)
@@ -218,23 +218,23 @@ def test_a_new_code_can_be_sent_and_the_one_before_no_longer_works(client, mailb
     assert answer.url == "/tokens/"
 
 
-def test_another_address_can_be_used_instead(client, mailbox):
-    ask(client, "alcie@example.org")
+def test_another_address_can_be_entered_instead(client, mailbox):
+    request_code(client, "alcie@example.org")
     assert 'href="/signin/"' in client.get("/signin/code/").text
     assert client.get("/signin/").status_code == 200
-    ask(client, "alice@example.org")
+    request_code(client, "alice@example.org")
     enter(client, code_for(mailbox, "alice@example.org"))
     assert Owner.objects.get(last_login__isnull=False).email == "alice@example.org"
 
 
-def test_a_mail_server_that_is_away_is_told_and_it_works_when_it_is_back(client, mailbox):
+def test_an_unavailable_mail_server_is_503_and_later_attempts_work(client, mailbox):
     mailbox.stop()
-    page = ask(client, "alice@example.org")
+    page = request_code(client, "alice@example.org")
     assert (page.status_code, "could not be sent" in page.text) == (503, True)
     assert 'value="alice@example.org"' in page.text
     assert client.get("/signin/code/").status_code == 302
     mailbox.start()
-    ask(client, "alice@example.org")
+    request_code(client, "alice@example.org")
     mailbox.refuse(True)
     page = client.post("/signin/code/", {"action": "resend"})
     assert (page.status_code, "The code of before still" in page.text) == (503, True)
@@ -243,9 +243,9 @@ def test_a_mail_server_that_is_away_is_told_and_it_works_when_it_is_back(client,
     assert Owner.objects.count() == 1
 
 
-def test_an_address_that_takes_no_mail_is_told_at_the_field(client, mailbox):
+def test_an_address_rejected_by_the_mail_server_has_an_error_at_the_field(client, mailbox):
     mailbox.rejected.add("nobody@example.org")
-    page = ask(client, "nobody@example.org")
+    page = request_code(client, "nobody@example.org")
     assert page.status_code == 200
     assert "Check it, or use another one" in str(page.context["form"].errors["email"])
 
@@ -260,8 +260,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("address", REFUSED)
-def test_what_is_no_address_is_refused_at_the_field(client, mailbox, address):
-    page = ask(client, address)
+def test_an_invalid_address_has_an_error_at_the_field(client, mailbox, address):
+    page = request_code(client, address)
     assert page.status_code == 200
     assert page.context["form"].errors["email"]
     assert "<script>alert" not in page.text
@@ -278,8 +278,8 @@ def test_what_is_no_address_is_refused_at_the_field(client, mailbox, address):
         ('"a<b>"@example.org', '"a<b>"@example.org'),
     ],
 )
-def test_what_is_an_address_is_taken_in_its_normal_form(client, mailbox, typed, known):
-    answer = ask(client, typed)
+def test_an_address_is_normalised(client, mailbox, typed, known):
+    answer = request_code(client, typed)
     assert answer.status_code == 302
     assert Owner.objects.get().email == known
     assert escape(known) in client.get("/signin/code/").text
@@ -287,42 +287,42 @@ def test_what_is_an_address_is_taken_in_its_normal_form(client, mailbox, typed, 
     assert is_signed_in(client)
 
 
-def test_codes_for_one_address_are_limited_wherever_they_are_asked_for(mailbox):
+def test_codes_for_one_address_are_limited_across_clients(mailbox):
     for number in range(3):
-        assert ask(Client(REMOTE_ADDR=f"192.0.2.{number}"), "alice@example.org").status_code == 302
+        assert request_code(Client(REMOTE_ADDR=f"192.0.2.{number}"), "alice@example.org").status_code == 302
     client = Client(REMOTE_ADDR="192.0.2.9")
-    page = ask(client, "Alice@example.org")
+    page = request_code(client, "Alice@example.org")
     assert (page.status_code, page["Retry-After"]) == (429, "60")
     assert "Wait a minute and try again" in page.text
     assert len(mailbox.mails) == 3
-    assert ask(client, "bob@example.org").status_code == 302
+    assert request_code(client, "bob@example.org").status_code == 302
     with time_machine.travel(timezone.now() + timedelta(seconds=61)):
-        assert ask(client, "alice@example.org").status_code == 302
+        assert request_code(client, "alice@example.org").status_code == 302
 
 
-def test_a_new_code_counts_like_the_first(client, mailbox):
-    ask(client, "alice@example.org")
+def test_a_resent_code_counts_towards_the_limit(client, mailbox):
+    request_code(client, "alice@example.org")
     answers = [client.post("/signin/code/", {"action": "resend"}).status_code for _ in range(3)]
     assert answers == [302, 302, 429]
 
 
-def test_codes_are_limited_from_one_place_behind_a_proxy_too(mailbox, settings):
+def test_codes_are_limited_by_client_address_behind_a_proxy(mailbox, settings):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
     forged = iter(range(100))
 
-    def asked(place):
-        forwarded = f"203.0.113.{next(forged)}, {place}"
-        return ask(Client(HTTP_X_FORWARDED_FOR=forwarded), f"a{next(forged)}@example.org").status_code
+    def asked(client_address):
+        forwarded = f"203.0.113.{next(forged)}, {client_address}"
+        return request_code(Client(HTTP_X_FORWARDED_FOR=forwarded), f"a{next(forged)}@example.org").status_code
 
     assert [asked("192.0.2.1") for _ in range(21)] == [302] * 20 + [429]
     assert asked("192.0.2.2") == 302
 
 
-def test_a_server_that_knows_no_client_address_lets_people_in(client, mailbox):
-    assert ask(Client(REMOTE_ADDR=""), "alice@example.org").status_code == 302
+def test_sign_in_works_without_a_client_address(client, mailbox):
+    assert request_code(Client(REMOTE_ADDR=""), "alice@example.org").status_code == 302
 
 
-def test_two_who_ask_at_once_for_a_new_address_make_one_owner(transactional_db, mailbox, settings):
+def test_concurrent_requests_for_a_new_address_create_one_owner(transactional_db, mailbox, settings):
     settings.ACCOUNT_RATE_LIMITS = {"request_login_code": None}
     clients = iter([Client() for _ in range(6)])
     lock = threading.Lock()
@@ -330,23 +330,23 @@ def test_two_who_ask_at_once_for_a_new_address_make_one_owner(transactional_db, 
     def one():
         with lock:
             client = next(clients)
-        return ask(client, "alice@example.org").status_code
+        return request_code(client, "alice@example.org").status_code
 
     assert in_parallel(*[one] * 6) == [302] * 6
     assert Owner.objects.count() == EmailAddress.objects.count() == 1
     assert len(mailbox.mails) == 6
 
 
-def test_the_address_of_before_signs_nobody_in_after_an_operator_changed_it(client, mailbox):
+def test_a_former_address_signs_in_another_owner(client, mailbox):
     owner = Owner.objects.create_user("before@example.org")
     create_link(owner)
     Owner.objects.update(email="after@example.org")
-    ask(client, "before@example.org")
+    request_code(client, "before@example.org")
     enter(client, code_for(mailbox, "before@example.org"))
     assert Owner.objects.get(email="before@example.org").pk != owner.pk
     assert client.get("/signout/").context["user"].pk != owner.pk
     other = Client()
-    ask(other, "after@example.org")
+    request_code(other, "after@example.org")
     enter(other, code_for(mailbox, "after@example.org"))
     assert other.get("/signout/").context["user"].pk == owner.pk
     assert sorted(EmailAddress.objects.values_list("email", "verified")) == [
@@ -355,36 +355,36 @@ def test_the_address_of_before_signs_nobody_in_after_an_operator_changed_it(clie
     ]
 
 
-def test_an_address_of_a_vouched_domain_is_vouched_for_once_it_is_proven(client, mailbox, settings):
+def test_an_owner_of_a_vouched_domain_gets_access_by_the_first_code(client, mailbox, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
-    ask(client, "alice@example.org")
+    request_code(client, "alice@example.org")
     assert not Owner.objects.get().vouched
     enter(client, code_for(mailbox, "alice@example.org"))
     assert Owner.objects.get().vouched
 
 
-def test_who_is_signed_in_is_not_asked_again(client):
+def test_a_signed_in_owner_is_redirected_from_sign_in(client):
     client.force_login(Owner.objects.create_user("alice@example.org"))
     assert client.get("/signin/").url == "/queues/"
     assert client.get("/signin/?next=/tokens/").url == "/tokens/"
     assert client.get("/signin/code/").url == "/queues/"
 
 
-def test_forms_need_their_token():
+def test_forms_need_a_csrf_token():
     client = Client(enforce_csrf_checks=True)
     for path in ("/signin/", "/signin/code/", "/signout/"):
         assert client.post(path, {"email": "alice@example.org"}).status_code == 403
     assert not Owner.objects.exists()
 
 
-# Links
+# Sign-in links
 
 
 def path_of(link):
     return urlsplit(link).path
 
 
-def test_the_command_prints_a_link_that_signs_in_once(client, settings):
+def test_login_link_prints_a_link_that_works_once(client, settings):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     call_command("create_owner", "alice@example.org", stdout=StringIO())
     out = StringIO()
@@ -401,7 +401,7 @@ def test_the_command_prints_a_link_that_signs_in_once(client, settings):
     assert not is_signed_in(other)
 
 
-def test_the_commands_make_a_proven_address(db):
+def test_create_owner_and_login_link_verify_the_address(db):
     call_command("create_owner", "alice@example.org", stdout=StringIO())
     assert EmailAddress.objects.get(user__email="alice@example.org").verified
     Owner.objects.create_user("bob@example.org")
@@ -410,13 +410,13 @@ def test_the_commands_make_a_proven_address(db):
 
 
 @pytest.mark.parametrize("address", ["nobody@example.org", "closed@example.org", "", "x"])
-def test_the_command_says_what_to_do_where_there_is_no_such_owner(address):
+def test_login_link_for_a_missing_or_closed_owner_says_what_to_do(address):
     Owner.objects.create_user("closed@example.org", is_active=False)
     with pytest.raises(CommandError, match=r"is deactivated" if "closed" in address else r"manage.py create_owner"):
         call_command("login_link", address)
 
 
-def test_a_link_runs_out_after_ten_minutes(client):
+def test_a_link_expires_after_ten_minutes(client):
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=1)):
         assert client.get(path).status_code == 410
@@ -424,18 +424,18 @@ def test_a_link_runs_out_after_ten_minutes(client):
 
 
 @pytest.mark.parametrize("token", ["x", "é", "a" * 5000, "%00", "<b>", "%2e%2e"])
-def test_a_made_up_link_signs_nobody_in(client, token):
+def test_an_invalid_link_signs_nobody_in(client, token):
     page = client.get(f"/signin/link/{token}/")
     assert page.status_code == 410
     assert not is_signed_in(client)
 
 
-def test_of_those_who_open_a_link_at_once_one_gets_in(transactional_db):
+def test_one_of_six_concurrent_uses_of_a_link_succeeds(transactional_db):
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     assert sorted(in_parallel(*[lambda: Client().get(path).status_code] * 6)) == [302] + [410] * 5
 
 
-def test_looking_at_a_link_does_not_use_it_up_and_logs_nothing(client, caplog):
+def test_other_methods_do_not_use_up_a_link_and_nothing_is_logged(client, caplog):
     caplog.set_level(logging.DEBUG)
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     token = path.split("/")[-2]
@@ -456,7 +456,7 @@ def test_a_link_of_an_inactive_owner_signs_nobody_in(client):
     assert not is_signed_in(client)
 
 
-def test_a_link_takes_over_from_whoever_was_signed_in(client):
+def test_a_link_replaces_the_session_of_another_owner(client):
     client.force_login(Owner.objects.create_user("bob@example.org"))
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     client.get(path)
@@ -465,10 +465,10 @@ def test_a_link_takes_over_from_whoever_was_signed_in(client):
     assert (page.status_code, 'href="/queues/"' in page.text) == (410, True)
 
 
-# Signing out, and the administration
+# Sign-out, and sign-in to the admin
 
 
-def test_signing_out_ends_the_session(client):
+def test_sign_out_ends_the_session(client):
     client.force_login(Owner.objects.create_user("alice@example.org"))
     page = client.get("/signout/")
     assert (page.status_code, "alice@example.org" in page.text) == (200, True)
@@ -479,7 +479,7 @@ def test_signing_out_ends_the_session(client):
     assert client.get("/signout/").url == "/"
 
 
-def test_the_administration_leads_to_signing_in_and_back(client, mailbox):
+def test_the_admin_redirects_to_sign_in_and_back(client, mailbox):
     Owner.objects.create_superuser("ops@example.org")
     page = client.get("/admin/queues/queue/", follow=True)
     assert page.redirect_chain[-1][0] == "/signin/?next=%2Fadmin%2Fqueues%2Fqueue%2F"
@@ -490,7 +490,7 @@ def test_the_administration_leads_to_signing_in_and_back(client, mailbox):
     assert client.get("/admin/login/").url == "/admin/"
 
 
-def test_the_administration_is_refused_to_who_is_no_operator(client):
+def test_the_admin_refuses_owners_who_are_no_operators(client):
     client.force_login(Owner.objects.create_user("alice@example.org", vouched=True))
     page = client.get("/admin/", follow=True)
     assert (page.status_code, "This is for operators" in page.text) == (403, True)
@@ -499,21 +499,21 @@ def test_the_administration_is_refused_to_who_is_no_operator(client):
 @pytest.mark.parametrize(
     "name", ["signup", "password/reset", "email", "3rdparty", "inactive", "reauthenticate", "login"]
 )
-def test_no_other_page_of_signing_in_is_there(client, name):
+def test_other_pages_of_allauth_are_404(client, name):
     assert client.get(f"/signin/{name}/").status_code == 404
     assert client.get(f"/accounts/{name}/").status_code == 404
 
 
-# Who never proved anything
+# Pruning of visitors
 
 
-def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox):
-    ask(client, "visitor@example.org")
-    ask(client, "proven@example.org")
+def test_visitors_without_a_verified_address_are_deleted_after_a_day(client, mailbox):
+    request_code(client, "visitor@example.org")
+    request_code(client, "proven@example.org")
     enter(client, code_for(mailbox, "proven@example.org"))
     kept = {"proven@example.org", "link@example.org", "vouched@example.org", "account@example.org", "ops@example.org",
             "closed@example.org", "late@example.org", "by-hand@example.org"}  # fmt: skip
-    Owner.objects.create_user("by-hand@example.org")  # as in the administration, where nobody types it to sign in
+    Owner.objects.create_user("by-hand@example.org")  # like an owner created in the admin
     create_link(Owner.objects.create_user("link@example.org"))
     Owner.objects.create_user("vouched@example.org", vouched=True)
     PulseUser.objects.create(username="a").owners.add(Owner.objects.create_user("account@example.org"))
@@ -531,7 +531,7 @@ def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox)
     assert not Session.objects.exists()
 
 
-def test_pruning_asks_for_nothing_more_when_there_are_more(db, django_assert_max_num_queries):
+def test_the_statements_of_pruning_visitors_do_not_grow(db, django_assert_max_num_queries):
     for number in range(60):
         get_or_create_owner(f"v{number}@example.org")
     Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
@@ -539,24 +539,24 @@ def test_pruning_asks_for_nothing_more_when_there_are_more(db, django_assert_max
         assert prune_visitors() == 60
 
 
-def test_who_is_given_something_while_visitors_go_stays(db, monkeypatch):
+def test_a_visitor_vouched_during_pruning_is_kept(db, monkeypatch):
     owner = get_or_create_owner("visitor@example.org")
     Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
     real = QuerySet.delete
 
-    def meanwhile(self):
+    def vouch_first(self):
         if self.model is Owner:
             Owner.objects.filter(pk=owner.pk).update(vouched=True)
         return real(self)
 
-    monkeypatch.setattr(QuerySet, "delete", meanwhile)
+    monkeypatch.setattr(QuerySet, "delete", vouch_first)
     assert prune_visitors() == 0
     assert Owner.objects.get() == owner
 
 
 @pytest.mark.parametrize("address", ["a@exam\u200bple.org", "a@\u202eelpmaxe.org", "a@\uff45xample.org"])
-def test_an_address_that_looks_like_another_is_nobodys_however_it_comes_in(client, mailbox, address):
-    assert ask(client, address).status_code == 200
+def test_a_look_alike_address_is_refused_everywhere(client, mailbox, address):
+    assert request_code(client, address).status_code == 200
     with pytest.raises(ValidationError):
         Owner.objects.create_user(address)
     with pytest.raises(CommandError):
@@ -568,7 +568,7 @@ def test_an_address_that_looks_like_another_is_nobodys_however_it_comes_in(clien
 # In a browser
 
 
-def test_a_person_signs_in_by_a_code_with_the_keyboard_and_out_again(page, mailbox):
+def test_a_person_signs_in_and_out_with_the_keyboard(page, mailbox):
     page.goto("/signin/")
     assert Axe().run(page).violations_count == 0
     page.keyboard.type("alice@example.org")  # the field has the focus
@@ -587,7 +587,7 @@ def test_a_person_signs_in_by_a_code_with_the_keyboard_and_out_again(page, mailb
     assert owner.last_login is not None
 
 
-def test_a_link_signs_in_and_each_page_of_signing_in_keeps_the_policy(live_server, page):
+def test_the_sign_in_pages_are_accessible(live_server, page):
     sign_in(page, Owner.objects.create_user("alice@example.org"))
     assert page.url == f"{live_server.url}/queues/"
     for path, words in (
@@ -609,12 +609,12 @@ def test_a_link_signs_in_and_each_page_of_signing_in_keeps_the_policy(live_serve
         ("document.body.append(Object.assign(new Image(), {src: '/missing.png'}))", "404: "),
     ],
 )
-def test_a_page_that_does_what_it_should_not_fails_its_test(browser, live_server, script, told):
-    def look():
-        with checked_page(browser, live_server.url, set()) as page:
+def test_a_browser_test_fails_on_page_errors(browser, live_server, script, told):
+    def open_and_run_script():
+        with watched(browser, live_server.url, set()) as page:
             page.goto("/signin/")
             page.evaluate(script)
             page.wait_for_timeout(300)
 
     with pytest.raises(AssertionError, match=told):
-        look()
+        open_and_run_script()

@@ -1,4 +1,4 @@
-"""The pages and the health checks."""
+"""The front page, the health checks and the admin."""
 
 import pytest
 from django.test import Client
@@ -8,35 +8,35 @@ from tests.api import answer_to
 
 
 @pytest.mark.django_db
-def test_the_front_page_says_what_this_is(client):
+def test_the_front_page_mentions_rabbitmq(client):
     page = client.get("/")
     assert page.status_code == 200
     assert "RabbitMQ" in page.text
 
 
-def test_static_files_are_served_without_a_collecting_step(client):
+def test_static_files_are_served_without_collectstatic(client):
     sheet = client.get("/static/guardian.css")
     assert sheet.status_code == 200
     assert sheet["Content-Type"].startswith("text/css")
 
 
-def test_alive_needs_nothing(client):
+def test_healthz_needs_no_database(client):
     assert client.get("/healthz").json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("charset", ["rot13", "idna", "undefined", "utf-16"])
-def test_a_request_is_read_as_utf_8_whatever_charset_it_names(charset):
+def test_requests_are_read_as_utf_8_regardless_of_their_charset(charset):
     kind = f"multipart/form-data; boundary=x; charset={charset}"
     answer = answer_to(PATH_INFO="/healthz", QUERY_STRING="a=%ff%ed", CONTENT_TYPE=kind)
     assert answer.content == b'{"status": "ok"}'
 
 
-def test_ready_when_database_task_queue_and_broker_answer(guarded, client):
+def test_readyz_is_200_when_database_task_queue_and_broker_answer(guarded, client):
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()) == (200, {"database": True, "task_queue": True, "broker": True})
 
 
-def test_not_ready_without_the_broker_and_the_password_is_not_told(guarded, client, settings, caplog):
+def test_readyz_is_503_without_the_broker(guarded, client, settings, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["broker"]) == (503, False)
@@ -46,7 +46,7 @@ def test_not_ready_without_the_broker_and_the_password_is_not_told(guarded, clie
 @pytest.mark.django_db
 @pytest.mark.parametrize("page", ["accounts/owner", "accounts/pulseuser", "queues/queue", "queues/queueevent",
                                   "notifications/notification", "queues/pass"])  # fmt: skip
-def test_operators_see_everything_in_the_administration_and_nobody_else_does(page):
+def test_only_operators_see_the_admin(page):
     visitor = Client()
     assert visitor.get(f"/admin/{page}/").status_code == 302
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
@@ -58,7 +58,7 @@ def test_operators_see_everything_in_the_administration_and_nobody_else_does(pag
 
 
 @pytest.mark.django_db
-def test_two_owners_cannot_share_an_address_in_another_case():
+def test_owners_addresses_are_unique_regardless_of_case():
     from django.core.exceptions import ValidationError
     from django.db import IntegrityError
 

@@ -1,4 +1,4 @@
-"""The agents in the field: waldur-site-agent from PyPI, unchanged, run as its own process."""
+"""The unchanged waldur-site-agent from PyPI, run as its own process."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ from tools.processes import ProcessGroup
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS = ("1.0.5", "1.0.7")
-HEARTBEAT = Path("/tmp/waldur-site-agent-heartbeat")  # where it is, nobody can tell the agent otherwise
+HEARTBEAT = Path("/tmp/waldur-site-agent-heartbeat")  # the agent cannot be configured to use another path
 
 
 class Agent:
-    """One version of the agent, with an owner and an offering of its own."""
+    """One version of the agent, with its own owner and offering."""
 
     def __init__(self, version, agents, directory, api_url, stomp_url):
         self.version = version
@@ -44,7 +44,7 @@ class Agent:
             "stomp_ws_path": address.path,
             "websocket_use_tls": False,
         }
-        # YAML is what it reads, and JSON is YAML.
+        # The agent reads YAML, and JSON is YAML.
         (self._directory / "config.yaml").write_text(json.dumps({"offerings": [offering]}))
         self._log = self._directory / "agent.log"
         self._group = None
@@ -56,25 +56,25 @@ class Agent:
         self._group.start("agent", [self._program, "--mode", "event_process", "--config-file", "config.yaml"])
 
     def stop(self, timeout=15):
-        """End it as its operator would; after so many seconds it is killed."""
+        """Terminate the agent, and kill it after the timeout."""
         if self._group is not None:
             self._group.stop(timeout)
 
-    def said(self):
-        """What it has logged since its start: a line is a JSON object with the text as its `event`."""
+    def logged(self):
+        """Return the logged texts since the start: each line is a JSON object with the text as `event`."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 
-    def wait_until_it_says(self, text, timeout=40):
+    def wait_for_log(self, text, timeout=40):
         deadline = time.monotonic() + timeout
-        while not any(text in line for line in self.said()):
+        while not any(text in line for line in self.logged()):
             running = not self._group.ended()
             assert running, f"{self.version} has ended: {self._log.read_text()}"
-            assert time.monotonic() < deadline, "\n".join([f"{self.version} does not say {text!r}", *self.said()])
+            assert time.monotonic() < deadline, "\n".join([f"{self.version} does not log {text!r}", *self.logged()])
             time.sleep(0.1)
 
     def queue(self):
-        """The vhost and the name of the queue in which its orders arrive."""
+        """Return vhost and name of the queue of its orders."""
         if self.version == "1.0.5":
             row = SubscriptionQueue.objects.get(offering=self.offering, object_type="order")
         else:
@@ -82,7 +82,7 @@ class Agent:
         return row.vhost, row.queue_name
 
     def rows(self):
-        """All that it has registered."""
+        """Return the ids of all that it registered."""
         return {
             model.__name__: sorted(model.objects.filter(**{path: self.offering}).values_list("uuid", flat=True))
             for model, path in (
@@ -94,7 +94,7 @@ class Agent:
         }
 
     def remove(self):
-        """Remove what its queue came from."""
+        """Delete the subscription or consumer of its queue."""
         if self.version == "1.0.5":
             EventSubscription.objects.get(queues__offering=self.offering, queues__object_type="order").delete()
         else:
@@ -102,7 +102,7 @@ class Agent:
 
 
 @pytest.fixture
-def agents_in_the_field(agents, live_server, stomp_url, tmp_path):
+def site_agents(agents, live_server, stomp_url, tmp_path):
     was_there = HEARTBEAT.exists()
     made = [Agent(version, agents, tmp_path, f"{live_server.url}/api/", stomp_url) for version in VERSIONS]
     with contextlib.ExitStack() as stack:
@@ -113,43 +113,43 @@ def agents_in_the_field(agents, live_server, stomp_url, tmp_path):
         HEARTBEAT.unlink(missing_ok=True)
 
 
-def tell(agent, order):
-    """Publish the event of a finished order, and wait for the agent's handler to deal with it."""
+def publish_order(agent, order):
+    """Publish the event of a finished order, and wait until the agent has handled it."""
     published = events.publish(agent.offering, "order", {"order_uuid": order, "order_state": "done"}, by=agent.owner)
     assert published.delivered == 1
-    agent.wait_until_it_says(f"Skipping order {order} with finished state done")
+    agent.wait_for_log(f"Skipping order {order} with finished state done")
 
 
-def test_both_register_are_told_start_again_and_are_removed(agents_in_the_field, management):
-    for agent in agents_in_the_field:
+def test_both_versions_register_receive_events_restart_and_are_removed(site_agents, management):
+    for agent in site_agents:
         agent.start()
-    for agent in agents_in_the_field:
-        agent.wait_until_it_says("Signal handlers set")
-    registered = {agent.version: agent.rows() for agent in agents_in_the_field}
+    for agent in site_agents:
+        agent.wait_for_log("Signal handlers set")
+    registered = {agent.version: agent.rows() for agent in site_agents}
     numbers = {version: {model: len(uuids) for model, uuids in rows.items()} for version, rows in registered.items()}
-    # The older one wants orders and nothing else; the newer one has one queue for whatever it wants.
+    # 1.0.5 subscribes to orders only; 1.0.7 has one queue for all types.
     assert numbers == {
         "1.0.5": {"AgentIdentity": 1, "EventSubscription": 1, "SubscriptionQueue": 1, "Consumer": 0},
         "1.0.7": {"AgentIdentity": 1, "EventSubscription": 0, "SubscriptionQueue": 0, "Consumer": 1},
     }
-    for agent in agents_in_the_field:
-        tell(agent, "first")
+    for agent in site_agents:
+        publish_order(agent, "first")
 
-    for agent in agents_in_the_field:
+    for agent in site_agents:
         agent.stop()
         agent.start()
-    for agent in agents_in_the_field:
-        agent.wait_until_it_says("Signal handlers set")
-        assert not any("Registered new identity" in line for line in agent.said())
-        tell(agent, "second")
-    older, _ = agents_in_the_field
-    answers = [line for line in older.said() if line.startswith("HTTP Request: POST")]  # the newer one keeps them quiet
+    for agent in site_agents:
+        agent.wait_for_log("Signal handlers set")
+        assert not any("Registered new identity" in line for line in agent.logged())
+        publish_order(agent, "second")
+    older, _ = site_agents
+    answers = [line for line in older.logged() if line.startswith("HTTP Request: POST")]  # 1.0.7 does not log requests
     assert any('create_queue/ "HTTP/1.1 200 OK"' in answer for answer in answers), answers
-    assert {agent.version: agent.rows() for agent in agents_in_the_field} == registered
+    assert {agent.version: agent.rows() for agent in site_agents} == registered
 
-    for agent in agents_in_the_field:
+    for agent in site_agents:
         vhost, name = agent.queue()
         agent.remove()
         with pytest.raises(NotOnBroker):
             management.queue(vhost, name)
-        agent.wait_until_it_says("Disconnected from queue")
+        agent.wait_for_log("Disconnected from queue")

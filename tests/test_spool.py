@@ -1,4 +1,4 @@
-"""Tasks in a folder: whoever looks while another writes sees all of a message, or none of it."""
+"""The spool: tasks in a folder, whose readers see whole messages only."""
 
 import multiprocessing
 import time
@@ -37,7 +37,7 @@ def in_processes(function: object, *calls: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize("messages", [100, pytest.param(2000, marks=pytest.mark.soak)])
-def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_path: Path, messages: int) -> None:
+def test_a_busy_reader_gets_every_message_once_and_whole(tmp_path: Path, messages: int) -> None:
     spawn = multiprocessing.get_context("spawn")
     senders = [spawn.Process(target=publish, args=(tmp_path, sender, messages)) for sender in range(2)]
     for sender in senders:
@@ -47,7 +47,7 @@ def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_
         deadline = time.monotonic() + 60
         while len(seen) < 2 * messages and time.monotonic() < deadline:
             try:
-                message = channel._get("tasks")  # what a worker does five times a second
+                message = channel._get("tasks")  # a worker does this five times a second
             except Empty:
                 continue
             seen.append(tuple(spool.channel().message_to_python(message).decode()["number"]))
@@ -56,16 +56,16 @@ def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_
     assert sorted(seen) == [(sender, number) for sender in range(2) for number in range(messages)]
 
 
-def test_two_workers_that_bind_at_their_first_start_are_both_bound(tmp_path: Path) -> None:
+def test_two_workers_binding_concurrently_are_both_bound(tmp_path: Path) -> None:
     in_processes(bind, (tmp_path, "one"), (tmp_path, "two"))
     with connection(tmp_path) as spool, spool.channel() as channel:
         assert sorted(bound.queue for bound in channel.get_table("everybody")) == ["one", "two"]
 
 
-def test_an_installation_without_redis_uses_it() -> None:
+def test_an_installation_without_redis_uses_the_spool() -> None:
     assert settings.CELERY_BROKER_TRANSPORT == "guardian_site.spool:Transport"
 
 
-def test_nothing_unfinished_is_left(tmp_path: Path) -> None:
+def test_publishing_leaves_no_unfinished_files(tmp_path: Path) -> None:
     publish(tmp_path, 1, 10)
     assert not list(tmp_path.glob("*.unfinished"))

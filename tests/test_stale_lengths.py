@@ -1,4 +1,4 @@
-"""Lengths that lag: the list shows a quorum queue as of its last tick, which is up to 5 s old."""
+"""Outdated lengths: the list shows a quorum queue as of its last tick, up to 5 s ago."""
 
 from datetime import timedelta
 
@@ -15,9 +15,7 @@ LONG = {"purged", "consumed", "consumed-and-refilled", "acknowledged", "really-l
 
 
 @TYPES
-def test_a_queue_that_was_emptied_right_before_the_pass_stays_and_a_long_one_is_deleted(
-    amqp, management, guarded, queue_type
-):
+def test_a_queue_purged_just_before_the_pass_is_kept(amqp, management, guarded, queue_type):
     for name in LONG:
         amqp.queue(name, 40, arguments={"x-queue-type": queue_type})
     unacknowledged = [amqp.channel.basic_get("acknowledged") for _ in range(40)]
@@ -34,7 +32,7 @@ def test_a_queue_that_was_emptied_right_before_the_pass_stays_and_a_long_one_is_
     assert "recovery" not in sent("ops@example.org")
 
 
-def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12_s(amqp, management, guarded):
+def test_a_quorum_queue_is_deleted_for_unacknowledged_messages_after_12_s(amqp, management, guarded):
     amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
     for _ in range(40):
         amqp.channel.basic_get("held")
@@ -49,7 +47,7 @@ def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
-def test_a_quorum_queue_whose_messages_were_taken_and_not_acknowledged_is_not_back_to_normal(amqp, management, guarded):
+def test_a_quorum_queue_with_unacknowledged_messages_has_not_recovered(amqp, management, guarded):
     amqp.queue("held", 8, arguments={"x-queue-type": "quorum"})
     wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 8})
     monitor.run_pass()
@@ -63,7 +61,7 @@ def test_a_quorum_queue_whose_messages_were_taken_and_not_acknowledged_is_not_ba
     assert sent("ops@example.org") == ["warning"]
 
 
-def test_a_list_that_shows_a_quorum_queue_below_its_limit_begins_its_12_s_anew(amqp, management, guarded):
+def test_a_list_below_the_limit_restarts_the_12_s_of_a_quorum_queue(amqp, management, guarded):
     amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
     tags = [amqp.channel.basic_get("held")[0].delivery_tag for _ in range(40)]
     wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
@@ -76,9 +74,7 @@ def test_a_list_that_shows_a_quorum_queue_below_its_limit_begins_its_12_s_anew(a
     assert Queue.objects.get().over_unacked_since is None
 
 
-def test_a_quorum_queue_that_the_list_shows_shorter_than_it_is_is_not_reported_as_back_to_normal(
-    amqp, management, guarded
-):
+def test_a_quorum_queue_that_only_seems_short_has_not_recovered(amqp, management, guarded):
     amqp.queue("builds", 6, arguments={"x-queue-type": "quorum"})
     wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 6})
     monitor.run_pass()
@@ -94,7 +90,7 @@ def test_a_quorum_queue_that_the_list_shows_shorter_than_it_is_is_not_reported_a
     assert sent("ops@example.org") == ["warning", "recovery"]
 
 
-def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back_to_normal(guarded_node):
+def test_a_quorum_queue_with_a_hanging_leader_is_neither_deleted_nor_recovered(guarded_node):
     amqp = Amqp(guarded_node.amqp_url, "/")
     for name in ("shrinking", "long"):
         amqp.queue(name, 6, arguments={"x-queue-type": "quorum"})

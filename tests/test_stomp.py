@@ -1,4 +1,4 @@
-"""From an agent's registration to an event in its hands: REST over a socket, the broker, STOMP over WebSocket."""
+"""From an agent's registration to a received event: REST over a socket, the broker, STOMP over WebSocket."""
 
 import json
 import uuid
@@ -11,17 +11,19 @@ from accounts.tokens import create_token
 from rabbit.management import NotOnBroker
 from tools.stomp import Refused, StompReader
 
-WAIT = 15
-"""How long anything may take to arrive, in seconds."""
+TIMEOUT_SECONDS = 15
 
 
 class Rest:
-    """A program at the other end of a socket, with a token."""
+    """An API client with a token, over a socket."""
 
     def __init__(self, url, owner):
         self.token, self.key = create_token(owner, "agent")
         self.client = httpx.Client(
-            base_url=f"{url}/api/", headers={"Authorization": f"Token {self.key}"}, trust_env=False, timeout=WAIT
+            base_url=f"{url}/api/",
+            headers={"Authorization": f"Token {self.key}"},
+            trust_env=False,
+            timeout=TIMEOUT_SECONDS,
         )
 
     def post(self, path, body, status=201):
@@ -35,7 +37,7 @@ class Rest:
 
 
 class Registered(NamedTuple):
-    """What an agent knows after it has registered, and what removes that again."""
+    """What an agent knows after its registration, and the path to delete it."""
 
     vhost: str
     login: str
@@ -47,7 +49,7 @@ class Registered(NamedTuple):
 
 
 def for_one_type(rest, offering, object_type="order"):
-    """Register as agents up to 1.0.5 do: a subscription and a queue for each type."""
+    """Register like agents up to 1.0.5: a subscription and a queue for each type."""
     identity = rest.post("marketplace-site-agent-identities/", {"offering": offering.uuid.hex, "name": _name()})
     path = f"marketplace-site-agent-identities/{identity['uuid']}/register_event_subscription/"
     subscription = rest.post(path, {"observable_object_type": object_type})
@@ -63,7 +65,7 @@ def for_one_type(rest, offering, object_type="order"):
 
 
 def for_all_types(rest, offering):
-    """Register as agents from 1.0.7 on do: one queue."""
+    """Register like agents from 1.0.7 on: one queue."""
     identity = rest.post("marketplace-site-agent-identities/", {"offering": str(offering.uuid), "name": _name()})
     path = f"marketplace-site-agent-identities/{identity['uuid']}/"
     queue = rest.post(f"{path}register_queue/", {"object_types": []})
@@ -98,11 +100,11 @@ def publish(rest, offering, payload):
     return rest.post(f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": payload}, status=200)
 
 
-def test_an_event_arrives_whole(rest, offering, register, stomp_url):
+def test_an_event_arrives_complete(rest, offering, register, stomp_url):
     registered = register(rest, offering)
     with registered.reader(stomp_url, rest.key) as reader:
         published = publish(rest, offering, {"order_uuid": "7", "note": "grün"})
-        headers, body = reader.messages.get(timeout=WAIT)
+        headers, body = reader.messages.get(timeout=TIMEOUT_SECONDS)
     assert published["delivered"] == 1
     assert json.loads(body) == {
         "order_uuid": "7",
@@ -116,21 +118,21 @@ def test_an_event_arrives_whole(rest, offering, register, stomp_url):
     assert reader.messages.empty()
 
 
-def test_an_event_waits_for_an_agent_that_is_away(rest, offering, register, stomp_url):
+def test_an_event_waits_for_an_offline_agent(rest, offering, register, stomp_url):
     registered = register(rest, offering)
     publish(rest, offering, {"order_uuid": "8"})
     with registered.reader(stomp_url, rest.key) as reader:
-        assert json.loads(reader.messages.get(timeout=WAIT).body)["order_uuid"] == "8"
+        assert json.loads(reader.messages.get(timeout=TIMEOUT_SECONDS).body)["order_uuid"] == "8"
 
 
-def test_a_token_that_is_revoked_closes_the_connection_and_the_next_one_opens_it(
+def test_a_revoked_token_closes_the_connection_and_the_next_opens_it(
     rest, live_server, owner, offering, register, stomp_url
 ):
     registered = register(rest, offering)
     other = Rest(live_server.url, owner)
     with registered.reader(stomp_url, rest.key) as reader:
         other.delete(f"tokens/{rest.token.uuid}/")
-        assert reader.closed.wait(WAIT)
+        assert reader.closed.wait(TIMEOUT_SECONDS)
     with pytest.raises(Refused, match="Access refused"):
         registered.reader(stomp_url, rest.key).start()
     if register is for_all_types:
@@ -140,14 +142,14 @@ def test_a_token_that_is_revoked_closes_the_connection_and_the_next_one_opens_it
         other.post(f"{registered.path}create_queue/", body, status=200)
     with registered.reader(stomp_url, other.key) as reader:
         publish(other, offering, {"order_uuid": "9"})
-        assert json.loads(reader.messages.get(timeout=WAIT).body)["order_uuid"] == "9"
+        assert json.loads(reader.messages.get(timeout=TIMEOUT_SECONDS).body)["order_uuid"] == "9"
 
 
-def test_what_is_removed_is_closed_and_gone(rest, offering, register, stomp_url, management):
+def test_a_deleted_registration_is_disconnected_and_gone(rest, offering, register, stomp_url, management):
     registered = register(rest, offering)
     with registered.reader(stomp_url, rest.key) as reader:
         rest.delete(registered.path)
-        assert reader.closed.wait(WAIT)
+        assert reader.closed.wait(TIMEOUT_SECONDS)
     with pytest.raises(NotOnBroker):
         management.queue(registered.vhost, registered.queue_name)
     with pytest.raises(NotOnBroker):
@@ -156,7 +158,7 @@ def test_what_is_removed_is_closed_and_gone(rest, offering, register, stomp_url,
         registered.reader(stomp_url, rest.key).start()
 
 
-def test_a_login_reads_its_own_queues_alone(agents, rest, live_server, offering, register, stomp_url):
+def test_a_login_reads_its_own_queues_only(agents, rest, live_server, offering, register, stomp_url):
     registered = register(rest, offering)
     same_owner = for_one_type(rest, offering)
     with pytest.raises(Refused):
@@ -169,4 +171,4 @@ def test_a_login_reads_its_own_queues_alone(agents, rest, live_server, offering,
         stranger._replace(vhost=registered.vhost, queue_name=registered.queue_name).reader(stomp_url, bobs.key).start()
     with registered.reader(stomp_url, rest.key) as reader:
         publish(rest, offering, {"order_uuid": "10"})
-        assert reader.messages.get(timeout=WAIT)
+        assert reader.messages.get(timeout=TIMEOUT_SECONDS)
