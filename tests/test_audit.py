@@ -212,7 +212,7 @@ def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monke
 
 
 def test_an_entry_outlives_its_content_type(alice, operator):
-    audit.note(operator, "purged", alice)
+    audit.record(operator, "purged", alice)
     ContentType.objects.get_for_model(Owner).delete()
     ContentType.objects.clear_cache()
     [entry] = AuditEntry.objects.filter(deed="purged")

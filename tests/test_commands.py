@@ -218,7 +218,7 @@ def test_flushing_redis_loses_only_its_queued_tasks(amqp, environment, guarded, 
         amqp.publish("builds", 5)
         mailbox.wait_for(lambda mail: "Deleted" in mail.subject, timeout=60)
     run_scheduled_work()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
 
 
 @pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])

@@ -151,7 +151,7 @@ def test_a_pass_waits_for_a_slow_management_api(amqp, alice, broker_proxy, manag
     assert monitor.run_pass().deleted == 1
     broker_proxy.forward()
     run_scheduled_work()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -519,7 +519,7 @@ def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
     assert not management_has(management, other)
     let_time_pass()
     run_scheduled_work()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
     assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
     assert sent("alice@example.org") == ["warning"]
@@ -563,7 +563,7 @@ def test_guardians_account_that_is_restored_on_the_broker_lost_nothing(
     management.put_user(guardian_account, "first", ["administrator"])
     management.set_permissions(guarded, guardian_account, FULL_ACCESS)
     run_scheduled_work()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}
     assert sent("alice@example.org")[-1] == "deletion"
 
@@ -640,7 +640,7 @@ def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
         assert any(alarm in one for one in management.alarms())
         assert monitor.run_pass().deleted == 1
     run_scheduled_work()
-    assert broken(management, ["/"], mailbox.mails) == []
+    assert breaches(management, ["/"], mailbox.mails) == []
 
 
 def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
@@ -654,7 +654,7 @@ def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, mo
     reports = [monitor.run_pass() for _ in range(2)]
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
     run_scheduled_work()
-    assert broken(broker.management(), ["/"], mailbox.mails) == []
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
@@ -668,7 +668,7 @@ def test_a_deletion_carried_out_by_a_thawed_broker_is_notified_once(guarded_node
     guarded_node.resume()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
     run_scheduled_work()
-    assert broken(broker.management(), ["/"], mailbox.mails) == []
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org").count("deletion") == 1
     assert queue_names(broker.management(), "/") == {"short"}
 
@@ -681,7 +681,7 @@ def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, 
     assert monitor.run_pass().deleted == 0
     guarded_node.start()
     run_scheduled_work()
-    assert broken(broker.management(), ["/"], mailbox.mails) == []
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert "deletion" not in sent("ops@example.org")
 
 

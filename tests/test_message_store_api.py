@@ -763,7 +763,7 @@ def test_a_request_takes_few_statements(db):
 
 def send(*request):
     """Send a raw request; return the status and the fields of the errors."""
-    status, body = raw(*request)
+    status, body = send_raw(*request)
     return status, sorted(orjson.loads(body).get("error_msg", {}))
 
 

@@ -62,7 +62,7 @@ def test_bodies_that_never_end_block_no_other_request(served):
     assert send_raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413
     began, answers = time.monotonic(), []
     slow = [
-        threading.Thread(target=lambda: answers.append(raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
+        threading.Thread(target=lambda: answers.append(send_raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
         for _ in range(6)  # more requests than threads
     ]
     for thread in slow:

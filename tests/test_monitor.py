@@ -260,7 +260,7 @@ def test_a_pass_ends_while_another_pass_is_running(amqp):
 
 def test_a_lease_taken_slightly_later_is_not_free(guarded):
     """On PostgreSQL a statement that waited for a row has an earlier time than the one that held it."""
-    expires_at = Now() + timedelta(seconds=leases.TIMEOUT_SECONDS + 1)
+    expires_at = Now() + timedelta(seconds=leases.LEASE_SECONDS + 1)
     Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
     assert monitor.run_pass().another_pass
 

@@ -667,7 +667,7 @@ def test_a_removal_that_breaks_the_broker_does_not_block_others(registered, agen
     with monkeypatch.context() as patch:
         patch.setattr(Management, "delete_user", failing)
         registered.subscription.delete()
-        make_due()
+        make_removals_due()
         removals.run_due(50)
         # A minute later all others are due, but not this one.
         Removal.objects.update(due_at=F("due_at") - timedelta(seconds=65))
@@ -699,7 +699,7 @@ def test_a_refused_removal_is_recorded_and_retried(registered, agents, broker, c
             waits.append(round((removal.due_at - timezone.now()).total_seconds() / 60))
         assert waits == [2, 4, 8]
     assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 1
 
 
@@ -857,7 +857,7 @@ def test_a_locked_user_is_removed_later(registered, agents):
         registered.subscription.delete()
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
         assert registered.username in agents.users()
-    make_due()
+    make_removals_due()
     assert removals.run_due(50) == 1
     assert registered.username not in agents.users()
 

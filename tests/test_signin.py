@@ -611,7 +611,7 @@ def test_the_sign_in_pages_are_accessible(live_server, page):
 )
 def test_a_browser_test_fails_on_page_errors(browser, live_server, script, told):
     def open_and_run_script():
-        with watched(browser, live_server.url, set()) as page:
+        with checked_page(browser, live_server.url, set()) as page:
             page.goto("/signin/")
             page.evaluate(script)
             page.wait_for_timeout(300)

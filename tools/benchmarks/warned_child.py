@@ -24,7 +24,7 @@ from tools.benchmarks.load import publish_one_each, queue_name, wait_for_message
 from tools.benchmarks.passes import timed
 from tools.benchmarks.services import PROJECT
 from tools.mail import Mail, MailCatcher
-from tools.processes import ProcessProcessGroup
+from tools.processes import ProcessGroup
 
 SECONDS = 120.0
 """How long all mails of a round may take."""
