@@ -21,7 +21,7 @@ from guardian_consumers.rate import SCRIPT, validate_rate
 from guardian_consumers.workers import RateLimited, Workers
 from tests.test_consumer import QUEUE, consuming, length, publish_raw, settings_at
 from tests.toolbox import wait_until
-from tools.benchmarks.consumers_rate import most_above, off_the_rate, taken
+from tools.benchmarks.consumers_rate import max_excess, rate_deviation, taken
 from tools.redis import PrivateRedis
 
 RATES = st.one_of(st.sampled_from([0.1, 1, 50, 5000]), st.floats(0.01, 100_000))
@@ -67,8 +67,8 @@ def test_takers_never_exceed_the_rate_and_one_burst(rate, burst, late, steps):
     for number, step in enumerate(steps):
         clock.now += step / rate
         if bucket.take(2 / rate) == 0:
-            times.append(clock.now + number % 2 * bucket.max_token_age)  # every other token is used late
-    assert most_above(sorted(times), rate) <= bucket.burst * (1 + 1e-9) + 1e-6
+            times.append(clock.now + number % 2 * bucket.max_token_age)  # interval other token is used late
+    assert max_excess(sorted(times), rate) <= bucket.burst * (1 + 1e-9) + 1e-6
 
 
 @given(rate=RATES, burst=BURSTS)
@@ -214,7 +214,7 @@ def test_takers_of_the_shared_bucket_never_exceed_the_rate_and_one_burst(server,
         if steps:  # a token arrives in time, even if the clock was set back
             seconds, rest = divmod(now - set_back + 1 / rate + 1e-5, 1)
             assert script(["driven"], [*call[:2], 1, 0, 1000, int(seconds), int(rest * 1_000_000)])[0] == 1
-    assert most_above(sorted(times), rate) <= bucket.burst + rate * 2e-6 + 1e-3
+    assert max_excess(sorted(times), rate) <= bucket.burst + rate * 2e-6 + 1e-3
 
 
 def test_processes_share_one_bucket_that_starts_empty_and_expires(shared, server):
@@ -297,7 +297,7 @@ def test_a_lost_redis_blocks_and_restarts_with_an_empty_bucket(caplog):
                 times.append(time.monotonic())
     assert not bucket.away
     assert len(times) > 15
-    assert most_above(times, 20) < 7  # tokens of the file are not used
+    assert max_excess(times, 20) < 7  # tokens of the file are not used
     said = [record.getMessage() for record in caplog.records]
     assert sum("messages wait" in text for text in said) == 1
     assert sum("answers again" in text for text in said) == 1
@@ -331,8 +331,8 @@ def test_four_processes_keep_to_one_rate(server):
     """For two seconds on a shared processor. `make bench ONLY=consumers_rate` takes ten."""
     shared = {"rate": 500, "redis_url": server.url, "name": "four"}
     times, processor = taken([shared] * 4, 3.5)
-    assert off_the_rate(times, 500, 2) < 0.05
-    assert most_above(times, 500) <= 50
+    assert rate_deviation(times, 500, 2) < 0.05
+    assert max_excess(times, 500) <= 50
     assert max(processor) < 0.25  # no busy waiting
 
 
@@ -350,7 +350,7 @@ def test_a_consumer_keeps_to_its_configured_rate(consumer_settings, amqp):
         for _ in range(120):
             publish_raw(amqp)
         wait_until(lambda: len(times) >= 100)
-    assert most_above(times, 50) <= 5 + 1
+    assert max_excess(times, 50) <= 5 + 1
     assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(50, rel=0.1)
 
 

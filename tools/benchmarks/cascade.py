@@ -10,7 +10,7 @@ SIZES = (100, 500)
 
 ROUNDS = 9
 
-MOST_RATIO = 1.5
+MAX_RATIO = 1.5
 
 
 def measure(services: Services) -> list[Figure]:
@@ -35,12 +35,12 @@ def measure(services: Services) -> list[Figure]:
 
 def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any], queues: int) -> list[Figure]:
     floor = [] if measured is smallest else smallest["statements"]
-    most = MOST_RATIO if floor else None
+    most = MAX_RATIO if floor else None
     return [
         Figure(where, "deleting a subscription", "s", measured["cascade"], measured["bare"], most),
         Figure(
-            where, "its own SQL statements", "", measured["statements"], floor, most=1 if floor else None, exactly=True
+            where, "its own SQL statements", "", measured["statements"], floor, limit=1 if floor else None, exact=True
         ),
         Figure(where, "all SQL statements", "", measured["all_statements"]),
-        Figure(where, "HTTP requests", "", measured["requests"], most=queues + 1, exactly=True),
+        Figure(where, "HTTP requests", "", measured["requests"], limit=queues + 1, exact=True),
     ]

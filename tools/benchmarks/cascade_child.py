@@ -24,7 +24,7 @@ WARM_UPS = 2
 COUNTED = 3
 """Deletions whose statements and requests are counted; none of them is timed, as counting takes its time too."""
 
-IN_HUNDREDS = 'DELETE FROM "agents_subscriptionqueue"'
+BATCHED_DELETE = 'DELETE FROM "agents_subscriptionqueue"'
 """How Django deletes the rows of a cascade: a statement for each hundred."""
 
 
@@ -128,7 +128,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
             subscription.delete()
         all_statements.append(len(captured))
-        statements.append(sum(not query["sql"].startswith(IN_HUNDREDS) for query in captured))
+        statements.append(sum(not query["sql"].startswith(BATCHED_DELETE) for query in captured))
         requests.append(len(sent))
     return {
         "cascade": cascade,

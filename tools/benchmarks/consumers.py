@@ -14,7 +14,7 @@ MESSAGES = 10_000
 ROUNDS = 5
 BODY = b'{"order": "00000000000000000000000000000000", "state": "executing", "comment": "' + b"x" * 100 + b'"}'
 
-MOST_RATIO = 1 / 0.9
+MAX_RATIO = 1 / 0.9
 """Of the time for one message, which is the least speed turned over."""
 
 EXCHANGE = "bench_consumers"
@@ -22,11 +22,11 @@ QUEUE = f"{EXCHANGE}_orders"
 
 QUORUM_QUEUE = f"{EXCHANGE}_quorum"
 
-OTHERWISE = {
+CHANGES = {
     "toolkit_young": "prefetch 1",
     "toolkit_quorum": "quorum queue",
 }
-BESIDE = {
+COMPARED = {
     "bare_select": "pika, SelectConnection",
     "bare_threads": "pika, with threads",
     "yapw": "yapw",
@@ -42,7 +42,7 @@ def measure(services: Services) -> list[Figure]:
     """
     services.say(f"consumers of {MESSAGES:,} messages")
     _declare(services)
-    took: dict[str, list[float]] = {kind: [] for kind in ("bare", "toolkit", *OTHERWISE, *BESIDE)}
+    took: dict[str, list[float]] = {kind: [] for kind in ("bare", "toolkit", *CHANGES, *COMPARED)}
     worked: dict[str, list[float]] = {kind: [] for kind in took}
     for number in range(ROUNDS):
         for kind in took if number % 2 else reversed(took):
@@ -50,14 +50,14 @@ def measure(services: Services) -> list[Figure]:
             took[kind].append(seconds / MESSAGES * 1_000_000)
             worked[kind].append(processor_seconds / MESSAGES * 1_000_000)
     where = f"{MESSAGES:,} messages, prefetch 20"
-    others = {**OTHERWISE, **BESIDE}
+    others = {**CHANGES, **COMPARED}
     return [
-        Figure(where, "one message, ≥ 0.9 of bare", "µs", took["toolkit"], took["bare"], MOST_RATIO),
+        Figure(where, "one message, ≥ 0.9 of bare", "µs", took["toolkit"], took["bare"], MAX_RATIO),
         *(Figure(where, what, "µs", took[kind], took["bare"]) for kind, what in others.items()),
         Figure(where, "messages a second", "", _speeds(took["toolkit"]), _speeds(took["bare"])),
         *(
-            Figure(where, f"beside {BESIDE[kind]}", "", _speeds(took["toolkit"]), _speeds(took[kind]))
-            for kind in BESIDE
+            Figure(where, f"beside {COMPARED[kind]}", "", _speeds(took["toolkit"]), _speeds(took[kind]))
+            for kind in COMPARED
         ),
         Figure("of the processor", "one message", "µs", worked["toolkit"], worked["bare"]),
         *(Figure("of the processor", what, "µs", worked[kind], worked["bare"]) for kind, what in others.items()),

@@ -25,17 +25,17 @@ from tools.benchmarks.services import PROJECT, ChildError, Services
 LOW, HIGH = 0, 9
 WAITING = 100_000
 HIGHS = 400
-EVERY_SECONDS = 0.006
+INTERVAL_SECONDS = 0.006
 """How long it is between two high ones, on average."""
 
-BUSY_EVERY_SECONDS = 0.012
+BUSY_INTERVAL_SECONDS = 0.012
 """The same where callbacks are busy: high ones alone are not to be what keeps the processor so."""
 
-CATCH_UP_SECONDS = 30.0
+CATCH_UP_TIMEOUT_SECONDS = 30.0
 """How long it may take until the last high ones are handled."""
 
 ROUNDS = 5
-MOST_RATIO = 3.0
+MAX_RATIO = 3.0
 
 IDLE, FULL, SATURATED = "bench_priority_idle", "bench_priority_full", "bench_priority_saturated"
 """The exchanges: what waits in one's queues is there for the next round."""
@@ -64,21 +64,21 @@ class Case(NamedTuple):
     work: float
     how: str = "sleeps"
     prefetch: int = 20
-    most: float | None = None
-    every: float = EVERY_SECONDS
+    limit: float | None = None
+    interval: float = INTERVAL_SECONDS
 
 
 KINDS = (
-    Case("ranges", "ranges", 0.01, most=MOST_RATIO),
+    Case("ranges", "ranges", 0.01, limit=MAX_RATIO),
     Case("the broker's own priorities", "broker", 0.01),
     Case("naive polling", "polling", 0.01),
 )
 WORKS = (
-    Case("ranges, no work", "ranges", 0, most=MOST_RATIO),
-    Case("ranges, 2 ms asleep", "ranges", 0.002, most=MOST_RATIO),
+    Case("ranges, no work", "ranges", 0, limit=MAX_RATIO),
+    Case("ranges, 2 ms asleep", "ranges", 0.002, limit=MAX_RATIO),
     # Twenty that contend for the interpreter's lock leave the connection's thread one turn in twenty, of 5 ms each.
-    Case("ranges, 2 ms busy", "ranges", 0.002, "busy", every=BUSY_EVERY_SECONDS),
-    Case("ranges, 2 ms busy, prefetch 1", "ranges", 0.002, "busy", 1, MOST_RATIO, BUSY_EVERY_SECONDS),
+    Case("ranges, 2 ms busy", "ranges", 0.002, "busy", interval=BUSY_INTERVAL_SECONDS),
+    Case("ranges, 2 ms busy, prefetch 1", "ranges", 0.002, "busy", 1, MAX_RATIO, BUSY_INTERVAL_SECONDS),
 )
 
 
@@ -101,7 +101,7 @@ def measure(services: Services) -> list[Figure]:
     figures = []
     for case in (*KINDS, *WORKS):
         for what in ("p99", "median"):
-            most = case.most if what == "p99" else None
+            most = case.limit if what == "p99" else None
             both = values(case, WAITING, what), values(case, 0, what)
             figures.append(Figure(where, f"{what} of a high one, {case.name}, beside idle", "µs", *both, most))
         lows = values(case, WAITING, "low_a_second")
@@ -200,14 +200,14 @@ def _latencies(services: Services, case: Case, low: int) -> dict[str, float]:
         choose = random.Random(0)
         before, begun = _broker_seconds(services), time.monotonic()
         for number in range(1, HIGHS + 1):
-            time.sleep(choose.uniform(0, 2 * case.every))
+            time.sleep(choose.uniform(0, 2 * case.interval))
             body = f"[{number}, {time.monotonic()}]".encode()
             channel.basic_publish(settings.exchange, message.routing_key, body, message.properties)
         took = time.monotonic() - begun
         time.sleep(1)
         worked = _broker_seconds(services) - before
         lowest, highest = _queues(settings)
-        until = time.monotonic() + CATCH_UP_SECONDS
+        until = time.monotonic() + CATCH_UP_TIMEOUT_SECONDS
         while highest != lowest and _ready(channel, highest) and time.monotonic() < until:
             time.sleep(0.1)
         left = _ready(channel, lowest)

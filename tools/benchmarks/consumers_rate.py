@@ -21,7 +21,7 @@ SECONDS = 10.0
 WARM_UP_SECONDS = 1.0
 """It begins with an empty bucket, and asks for few tokens; four processes don't start at the same moment."""
 
-MOST_OFF, MOST_OFF_SHARED = 10_000, 20_000
+MAX_DEVIATION, MAX_DEVIATION_SHARED = 10_000, 20_000
 """Millionths of the rate: 1 %, and 2 % for four processes."""
 
 PROCESSES = 4
@@ -47,16 +47,16 @@ def measure(services: Services) -> list[Figure]:
             consumer = {"rate": rate, "url": url, "exchange": EXCHANGE}
             _fill(url, int(rate * (SECONDS + 4 * WARM_UP_SECONDS)) + 100)
             for what, children, most in (
-                ("one process", [{"rate": rate}], MOST_OFF),
-                ("four, one bucket", [shared] * PROCESSES, MOST_OFF_SHARED),
-                ("a consumer", [consumer], MOST_OFF),
+                ("one process", [{"rate": rate}], MAX_DEVIATION),
+                ("four, one bucket", [shared] * PROCESSES, MAX_DEVIATION_SHARED),
+                ("a consumer", [consumer], MAX_DEVIATION),
             ):
                 times, processor = taken(children, SECONDS + 2 * WARM_UP_SECONDS)
-                off, above = off_the_rate(times, rate), most_above(times, rate)
+                off, above = rate_deviation(times, rate), max_excess(times, rate)
                 burst = validate_rate(rate, None)[1]
                 figures += [
-                    Figure(where, f"{what}: off it", "ppm", [off * 1_000_000], most=most),
-                    Figure(where, f"{what}: above, at most", "", [above], most=burst),
+                    Figure(where, f"{what}: off it", "ppm", [off * 1_000_000], limit=most),
+                    Figure(where, f"{what}: above, at most", "", [above], limit=burst),
                     Figure(where, f"{what}: longest without any", "ms", [_longest_gap(times) * 1000]),
                     Figure(where, f"{what}: processor, each", "ms/s", [one * 1000 for one in processor]),
                 ]
@@ -87,14 +87,14 @@ def taken(children: Iterable[dict[str, Any]], seconds: float) -> tuple[list[floa
     return sorted(times), processor
 
 
-def off_the_rate(times: Sequence[float], rate: float, seconds: float = SECONDS) -> float:
+def rate_deviation(times: Sequence[float], rate: float, seconds: float = SECONDS) -> float:
     """Return by which part of the rate so many seconds after the warm-up were above or below it."""
     begin = times[0] + WARM_UP_SECONDS
     count = sum(begin <= moment < begin + seconds for moment in times)
     return abs(count / (rate * seconds) - 1)
 
 
-def most_above(times: Sequence[float], rate: float) -> float:
+def max_excess(times: Sequence[float], rate: float) -> float:
     """Return how many more were taken than the rate gives, in the stretch of time in which these were most."""
     lowest, most = float("inf"), 0.0
     for number, moment in enumerate(times):

@@ -22,20 +22,20 @@ MESSAGES = 3
 """What a queue has that is to go; the maximum is one less."""
 
 
-class Doomed:
+class ExcessQueues:
     """A vhost under guard to which queues are added that are to go at once."""
 
-    def __init__(self, vhost: str, queues: int, doomed: int) -> None:
+    def __init__(self, vhost: str, queues: int, excess: int) -> None:
         self.vhost = vhost
         self.queues = queues
-        self.doomed = doomed
+        self.excess = excess
         self.management: Management = broker.management()
         self._turn = 0
 
     def make(self, user: str) -> list[str]:
         """Make the queues that are to go, of this Pulse user, without messages."""
         self._turn += 1
-        names = [f"queue/{user}/{self._turn}-{number}" for number in range(self.doomed)]
+        names = [f"queue/{user}/{self._turn}-{number}" for number in range(self.excess)]
         self._side_by_side(partial(self.management.declare_queue, self.vhost, arguments={}), names)
         return names
 
@@ -43,21 +43,21 @@ class Doomed:
         """Put more messages into them than they may have, wait until the broker lists these, and let it rest."""
         for _ in range(MESSAGES):
             publish_one_each(broker.amqp_url(), self.vhost, names)
-        wanted = {"queues": self.queues + self.doomed, "messages": MESSAGES * self.doomed}
+        wanted = {"queues": self.queues + self.excess, "messages": MESSAGES * self.excess}
         wait_for_messages(self.management, self.vhost, **wanted)
         time.sleep(REST_SECONDS)
 
-    def by_pass(self, user: str) -> float:
+    def delete_by_pass(self, user: str) -> float:
         """Return the seconds of a pass that deletes them. It must find them known, and delete each."""
         names = self.make(user)
         run_pass()
         self.fill(names)
-        return self.look()
+        return self.run_pass()
 
-    def look(self) -> float:
+    def run_pass(self) -> float:
         """Return the seconds of the pass alone."""
         seconds, report = timed(run_pass)
-        if report.errors or (report.deleted, report.queues) != (self.doomed, self.queues + self.doomed):
+        if report.errors or (report.deleted, report.queues) != (self.excess, self.queues + self.excess):
             raise AssertionError(f"a pass did other than expected: {report}")
         return seconds
 
@@ -72,7 +72,7 @@ class Doomed:
         listing, _ = timed(lambda: self.management.list_queues(self.vhost, params))
         asked = [(self.vhost, name) for name in names]
         declares, depths = timed(lambda: amqp.declare_passively(broker.amqp_url(), asked))
-        assert len(depths) == self.doomed
+        assert len(depths) == self.excess
         surroundings, _ = timed(lambda: self._surroundings(names))
         deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
         return {"deletes": deletes, "listing": listing, "declares": declares, "surroundings": surroundings}
@@ -88,33 +88,33 @@ class Doomed:
             list(threads.map(do, names))
 
 
-def measure(vhost: str, queues: int, doomed: int, rounds: int) -> dict[str, Any]:
+def measure(vhost: str, queues: int, excess: int, rounds: int) -> dict[str, Any]:
     """Return the seconds of passes that delete, and of the bare requests, by turns, and what such a pass asks.
 
     ``told``: the queues have an owner, who is told; ``untold``: they have none. ``bare`` is the sum of what both need.
     Each begins on a broker that was left alone for ``REST_SECONDS``: else the bursts of the lists before fall into some
     of them, and bare DELETEs take 0.25 to 0.6 s.
     """
-    PulseUser.objects.create(username="told", ready=True).owners.add(
+    PulseUser.objects.create(username="notified", ready=True).owners.add(
         Owner.objects.create_user("owner@example.org", vouched=True)
     )
-    PulseUser.objects.create(username="untold", ready=True)
-    guarded = Doomed(vhost, queues, doomed)
+    PulseUser.objects.create(username="unowned", ready=True)
+    guarded = ExcessQueues(vhost, queues, excess)
     run_pass()
-    for user in ("told", "untold"):
-        guarded.by_pass(user)
+    for user in ("notified", "unowned"):
+        guarded.delete_by_pass(user)
     bare = guarded.bare()
-    found: dict[str, list[float]] = {key: [] for key in ("told", "untold", "bare", *bare)}
+    found: dict[str, list[float]] = {key: [] for key in ("notified", "unowned", "bare", *bare)}
     for _ in range(rounds):
-        for user in ("told", "untold"):
-            found[user].append(guarded.by_pass(user))
+        for user in ("notified", "unowned"):
+            found[user].append(guarded.delete_by_pass(user))
         bare = guarded.bare()
         found["bare"].append(bare["deletes"] + bare["listing"] + bare["declares"])
         for key, seconds in bare.items():
             found[key].append(seconds)
-    names = guarded.make("told")
+    names = guarded.make("notified")
     run_pass()
     guarded.fill(names)
     with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
-        guarded.look()
+        guarded.run_pass()
     return {**found, "statements": len(captured), "requests": len(sent)}

@@ -24,8 +24,8 @@ class Figure:
     unit: str
     values: Sequence[float]
     floor: Sequence[float] = ()
-    most: float | None = None
-    exactly: bool = False
+    limit: float | None = None
+    exact: bool = False
 
     @property
     def median(self) -> float:
@@ -40,17 +40,17 @@ class Figure:
     @property
     def met(self) -> bool | None:
         """Whether the target was met; None where there is none."""
-        if self.most is None:
+        if self.limit is None:
             return None
         reached = self.median if self.ratio is None else self.ratio
-        return reached == self.most if self.exactly else reached <= self.most
+        return reached == self.limit if self.exact else reached <= self.limit
 
     @property
     def target(self) -> str:
         """The target as the table shows it, of the ratio where there is a floor; empty where there is none."""
-        if self.most is None:
+        if self.limit is None:
             return ""
-        target = f"{'=' if self.exactly else '≤'} {self.most:g}"
+        target = f"{'=' if self.exact else '≤'} {self.limit:g}"
         return target if self.floor else f"{target} {self.unit}".rstrip()
 
     def as_json(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks.figures import Figure
-from tools.benchmarks.load import REST_SECONDS, VHOST_HOLDS, fill_vhost
-from tools.benchmarks.services import Services, with_broker_of_its_own
+from tools.benchmarks.load import MAX_QUEUES_PER_VHOST, REST_SECONDS, fill_vhost
+from tools.benchmarks.services import Services, with_separate_broker
 
 ROUNDS = {1_000: 5, 2_000: 5, 5_000: 5, 10_000: 9, 20_000: 3, 50_000: 9}
 """The rounds at each number of queues: more where it is judged."""
@@ -20,11 +20,11 @@ ROUNDS = {1_000: 5, 2_000: 5, 5_000: 5, 10_000: 9, 20_000: 3, 50_000: 9}
 LISTINGS = 9
 """Of the vhost with twice as many queues, and of one that is as full as any."""
 
-MADE_FOR_A_LIST = 1_500
+NEW_QUEUES_PER_LIST = 1_500
 """Queues just made for each list that lets the broker settle. Where 30,000 were made, those of all 50,000 took twice as
 long, 4 to 7 s, for some two minutes; where it was left alone for three, the first two or three still did."""
 
-MOST_TIMES = 5.5
+MAX_GROWTH = 5.5
 """A pass over 50,000 queues may take so many times as long as one over 10,000."""
 
 
@@ -52,8 +52,8 @@ def measure(services: Services) -> list[Figure]:
             figures.append(Figure(where, "the first pass, all new", "s", [found["first"]], found["listing"]))
     for database in services.databases:
         many, fewer = (grown.passes[queues, database]["pass"] for queues in (50_000, 10_000))
-        figures.append(Figure(f"50,000 queues against 10,000, {database}", "a pass", "s", many, fewer, MOST_TIMES))
-    where = f"one vhost with {2 * VHOST_HOLDS:,} queues against one with {VHOST_HOLDS:,}"
+        figures.append(Figure(f"50,000 queues against 10,000, {database}", "a pass", "s", many, fewer, MAX_GROWTH))
+    where = f"one vhost with {2 * MAX_QUEUES_PER_VHOST:,} queues against one with {MAX_QUEUES_PER_VHOST:,}"
     figures.append(Figure(where, "the list alone", "s", grown.many, grown.few))
     return figures
 
@@ -62,17 +62,17 @@ def measure(services: Services) -> list[Figure]:
 def grow(services: Services) -> Grown:
     """Have a broker get more and more queues, and measure in between. It is done once in a run."""
     passes = {}
-    with with_broker_of_its_own(services) as apart:
+    with with_separate_broker(services) as apart:
         vhosts: list[str] = []
         made = 0
         for queues, rounds in ROUNDS.items():
             new = queues - made
             while made < queues:
-                there = made % VHOST_HOLDS
+                there = made % MAX_QUEUES_PER_VHOST
                 if not there:
                     vhosts.append(f"bench-{len(vhosts)}")
                     apart.management.create_vhost(vhosts[-1])
-                end = min(queues, len(vhosts) * VHOST_HOLDS)
+                end = min(queues, len(vhosts) * MAX_QUEUES_PER_VHOST)
                 fill_vhost(apart, vhosts[-1], range(made, end), there=there)
                 made = end
             _settle(apart, vhosts, new)
@@ -84,13 +84,13 @@ def grow(services: Services) -> Grown:
                     "tools.benchmarks.growth_child", database, vhosts[0], settings=settings, **told
                 )
         few = _listings(apart, vhosts[0])
-        fill_vhost(apart, vhosts[0], range(made, made + VHOST_HOLDS), there=VHOST_HOLDS)
-        _settle(apart, vhosts, VHOST_HOLDS)
+        fill_vhost(apart, vhosts[0], range(made, made + MAX_QUEUES_PER_VHOST), there=MAX_QUEUES_PER_VHOST)
+        _settle(apart, vhosts, MAX_QUEUES_PER_VHOST)
         return Grown(passes, few, _listings(apart, vhosts[0]))
 
 
 def _settle(services: Services, vhosts: list[str], new: int) -> None:
-    lists = new // MADE_FOR_A_LIST
+    lists = new // NEW_QUEUES_PER_LIST
     if lists:
         services.say(f"letting the broker settle, where {new:,} queues are new: {lists} lists")
     for _ in range(lists):

@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 from accounts.models import PulseUser
-from tools.benchmarks.load import REST_SECONDS, VHOST_HOLDS, user_name
-from tools.benchmarks.passes import ONE_IN, Guarded
+from tools.benchmarks.load import MAX_QUEUES_PER_VHOST, REST_SECONDS, user_name
+from tools.benchmarks.passes import CHANGE_EVERY, GuardedVhosts
 
 
 def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str, Any]:
@@ -18,10 +18,10 @@ def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
-    guarded = Guarded(vhosts, queues)
-    first, _ = guarded.look(new=queues)
-    changing = queues // ONE_IN
-    rest = REST_SECONDS if queues >= VHOST_HOLDS else 0
+    guarded = GuardedVhosts(vhosts, queues)
+    first, _ = guarded.run_pass(new=queues)
+    changing = queues // CHANGE_EVERY
+    rest = REST_SECONDS if queues >= MAX_QUEUES_PER_VHOST else 0
     times: dict[str, list[float]] = {"pass": [], "listing": [], "own": []}
     for number in range(1 + rounds):
         guarded.change()
@@ -30,7 +30,7 @@ def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str
             if what == "listing":
                 found = {"listing": guarded.list()}
             else:
-                seconds, report = guarded.look(changed=changing)
+                seconds, report = guarded.run_pass(changed=changing)
                 found = {"pass": seconds, "own": seconds - report.listing_seconds}
             if number:  # the first warms up
                 for name, seconds in found.items():

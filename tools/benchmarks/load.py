@@ -13,11 +13,11 @@ from rabbit.management import BrokerError, Management
 from rabbit.snapshot import TOTALS
 from tools.benchmarks.services import Services
 
-QUEUES_OF_A_USER = 20
+QUEUES_PER_USER = 20
 EXCHANGES = 50
-LOAD_SECONDS = 600.0
+LOAD_TIMEOUT_SECONDS = 600.0
 
-VHOST_HOLDS = 10_000
+MAX_QUEUES_PER_VHOST = 10_000
 """Queues of one vhost at most, which one request makes: the broker takes no body of more than 8 MB."""
 
 REST_SECONDS = 7
@@ -27,7 +27,7 @@ REST_SECONDS = 7
 
 def user_name(number: int) -> str:
     """Return the name of the Pulse user whose queue the one of this number is."""
-    return f"user-{number // QUEUES_OF_A_USER}"
+    return f"user-{number // QUEUES_PER_USER}"
 
 
 def queue_name(number: int) -> str:
@@ -90,7 +90,7 @@ def import_definitions(
     where = "" if vhost is None else f"/{quote(vhost, safe='')}"
     address = f"http://127.0.0.1:{node.management_port}/api/definitions{where}"
     auth = httpx.BasicAuth("guardian", node.password)
-    httpx.post(address, json=definitions, auth=auth, timeout=LOAD_SECONDS, trust_env=False).raise_for_status()
+    httpx.post(address, json=definitions, auth=auth, timeout=LOAD_TIMEOUT_SECONDS, trust_env=False).raise_for_status()
 
 
 def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> dict[str, float]:
@@ -114,9 +114,9 @@ def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> dict[s
 def wait_for_messages(management: Management, *vhosts: str, queues: int, messages: int | None = None) -> None:
     """Wait until the broker lists so many queues in these vhosts, with so many ready messages in all (None: any).
 
-    Raises TimeoutError past ``LOAD_SECONDS``.
+    Raises TimeoutError past ``LOAD_TIMEOUT_SECONDS``.
     """
-    deadline = time.monotonic() + LOAD_SECONDS
+    deadline = time.monotonic() + LOAD_TIMEOUT_SECONDS
     while True:
         params = {**TOTALS, "columns": "name,vhost,messages_ready"}
         rows = [row for vhost in vhosts for row in management.list_queues(vhost, params)]

@@ -4,7 +4,7 @@ from tools.benchmarks.figures import Figure
 from tools.benchmarks.growth import grow
 from tools.benchmarks.services import Services
 
-MOST_MEGABYTES = {10_000: 200, 50_000: 500}
+MAX_MEGABYTES = {10_000: 200, 50_000: 500}
 
 
 def measure(services: Services) -> list[Figure]:
@@ -13,7 +13,7 @@ def measure(services: Services) -> list[Figure]:
     for database in services.databases:
         idle = services.measure("tools.benchmarks.memory_child", database, "/")["peak_mb"]
         figures.append(Figure(database, "without a pass", "MB", [idle]))
-        for queues, most in MOST_MEGABYTES.items():
+        for queues, most in MAX_MEGABYTES.items():
             peak = grow(services).passes[queues, database]["peak_mb"]
-            figures.append(Figure(database, f"{queues:,} queues", "MB", [peak], most=most))
+            figures.append(Figure(database, f"{queues:,} queues", "MB", [peak], limit=most))
     return figures

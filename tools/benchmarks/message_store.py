@@ -14,10 +14,10 @@ MESSAGES_EACH = 3
 
 DEEP = 10_000_000
 
-LEAST_SPEED = {"push": 0.5, "read": 0.4}
+MIN_SPEED = {"push": 0.5, "read": 0.4}
 """How fast it is to be, as a part of the bare statement's speed."""
 
-MOST_GROWTH = 1.2
+MAX_GROWTH = 1.2
 """How much more it may cost with very many than with a thousand."""
 
 
@@ -52,14 +52,14 @@ def measure(services: Services) -> list[Figure]:
 
 def _batches(where: str, measured: dict[str, Any]) -> list[Figure]:
     return [
-        Figure(where, what, "µs", measured[what], measured[f"bare {what}"], most=1 / least)
-        for what, least in LEAST_SPEED.items()
+        Figure(where, what, "µs", measured[what], measured[f"bare {what}"], limit=1 / least)
+        for what, least in MIN_SPEED.items()
     ]
 
 
 def _queues(where: str, measured: dict[str, Any]) -> list[Figure]:
     return [
-        Figure(where, what, "µs", measured["many"][what], measured["few"][what], most=MOST_GROWTH)
+        Figure(where, what, "µs", measured["many"][what], measured["few"][what], limit=MAX_GROWTH)
         for what in ("create", "post", "read")
     ]
 
@@ -67,7 +67,7 @@ def _queues(where: str, measured: dict[str, Any]) -> list[Figure]:
 def _deep(where: str, measured: dict[str, Any]) -> list[Figure]:
     return [
         *(
-            Figure(where, f"read {what}", "µs", times, measured["few"], most=MOST_GROWTH)
+            Figure(where, f"read {what}", "µs", times, measured["few"], limit=MAX_GROWTH)
             for what, times in measured["many"].items()
         ),
         Figure(where, "count all of them", "ms", measured["count"]),

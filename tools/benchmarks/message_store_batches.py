@@ -12,7 +12,7 @@ from message_store.database import SIGNED_OFFSET, DatabaseStore
 from message_store.store import NewMessage
 
 WARM_UPS = 10
-OF = 3
+ATTEMPTS = 3
 """How often each is done for one time that counts."""
 
 TTL = 3 * 24 * 3600
@@ -40,7 +40,7 @@ def measure(vhost: str, rounds: int, messages: int, size: int) -> dict[str, Any]
     times: dict[str, list[float]] = {"push": [], "bare push": [], "read": [], "bare read": []}
     starts = []
     for turn in range(WARM_UPS + rounds):
-        rows = [_rows(batch) for _ in range(OF)]
+        rows = [_rows(batch) for _ in range(ATTEMPTS)]
         pushed = quickest(lambda _: starts.append(place(store.push(queue, batch)[0])))
         bare = quickest(lambda number, rows=rows: _insert(rows[number]))
         if turn >= WARM_UPS:
@@ -48,13 +48,13 @@ def measure(vhost: str, rounds: int, messages: int, size: int) -> dict[str, Any]
             times["bare push"].append(bare)
     contents = store_contents(queue.key)
     for turn in range(WARM_UPS + rounds):
-        some = starts[turn * OF : turn * OF + OF]
+        some = starts[turn * ATTEMPTS : turn * ATTEMPTS + ATTEMPTS]
         read = quickest(lambda number, some=some: store.read(queue, PARTITION, start=some[number], limit=messages))
         bare = quickest(lambda number, some=some: _select(contents, some[number], messages))
         if turn >= WARM_UPS:
             times["read"].append(read)
             times["bare read"].append(bare)
-    assert store.count([queue]) == [(WARM_UPS + rounds) * OF * messages]
+    assert store.count([queue]) == [(WARM_UPS + rounds) * ATTEMPTS * messages]
     return times
 
 
@@ -74,8 +74,8 @@ def microseconds(do: Callable[[], Any]) -> float:
 
 
 def quickest(do: Callable[..., Any]) -> float:
-    """Return the time of the quickest of ``OF`` calls, each with its number: others use the processor too."""
-    return min(microseconds(lambda number=number: do(number)) for number in range(OF))  # type: ignore[misc]
+    """Return the time of the quickest of ``ATTEMPTS`` calls, each with its number: others use the processor too."""
+    return min(microseconds(lambda number=number: do(number)) for number in range(ATTEMPTS))  # type: ignore[misc]
 
 
 def _rows(batch: Sequence[NewMessage]) -> list[Any]:

@@ -8,11 +8,11 @@ from django.db import connection
 from guardian_store.ids import TICKS_PER_SECOND, Place, now
 from message_store.database import DatabaseStore
 from message_store.store import StoredQueue
-from tools.benchmarks.message_store_batches import OF, microseconds, quickest, store_contents
+from tools.benchmarks.message_store_batches import ATTEMPTS, microseconds, quickest, store_contents
 
 WARM_UPS = 20
 SEED = 9
-APART = 100
+TICKS_BETWEEN = 100
 """Ticks between two messages."""
 
 FILL = """
@@ -43,21 +43,21 @@ def measure(vhost: str, few: int, many: int, messages: int, rounds: int) -> dict
     def read(queue: StoredQueue, *asked: dict[str, Any]) -> float:
         found: list[Any] = []
         took = quickest(lambda number: found.extend(store.read(queue, 1, limit=messages, **asked[number % len(asked)])))
-        assert len(found) == OF * messages
+        assert len(found) == ATTEMPTS * messages
         return took
 
     def somewhere(off: int, **asked: Any) -> list[dict[str, Any]]:
         """Return as many places to read from, each so many ticks after a message."""
-        numbers = [drawn.randrange(messages, many - messages) for _ in range(OF)]
-        return [{"start": Place(first + number * APART + off, 0), **asked} for number in numbers]
+        numbers = [drawn.randrange(messages, many - messages) for _ in range(ATTEMPTS)]
+        return [{"start": Place(first + number * TICKS_BETWEEN + off, 0), **asked} for number in numbers]
 
     for turn in range(WARM_UPS + rounds):
         took = [
             read(large, {}),
             read(large, {"descending": True}),
             read(large, *somewhere(0)),
-            read(large, *somewhere(APART // 2, before=now())),
-            read(large, *somewhere(APART // 2, descending=True)),
+            read(large, *somewhere(TICKS_BETWEEN // 2, before=now())),
+            read(large, *somewhere(TICKS_BETWEEN // 2, descending=True)),
         ]
         bare = read(small, {})
         if turn >= WARM_UPS:
@@ -72,14 +72,14 @@ def measure(vhost: str, few: int, many: int, messages: int, rounds: int) -> dict
 
 def _fill(queue: StoredQueue, messages: int) -> int:
     """Put so many messages into a queue, and return the ticks of the first."""
-    first = now() - messages * APART
+    first = now() - messages * TICKS_BETWEEN
     with connection.cursor() as cursor:
         cursor.execute(
             FILL,
             {
                 "contents": store_contents(queue.key),
                 "first": first,
-                "apart": APART,
+                "apart": TICKS_BETWEEN,
                 "expires": now() + 3 * 24 * 3600 * TICKS_PER_SECOND,
                 "messages": messages,
             },

@@ -11,7 +11,7 @@ from django.db import connection
 
 from message_store.database import DatabaseStore
 from message_store.store import NewMessage
-from tools.benchmarks.message_store_batches import OF, quickest
+from tools.benchmarks.message_store_batches import ATTEMPTS, quickest
 
 WARM_UPS = 50
 SEED = 9
@@ -55,7 +55,7 @@ def measure(vhost: str, few: int, many: int, each: int, rounds: int) -> dict[str
     for turn in range(WARM_UPS + rounds):
         for schema, queues in sizes.items():
             _use(schema)
-            took = _work(store, [f"queue-{drawn.randrange(queues)}" for _ in range(2 * OF)], each)
+            took = _work(store, [f"queue-{drawn.randrange(queues)}" for _ in range(2 * ATTEMPTS)], each)
             if turn >= WARM_UPS:
                 for what, one in took.items():
                     times[schema][what].append(one)
@@ -69,10 +69,10 @@ def _work(store: DatabaseStore, names: list[str], each: int) -> dict[str, float]
         "create": quickest(lambda _: store.register("bench", uuid.uuid4().hex)),
         "post": quickest(lambda number: store.push(store.find("bench", names[number]), [message])),
         "read": quickest(
-            lambda number: read.extend(store.read(store.find("bench", names[OF + number]), 1, limit=each))
+            lambda number: read.extend(store.read(store.find("bench", names[ATTEMPTS + number]), 1, limit=each))
         ),
     }
-    assert len(read) == OF * each
+    assert len(read) == ATTEMPTS * each
     return took
 
 

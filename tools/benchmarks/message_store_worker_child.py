@@ -11,14 +11,14 @@ from message_store.queues import MessageInput
 from message_store.store import StoredQueue, store
 from message_store.worker import Worker
 
-AT_ONCE = 1000
+BATCH_SIZE = 1000
 
 
 def measure(vhost: str, rounds: int, messages: int, size: int, batch: int) -> dict[str, Any]:
     """Return the seconds that each takes from the first message of a partition to the last."""
     queue = queues.create("bench", "queue")
-    for _ in range(messages // AT_ONCE):
-        queues.post_all(queue, [MessageInput(os.urandom(size)) for _ in range(AT_ONCE)])
+    for _ in range(messages // BATCH_SIZE):
+        queues.post_all(queue, [MessageInput(os.urandom(size)) for _ in range(BATCH_SIZE)])
     kinds = {"worker": _worker, "bare": _bare}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds):

@@ -24,7 +24,7 @@ OFFERINGS = 10
 
 TYPE = "order"
 
-MOST_RATIO = 1.6
+MAX_RATIO = 1.6
 
 
 def measure(services: Services) -> list[Figure]:
@@ -38,7 +38,7 @@ def measure(services: Services) -> list[Figure]:
                 told: dict[str, Any] = {"vhosts": vhosts, "queues": queues, "orphans": ORPHANS, "rounds": ROUNDS}
                 measured = services.measure("tools.benchmarks.orphan_sweep_child", database, "/", **told)
                 smallest.setdefault(database, measured)
-                most = MOST_RATIO if queues == SIZES[-1] else None
+                most = MAX_RATIO if queues == SIZES[-1] else None
                 figures += _figures(f"{queues:,} queues, {database}", measured, smallest[database], most)
     return figures
 
@@ -92,12 +92,12 @@ def _registered(services: Services, queues: int) -> Iterator[list[str]]:
             services.management.delete_user(subscription)
 
 
-def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any], most: float | None) -> list[Figure]:
+def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any], limit: float | None) -> list[Figure]:
     figures = [
-        Figure(where, f"{ORPHANS} orphans", "s", measured["sweep"], measured["bare"], most),
+        Figure(where, f"{ORPHANS} orphans", "s", measured["sweep"], measured["bare"], limit),
         Figure(where, "the listing alone", "s", measured["listing"]),
     ]
     for name, what in (("statements", "SQL statements"), ("requests", "HTTP requests")):
         floor = [] if measured is smallest else smallest[name]
-        figures.append(Figure(where, what, "", measured[name], floor, most=1 if floor else None, exactly=True))
+        figures.append(Figure(where, what, "", measured[name], floor, limit=1 if floor else None, exact=True))
     return figures

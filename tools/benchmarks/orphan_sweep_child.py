@@ -64,7 +64,7 @@ class Swept:
             for number, offering in enumerate(offerings)
         )
 
-    def leave(self) -> list[tuple[str, str]]:
+    def create_orphans(self) -> list[tuple[str, str]]:
         """Make queues that no registration stands for, known to the monitor like all others."""
         self._turn += 1
         names = [
@@ -86,12 +86,12 @@ class Swept:
 
     def sweep(self) -> float:
         """Sweep away what was left, and return the seconds. It must find what there is to find."""
-        self.leave()
+        self.create_orphans()
         return self._sweep()
 
     def count(self) -> tuple[int, int]:
         """Do it again, and return the number of SQL statements and of HTTP requests."""
-        self.leave()
+        self.create_orphans()
         with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
             self._sweep()
         return len(captured), len(sent)
@@ -105,7 +105,7 @@ class Swept:
 
     def bare(self) -> tuple[float, float]:
         """Return the seconds of the listing that a sweep makes, and of it with as many DELETEs, by as many threads."""
-        names = self.leave()
+        names = self.create_orphans()
         listing, _ = timed(lambda: list(snapshot.iter_lists(self.management, self.vhosts, WITHOUT_LENGTHS, {})))
         delete = partial(self.management.delete_queue, if_unused=True)
 

@@ -19,26 +19,26 @@ from rabbit import snapshot
 from rabbit.http import Answer, PooledClient
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
-from tools.benchmarks.load import VHOST_HOLDS, publish_one_each, queue_name, user_name, wait_for_messages
+from tools.benchmarks.load import MAX_QUEUES_PER_VHOST, publish_one_each, queue_name, user_name, wait_for_messages
 
 T = TypeVar("T")
 
-ONE_IN = 10
+CHANGE_EVERY = 10
 """One queue in so many changes between two passes."""
 
 WARM_UPS = 2
 COUNTED = 3
 """Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
 
-CHANGED_TIMES = 2
-UNCHANGED_TIMES = 4
+CHANGED_FACTOR = 2
+UNCHANGED_FACTOR = 4
 """So many times as many steady passes are timed as first ones: the nearer a target is, the less is left to chance."""
 
 
-class Guarded:
+class GuardedVhosts:
     """Vhosts under guard: their queues are known, and the number of messages grows as it is told to.
 
-    Each vhost but the last has ``VHOST_HOLDS`` of the queues.
+    Each vhost but the last has ``MAX_QUEUES_PER_VHOST`` of the queues.
     """
 
     def __init__(self, vhosts: Sequence[str], queues: int) -> None:
@@ -54,13 +54,13 @@ class Guarded:
         """Publish one message to every tenth queue, to other ones each time, and wait until the broker shows it."""
         self._turn += 1
         for number, vhost in enumerate(self.vhosts):
-            first, end = number * VHOST_HOLDS, min((number + 1) * VHOST_HOLDS, self.queues)
-            names = [queue_name(one) for one in range(first + self._turn % ONE_IN, end, ONE_IN)]
+            first, end = number * MAX_QUEUES_PER_VHOST, min((number + 1) * MAX_QUEUES_PER_VHOST, self.queues)
+            names = [queue_name(one) for one in range(first + self._turn % CHANGE_EVERY, end, CHANGE_EVERY)]
             publish_one_each(broker.amqp_url(), vhost, names)
             self._messages += len(names)
         wait_for_messages(self.management, *self.vhosts, queues=self.queues, messages=self._messages)
 
-    def look(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
+    def run_pass(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
         """Run a pass, and return the seconds that it took and its report. It must find what there is to find."""
         seconds, report = timed(run_pass)
         found = (report.queues, report.new, report.changed, report.gone, report.unknown, report.warned)
@@ -85,22 +85,22 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
-    guarded = Guarded([vhost], queues)
-    guarded.look(new=queues)
+    guarded = GuardedVhosts([vhost], queues)
+    guarded.run_pass(new=queues)
     first = _alternate(guarded, rounds, new=queues)
     _vacuum()
-    changing = queues // ONE_IN
+    changing = queues // CHANGE_EVERY
     for _ in range(WARM_UPS):
         guarded.change()
         guarded.list()
-        guarded.look(changed=changing)
-    changed = _alternate(guarded, CHANGED_TIMES * rounds, changed=changing)
-    unchanged = _alternate(guarded, UNCHANGED_TIMES * rounds)
+        guarded.run_pass(changed=changing)
+    changed = _alternate(guarded, CHANGED_FACTOR * rounds, changed=changing)
+    unchanged = _alternate(guarded, UNCHANGED_FACTOR * rounds)
     statements, requests = [], []
     for _ in range(COUNTED):
         guarded.change()
         with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
-            guarded.look(changed=changing)
+            guarded.run_pass(changed=changing)
         statements.append(len(captured))
         requests.append(len(sent))
     return {
@@ -119,7 +119,7 @@ def _vacuum() -> None:
             cursor.execute("VACUUM ANALYZE")
 
 
-def _alternate(guarded: Guarded, rounds: int, *, new: int = 0, changed: int = 0) -> dict[str, list[float]]:
+def _alternate(guarded: GuardedVhosts, rounds: int, *, new: int = 0, changed: int = 0) -> dict[str, list[float]]:
     passes, listings, own = [], [], []
     for number in range(rounds):
         if new:
@@ -129,7 +129,7 @@ def _alternate(guarded: Guarded, rounds: int, *, new: int = 0, changed: int = 0)
             guarded.change()
         if number % 2:
             listings.append(guarded.list())
-        seconds, report = guarded.look(new=new, changed=changed)
+        seconds, report = guarded.run_pass(new=new, changed=changed)
         passes.append(seconds)
         own.append(seconds - report.listing_seconds)
         if not number % 2:

@@ -10,9 +10,9 @@ from tools.benchmarks.services import Services
 QUEUES = 10_000
 ROUNDS = 11
 
-MOST_RATIO = 0.5
+MAX_RATIO = 0.5
 
-PASSES_A_MINUTE = 12
+PASSES_PER_MINUTE = 12
 """As many as with the poll interval of five seconds. One of them is by the list."""
 
 
@@ -36,10 +36,10 @@ def measure(services: Services) -> list[Figure]:
 
 def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     passes, listings = measured["pass"], measured["listing"]
-    share = 1 / PASSES_A_MINUTE
+    share = 1 / PASSES_PER_MINUTE
     mean = [(1 - share) * seconds + share * (seconds + median(listings)) for seconds in passes]
     return [
-        Figure(where, "1 in 10 changed", "s", passes, listings, MOST_RATIO),
+        Figure(where, "1 in 10 changed", "s", passes, listings, MAX_RATIO),
         Figure(where, "the same, and a list each minute", "s", mean, listings),
         Figure(where, "the figures alone", "s", measured["scrape"], listings),
         Figure(where, "SQL statements", "", [measured["statements"]]),

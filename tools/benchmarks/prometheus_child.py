@@ -11,28 +11,28 @@ from accounts.models import PulseUser
 from core import broker
 from queues.models import Watch
 from queues.monitor import FIGURES_LAG
-from tools.benchmarks.load import LOAD_SECONDS, user_name
-from tools.benchmarks.passes import ONE_IN, WARM_UPS, Guarded, counted_requests, timed
+from tools.benchmarks.load import LOAD_TIMEOUT_SECONDS, user_name
+from tools.benchmarks.passes import CHANGE_EVERY, WARM_UPS, GuardedVhosts, counted_requests, timed
 
 
-class ByFigures(Guarded):
+class PrometheusVhost(GuardedVhosts):
     """A vhost under guard by figures that lag: they are waited for before each pass."""
 
     def change(self) -> None:
-        """Publish as ``Guarded`` does, and wait until the endpoint shows it. No list is due then."""
+        """Publish as ``GuardedVhosts`` does, and wait until the endpoint shows it. No list is due then."""
         super().change()
-        deadline = time.monotonic() + LOAD_SECONDS
+        deadline = time.monotonic() + LOAD_TIMEOUT_SECONDS
         while self._shown() != self._messages:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the endpoint shows {self._shown()} messages, not {self._messages}")
             time.sleep(0.2)
-        self.put_off_the_list()
+        self.defer_list()
 
     def scrape(self) -> float:
         """Return the seconds of the figures alone, with the client that a pass reads them with."""
         return timed(self._shown)[0]
 
-    def put_off_the_list(self) -> None:
+    def defer_list(self) -> None:
         """Have the next pass be one by figures, and these newer than the list."""
         Watch.objects.update(exact_at=timezone.now() - 2 * FIGURES_LAG)
 
@@ -48,15 +48,15 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
-    guarded = ByFigures([vhost], queues)
-    guarded.look(new=queues)
-    changing = queues // ONE_IN
+    guarded = PrometheusVhost([vhost], queues)
+    guarded.run_pass(new=queues)
+    changing = queues // CHANGE_EVERY
     passes, listings, scrapes = [], [], []
     for number in range(WARM_UPS + rounds):
         guarded.change()
         listing = guarded.list() if number % 2 else 0.0
-        guarded.put_off_the_list()
-        seconds, _ = guarded.look(changed=changing)
+        guarded.defer_list()
+        seconds, _ = guarded.run_pass(changed=changing)
         listing = listing or guarded.list()
         if number >= WARM_UPS:
             passes.append(seconds)
@@ -64,7 +64,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
             scrapes.append(guarded.scrape())
     guarded.change()
     with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
-        guarded.look(changed=changing)
+        guarded.run_pass(changed=changing)
     return {
         "pass": passes,
         "listing": listings,

@@ -8,8 +8,8 @@ from tools.benchmarks.services import Services
 QUEUES = 10_000
 ROUNDS = 100
 
-MOST_MILLISECONDS = {"list": 100, "search": 100, "refresh": 30}
-MOST_STATEMENTS = 8
+MAX_MILLISECONDS = {"list": 100, "search": 100, "refresh": 30}
+MAX_STATEMENTS = 8
 
 
 def measure(services: Services) -> list[Figure]:
@@ -25,11 +25,11 @@ def measure(services: Services) -> list[Figure]:
 
 def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     figures: list[Figure] = []
-    for what, most in MOST_MILLISECONDS.items():
+    for what, most in MAX_MILLISECONDS.items():
         found = measured[what]
         figures += [
             Figure(where, what, "ms", found["request"], found["database"]),
-            Figure(where, f"{what}, 95th percentile", "ms", [found["p95"]], most=most),
-            Figure(where, f"{what}, SQL statements", "", [found["statements"]], most=MOST_STATEMENTS),
+            Figure(where, f"{what}, 95th percentile", "ms", [found["p95"]], limit=most),
+            Figure(where, f"{what}, SQL statements", "", [found["statements"]], limit=MAX_STATEMENTS),
         ]
     return figures

@@ -8,7 +8,7 @@ from tools.benchmarks.services import Services
 QUEUES = 108
 ROUNDS = 9
 
-MOST_RATIO = 2
+MAX_RATIO = 2
 """The longest that a registration may take, as a multiple of an empty request and a bare PUT one after the other."""
 
 
@@ -24,8 +24,8 @@ def measure(services: Services) -> list[Figure]:
 
 def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     return [
-        _figure(where, "a new queue, one after another", measured["one"], most=MOST_RATIO),
-        _figure(where, "a new queue, eight at once", measured["eight"], most=MOST_RATIO),
+        _figure(where, "a new queue, one after another", measured["one"], limit=MAX_RATIO),
+        _figure(where, "a new queue, eight at once", measured["eight"], limit=MAX_RATIO),
         _figure(where, "a queue that is there, one after another", measured["again"]),
         Figure(where, "a new agent's subscription and queue", "ms", measured["agents"]),
         Figure(where, "new queues a second, one after another", "", [_a_second(measured["one"])]),
@@ -33,9 +33,9 @@ def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     ]
 
 
-def _figure(where: str, what: str, measured: dict[str, list[float]], most: float | None = None) -> Figure:
+def _figure(where: str, what: str, measured: dict[str, list[float]], limit: float | None = None) -> Figure:
     floor = [post + put for post, put in zip(measured["post"], measured["put"], strict=True)]
-    return Figure(where, what, "ms", measured["registration"], floor, most)
+    return Figure(where, what, "ms", measured["registration"], floor, limit)
 
 
 def _a_second(measured: dict[str, list[float]]) -> float:

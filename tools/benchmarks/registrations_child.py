@@ -21,11 +21,11 @@ from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.names import subscription_queue
 from tools.benchmarks.serving import served
 
-AT_ONCE = 8
+CONCURRENT = 8
 NEW_AGENTS = 20
 WARM_UPS = 18
 
-TIMES_AS_OFTEN = 8
+CONCURRENT_ROUNDS_FACTOR = 8
 """So much oftener eight register at once: by the round, such a registration takes up to a third longer or shorter."""
 
 # It authenticates whoever asks, as all do, and finds only then that nothing can be made there: 405. So it costs what
@@ -100,7 +100,7 @@ class _Agents:
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
 
-    ``eight``: eight agents that are known, with so many queues together at once, in ``TIMES_AS_OFTEN`` as many rounds,
+    ``eight``: eight agents that are known, with so many queues together at once, in ``CONCURRENT_ROUNDS_FACTOR`` as many rounds,
     the time of each divided by its queues. ``one``: such an agent's, so many rounds of so many new queues, one after
     another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request for a
     subscription to the queue's answer.
@@ -110,13 +110,13 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """
     with ExitStack() as stack:
         port = stack.enter_context(served())
-        stack.callback(_leave_nothing)
+        stack.callback(_clean_up)
         agents = _Agents(port, "agents@example.org")
         subscription = agents.subscribe()
         _one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
         wanted = agents.wanted(subscription, rounds * queues)
         return {
-            "eight": _eight_at_once(agents, queues, TIMES_AS_OFTEN * rounds),
+            "eight": _eight_at_once(agents, queues, CONCURRENT_ROUNDS_FACTOR * rounds),
             "one": _one_after_another(agents, wanted, 201),
             "again": _one_after_another(agents, wanted, 200),
             "agents": [_new_agent(port, number) for number in range(NEW_AGENTS)],
@@ -139,9 +139,9 @@ def _one_after_another(agents: _Agents, wanted: Sequence[Wanted], status: int) -
 
 
 def _eight_at_once(agents: _Agents, queues: int, rounds: int) -> dict[str, list[float]]:
-    subscriptions = [agents.subscribe() for _ in range(AT_ONCE)]
+    subscriptions = [agents.subscribe() for _ in range(CONCURRENT)]
     times: dict[str, list[float]] = {"registration": [], "post": [], "put": []}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENT) as pool:
 
         def all_of_them(
             client: Callable[[], _Client], ask: Callable[[_Client, Wanted], float], wanted: Sequence[Sequence[Wanted]]
@@ -152,7 +152,7 @@ def _eight_at_once(agents: _Agents, queues: int, rounds: int) -> dict[str, list[
             return (time.perf_counter() - began) * 1000 / sum(map(len, wanted))
 
         for _ in range(rounds):
-            wanted = [agents.wanted(subscription, queues // AT_ONCE) for subscription in subscriptions]
+            wanted = [agents.wanted(subscription, queues // CONCURRENT) for subscription in subscriptions]
             times["registration"].append(all_of_them(agents.api, lambda api, one: _register(api, one, 201), wanted))
             times["post"].append(all_of_them(agents.api, lambda api, one: _post_nothing(api), wanted))
             for several in wanted:
@@ -196,7 +196,7 @@ def _broker() -> _Client:
     return _Client(url.port, f"Basic {base64.b64encode(credentials).decode()}")
 
 
-def _leave_nothing() -> None:
+def _clean_up() -> None:
     """Remove from the broker what was made there."""
     management = broker.management()
     for subscription in EventSubscription.objects.all():

@@ -18,7 +18,7 @@ from tools.processes import StartError, kill, spawn
 from tools.rabbitmq import PrivateNode
 
 PROJECT = Path(__file__).resolve().parents[2]
-CHILD_SECONDS = 900.0
+CHILD_TIMEOUT_SECONDS = 900.0
 """How long one measurement may take."""
 
 
@@ -55,7 +55,7 @@ class Services:
         """Return what ``module.measure(vhost=…, **arguments)`` gives in a process of its own, on an empty database.
 
         The process has Guardian's settings as they are documented, but for these, and guards this vhost.
-        Raises ChildError when it fails, or takes more than ``CHILD_SECONDS``.
+        Raises ChildError when it fails, or takes more than ``CHILD_TIMEOUT_SECONDS``.
         """
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.directory)))
@@ -70,13 +70,15 @@ class Services:
                     output=output,
                 )
                 try:
-                    code = child.wait(CHILD_SECONDS)
+                    code = child.wait(CHILD_TIMEOUT_SECONDS)
                 except subprocess.TimeoutExpired:
                     code = None
                 finally:
                     kill(child)
             if code != 0:
-                what = f"ended with code {code}" if code is not None else f"took more than {CHILD_SECONDS:.0f} s"
+                what = (
+                    f"ended with code {code}" if code is not None else f"took more than {CHILD_TIMEOUT_SECONDS:.0f} s"
+                )
                 raise ChildError(f"{module} on {database} {what}. It said:\n{log.read_text(errors='replace')[-4000:]}")
             measured: dict[str, Any] = json.loads(outcome.read_text())
             return measured
@@ -115,7 +117,7 @@ class Services:
 
 
 @contextmanager
-def with_broker_of_its_own(services: Services) -> Iterator[Services]:
+def with_separate_broker(services: Services) -> Iterator[Services]:
     """Give the same services with another private broker, which is killed afterwards with all that is in it.
 
     Deleting tens of thousands of queues takes it minutes.

@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.benchmarks.services import PROJECT
 from tools.processes import free_port, kill, port_answers, spawn
 
-SECONDS_TO_START = 60
+START_TIMEOUT_SECONDS = 60
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def served() -> Iterator[int]:
             output=output,
         )
         try:
-            until = time.monotonic() + SECONDS_TO_START
+            until = time.monotonic() + START_TIMEOUT_SECONDS
             while not port_answers(port):
                 assert server.poll() is None, log.read_text(errors="replace")[-2000:]
                 assert time.monotonic() < until, "gunicorn doesn't answer"

@@ -10,10 +10,10 @@ ROUNDS = {2_000: 3, 10_000: 15}
 """First passes at each number of queues. What is asked of a number is that it's the same at both; what is asked of a
 time or of memory holds at the larger."""
 
-MOST_CHANGED = 1.35
-MOST_UNCHANGED = 1.35
-MOST_FIRST = 2.0
-MOST_MEGABYTES = 250
+MAX_RATIO_CHANGED = 1.35
+MAX_RATIO_UNCHANGED = 1.35
+MAX_RATIO_FIRST = 2.0
+MAX_MEGABYTES = 250
 
 
 def measure(services: Services) -> list[Figure]:
@@ -34,9 +34,9 @@ def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any]) -> 
     changed, unchanged, first = measured["changed"], measured["unchanged"], measured["first"]
     is_judged = measured is not smallest
     passes = [
-        ("1 in 10 changed", changed, MOST_CHANGED),
-        ("nothing changed", unchanged, MOST_UNCHANGED),
-        ("all of them new", first, MOST_FIRST),
+        ("1 in 10 changed", changed, MAX_RATIO_CHANGED),
+        ("nothing changed", unchanged, MAX_RATIO_UNCHANGED),
+        ("all of them new", first, MAX_RATIO_FIRST),
     ]
     figures = [
         Figure(where, what, "s", found["pass"], found["listing"], most if is_judged else None)
@@ -45,6 +45,6 @@ def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any]) -> 
     figures.append(Figure(where, "without its listing", "s", changed["own"], changed["listing"]))
     for name, what in (("statements", "SQL statements"), ("requests", "HTTP requests")):
         floor = smallest[name] if is_judged else []
-        figures.append(Figure(where, what, "", measured[name], floor, most=1 if is_judged else None, exactly=True))
-    peak = Figure(where, "peak memory", "MB", [measured["peak_mb"]], most=MOST_MEGABYTES if is_judged else None)
+        figures.append(Figure(where, what, "", measured[name], floor, limit=1 if is_judged else None, exact=True))
+    peak = Figure(where, "peak memory", "MB", [measured["peak_mb"]], limit=MAX_MEGABYTES if is_judged else None)
     return [*figures, peak]

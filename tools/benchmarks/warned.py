@@ -14,7 +14,7 @@ WARNED = 500
 ROUNDS = 18
 
 POLL_SECONDS = 5
-MOST_SECONDS = POLL_SECONDS + 2
+MAX_SECONDS = POLL_SECONDS + 2
 """For the 99th of a hundred mails of all rounds, which begin at every point of the interval: the next pass is up to one
 interval away."""
 
@@ -49,7 +49,7 @@ def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     highest = _99th([delay for one in delays for delay in one])
     floor = median(measured["listing"]) + median(measured["bare"])
     return [
-        Figure(where, "to the mail, 99th percentile", "s", [highest], (), MOST_SECONDS),
+        Figure(where, "to the mail, 99th percentile", "s", [highest], (), MAX_SECONDS),
         Figure(where, "of it, beyond the poll interval", "s", [highest - POLL_SECONDS], [floor]),
         Figure(where, "to the mail, 99th percentile of each pass", "s", [_99th(one) for one in delays]),
         Figure(where, "to the mail, median", "s", [median(one) for one in delays]),
