@@ -100,7 +100,8 @@ class _Agents:
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
 
-    ``eight``: eight agents that are known, with so many queues together at once, in ``CONCURRENT_ROUNDS_FACTOR`` as many rounds,
+    ``eight``: eight agents that are known, with so many queues together at once, in ``CONCURRENT_ROUNDS_FACTOR`` as many
+    rounds,
     the time of each divided by its queues. ``one``: such an agent's, so many rounds of so many new queues, one after
     another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request for a
     subscription to the queue's answer.
