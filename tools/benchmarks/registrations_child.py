@@ -100,14 +100,10 @@ class _Agents:
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
 
-    ``eight``: eight agents that are known, with so many queues together at once, in ``CONCURRENT_ROUNDS_FACTOR`` as many
-    rounds,
-    the time of each divided by its queues. ``one``: such an agent's, so many rounds of so many new queues, one after
-    another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request for a
-    subscription to the queue's answer.
-
-    The eight come first: after them all threads of the server are at work by turns, as in one that has run for a while.
-    A fresh one uses the first alone, and more and more of them as chance has it.
+    ``eight``: eight known agents register ``queues`` queues at the same time, in ``CONCURRENT_ROUNDS_FACTOR`` times as
+    many rounds; each round's time is divided by its queues. ``one``: one known agent registers ``queues`` new queues one
+    after another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request
+    for a subscription to the queue's answer.
     """
     with ExitStack() as stack:
         port = stack.enter_context(served())
