@@ -101,7 +101,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
 
     ``eight``: eight known agents register ``queues`` queues at the same time, in ``CONCURRENT_ROUNDS_FACTOR`` times as
-    many rounds; each round's time is divided by its queues. ``one``: one known agent registers ``queues`` new queues one
+    many rounds; a round's time is divided by its queues. ``one``: one known agent registers ``queues`` new queues one
     after another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request
     for a subscription to the queue's answer.
     """
