@@ -1,6 +1,6 @@
 """A timeout for the body of a request.
 
-A server waits for a body as long as the connection is open, so a few bodies that never end would block all its threads.
+A server waits for a body as long as its connection is open. A few endless bodies would block all its threads.
 """
 
 import socket

@@ -53,8 +53,8 @@ class TooManyRequests(exceptions.APIException):
 class StrictJSONParser(BaseParser):
     """Parses JSON in UTF-8, whatever charset the request names.
 
-    orjson validates: it refuses lone surrogates, which no database stores, and too deep nesting, which makes the
-    standard library fail. The standard library parses: it keeps integers of more than 64 bits, which orjson makes
+    orjson validates the body. It refuses lone surrogates, which no database stores, and deep nesting, at which the
+    standard library fails. The standard library then parses it, because orjson turns integers of more than 64 bits into
     floats.
     """
 
