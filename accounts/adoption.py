@@ -156,22 +156,22 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
     planned = set()
     for username, emails in wanted:
         owners = tuple(dict.fromkeys(map(normalize_address, emails)))
-        may = tuple(email for email in owners if email in usable)
+        usable_owners = tuple(email for email in owners if email in usable)
         notes = [f"{names.readable(email)} can't own it." for email in owners if email not in usable]
         if username in planned:
             steps.append(Step("account", username, LEFT_OUT, notes=("It is listed twice.",)))
         elif (stored := lists.stored.get(username)) is not None:
-            steps.append(Step("account", username, *_existing_step(stored, may)))
+            steps.append(Step("account", username, *_existing_step(stored, usable_owners)))
         elif reason := lists.why_not_adoptable(username):
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
-        elif not may:
+        elif not usable_owners:
             steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "Nobody would own it.")))
-        elif len(may) > pulse_users.MAX_OWNERS:
-            too_many = f"It has {len(may)} owners; {pulse_users.MAX_OWNERS} are allowed."
+        elif len(usable_owners) > pulse_users.MAX_OWNERS:
+            too_many = f"It has {len(usable_owners)} owners; {pulse_users.MAX_OWNERS} are allowed."
             steps.append(Step("account", username, LEFT_OUT, notes=(too_many,)))
         else:
             notes += differences(username, granted.get(username, {}))
-            steps.append(Step("account", username, ADOPT, may, tuple(notes)))
+            steps.append(Step("account", username, ADOPT, usable_owners, tuple(notes)))
         planned.add(username)
     return steps
 
@@ -193,14 +193,14 @@ def differences(username: str, granted: Mapping[str, Permissions]) -> list[str]:
     found = []
     if own_vhost not in granted:
         found.append(f"It has no permissions on the vhost '{own_vhost}'.")
-    for vhost, there in sorted(granted.items()):
+    for vhost, patterns in sorted(granted.items()):
         if vhost != own_vhost:
             found.append(f"It also has permissions on the vhost '{vhost}'.")
             continue
-        sentences = permissions.in_words(there, username)
+        sentences = permissions.in_words(patterns, username)
         found += [
             sentence
-            for pattern, expected, sentence in zip(there, usual, sentences, strict=True)
+            for pattern, expected, sentence in zip(patterns, usual, sentences, strict=True)
             if _without_needless_escapes(pattern) != _without_needless_escapes(expected)
         ]
     return found

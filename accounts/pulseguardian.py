@@ -164,12 +164,12 @@ def _read_sqlite(rest: str) -> Found:
 
 
 def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
-    there: dict[str, set[str]] = {}
+    existing: dict[str, set[str]] = {}
     for table, column in columns:
-        there.setdefault(table, set()).add(column)
+        existing.setdefault(table, set()).add(column)
     # One version has a separate table of addresses. In earlier ones an account has one owner.
-    by_address = "email_id" in there.get("users", ()) and "email" not in there["users"]
-    many_owners = "pulse_user_owners" in there
+    by_address = "email_id" in existing.get("users", ()) and "email" not in existing["users"]
+    many_owners = "pulse_user_owners" in existing
     needed = {
         "users": ["id", "email_id" if by_address else "email", "admin"],
         "emails": ["id", "address"] if by_address else [],
@@ -177,7 +177,7 @@ def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
         "pulse_user_owners": ["pulse_users_id", "users_id"] if many_owners else [],
         "queues": ["name"],
     }
-    _require(there, needed)
+    _require(existing, needed)
 
     people = {
         id_: Person(_text(email), _flag(admin, "users.admin"))
@@ -188,7 +188,7 @@ def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
         if owner in people and people[owner].email:
             owners.setdefault(account, []).append(people[owner].email)
     accounts = [Ownership(_text(name), tuple(owners.get(id_, ()))) for id_, name in _limited(rows(_SELECT_ACCOUNTS))]
-    if "unbounded" not in there["queues"]:
+    if "unbounded" not in existing["queues"]:
         return Found(list(people.values()), accounts, None)
     queues = [(_text(name), _flag(flag, "queues.unbounded")) for name, flag in _limited(rows(_SELECT_QUEUES))]
     return Found(list(people.values()), accounts, [name for name, is_unbounded in queues if is_unbounded])
@@ -216,18 +216,18 @@ def _flag(cell: Any, column: str) -> bool:
 _FLAGS = {"": False, "0": False, "f": False, "false": False, "1": True, "t": True, "true": True}
 
 
-def _require(there: Mapping[str, set[str]], needed: Mapping[str, Sequence[str]]) -> None:
-    tables = [table for table, columns in needed.items() if columns and table not in there]
+def _require(existing: Mapping[str, set[str]], needed: Mapping[str, Sequence[str]]) -> None:
+    tables = [table for table, columns in needed.items() if columns and table not in existing]
     columns = [
         f"{table}.{column}"
         for table, columns in needed.items()
         for column in columns
-        if table in there and column not in there[table]
+        if table in existing and column not in existing[table]
     ]
     if tables or columns:
-        what = [f"the table {name}" for name in tables] + [f"the column {name}" for name in columns]
+        missing = [f"the table {name}" for name in tables] + [f"the column {name}" for name in columns]
         raise SourceError(
-            f"This is not a PulseGuardian database, or one of an unknown version: it lacks {', '.join(what)}."
+            f"This is not a PulseGuardian database, or one of an unknown version: it lacks {', '.join(missing)}."
         )
 
 

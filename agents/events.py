@@ -43,7 +43,7 @@ MAX_QUEUES_LOGGED = 10
 
 BEING_CREATED = "it is still being created"
 NOT_ALLOWED = "its owner may not have this offering's events any more"
-NOT_THERE = "the broker doesn't have it"
+MISSING = "the broker doesn't have it"
 FULL = "it is full"
 
 Undelivered = tuple[QueueEvent.Kind, str]
@@ -119,7 +119,7 @@ def publish(
             results = broker.publisher().publish(ready, message)
         except OutcomeUnknown as error:
             results, unknown = error.results, error
-    failed = _undelivered(results)
+    failed = _failed_deliveries(results)
     _log(offering, object_type, id_, failed)
     _count_undelivered(offering, skipped | failed)
     if unknown is not None:
@@ -204,18 +204,18 @@ def _may_subscribe(owner: str, offering: Offering) -> "ExpressionWrapper[Q]":
     return ExpressionWrapper(may, output_field=BooleanField())
 
 
-def _undelivered(results: Mapping[QueueName, Result]) -> dict[QueueName, Undelivered]:
-    why = {
-        Result.GONE: (QueueEvent.Kind.SKIPPED, NOT_THERE),
+def _failed_deliveries(results: Mapping[QueueName, Result]) -> dict[QueueName, Undelivered]:
+    reasons = {
+        Result.GONE: (QueueEvent.Kind.SKIPPED, MISSING),
         Result.REJECTED: (QueueEvent.Kind.REJECTED, FULL),
     }
-    return {queue: why[result] for queue, result in results.items() if result in why}
+    return {queue: reasons[result] for queue, result in results.items() if result in reasons}
 
 
-def _log(offering: Offering, object_type: str, message_id: str, counted: Mapping[QueueName, Undelivered]) -> None:
+def _log(offering: Offering, object_type: str, message_id: str, undelivered: Mapping[QueueName, Undelivered]) -> None:
     """Write a log line for each reason, with its queues."""
-    for kind, why in sorted(set(counted.values())):
-        names = [f"{name} in {vhost}" for (vhost, name), found in counted.items() if found == (kind, why)]
+    for kind, why in sorted(set(undelivered.values())):
+        names = [f"{name} in {vhost}" for (vhost, name), found in undelivered.items() if found == (kind, why)]
         more = f" and {len(names) - MAX_QUEUES_LOGGED} more" if len(names) > MAX_QUEUES_LOGGED else ""
         logger.warning(
             "The event %s (%s of %s) was %s for %s%s: %s",
@@ -223,42 +223,42 @@ def _log(offering: Offering, object_type: str, message_id: str, counted: Mapping
         )  # fmt: skip
 
 
-def _count_undelivered(offering: Offering, counted: Mapping[QueueName, Undelivered]) -> None:
+def _count_undelivered(offering: Offering, undelivered: Mapping[QueueName, Undelivered]) -> None:
     """Count failed deliveries in the queues' histories: one event a minute for each queue and kind."""
-    if not counted:
+    if not undelivered:
         return
     try:
         with transaction.atomic():
             # Otherwise two concurrent publishers would both insert the first event. A queue belongs to one offering.
             list(Offering.objects.select_for_update(no_key=True).order_by().filter(pk=offering.pk).values_list("pk"))
-            _write(counted)
+            _write(undelivered)
     except DatabaseError:
         # The agents have the event. Reporting a failure would make the publisher repeat it.
         logger.exception("Could not count the failed deliveries of an event")
 
 
-def _write(counted: Mapping[QueueName, Undelivered]) -> None:
-    now, keys = timezone.now(), list(counted)
+def _write(undelivered: Mapping[QueueName, Undelivered]) -> None:
+    now, keys = timezone.now(), list(undelivered)
     recent = QueueEvent.objects.filter(
         bulk.among(QueueEvent, ("vhost", "queue_name"), keys),
         kind__in=[QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED],
         at__gt=now - FOLD_INTERVAL,
     )
-    there = {
+    existing = {
         (vhost, name, kind): (id_, details)
         for id_, vhost, name, kind, details in recent.order_by().values_list(
             "id", "vhost", "queue_name", "kind", "details"
         )
     }
-    seen = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), keys)).order_by()
-    ids = {(vhost, name): id_ for id_, vhost, name in seen.values_list("id", "vhost", "name")}
-    again: list[Sequence[Any]] = []
+    stored = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), keys)).order_by()
+    ids = {(vhost, name): id_ for id_, vhost, name in stored.values_list("id", "vhost", "name")}
+    updates: list[Sequence[Any]] = []
     new: list[Sequence[Any]] = []
-    for (vhost, name), (kind, why) in counted.items():
-        found = there.get((vhost, name, kind))
+    for (vhost, name), (kind, why) in undelivered.items():
+        found = existing.get((vhost, name, kind))
         if found is not None:
-            again.append((found[0], {"count": found[1].get("count", 1) + 1, "why": why}))
+            updates.append((found[0], {"count": found[1].get("count", 1) + 1, "why": why}))
         else:
             new.append((ids.get((vhost, name)), vhost, name, kind, now, {"count": 1, "why": why}))
-    bulk.update(QueueEvent, ("details",), again)
+    bulk.update(QueueEvent, ("details",), updates)
     bulk.insert(QueueEvent, ("queue", "vhost", "queue_name", "kind", "at", "details"), new)

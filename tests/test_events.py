@@ -217,7 +217,7 @@ def test_full_and_missing_queues_are_counted_and_recorded(
     stored_queue("full", vhost=guarded)
     assert counts(publish(offering, "order", {})) == (2, 0, 0, 1)
     assert counts(publish(offering, "order", {})) == (1, 0, 1, 1)
-    assert recorded_events() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.NOT_THERE)]
+    assert recorded_events() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.MISSING)]
     assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
     assert QueueEvent.objects.get(queue_name="gone").queue is None
     wait_until_equal(lengths, {"one": 2, "full": 1, "guardian.dlq": 1})
@@ -406,7 +406,7 @@ def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
         publish(offering, "order", {}, message_id=given)
     assert time.monotonic() - began < 4
     assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
-    assert recorded_events() == [("gone", "skipped", 1, events.NOT_THERE)]
+    assert recorded_events() == [("gone", "skipped", 1, events.MISSING)]
     guarded_node.eval(f"sys:resume({pid}).")
     assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
 
