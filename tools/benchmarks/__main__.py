@@ -1,8 +1,7 @@
-"""``make bench``: measure, print a table, write JSON to ``var/bench/``, and fail where a target was missed.
+"""``make bench``: run benchmarks, print a table, write JSON to ``var/bench/``, and fail if a target was missed.
 
-``python -m tools.benchmarks [NAME ...]`` measures these only, and those whose name goes on after it: ``consumers`` has
-``consumers_rate`` with it. Everything runs against a broker and databases of its own, on 127.0.0.1, and all that was
-started ends with it.
+``python -m tools.benchmarks [NAME ...]`` only runs benchmarks whose names begin with these: ``consumers`` includes
+``consumers_rate``. Everything uses a private broker and databases on 127.0.0.1, which end with this program.
 """
 
 import argparse
@@ -64,19 +63,16 @@ RESULTS = PROJECT / "var" / "bench"
 
 
 def main() -> int:
-    """Run the benchmarks that the command line names, and return the exit code.
-
-    It is 1 where a target was missed, and 2 where something could not be measured.
-    """
-    parser = argparse.ArgumentParser(prog="python -m tools.benchmarks", description="Measure; by default all there is.")
+    """Run the benchmarks. Return 1 if a target was missed, 2 if a benchmark failed, otherwise 0."""
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmarks", description="Run benchmarks, by default all.")
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"one of: {', '.join(BENCHMARKS)}")
     only = parser.parse_args().only
     unknown = [name for name in only if name not in BENCHMARKS]
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown benchmark: {', '.join(unknown)}; choose from: {', '.join(BENCHMARKS)}")
     names = [name for name in BENCHMARKS if not only or any(f"{name}_".startswith(f"{one}_") for one in only)]
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))  # by which everything that was started is ended
+        signal.signal(number, lambda *_: sys.exit(1))  # runs the clean-up
     console = Console()
     measured: dict[str, list[Figure]] = {}
     broken: list[str] = []
@@ -86,8 +82,8 @@ def main() -> int:
             for name in names:
                 try:
                     measured[name] = BENCHMARKS[name](services)
-                    _write(measured, machine)  # at once: all of it takes more than an hour
-                except Exception as reason:  # whatever it is: what others measured, for many minutes, isn't lost for it
+                    _write(measured, machine)  # after each, since all take more than an hour
+                except Exception as reason:  # a failure must not lose the results of the other benchmarks
                     broken.append(name)
                     console.print(f"not measured: {name}: {type(reason).__name__}: {reason}", style="red", markup=False)
     except (StartError, BrokerError) as error:
@@ -114,7 +110,7 @@ def _machine() -> dict[str, str]:
 
 
 def _write(measured: dict[str, list[Figure]], machine: dict[str, str]) -> None:
-    """Write the figures of each benchmark to a file of its name, and all of this run to ``results.json``."""
+    """Write a file for each benchmark, and ``results.json`` with all results of this run."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     results: dict[str, Any] = {"at": at, "machine": machine, "benchmarks": {}}

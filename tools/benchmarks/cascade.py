@@ -1,4 +1,4 @@
-"""Deleting a subscription with all its queues, beside the bare deletions on the broker that it brings about."""
+"""Deleting a subscription with all its queues, compared to the bare deletions on the broker."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tools.benchmarks.figures import Figure
 from tools.benchmarks.services import Services
 
 SIZES = (100, 500)
-"""What is asked of a number is that it's the same at both; what is asked of a time holds at the larger."""
+"""Numbers must be the same for both sizes; the target of times is for the larger."""
 
 ROUNDS = 9
 
@@ -14,7 +14,7 @@ MAX_RATIO = 1.5
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor of the statements is their number at the lowest size."""
+    """Run the benchmark on each database. The floor of the statements is their number for the smaller size."""
     figures: list[Figure] = []
     smallest: dict[str, dict[str, Any]] = {}
     vhost = "bench-cascade"

@@ -1,4 +1,4 @@
-"""Deletions of subscriptions, each beside the same deletions on the broker alone. Runs in `child.py`."""
+"""Deletions of subscriptions, alternating with the same deletions on the broker only. Runs in `child.py`."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +22,14 @@ from tools.benchmarks.passes import counted_requests, timed
 
 WARM_UPS = 2
 COUNTED = 3
-"""Deletions whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+"""Deletions whose statements and requests are counted. They are not timed, since counting takes time."""
 
 BATCHED_DELETE = 'DELETE FROM "agents_subscriptionqueue"'
-"""How Django deletes the rows of a cascade: a statement for each hundred."""
+"""Django deletes the rows of a cascade with a statement for each hundred."""
 
 
 class Subscriber:
-    """An owner whose subscriptions come and go, with so many queues each, which the broker has and Guardian knows."""
+    """An owner who creates and deletes subscriptions with ``queues`` queues each, on the broker and in the database."""
 
     def __init__(self, vhost: str, queues: int) -> None:
         self._vhost = vhost
@@ -38,7 +38,7 @@ class Subscriber:
         self._offerings = Offering.objects.bulk_create(Offering(name=f"offering {number}") for number in range(queues))
 
     def subscribe(self) -> EventSubscription:
-        """Return a subscription with all its queues, as it is after registering them."""
+        """Return a subscription with all its queues registered."""
         subscription = EventSubscription.objects.create(owner=self._owner, password_set=True)
         names = self._make(subscription.uuid)
         now = timezone.now()
@@ -69,14 +69,14 @@ class Subscriber:
         return subscription
 
     def cascade(self) -> float:
-        """Return the seconds of deleting a subscription. All that belonged to it must be gone then."""
+        """Delete a subscription and return the seconds. Check that everything of it is deleted."""
         subscription = self.subscribe()
         seconds, _ = timed(subscription.delete)
         self._check()
         return seconds
 
     def bare(self) -> float:
-        """Return the seconds of deleting a user and as many equal queues side by side, and nothing else."""
+        """Return the seconds of only deleting a user and as many equal queues in parallel."""
         uuid_ = uuid.uuid4()
         names = self._make(uuid_)
         seconds, _ = timed(partial(self._delete, uuid_.hex, names))
@@ -84,7 +84,7 @@ class Subscriber:
         return seconds
 
     def _make(self, subscription: uuid.UUID) -> list[str]:
-        """Make a user and its queues on the broker, and return the queues' names."""
+        """Create a user and its queues on the broker, and return the queues' names."""
         names = [subscription_queue(subscription.hex, offering.uuid.hex, "order") for offering in self._offerings]
         self._management.put_user(subscription.hex, "secret")
         with ThreadPoolExecutor(MAX_PARALLEL) as pool:
@@ -107,9 +107,9 @@ class Subscriber:
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of deleting subscriptions, and of the bare deletions, by turns; and what the first ask.
+    """Return the seconds of alternating deletions of subscriptions and bare deletions, and counts of the former.
 
-    ``statements`` are those that don't grow by Django's own doing; ``all_statements`` and ``requests`` are all.
+    ``statements`` excludes those that Django batches by hundreds; ``all_statements`` and ``requests`` are total counts.
     """
     subscriber = Subscriber(vhost, queues)
     for _ in range(WARM_UPS):

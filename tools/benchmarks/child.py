@@ -1,7 +1,7 @@
-"""One measurement in a process of its own, so that its peak memory is its own.
+"""Run a measurement in its own process, to get its peak memory.
 
-``python -m tools.benchmarks.child MODULE ARGUMENTS OUTCOME`` calls ``MODULE.measure`` with these arguments (JSON),
-on a migrated database, and writes what it returns, and the peak memory in MB, to the file OUTCOME.
+``python -m tools.benchmarks.child MODULE ARGUMENTS OUTCOME`` migrates the database, calls ``MODULE.measure`` with these
+arguments (JSON), and writes the result and the peak memory in MB to the file OUTCOME.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from tools.processes import end_with_parent
 
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Run the measurement of the command line."""
     end_with_parent()
     module, arguments, outcome = sys.argv[1:]
     django.setup()
@@ -27,9 +27,9 @@ def main() -> None:
 
 
 def peak_megabytes() -> float:
-    """Return the most memory that this process had so far, in MB of a million bytes.
+    """Return the peak memory of this process in MB of a million bytes.
 
-    ``resource.getrusage`` won't do: on Linux its figure starts with the memory of the program that started this one.
+    On Linux, ``resource.getrusage`` would include the memory of the parent process.
     """
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert peak is not None

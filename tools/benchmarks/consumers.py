@@ -1,4 +1,4 @@
-"""Throughput of a consumer that does nothing, with a prefetch of 20, beside pika, yapw and aio-pika doing the same."""
+"""Throughput of a no-op consumer with a prefetch of 20, compared to pika, yapw and aio-pika."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ROUNDS = 5
 BODY = b'{"order": "00000000000000000000000000000000", "state": "executing", "comment": "' + b"x" * 100 + b'"}'
 
 MAX_RATIO = 1 / 0.9
-"""Of the time for one message, which is the least speed turned over."""
+"""Of the time per message: the inverse of the minimum speed."""
 
 EXCHANGE = "bench_consumers"
 QUEUE = f"{EXCHANGE}_orders"
@@ -35,10 +35,10 @@ COMPARED = {
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure each in turn, round after round, on one queue that is full to the same height when it begins.
+    """Alternate between the consumers, each on the same number of messages in one queue.
 
-    The figures are microseconds for one message, and messages a second; the floor is pika's BlockingConnection, which
-    acknowledges in its callback, so that a callback that takes long starves the heartbeats.
+    The figures are microseconds per message and messages per second. The floor is pika's BlockingConnection with acks
+    in the callback, where a long callback blocks heartbeats.
     """
     services.say(f"consumers of {MESSAGES:,} messages")
     _declare(services)
@@ -69,7 +69,7 @@ def _speeds(microseconds: list[float]) -> list[float]:
 
 
 def _declare(services: Services) -> None:
-    """Have the toolkit declare its queues, by which the others then find theirs."""
+    """Declare the queues with the toolkit, for all consumers."""
     for key, queue_type in (("orders", "classic"), ("quorum", "quorum")):
         settings = Settings(url=_url(services), exchange=EXCHANGE, queue_type=queue_type)
         consumer = Consumer(settings, key, lambda message: None)
@@ -80,7 +80,7 @@ def _declare(services: Services) -> None:
 
 
 def _seconds(services: Services, kind: str) -> tuple[float, float]:
-    """Fill the queue, and return how long a process takes to empty it, and how much of the processor it uses."""
+    """Fill the queue. Return the time that a process takes to consume it, and its processor time."""
     queue = QUORUM_QUEUE if kind == "toolkit_quorum" else QUEUE
     with pika.BlockingConnection(pika.URLParameters(_url(services))) as connection:
         channel = connection.channel()

@@ -1,8 +1,8 @@
-"""No-op consumers of the same messages, each in a process of its own.
+"""No-op consumers, each run in its own process.
 
-``python -m tools.benchmarks.consumers_child KIND URL EXCHANGE QUEUE MESSAGES`` consumes so many, with a prefetch of 20
-where the kind doesn't say otherwise, and prints the seconds from the first message to the last: by the clock, and of
-the processor in this process, which depend less on what else the machine does.
+``python -m tools.benchmarks.consumers_child KIND URL EXCHANGE QUEUE MESSAGES`` consumes this number of messages, by
+default with a prefetch of 20. It prints the seconds from the first message to the last, and the processor seconds of
+this process, which depend less on other load.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PREFETCH = 20
 
 
 def bare(url: str, _: str, queue: str, messages: int) -> "Clock":
-    """Consume with pika's BlockingConnection, which acknowledges in its callback: one thread, as its examples do."""
+    """Consume with pika's BlockingConnection in one thread, with acks in the callback, as in its examples."""
     connection = pika.BlockingConnection(pika.URLParameters(url))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=PREFETCH)
@@ -38,7 +38,7 @@ def bare(url: str, _: str, queue: str, messages: int) -> "Clock":
 
 
 def bare_select(url: str, _: str, queue: str, messages: int) -> "Clock":
-    """Consume with pika's SelectConnection in one thread, which has no heartbeats while a callback runs."""
+    """Consume with pika's SelectConnection in one thread, where callbacks block heartbeats."""
     clock = Clock(messages)
 
     def consume(channel: Any) -> None:
@@ -60,7 +60,7 @@ def bare_select(url: str, _: str, queue: str, messages: int) -> "Clock":
 
 
 def bare_threads(url: str, _: str, queue: str, messages: int) -> "Clock":
-    """Consume with pika as its example for work that takes long does: threads, and acknowledgements passed back."""
+    """Consume with pika and threads that pass acks back, as in its example for long work."""
     from concurrent.futures import ThreadPoolExecutor
 
     connection = pika.BlockingConnection(pika.URLParameters(url))
@@ -85,7 +85,7 @@ def bare_threads(url: str, _: str, queue: str, messages: int) -> "Clock":
 
 
 def yapw(url: str, exchange: str, queue: str, messages: int) -> "Clock":
-    """Consume with yapw's AsyncConsumer, its faster client that reconnects."""
+    """Consume with yapw's AsyncConsumer, the faster of its reconnecting clients."""
     from yapw.clients import AsyncConsumer
     from yapw.methods import ack, add_callback_threadsafe
 
@@ -131,7 +131,7 @@ def aio_pika(url: str, _: str, queue: str, messages: int) -> "Clock":
 
 
 def toolkit(url: str, exchange: str, queue: str, messages: int, **changes: Any) -> "Clock":
-    """Consume with `guardian_consumers.Consumer`, in threads, each body decoded."""
+    """Consume with `guardian_consumers.Consumer`, with threads and decoded bodies."""
     from guardian_consumers import Consumer, Settings
 
     clock = Clock(messages)
@@ -159,17 +159,17 @@ KINDS: dict[str, Callable[[str, str, str, int], "Clock"]] = {
 
 
 class Clock:
-    """Counts messages, from any thread, and takes the time from the first to the last of so many."""
+    """Measures the time from the first to the last of ``messages`` messages. It is thread-safe."""
 
     def __init__(self, messages: int) -> None:
         self._messages = messages
-        self._count = itertools.count(1)  # whose next() is one step of the interpreter
+        self._count = itertools.count(1)  # next() is atomic in CPython
         self._begun = 0.0, 0.0
         self.seconds = 0.0
         self.processor_seconds = 0.0
 
     def tick(self) -> bool:
-        """Count one; return whether it is the last."""
+        """Count a message, and return whether it is the last."""
         number = next(self._count)
         if number == 1:
             self._begun = time.perf_counter(), time.process_time()

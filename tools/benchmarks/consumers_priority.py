@@ -1,7 +1,7 @@
-"""How long a message with a high priority takes to be handled, while 100,000 with a low one wait before it.
+"""Latency of high-priority messages while 100,000 low-priority messages wait.
 
-Beside the same consumer with nothing else to do, the broker's own priorities, and naive polling; with callbacks that
-wait, that keep the processor busy, and that do nothing.
+It is compared to the same consumer without low-priority messages, to the broker's own priorities, and to naive polling,
+with callbacks that sleep, compute, or do nothing.
 """
 
 import json
@@ -26,19 +26,19 @@ LOW, HIGH = 0, 9
 WAITING = 100_000
 HIGHS = 400
 INTERVAL_SECONDS = 0.006
-"""How long it is between two high ones, on average."""
+"""Average interval between high-priority messages."""
 
 BUSY_INTERVAL_SECONDS = 0.012
-"""The same where callbacks are busy: high ones alone are not to be what keeps the processor so."""
+"""The interval with computing callbacks, so that high-priority messages alone don't saturate the processor."""
 
 CATCH_UP_TIMEOUT_SECONDS = 30.0
-"""How long it may take until the last high ones are handled."""
+"""Timeout for handling the last high-priority messages."""
 
 ROUNDS = 5
 MAX_RATIO = 3.0
 
 IDLE, FULL, SATURATED = "bench_priority_idle", "bench_priority_full", "bench_priority_saturated"
-"""The exchanges: what waits in one's queues is there for the next round."""
+"""The exchanges. The messages in their queues stay for the next round."""
 
 KEY = "orders"
 RANGES = "0-4,5-9"
@@ -47,16 +47,16 @@ AGEING_SECONDS = 1.0
 SATURATED_SECONDS = 8.0
 SATURATING = 20_000
 SLOW_WORK_SECONDS = 0.04
-"""So long that it is the threads that are too few, and not the processor."""
+"""Long enough that the threads are the bottleneck, not the processor."""
 
 SETTINGS = {"ranges": RANGES, "broker": BROKER}
 
 
 class Case(NamedTuple):
-    """A way to consume. ``work``: seconds that a callback takes on average; ``how``: whether it sleeps or is busy.
+    """A way to consume. ``work``: average seconds of a callback; ``how``: whether it sleeps or is busy.
 
-    ``most``: the target, of the p99 as a multiple of that with nothing low waiting. ``every``: seconds from one high
-    message to the next.
+    ``limit``: the target for the ratio of the p99 to that without low-priority messages. ``interval``: seconds between
+    high-priority messages.
     """
 
     name: str
@@ -76,16 +76,17 @@ KINDS = (
 WORKS = (
     Case("ranges, no work", "ranges", 0, limit=MAX_RATIO),
     Case("ranges, 2 ms asleep", "ranges", 0.002, limit=MAX_RATIO),
-    # Twenty that contend for the interpreter's lock leave the connection's thread one turn in twenty, of 5 ms each.
+    # With 20 threads contending for the GIL, the connection's thread gets one of 20 turns of 5 ms each.
     Case("ranges, 2 ms busy", "ranges", 0.002, "busy", interval=BUSY_INTERVAL_SECONDS),
     Case("ranges, 2 ms busy, prefetch 1", "ranges", 0.002, "busy", 1, MAX_RATIO, BUSY_INTERVAL_SECONDS),
 )
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure each in turn, round after round: with nothing low waiting, and right before or after that with all of it.
+    """Alternate between the cases, each with and without low-priority messages.
 
-    The p99 is that of each round's high messages; the floor is the same consumer with nothing low to do.
+    The p99 is that of each round's high-priority messages. The floor is the same consumer without low-priority
+    messages.
     """
     services.say(f"priority, with {WAITING:,} messages waiting")
     cases = [(case, low) for case in (*KINDS, *WORKS) for low in (0, WAITING)]
@@ -114,7 +115,7 @@ def measure(services: Services) -> list[Figure]:
 
 
 def _saturated(services: Services) -> list[Figure]:
-    """Measure how long a low message waits for its turn while high ones without end wait too."""
+    """Measure how long low-priority messages wait during an endless supply of high-priority ones."""
     strict = [_longest_wait(services, None) for _ in range(ROUNDS)]
     aged = [_longest_wait(services, AGEING_SECONDS) for _ in range(ROUNDS)]
     where = f"priority, high ones without end, for {SATURATED_SECONDS:g} s"
@@ -133,7 +134,7 @@ def _settings(services: Services, kind: str, exchange: str) -> Settings:
 
 
 def _queues(settings: Settings) -> tuple[str, str]:
-    """Return the names of the queues of low messages and of high ones."""
+    """Return the names of the queues for low and high priorities."""
     queue = settings.names.queue(KEY)
     return (priority_queue(queue),) * 2 if settings.priorities == BROKER else (queue, level_queue(queue, 1))
 
@@ -144,7 +145,7 @@ def _ready(channel: Any, queue: str) -> int:
 
 
 def _prepare(settings: Settings, low: int, high: int = 0) -> None:
-    """Have the consumer declare and bind its queues, and so many messages wait in them."""
+    """Declare and bind the queues with the consumer, and fill them."""
     consumer = Consumer(settings, KEY, lambda message: None)
     consumer.start()
     while not consumer.connected:
@@ -161,7 +162,7 @@ def _prepare(settings: Settings, low: int, high: int = 0) -> None:
 
 
 class _Child:
-    """The consumer, in a process of its own."""
+    """The consumer in its own process."""
 
     def __init__(self, settings: Settings, case: Case, ageing: float | None = None) -> None:
         arguments = [case.kind, settings.url, settings.exchange, KEY, settings.priorities]
@@ -175,7 +176,7 @@ class _Child:
             self._fail()
 
     def end(self) -> list[tuple[int, float, float]]:
-        """End it, and return of each message the number (0 of a low one), and when it was published and handled."""
+        """Stop it. Return each message's number (0: low priority) and times of publishing and handling."""
         out, _ = self._process.communicate("end\n", timeout=120)
         if self._process.returncode:
             self._fail()
@@ -185,11 +186,11 @@ class _Child:
     def _fail(self) -> None:
         self._process.kill()
         _, errors = self._process.communicate()
-        raise ChildError(f"the consumer of priorities failed. It said:\n{errors[-4000:]}")
+        raise ChildError(f"the consumer of priorities failed. Its output:\n{errors[-4000:]}")
 
 
 def _latencies(services: Services, case: Case, low: int) -> dict[str, float]:
-    """Publish high messages now and then, and return how long it took until they were handled, in microseconds."""
+    """Publish high-priority messages at random intervals, and return statistics of their latencies in microseconds."""
     settings = _settings(services, case.kind, FULL if low else IDLE)
     _prepare(settings, low)
     child = _Child(settings, case)
@@ -228,7 +229,7 @@ def _latencies(services: Services, case: Case, low: int) -> dict[str, float]:
 
 
 def _longest_wait(services: Services, ageing: float | None) -> dict[str, float]:
-    """Have both levels full, consume for a while, and return how often and how rarely low ones had their turn."""
+    """Fill both levels, consume for a while, and return how many low-priority messages were handled, and the gaps."""
     settings = _settings(services, "ranges", SATURATED)
     _prepare(settings, 1000, SATURATING)
     child = _Child(settings, Case("ranges", "ranges", SLOW_WORK_SECONDS), ageing)
@@ -246,6 +247,6 @@ def _longest_wait(services: Services, ageing: float | None) -> dict[str, float]:
 
 
 def _broker_seconds(services: Services) -> float:
-    """Return how many seconds of the processor the broker has used."""
+    """Return the broker's processor seconds."""
     fields = Path(f"/proc/{services.node.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

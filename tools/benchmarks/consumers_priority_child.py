@@ -1,10 +1,10 @@
-"""Consumers of messages with priorities, each in a process of its own.
+"""Consumers of messages with priorities, each run in its own process.
 
 ``python -m tools.benchmarks.consumers_priority_child KIND URL EXCHANGE KEY PRIORITIES WORK HOW PREFETCH [AGEING]``
-prints "ready", consumes until a line comes on its standard input, and prints what it handled as JSON: of each message
-its number, when it was published, and when it was handled, in seconds of the machine's monotonic clock; of one without
-a number, 0, its priority, and when it was handled. Its callback takes from 0 to twice WORK seconds, at random: it
-"sleeps" so long, or is "busy" for so long by the processor's time.
+prints "ready", consumes until it reads a line from its standard input, and prints JSON: for each message its number and
+the monotonic times of publishing and handling; for a message without a number 0, its priority, and the time of
+handling. The callback takes a random time from 0 to twice WORK seconds: it "sleeps", or is "busy" for this processor
+time.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 import pika
 
 IDLE_SECONDS = 0.05
-"""How long naive polling sleeps when there was nothing, so as not to overwhelm the broker."""
+"""The pause of naive polling on empty queues, to spare the broker."""
 
 Handled = Callable[[Any, int], None]
 
@@ -44,7 +44,7 @@ def toolkit(url: str, exchange: str, key: str, priorities: str, prefetch: int, a
 
 
 def polling(url: str, exchange: str, key: str, priorities: str, prefetch: int, ageing: str, handled: Handled) -> None:
-    """Get messages one by one, the high queue first each time, in as many threads, each with a connection."""
+    """Get messages one by one, from the high queue first, in ``prefetch`` threads with a connection each."""
     from guardian_consumers.names import Names, level_queue
 
     queue = Names(exchange).queue(key)
@@ -85,7 +85,7 @@ def _wait() -> None:
 
 
 def main() -> None:
-    """Consume as the command line says."""
+    """Run the consumer of the command line."""
     logging.disable(logging.CRITICAL)
     kind, url, exchange, key, priorities, work, how, prefetch, *ageing = sys.argv[1:]
     spend = time.sleep if how == "sleeps" else _compute

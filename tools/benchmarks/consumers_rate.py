@@ -1,4 +1,4 @@
-"""Whether a rate is kept: of the token bucket alone, of four processes that share one, and of a consumer."""
+"""How exactly rates are kept by a token bucket, by four processes that share one, and by a consumer."""
 
 import json
 import subprocess
@@ -19,10 +19,10 @@ from tools.redis import PrivateRedis
 RATES = (50, 500, 5000)
 SECONDS = 10.0
 WARM_UP_SECONDS = 1.0
-"""It begins with an empty bucket, and asks for few tokens; four processes don't start at the same moment."""
+"""Buckets start empty, shared ones with small batches, and four processes don't start at the same moment."""
 
 MAX_DEVIATION, MAX_DEVIATION_SHARED = 10_000, 20_000
-"""Millionths of the rate: 1 %, and 2 % for four processes."""
+"""Parts per million of the rate: 1 %, and 2 % for four processes."""
 
 PROCESSES = 4
 EXCHANGE = "bench_rate"
@@ -30,12 +30,11 @@ QUEUE = f"{EXCHANGE}_orders"
 
 
 def measure(services: Services) -> list[Figure]:
-    """Take tokens as fast as they come, and handle messages of a queue that is always full.
+    """Take tokens as fast as possible, and handle messages of a queue that is never empty.
 
-    What is looked at are the moments at which the takers, or the callbacks, had what they waited for: how far their
-    number is off the rate, in millionths; and by how many it is above the rate in the stretch of time where these are
-    most, whose target is the burst. A bucket is full after three quarters of its burst: where the machine gives nobody
-    who takes a moment for longer than that, 75 ms here, what comes in meanwhile is lost, and the rate is missed by it.
+    From the times of taking or handling it computes the deviation from the rate in ppm, and the largest excess over the
+    rate in any interval, whose target is the burst. A bucket is full after three quarters of its burst. So if the
+    machine suspends all takers for longer than that, here 75 ms, further tokens are lost, and the rate is missed.
     """
     url = f"{services.node.amqp_url}/%2F"
     figures = []
@@ -64,8 +63,8 @@ def measure(services: Services) -> list[Figure]:
 
 
 def taken(children: Iterable[dict[str, Any]], seconds: float) -> tuple[list[float], list[float]]:
-    """Start a process for each of these, and return all moments at which one had something, in order, and for each
-    process how many seconds of the processor it used a second."""
+    """Run a process for each of these arguments. Return the sorted times of all, and each one's processor seconds per
+    second."""
     command = [sys.executable, "-m", "tools.benchmarks.consumers_rate_child"]
     started = [
         subprocess.Popen([*command, json.dumps({"seconds": seconds, **child})], cwd=PROJECT, stdout=subprocess.PIPE)
@@ -88,14 +87,14 @@ def taken(children: Iterable[dict[str, Any]], seconds: float) -> tuple[list[floa
 
 
 def rate_deviation(times: Sequence[float], rate: float, seconds: float = SECONDS) -> float:
-    """Return by which part of the rate so many seconds after the warm-up were above or below it."""
+    """Return the relative deviation from the rate in ``seconds`` after the warm-up."""
     begin = times[0] + WARM_UP_SECONDS
     count = sum(begin <= moment < begin + seconds for moment in times)
     return abs(count / (rate * seconds) - 1)
 
 
 def max_excess(times: Sequence[float], rate: float) -> float:
-    """Return how many more were taken than the rate gives, in the stretch of time in which these were most."""
+    """Return the largest excess over the rate in any interval."""
     lowest, most = float("inf"), 0.0
     for number, moment in enumerate(times):
         behind = number - rate * moment

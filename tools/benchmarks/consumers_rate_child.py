@@ -1,8 +1,7 @@
-"""One taker of tokens, in a process of its own: by itself, or a consumer whose callback does nothing.
+"""Take tokens, alone or as a consumer with a no-op callback, in its own process.
 
-``python -m tools.benchmarks.consumers_rate_child '{"rate": 50, "seconds": 10, …}'`` writes the moments at which it had
-a token or a message, as doubles of the clock that all processes of a machine have in common, and then how many seconds
-of the processor it used in a second.
+``python -m tools.benchmarks.consumers_rate_child '{"rate": 50, "seconds": 10, …}'`` writes the times of its tokens or
+messages as doubles, by the machine's monotonic clock, and then its processor seconds per second.
 """
 
 import json
@@ -17,7 +16,7 @@ from guardian_consumers.source import Limiter
 
 
 def take(limiter: Limiter, seconds: float) -> "array[float]":
-    """Take tokens for so long."""
+    """Take tokens for ``seconds``."""
     times = array("d")
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -27,7 +26,7 @@ def take(limiter: Limiter, seconds: float) -> "array[float]":
 
 
 def consume(url: str, exchange: str, rate: float, seconds: float) -> "array[float]":
-    """Handle messages for so long, as a consumer that has grown."""
+    """Handle messages for ``seconds`` as a grown consumer."""
     times = array("d")
     settings = Settings(url, exchange, prefetch="grown", rate=rate)
     consumer = Consumer(settings, "orders", lambda message: times.append(time.monotonic()))
@@ -38,7 +37,7 @@ def consume(url: str, exchange: str, rate: float, seconds: float) -> "array[floa
 
 
 def main(seconds: float, rate: float, burst: float | None = None, **more: Any) -> None:
-    """Take as is asked for: by a consumer with ``url`` and ``exchange``, from Redis with ``redis_url`` and ``name``."""
+    """Run a consumer with ``url`` and ``exchange``, or take tokens, from Redis with ``redis_url`` and ``name``."""
     if "url" in more:
         times = consume(more["url"], more["exchange"], rate, seconds)
     elif "redis_url" in more:

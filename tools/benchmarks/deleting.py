@@ -1,4 +1,4 @@
-"""500 deletions in one pass over 10,000 queues, beside the bare requests that they bring about."""
+"""500 deletions in one pass over 10,000 queues, compared to the bare requests."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ MAX_RATIO = 1.2
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor is so many bare DELETEs side by side, the listing, and passive declares.
+    """Run the benchmark on each database. The floor is bare parallel DELETEs, the listing, and passive declares.
 
-    Where owners are told of it, the floor has what is asked for their mails too: bindings and consumers, side by side.
-    No operator has to release the brake: 500 are fewer than a quarter of all.
+    With notifications to owners, the floor includes the parallel requests for their mails: bindings and consumers. The
+    brake does not block: 500 are fewer than a quarter of all.
     """
     figures: list[Figure] = []
     settings = {"GUARDIAN_WARN_QUEUE_LENGTH": "1", "GUARDIAN_MAX_QUEUE_LENGTH": "2"}
@@ -34,9 +34,9 @@ def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     bare = measured["bare"]
     to_be_told = [one + more for one, more in zip(bare, measured["surroundings"], strict=True)]
     return [
-        Figure(where, "a pass, with nobody to be told", "s", measured["unowned"], bare, MAX_RATIO),
-        Figure(where, "a pass, with owners to be told", "s", measured["notified"], to_be_told, MAX_RATIO),
-        Figure(where, "the same, beside the DELETEs, the list and the declares", "s", measured["notified"], bare),
+        Figure(where, "a pass, no owner to notify", "s", measured["unowned"], bare, MAX_RATIO),
+        Figure(where, "a pass, with owners to notify", "s", measured["notified"], to_be_told, MAX_RATIO),
+        Figure(where, "the same, against DELETEs, list and declares only", "s", measured["notified"], bare),
         Figure(where, "bare: the DELETEs alone", "s", measured["deletes"]),
         Figure(where, "bare: the listing alone", "s", measured["listing"]),
         Figure(where, "bare: the passive declares alone", "s", measured["declares"]),

@@ -1,4 +1,4 @@
-"""Passes that delete many queues, each beside the bare requests. Runs in ``tools.benchmarks.child``."""
+"""Passes that delete many queues, alternating with the bare requests. Runs in ``tools.benchmarks.child``."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +19,11 @@ from tools.benchmarks.load import REST_SECONDS, publish_one_each, wait_for_messa
 from tools.benchmarks.passes import counted_requests, timed
 
 MESSAGES = 3
-"""What a queue has that is to go; the maximum is one less."""
+"""The length of a queue to delete, one more than the limit."""
 
 
 class ExcessQueues:
-    """A vhost under guard to which queues are added that are to go at once."""
+    """A guarded vhost, to which queues over the limit are added."""
 
     def __init__(self, vhost: str, queues: int, excess: int) -> None:
         self.vhost = vhost
@@ -33,14 +33,14 @@ class ExcessQueues:
         self._turn = 0
 
     def make(self, user: str) -> list[str]:
-        """Make the queues that are to go, of this Pulse user, without messages."""
+        """Declare this Pulse user's empty queues, to be filled and deleted."""
         self._turn += 1
         names = [f"queue/{user}/{self._turn}-{number}" for number in range(self.excess)]
         self._side_by_side(partial(self.management.declare_queue, self.vhost, arguments={}), names)
         return names
 
     def fill(self, names: list[str]) -> None:
-        """Put more messages into them than they may have, wait until the broker lists these, and let it rest."""
+        """Fill the queues over their limit, wait until the broker lists the messages, and let it rest."""
         for _ in range(MESSAGES):
             publish_one_each(broker.amqp_url(), self.vhost, names)
         wanted = {"queues": self.queues + self.excess, "messages": MESSAGES * self.excess}
@@ -48,23 +48,23 @@ class ExcessQueues:
         time.sleep(REST_SECONDS)
 
     def delete_by_pass(self, user: str) -> float:
-        """Return the seconds of a pass that deletes them. It must find them known, and delete each."""
+        """Return the seconds of a pass that deletes the queues. Check that they are stored and all are deleted."""
         names = self.make(user)
         run_pass()
         self.fill(names)
         return self.run_pass()
 
     def run_pass(self) -> float:
-        """Return the seconds of the pass alone."""
+        """Return the seconds of the pass."""
         seconds, report = timed(run_pass)
         if report.errors or (report.deleted, report.queues) != (self.excess, self.queues + self.excess):
-            raise AssertionError(f"a pass did other than expected: {report}")
+            raise AssertionError(f"unexpected report of a pass: {report}")
         return seconds
 
     def bare(self) -> dict[str, float]:
-        """Return the seconds of the bare ``deletes`` side by side, of the ``listing``, and of the passive ``declares``.
+        """Return the seconds of bare parallel ``deletes``, the ``listing``, and passive ``declares``.
 
-        And those of what is asked only to be told: the ``surroundings``, consumers, and bindings beside them.
+        ``surroundings`` are the parallel requests for notifications: consumers and bindings.
         """
         names = self.make("nobody")
         self.fill(names)
@@ -89,11 +89,11 @@ class ExcessQueues:
 
 
 def measure(vhost: str, queues: int, excess: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of passes that delete, and of the bare requests, by turns, and what such a pass asks.
+    """Return the seconds of alternating passes that delete and bare requests, and the counts of such a pass.
 
-    ``told``: the queues have an owner, who is told; ``untold``: they have none. ``bare`` is the sum of what both need.
-    Each begins on a broker that was left alone for ``REST_SECONDS``: else the bursts of the lists before fall into some
-    of them, and bare DELETEs take 0.25 to 0.6 s.
+    ``notified``: the queues have an owner to notify; ``unowned``: they have none. ``bare`` is the sum of what both
+    need. Each measurement begins after ``REST_SECONDS`` without requests. Otherwise the broker's bursts after earlier
+    lists disturb some of them, and bare DELETEs take 0.25 to 0.6 s.
     """
     PulseUser.objects.create(username="notified", ready=True).owners.add(
         Owner.objects.create_user("owner@example.org", vouched=True)

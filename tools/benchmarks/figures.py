@@ -1,4 +1,4 @@
-"""What was measured: as a line of the table, and as JSON."""
+"""Results of benchmarks as lines of a table and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: what was measured and where, beside its floor where it has one.
+    """A line of the table: a measurement and its floor.
 
-    ``values`` are in ``unit``, and so is ``floor``, what the same run took for the least that can be done. ``most`` is
-    the target: the largest ratio of the two medians, or without a floor the largest median; None: there is none.
-    ``exactly``: the target has to be met to the point, as by a number that must not grow or shrink.
+    ``values`` and ``floor`` are in ``unit``. The floor is the least work that is possible, measured in the same run.
+    ``limit`` is the target: the largest ratio of the medians, or without a floor the largest median. ``exact``: the
+    target must be met exactly.
     """
 
     where: str
@@ -34,12 +34,12 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """The median as a multiple of the floor's."""
+        """The ratio of the median to the floor's."""
         return self.median / median(self.floor) if self.floor else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the target was met; None where there is none."""
+        """Whether the target was met; None without a target."""
         if self.limit is None:
             return None
         reached = self.median if self.ratio is None else self.ratio
@@ -47,14 +47,14 @@ class Figure:
 
     @property
     def target(self) -> str:
-        """The target as the table shows it, of the ratio where there is a floor; empty where there is none."""
+        """The target as text; empty without a target."""
         if self.limit is None:
             return ""
         target = f"{'=' if self.exact else '≤'} {self.limit:g}"
         return target if self.floor else f"{target} {self.unit}".rstrip()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it with every single measurement, in the order in which they were made."""
+        """Return the line with all measurements, in order."""
         return {
             "where": self.where,
             "what": self.what,

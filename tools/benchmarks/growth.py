@@ -1,8 +1,8 @@
-"""A steady pass beside the listing that it makes, at 1,000 to 50,000 queues: what it costs, and how that grows.
+"""The growth of a steady pass from 1,000 to 50,000 queues, compared to its listing.
 
-No vhost has more than 10,000 of them, as the broker's own list of one vhost grows with the square in the end.
-Twice as many in one are measured too. The queues of the first one belong to Pulse users, as there is but one vhost
-where they can.
+Each vhost has at most 10,000 queues, since the time of the broker's list of a vhost grows quadratically in the end.
+Twice as many in one vhost are measured, too. The queues of the first vhost belong to Pulse users, which have one vhost
+only.
 """
 
 import time
@@ -15,23 +15,23 @@ from tools.benchmarks.load import MAX_QUEUES_PER_VHOST, REST_SECONDS, fill_vhost
 from tools.benchmarks.services import Services, with_separate_broker
 
 ROUNDS = {1_000: 5, 2_000: 5, 5_000: 5, 10_000: 9, 20_000: 3, 50_000: 9}
-"""The rounds at each number of queues: more where it is judged."""
+"""Rounds by number of queues: more where there is a target."""
 
 LISTINGS = 9
-"""Of the vhost with twice as many queues, and of one that is as full as any."""
+"""Listings of the vhost with twice as many queues, and of another vhost."""
 
 NEW_QUEUES_PER_LIST = 1_500
-"""Queues just made for each list that lets the broker settle. Where 30,000 were made, those of all 50,000 took twice as
-long, 4 to 7 s, for some two minutes; where it was left alone for three, the first two or three still did."""
+"""New queues for each list that lets the broker settle. After declaring 30,000 queues, lists of all 50,000 took twice
+as long, 4 to 7 s, for about two minutes. After three minutes of rest, the first two or three lists still did."""
 
 MAX_GROWTH = 5.5
-"""A pass over 50,000 queues may take so many times as long as one over 10,000."""
+"""The limit for the ratio of a pass over 50,000 queues to one over 10,000."""
 
 
 class Grown(NamedTuple):
-    """What passes over so many queues took, by their number and the database; and the seconds of listings.
+    """Results of passes by number of queues and database, and the seconds of listings.
 
-    ``few`` are those of a vhost as full as any, ``many`` those of one with twice as many queues.
+    ``few`` is for a normal vhost, ``many`` for one with twice as many queues.
     """
 
     passes: dict[tuple[int, str], dict[str, Any]]
@@ -40,7 +40,7 @@ class Grown(NamedTuple):
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor of a pass is its listing."""
+    """Run the benchmark on each database. The floor of a pass is its listing."""
     grown = grow(services)
     figures: list[Figure] = []
     for queues in ROUNDS:
@@ -60,7 +60,7 @@ def measure(services: Services) -> list[Figure]:
 
 @cache
 def grow(services: Services) -> Grown:
-    """Have a broker get more and more queues, and measure in between. It is done once in a run."""
+    """Add queues to a broker in steps, and measure after each. This happens once per run."""
     passes = {}
     with with_separate_broker(services) as apart:
         vhosts: list[str] = []

@@ -1,4 +1,4 @@
-"""Steady passes, each beside the listing requests that it makes, and no more. Runs in ``tools.benchmarks.child``."""
+"""Steady passes, alternating with their listing requests. Runs in ``tools.benchmarks.child``."""
 
 import time
 from typing import Any
@@ -9,12 +9,11 @@ from tools.benchmarks.passes import CHANGE_EVERY, GuardedVhosts
 
 
 def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of the first pass, of passes with one queue in ten changed, and of listings, by turns.
+    """Return the seconds of the first pass, and of alternating passes with a tenth of the queues changed and listings.
 
-    ``own`` is what of each pass came before and after its list. ``vhost`` is the one whose queues are Pulse users';
-    ``vhosts`` are all. Where there are many queues, each measurement begins on a broker that was left alone for
-    ``REST_SECONDS``, which makes the growth look smaller than to a guard that looks every five seconds; the page about
-    speed says by how much.
+    ``own`` is the time of each pass without its list. ``vhost`` has the queues of Pulse users; ``vhosts`` are all. With
+    many queues, each measurement begins after ``REST_SECONDS`` without requests. This makes the growth smaller than for
+    a guard with an interval of five seconds; docs/speed.md has the difference.
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)

@@ -1,4 +1,4 @@
-"""Queues and messages to measure with, on the private broker alone."""
+"""Queues and messages for benchmarks, on the private broker."""
 
 import secrets
 import time
@@ -18,26 +18,27 @@ EXCHANGES = 50
 LOAD_TIMEOUT_SECONDS = 600.0
 
 MAX_QUEUES_PER_VHOST = 10_000
-"""Queues of one vhost at most, which one request makes: the broker takes no body of more than 8 MB."""
+"""One request declares them: the broker accepts bodies up to 8 MB."""
 
 REST_SECONDS = 7
-"""A list wakes the process of every queue, and the broker puts them back to sleep in a burst some five seconds later:
-2.7 s of work for 50,000. Another list right after it takes some 20 % longer there, and one of 10,000 15 % less."""
+"""A list wakes the process of every queue. About five seconds later the broker hibernates them in a burst: 2.7 s of
+work for 50,000 queues. An immediate second list takes about 20 % longer with 50,000 queues, and 15 % less with 10,000.
+"""
 
 
 def user_name(number: int) -> str:
-    """Return the name of the Pulse user whose queue the one of this number is."""
+    """Return the name of the Pulse user that owns the queue of this number."""
     return f"user-{number // QUEUES_PER_USER}"
 
 
 def queue_name(number: int) -> str:
-    """Return the name of a queue, as a Pulse user would name it."""
+    """Return the name of a Pulse user's queue."""
     return f"queue/{user_name(number)}/jobs-{number:06}"
 
 
 @contextmanager
 def filled_vhost(services: Services, queues: int) -> Iterator[str]:
-    """Make a vhost with so many durable queues and two bindings for each, and delete it afterwards."""
+    """Create a vhost with durable queues and two bindings for each, and delete it afterwards."""
     vhost = f"bench-{secrets.token_hex(4)}"
     services.management.create_vhost(vhost)
     try:
@@ -47,13 +48,13 @@ def filled_vhost(services: Services, queues: int) -> Iterator[str]:
         services.say(f"deleting {queues:,} queues")
         try:
             services.management.delete_vhost(vhost)
-        except BrokerError as error:  # what was measured, or failed, isn't hidden by it
-            services.say(f"{vhost} is left behind: {error}")
+        except BrokerError as error:  # must not hide a result or an error
+            services.say(f"could not delete {vhost}: {error}")
 
 
 def fill_vhost(services: Services, vhost: str, numbers: range, *, there: int = 0) -> None:
-    """Make the durable queues of these numbers, with two bindings each, in a vhost where so many others are."""
-    services.say(f"making {len(numbers):,} queues and {2 * len(numbers):,} bindings")
+    """Declare durable queues with two bindings each in a vhost, which has ``there`` other queues."""
+    services.say(f"declaring {len(numbers):,} queues and {2 * len(numbers):,} bindings")
     import_definitions(services, _definitions(numbers), vhost)
     wait_for_messages(services.management, vhost, queues=there + len(numbers))
 
@@ -85,7 +86,7 @@ def _definitions(queues: range) -> dict[str, list[dict[str, object]]]:
 def import_definitions(
     services: Services, definitions: dict[str, list[dict[str, object]]], vhost: str | None = None
 ) -> None:
-    """Have the broker make all of it in one request: two at a time it takes minutes. None: each says its vhost."""
+    """Import definitions in one request; single ones take minutes. Without ``vhost``, each definition has its own."""
     node = services.node
     where = "" if vhost is None else f"/{quote(vhost, safe='')}"
     address = f"http://127.0.0.1:{node.management_port}/api/definitions{where}"
@@ -94,9 +95,9 @@ def import_definitions(
 
 
 def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> dict[str, float]:
-    """Publish one small message to each of these queues, without waiting for the broker to say that it has them.
+    """Publish a small message to each of these queues without confirms.
 
-    Return when each was about to be sent, by the queue, in seconds of ``time.monotonic``.
+    Return the time before each publishing by queue, from ``time.monotonic``.
     """
     sent_at = {}
     connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url}/{quote(vhost, safe='')}"))
@@ -112,9 +113,9 @@ def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> dict[s
 
 
 def wait_for_messages(management: Management, *vhosts: str, queues: int, messages: int | None = None) -> None:
-    """Wait until the broker lists so many queues in these vhosts, with so many ready messages in all (None: any).
+    """Wait until the broker lists this number of queues in these vhosts and, if given, of ready messages in total.
 
-    Raises TimeoutError past ``LOAD_TIMEOUT_SECONDS``.
+    Raises TimeoutError after ``LOAD_TIMEOUT_SECONDS``.
     """
     deadline = time.monotonic() + LOAD_TIMEOUT_SECONDS
     while True:

@@ -1,4 +1,4 @@
-"""The most memory that a process has while it runs passes, at 10,000 and at 50,000 queues."""
+"""Peak memory of a process that runs passes over 10,000 and 50,000 queues."""
 
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.growth import grow
@@ -8,7 +8,7 @@ MAX_MEGABYTES = {10_000: 200, 50_000: 500}
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database, and what the process has without a pass: Django and Guardian loaded."""
+    """Run the benchmark on each database, also without a pass: with Django and Guardian loaded."""
     figures: list[Figure] = []
     for database in services.databases:
         idle = services.measure("tools.benchmarks.memory_child", database, "/")["peak_mb"]

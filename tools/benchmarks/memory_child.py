@@ -1,4 +1,4 @@
-"""Nothing but Django and Guardian, loaded as for a pass. Runs in ``tools.benchmarks.child``."""
+"""Load Django and Guardian as for a pass. Runs in ``tools.benchmarks.child``."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ from queues import monitor
 
 
 def measure(vhost: str) -> dict[str, Any]:
-    """Do nothing; the peak memory is added to this."""
+    """Do nothing. The caller adds the peak memory."""
     return {"due": monitor.is_due()}

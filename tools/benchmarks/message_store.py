@@ -1,4 +1,4 @@
-"""The message store, beside the bare database: batches and reads; a million queues; ten million messages in one."""
+"""The message store, compared to bare SQL: batches and reads, a million queues, ten million messages in a queue."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ MESSAGES_EACH = 3
 DEEP = 10_000_000
 
 MIN_SPEED = {"push": 0.5, "read": 0.4}
-"""How fast it is to be, as a part of the bare statement's speed."""
+"""The minimum speed relative to the bare statement."""
 
 MAX_GROWTH = 1.2
-"""How much more it may cost with very many than with a thousand."""
+"""The limit for the ratio of the time with very many queues or messages to that with a thousand."""
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure batches and reads on each database, and the large numbers on PostgreSQL."""
+    """Run the benchmark of batches and reads on each database, and that of large numbers on PostgreSQL."""
     figures: list[Figure] = []
     for database in services.databases:
         services.say(f"pushing and reading {BATCH} messages of {BYTES} bytes on {database}")
@@ -31,7 +31,7 @@ def measure(services: Services) -> list[Figure]:
         )
         figures += _batches(f"{BATCH} messages of {BYTES} bytes, {database}", measured)
     if services.cluster is not None:
-        services.say(f"making {MANY:,} queues on PostgreSQL, and working with them")
+        services.say(f"creating {MANY:,} queues on PostgreSQL, and using them")
         measured = services.measure(
             "tools.benchmarks.message_store_queues",
             "PostgreSQL",

@@ -1,4 +1,4 @@
-"""The message store's API, as gunicorn serves it: single posts and reads, by one client and by many at once."""
+"""The message store's API under gunicorn: posts and reads of single messages by one and by concurrent clients."""
 
 from statistics import quantiles
 from typing import Any
@@ -12,7 +12,7 @@ ROUNDS = 3
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor is an empty view of the same server, asked in the same way."""
+    """Run the benchmark on each database. The floor is an empty view of the same server, requested in the same way."""
     figures: list[Figure] = []
     for database in services.databases:
         services.say(f"posting and reading single messages over HTTP on {database}, with up to {CLIENTS[-1]} clients")

@@ -1,4 +1,4 @@
-"""Single messages over HTTP beside an empty request, by clients that never rest. Runs in ``tools.benchmarks.child``."""
+"""Single messages over HTTP, alternating with empty requests, by busy clients. Runs in ``tools.benchmarks.child``."""
 
 import itertools
 import time
@@ -19,11 +19,11 @@ BODY = b"x" * 200
 WARM_UPS = 100
 
 EMPTY = "/v1/"
-"""It goes through all that every request goes through, and finds that there is nothing at this address: 404."""
+"""This path answers 404 after all middleware."""
 
 
 class Asked(NamedTuple):
-    """A request, and the status that it is answered with."""
+    """A request and its expected status."""
 
     method: str
     path: str
@@ -32,9 +32,9 @@ class Asked(NamedTuple):
 
 
 def measure(vhost: str, clients: Sequence[int], requests: int, rounds: int) -> dict[str, Any]:
-    """Return, by what and by how many clients (``posts 8``), rounds of it (``done``) and of as many that are ``empty``.
+    """Return rounds of requests (``done``) and of ``empty`` ones by kind and number of clients, such as ``posts 8``.
 
-    A round is the milliseconds that each of so many requests took, and the seconds that they took together.
+    A round has the milliseconds of each request, and the seconds of all.
     """
     _, key = create_key(create_application("shop"))
     queue = queues.create("shop", "orders")
@@ -63,7 +63,7 @@ def measure(vhost: str, clients: Sequence[int], requests: int, rounds: int) -> d
 
 
 def _together(port: int, authorization: str, clients: int, wanted: Sequence[Asked]) -> dict[str, Any]:
-    """Have so many clients ask for all of it, each over a connection that it keeps."""
+    """Send the requests from concurrent clients, each with a persistent connection."""
     headers = {"Authorization": authorization, "Content-Type": "text/plain"}
     ready = Barrier(clients + 1)
     milliseconds: list[float] = []
@@ -84,7 +84,7 @@ def _together(port: int, authorization: str, clients: int, wanted: Sequence[Aske
                 assert answer.status == one.status, f"{one.method} {one.path}: {answer.status} {text[:300]!r}"
         except BaseException as error:
             wrong.append(error)
-            ready.abort()  # where the others still wait for this one
+            ready.abort()  # the others may still wait for this client
         finally:
             connection.close()
         milliseconds.extend(took)

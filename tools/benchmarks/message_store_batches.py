@@ -1,4 +1,4 @@
-"""Batches and reads of the message store beside the bare statements. Runs in ``tools.benchmarks.child``."""
+"""Batches and reads of the message store, alternating with bare SQL. Runs in ``tools.benchmarks.child``."""
 
 import os
 import time
@@ -13,12 +13,12 @@ from message_store.store import NewMessage
 
 WARM_UPS = 10
 ATTEMPTS = 3
-"""How often each is done for one time that counts."""
+"""Calls per measurement, of which the fastest counts."""
 
 TTL = 3 * 24 * 3600
 PARTITION = 1
 BARE_CONTENTS = 0
-"""No queue has this number."""
+"""No queue has this contents number."""
 
 INSERT = (
     "INSERT INTO message_store_messagerow (contents, partition, ticks, rest, body, content_type, expires) VALUES {}"
@@ -30,9 +30,9 @@ SELECT = (
 
 
 def measure(vhost: str, rounds: int, messages: int, size: int) -> dict[str, Any]:
-    """Return what a ``push`` and a ``read`` of so many messages take, in microseconds, by turns with bare statements.
+    """Return the microseconds of a ``push`` and a ``read`` of batches, alternating with bare statements.
 
-    ``bare push`` inserts the same rows by one statement; ``bare read`` asks for the same rows and takes them.
+    ``bare push`` inserts the same rows with one statement; ``bare read`` selects and fetches the same rows.
     """
     store = DatabaseStore()
     queue = store.register("bench", "queue")
@@ -59,7 +59,7 @@ def measure(vhost: str, rounds: int, messages: int, size: int) -> dict[str, Any]
 
 
 def store_contents(key: int) -> int:
-    """Return the number under which the messages of a queue lie."""
+    """Return a queue's contents number."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT contents FROM message_store_queuerow WHERE id = %s", [key])
         contents: int = cursor.fetchone()[0]
@@ -67,14 +67,14 @@ def store_contents(key: int) -> int:
 
 
 def microseconds(do: Callable[[], Any]) -> float:
-    """Return how long it takes."""
+    """Return the duration of a call."""
     began = time.perf_counter()
     do()
     return (time.perf_counter() - began) * 1e6
 
 
 def quickest(do: Callable[..., Any]) -> float:
-    """Return the time of the quickest of ``ATTEMPTS`` calls, each with its number: others use the processor too."""
+    """Return the time of the fastest of ``ATTEMPTS`` calls, each with its number, to reduce the noise of other load."""
     return min(microseconds(lambda number=number: do(number)) for number in range(ATTEMPTS))  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""Reading in a queue of very many messages, and in one of few. Runs in ``tools.benchmarks.child``."""
+"""Reads in a queue with very many messages and in one with few. Runs in ``tools.benchmarks.child``."""
 
 import random
 from typing import Any
@@ -24,10 +24,10 @@ FILL = """
 
 
 def measure(vhost: str, few: int, many: int, messages: int, rounds: int) -> dict[str, Any]:
-    """Return what it takes, in microseconds, to read so many ``messages`` of a queue, by turns.
+    """Return the microseconds of alternating reads of ``messages`` messages.
 
-    ``few``: from the beginning of one with so few. ``many``: in one with so many, at different places. ``count``: to
-    count the latter's, once, in milliseconds.
+    ``few``: from the beginning of a queue with few messages. The others: at different places of a queue with many.
+    ``count``: the milliseconds of counting the latter's messages once.
     """
     store = DatabaseStore()
     small, large = store.register("bench", "small"), store.register("bench", "large")
@@ -47,7 +47,7 @@ def measure(vhost: str, few: int, many: int, messages: int, rounds: int) -> dict
         return took
 
     def somewhere(off: int, **asked: Any) -> list[dict[str, Any]]:
-        """Return as many places to read from, each so many ticks after a message."""
+        """Return random places to read from, each ``off`` ticks after a message."""
         numbers = [drawn.randrange(messages, many - messages) for _ in range(ATTEMPTS)]
         return [{"start": Place(first + number * TICKS_BETWEEN + off, 0), **asked} for number in numbers]
 
@@ -71,7 +71,7 @@ def measure(vhost: str, few: int, many: int, messages: int, rounds: int) -> dict
 
 
 def _fill(queue: StoredQueue, messages: int) -> int:
-    """Put so many messages into a queue, and return the ticks of the first."""
+    """Fill a queue, and return the ticks of the first message."""
     first = now() - messages * TICKS_BETWEEN
     with connection.cursor() as cursor:
         cursor.execute(

@@ -1,6 +1,6 @@
-"""What working with a message store costs with few and with very many queues. Runs in ``tools.benchmarks.child``.
+"""The message store with few and with very many queues. Runs in ``tools.benchmarks.child``.
 
-The few lie in a schema of their own beside the many, so that both are measured by turns over the same connection.
+The few queues are in a schema of their own, so that both can be measured alternately over the same connection.
 """
 
 import random
@@ -39,10 +39,10 @@ FILL = (
 
 
 def measure(vhost: str, few: int, many: int, each: int, rounds: int) -> dict[str, Any]:
-    """Return what it takes, in microseconds, to ``create`` a queue, to ``post`` a message and to ``read`` a queue.
+    """Return the microseconds to ``create`` a queue, ``post`` a message and ``read`` a queue.
 
-    That with so ``few`` queues, and with so ``many``, each of so many messages. To post and to read includes finding
-    the queue by its name.
+    They are measured with ``few`` and with ``many`` queues of ``each`` messages. Posting and reading include finding
+    the queue by name.
     """
     _make_schema("few")
     sizes = {"few": few, "many": many}

@@ -1,4 +1,4 @@
-"""A worker of the message store, at batch 100, beside a bare loop over the store that does the same work."""
+"""A worker of the message store with batches of 100, compared to a bare loop over the store."""
 
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.services import Services
@@ -9,18 +9,18 @@ BYTES = 1000
 ROUNDS = 15
 
 MAX_RATIO = 1 / 0.8
-"""Of the time for one message, which is the least speed turned over."""
+"""Of the time per message: the inverse of the minimum speed."""
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure both on each database, by turns, from a queue's first message to its last.
+    """Run both alternately on each database, from a queue's first message to its last.
 
-    The bare loop reads batches one after the other and calls a function that does nothing. The worker shares out,
-    makes sure before each message that it still holds its partition, and records how far it is each second.
+    The bare loop reads batches and calls an empty function. The worker also plans shares, checks its leases before each
+    message, and records its position every second.
     """
     figures: list[Figure] = []
     for database in services.databases:
-        services.say(f"working through {MESSAGES:,} messages on {database}")
+        services.say(f"handling {MESSAGES:,} messages on {database}")
         measured = services.measure(
             "tools.benchmarks.message_store_worker_child",
             database,

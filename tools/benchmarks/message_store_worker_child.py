@@ -1,4 +1,4 @@
-"""A worker, and a bare loop over the store, by turns. Runs in ``tools.benchmarks.child``."""
+"""A worker, alternating with a bare loop over the store. Runs in ``tools.benchmarks.child``."""
 
 import os
 import time
@@ -15,7 +15,7 @@ BATCH_SIZE = 1000
 
 
 def measure(vhost: str, rounds: int, messages: int, size: int, batch: int) -> dict[str, Any]:
-    """Return the seconds that each takes from the first message of a partition to the last."""
+    """Return the seconds of each from the first message of a partition to the last."""
     queue = queues.create("bench", "queue")
     for _ in range(messages // BATCH_SIZE):
         queues.post_all(queue, [MessageInput(os.urandom(size)) for _ in range(BATCH_SIZE)])
@@ -47,7 +47,7 @@ def _worker(queue: StoredQueue, messages: int, batch: int) -> float:
 
 
 class _Clock:
-    """Counts messages, and takes the time from the first to the last of so many; then ``at_end`` is called."""
+    """Measures the time from the first to the last of ``messages`` messages, then calls ``at_end``."""
 
     def __init__(self, messages: int) -> None:
         self.at_end: Callable[[], None] = lambda: None
@@ -57,7 +57,7 @@ class _Clock:
         self.seconds = 0.0
 
     def tick(self, message: Any, context: Any) -> None:
-        """Count one: the work that both do."""
+        """Count a message. Both call this as their work."""
         self._count += 1
         if self._count == 1:
             self._begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The sweep of orphans over 1,000 and 10,000 registered queues, and 100 that nobody registered."""
+"""The sweep of 100 orphans beside 1,000 and 10,000 registered queues."""
 
 import uuid
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ ORPHANS = 100
 ROUNDS = 21
 
 OWNERS = 10
-"""So many vhosts have the queues between them."""
+"""Each owner has a vhost, and the queues are distributed over them."""
 
 OFFERINGS = 10
-"""So many queues has each subscription."""
+"""Each subscription has a queue for each offering."""
 
 TYPE = "order"
 
@@ -28,7 +28,7 @@ MAX_RATIO = 1.6
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor of a sweep is its listing and as many bare DELETEs, by as many threads."""
+    """Run the benchmark on each database. The floor is the listing and as many bare DELETEs from as many threads."""
     figures: list[Figure] = []
     smallest: dict[str, dict[str, Any]] = {}
     for queues in SIZES:
@@ -44,7 +44,7 @@ def measure(services: Services) -> list[Figure]:
 
 
 def subscriptions_of(vhost: str, queues: int) -> list[str]:
-    """Return the UUIDs in hex of one owner's subscriptions, where all owners have so many queues."""
+    """Return the hex UUIDs of an owner's subscriptions, where ``queues`` is the total of all owners."""
     return [uuid.uuid5(uuid.UUID(vhost), str(number)).hex for number in range(queues // OWNERS // OFFERINGS)]
 
 
@@ -55,8 +55,8 @@ def queue_name(subscription: str, offering: int) -> str:
 
 @contextmanager
 def _registered(services: Services, queues: int) -> Iterator[list[str]]:
-    """Make so many queues as agents have them, with their users, and delete all of it afterwards."""
-    services.say(f"making {queues:,} agents' queues in {OWNERS} vhosts")
+    """Create agents' queues with their users, and delete all of them afterwards."""
+    services.say(f"declaring {queues:,} agents' queues in {OWNERS} vhosts")
     vhosts = [uuid.uuid4().hex for _ in range(OWNERS)]
     subscriptions = [(vhost, one) for vhost in vhosts for one in subscriptions_of(vhost, queues)]
     names = [(vhost, queue_name(one, offering)) for vhost, one in subscriptions for offering in range(OFFERINGS)]

@@ -1,4 +1,4 @@
-"""Sweeps of orphans, each beside the listing that it makes and as many bare DELETEs. Runs in `child.py`."""
+"""Sweeps of orphans, alternating with the listing and as many bare DELETEs. Runs in `child.py`."""
 
 import uuid
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from tools.benchmarks.orphan_sweep import OFFERINGS, TYPE, queue_name, subscript
 from tools.benchmarks.passes import counted_requests, timed
 
 COUNTED = 3
-"""Sweeps whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+"""Sweeps whose statements and requests are counted. They are not timed, since counting takes time."""
 
 
 class Swept:
-    """What agents registered, and orphans beside it."""
+    """Registered queues and orphans."""
 
     def __init__(self, vhosts: Sequence[str], queues: int, orphans: int) -> None:
         self.vhosts = vhosts
@@ -38,7 +38,7 @@ class Swept:
         self._turn = 0
 
     def register(self) -> None:
-        """Write the rows that stand for the queues."""
+        """Insert the rows of the registered queues."""
         owners = Owner.objects.bulk_create(
             Owner(uuid=uuid.UUID(vhost), email=f"{vhost}@example.org", vouched=True) for vhost in self.vhosts
         )
@@ -65,7 +65,7 @@ class Swept:
         )
 
     def create_orphans(self) -> list[tuple[str, str]]:
-        """Make queues that no registration stands for, known to the monitor like all others."""
+        """Declare queues without a registration, and insert the monitor's rows for them."""
         self._turn += 1
         names = [
             (self.vhosts[number % len(self.vhosts)], f"subscription_{self._turn:032}_{number}")
@@ -85,12 +85,12 @@ class Swept:
         return names
 
     def sweep(self) -> float:
-        """Sweep away what was left, and return the seconds. It must find what there is to find."""
+        """Sweep the orphans and return the seconds. Check the report."""
         self.create_orphans()
         return self._sweep()
 
     def count(self) -> tuple[int, int]:
-        """Do it again, and return the number of SQL statements and of HTTP requests."""
+        """Sweep again, and return the numbers of SQL statements and HTTP requests."""
         self.create_orphans()
         with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
             self._sweep()
@@ -100,11 +100,11 @@ class Swept:
         seconds, report = timed(sweep_orphans)
         found = (report.found, report.deleted, report.kept, report.repaired, report.logins)
         if report.another_sweep or report.errors or found != (self.orphans, self.orphans, 0, 0, 0):
-            raise AssertionError(f"a sweep did other than expected: {report}")
+            raise AssertionError(f"unexpected report of a sweep: {report}")
         return seconds
 
     def bare(self) -> tuple[float, float]:
-        """Return the seconds of the listing that a sweep makes, and of it with as many DELETEs, by as many threads."""
+        """Return the seconds of a sweep's listing, and of listing and as many DELETEs from as many threads."""
         names = self.create_orphans()
         listing, _ = timed(lambda: list(snapshot.iter_lists(self.management, self.vhosts, WITHOUT_LENGTHS, {})))
         delete = partial(self.management.delete_queue, if_unused=True)
@@ -118,10 +118,10 @@ class Swept:
 
 
 def measure(vhost: str, vhosts: list[str], queues: int, orphans: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of sweeps, and of the bare requests between them, and what they ask.
+    """Return the seconds of alternating sweeps and bare requests, and the counts of a sweep.
 
-    ``sweep`` and ``bare`` are seconds, in the order in which they were measured, by turns; ``listing`` is the share of
-    the listing in the second. ``statements`` and ``requests`` are numbers of a sweep.
+    ``sweep`` and ``bare`` are seconds in the order of measurement; ``listing`` is the listing's part of the second.
+    ``statements`` and ``requests`` are counts of a sweep.
     """
     swept = Swept(vhosts, queues, orphans)
     swept.register()

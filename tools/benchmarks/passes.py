@@ -1,4 +1,4 @@
-"""Passes of the monitor, each beside the very listing request that it makes. Runs in ``tools.benchmarks.child``."""
+"""Passes of the monitor, alternating with their listing requests. Runs in ``tools.benchmarks.child``."""
 
 import gc
 import time
@@ -24,21 +24,21 @@ from tools.benchmarks.load import MAX_QUEUES_PER_VHOST, publish_one_each, queue_
 T = TypeVar("T")
 
 CHANGE_EVERY = 10
-"""One queue in so many changes between two passes."""
+"""A tenth of the queues change between two passes."""
 
 WARM_UPS = 2
 COUNTED = 3
-"""Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+"""Passes whose statements and requests are counted. They are not timed, since counting takes time."""
 
 CHANGED_FACTOR = 2
 UNCHANGED_FACTOR = 4
-"""So many times as many steady passes are timed as first ones: the nearer a target is, the less is left to chance."""
+"""Steady passes per first pass: more where the results are close to the target."""
 
 
 class GuardedVhosts:
-    """Vhosts under guard: their queues are known, and the number of messages grows as it is told to.
+    """Guarded vhosts with stored queues, whose lengths grow on demand.
 
-    Each vhost but the last has ``MAX_QUEUES_PER_VHOST`` of the queues.
+    Each vhost but the last has ``MAX_QUEUES_PER_VHOST`` queues.
     """
 
     def __init__(self, vhosts: Sequence[str], queues: int) -> None:
@@ -51,7 +51,7 @@ class GuardedVhosts:
         self._turn = 0
 
     def change(self) -> None:
-        """Publish one message to every tenth queue, to other ones each time, and wait until the broker shows it."""
+        """Publish a message to every tenth queue, to others each time, and wait until the broker lists them."""
         self._turn += 1
         for number, vhost in enumerate(self.vhosts):
             first, end = number * MAX_QUEUES_PER_VHOST, min((number + 1) * MAX_QUEUES_PER_VHOST, self.queues)
@@ -61,27 +61,24 @@ class GuardedVhosts:
         wait_for_messages(self.management, *self.vhosts, queues=self.queues, messages=self._messages)
 
     def run_pass(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
-        """Run a pass, and return the seconds that it took and its report. It must find what there is to find."""
+        """Run a pass, check its report, and return its seconds and report."""
         seconds, report = timed(run_pass)
         found = (report.queues, report.new, report.changed, report.gone, report.unknown, report.warned)
         if report.another_pass or report.errors or found != (self.queues, new, changed, 0, 0, 0):
-            raise AssertionError(f"a pass did other than expected: {report}")
+            raise AssertionError(f"unexpected report of a pass: {report}")
         return seconds, report
 
     def list(self) -> float:
-        """Return L: the seconds of the listing requests that a pass makes, made as it makes them."""
-        return timed(
-            lambda: list(snapshot.iter_lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {}))
-        )[0]
+        """Return the seconds of a pass's listing requests, sent in the same way."""
+        return timed(lambda: list(snapshot.lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {})))[0]
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of first passes, of steady ones, and of the listings between them, and what they ask.
+    """Return the seconds of first and steady passes, of the listings between them, and counts.
 
-    ``first``: no queue was known; ``changed``: one in ten had another length than in the pass before; ``unchanged``:
-    none had. Of each, ``pass`` and ``listing`` are seconds, in the order in which they were measured, by turns; ``own``
-    is what of a pass was not its listing. ``statements`` and ``requests`` are numbers of a pass with one queue in ten
-    changed.
+    ``first``: no queue was stored; ``changed``: a tenth of the queues had another length than in the pass before;
+    ``unchanged``: none had. For each, ``pass`` and ``listing`` are alternating seconds in the order of measurement, and
+    ``own`` the time of passes without their listings. ``statements`` and ``requests`` are counts of a ``changed`` pass.
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
@@ -113,7 +110,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
 
 
 def _vacuum() -> None:
-    """Clear away what the first passes left dead, as PostgreSQL does by itself in the time that a guard has."""
+    """Vacuum the dead rows of the first passes, as PostgreSQL's autovacuum does over time."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("VACUUM ANALYZE")
@@ -138,8 +135,8 @@ def _alternate(guarded: GuardedVhosts, rounds: int, *, new: int = 0, changed: in
 
 
 def timed(do: Callable[[], T]) -> tuple[float, T]:
-    """Return the seconds that this took, and what it returned."""
-    gc.collect()  # so that nobody pays for what another left behind
+    """Return the seconds and the result of a call."""
+    gc.collect()  # so that no call pays for the garbage of an earlier one
     began = time.perf_counter()
     result = do()
     return time.perf_counter() - began, result
@@ -147,13 +144,13 @@ def timed(do: Callable[[], T]) -> tuple[float, T]:
 
 @contextmanager
 def counted_requests() -> Iterator[list[str]]:
-    """Give a list that every request to the management API meanwhile is added to, as method and path."""
+    """Yield a list to which each request to the management API is appended, as method and path."""
     sent: list[str] = []
     send = PooledClient.send
 
-    def noted(client: PooledClient, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
+    def recorded(client: PooledClient, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
         sent.append(f"{method} {target.partition('?')[0]}")
         return send(client, method, target, *arguments, **options)
 
-    with mock.patch.object(PooledClient, "send", noted):
+    with mock.patch.object(PooledClient, "send", recorded):
         yield sent

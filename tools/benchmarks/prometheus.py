@@ -1,4 +1,4 @@
-"""A steady pass by the lengths of every node's Prometheus endpoint, beside the listing that it saves."""
+"""A steady pass with lengths from the nodes' Prometheus endpoints, compared to the listing that it saves."""
 
 from statistics import median
 from typing import Any
@@ -13,15 +13,15 @@ ROUNDS = 11
 MAX_RATIO = 0.5
 
 PASSES_PER_MINUTE = 12
-"""As many as with the poll interval of five seconds. One of them is by the list."""
+"""With a poll interval of five seconds. One of them uses the list."""
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor is the listing, which these passes don't make."""
+    """Run the benchmark on each database. The floor is the listing that these passes save."""
     figures: list[Figure] = []
     with filled_vhost(services, QUEUES) as vhost:
         for database in services.databases:
-            services.say(f"passes by figures over {QUEUES:,} queues on {database}")
+            services.say(f"passes with Prometheus over {QUEUES:,} queues on {database}")
             measured = services.measure(
                 "tools.benchmarks.prometheus_child",
                 database,

@@ -1,4 +1,4 @@
-"""Passes by the nodes' Prometheus figures, each beside the listing that they save. Runs in `child.py`."""
+"""Passes with the nodes' Prometheus metrics, alternating with the listing that they save. Runs in `child.py`."""
 
 import time
 from typing import Any
@@ -16,10 +16,10 @@ from tools.benchmarks.passes import CHANGE_EVERY, WARM_UPS, GuardedVhosts, count
 
 
 class PrometheusVhost(GuardedVhosts):
-    """A vhost under guard by figures that lag: they are waited for before each pass."""
+    """A vhost guarded by metrics, which lag: each pass waits for them first."""
 
     def change(self) -> None:
-        """Publish as ``GuardedVhosts`` does, and wait until the endpoint shows it. No list is due then."""
+        """Publish as ``GuardedVhosts`` does, wait until the endpoint shows it, and defer the list."""
         super().change()
         deadline = time.monotonic() + LOAD_TIMEOUT_SECONDS
         while self._shown() != self._messages:
@@ -29,11 +29,11 @@ class PrometheusVhost(GuardedVhosts):
         self.defer_list()
 
     def scrape(self) -> float:
-        """Return the seconds of the figures alone, with the client that a pass reads them with."""
+        """Return the seconds of fetching the metrics only, with a pass's client."""
         return timed(self._shown)[0]
 
     def defer_list(self) -> None:
-        """Have the next pass be one by figures, and these newer than the list."""
+        """Make the next pass use metrics, newer than the list."""
         Watch.objects.update(exact_at=timezone.now() - 2 * FIGURES_LAG)
 
     def _shown(self) -> int:
@@ -42,9 +42,9 @@ class PrometheusVhost(GuardedVhosts):
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of passes with one queue in ten changed, of the figures alone, and of the listing.
+    """Return the seconds of passes with a tenth of the queues changed, of the metrics only, and of the listing.
 
-    All by turns, in the order in which they were measured. ``statements`` and ``requests`` are numbers of a pass.
+    They alternate, in the order of measurement. ``statements`` and ``requests`` are counts of a pass.
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)

@@ -1,4 +1,4 @@
-"""Publishing an event to 100 queues, beside bare pika with confirms on one connection to the same queues."""
+"""Publishing an event to 100 queues, compared to bare pika with confirms on one connection to the same queues."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ ROUNDS = 30
 
 MIN_SPEED = 0.8
 MAX_RATIO = 1 / MIN_SPEED
-"""Of the time for one message, which is the least speed turned over."""
+"""Of the time per message: the inverse of the minimum speed."""
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database: with all queues in one vhost, and with ten vhosts of ten.
+    """Run the benchmark on each database, with all queues in one vhost and with ten vhosts of ten queues.
 
-    The figures are microseconds for one message; the floor is bare pika's, to the queues of one vhost.
+    The figures are microseconds per message. The floor is bare pika with the queues of one vhost.
     """
     figures: list[Figure] = []
     for database in services.databases:

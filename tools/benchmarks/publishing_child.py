@@ -1,4 +1,4 @@
-"""Events to queues of agents, and the same messages by bare pika, by turns. Runs in ``tools.benchmarks.child``."""
+"""Events to agents' queues, alternating with the same messages by bare pika. Runs in ``tools.benchmarks.child``."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ PAYLOAD = {"order_uuid": "0" * 32, "state": "executing", "comment": "x" * 200}
 WARM_UPS = 3
 VHOSTS = 10
 FEW = 10
-"""Queues of the event whose statements the other's are held against."""
+"""Queues of the event for comparing the number of statements."""
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return the microseconds for one message of each round, and the SQL statements of one event.
+    """Return the microseconds per message of each round, and the SQL statements of an event.
 
-    ``one_vhost``: an event to so many queues of one vhost; ``bare``: one message to each of the same, by pika's
+    ``one_vhost``: an event to ``queues`` queues of one vhost; ``bare``: a message to each of these queues with pika's
     ``BlockingConnection``; ``ten_vhosts``: an event to as many queues in ten vhosts.
     """
     management = broker.management()
@@ -66,7 +66,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
 
 
 class Bare:
-    """Publishes the same messages by pika alone, over one connection, which has each confirmed before the next."""
+    """Publishes the same messages with pika over one connection, each confirmed before the next."""
 
     def __init__(self, vhost: str, queues: Sequence[str], offering: Offering) -> None:
         parameters = pika.URLParameters(broker.amqp_url())
@@ -96,7 +96,7 @@ class Bare:
 
 
 def _offering(queues: Sequence[QueueName]) -> Offering:
-    """Make an offering with an owner whose subscriptions have these queues."""
+    """Create an offering and an owner whose subscriptions have these queues."""
     offering = Offering.objects.create(name="Benchmark")
     owner = Owner.objects.create_user(f"{offering.uuid.hex}@example.org", vouched=True)
     offering.members.add(owner)
@@ -116,7 +116,7 @@ def _offering(queues: Sequence[QueueName]) -> Offering:
 
 
 def _publish(offering: Offering, queues: int) -> None:
-    """Publish an event, which so many queues must have then."""
+    """Publish an event, and check that it reaches this number of queues."""
     published = events.publish(offering, OBJECT_TYPE, PAYLOAD)
     if published.delivered != queues:
         raise AssertionError(f"an event did not reach {queues} queues: {published}")

@@ -1,4 +1,4 @@
-"""The list of queues, and its refresh, with 10,000 queues: for an owner of 500 of them, and for an operator."""
+"""The page with the list of 10,000 queues and its refresh, for an owner of 500 queues and for an operator."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ MAX_STATEMENTS = 8
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor of a request is what its statements take on the bare database."""
+    """Run the benchmark on each database. The floor of a request is the time of its bare SQL statements."""
     figures: list[Figure] = []
     for database in services.databases:
         services.say(f"the list of {QUEUES:,} queues on {database}")

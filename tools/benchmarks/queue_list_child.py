@@ -1,4 +1,4 @@
-"""The list of queues: each request beside its statements on the bare database. Runs in ``tools.benchmarks.child``."""
+"""The list of queues: requests, alternating with their bare SQL statements. Runs in ``tools.benchmarks.child``."""
 
 import gc
 import time
@@ -22,10 +22,10 @@ Statement = tuple[str, Any]
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return what the list costs an owner of a twentieth of these queues, and an operator, who sees all.
+    """Return the times of the list for an owner of a twentieth of the queues, and for an operator, who sees all.
 
-    For each visitor and kind of request: ``request`` and ``database``, milliseconds each, by turns; ``p95`` of the
-    first; and ``statements``, their number.
+    For each visitor and kind of request: alternating milliseconds of the ``request`` and of its statements
+    (``database``), the request's ``p95``, and the number of ``statements``.
     """
     owner, operator = _fill(vhost, queues)
     settings.ALLOWED_HOSTS = ["testserver"]
@@ -33,7 +33,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
 
 
 def _fill(vhost: str, queues: int) -> tuple[Owner, Owner]:
-    """Make the rows of so many queues, most of them all right, as evenly spread over the accounts."""
+    """Insert the rows of queues, most of them OK, evenly distributed over the accounts."""
     owner = Owner.objects.create_user("owner@example.org", vouched=True)
     operator = Owner.objects.create_superuser("operator@example.org")
     accounts = PulseUser.objects.bulk_create(
@@ -68,7 +68,7 @@ def _fill(vhost: str, queues: int) -> tuple[Owner, Owner]:
 
 
 def _visit(visitor: Owner, rounds: int) -> dict[str, Any]:
-    """Measure what this visitor's pages cost: the list, a search in it, and its refresh."""
+    """Measure a visitor's list, a search, and the refresh."""
     client = Client()
     client.force_login(visitor)
     address = reverse("queues")
@@ -102,7 +102,7 @@ def _measured(request: Callable[[], Any], rounds: int) -> dict[str, Any]:
 
 
 def _statements(request: Callable[[], Any]) -> list[Statement]:
-    """Return the statements that a request makes, as the driver gets them."""
+    """Return the statements of a request as the driver gets them."""
     noted: list[Statement] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:

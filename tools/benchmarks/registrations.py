@@ -1,4 +1,4 @@
-"""Registrations through the REST API, as gunicorn serves it: eight at once, and one after another."""
+"""Registrations through the REST API under gunicorn: eight concurrent ones, and one after another."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ QUEUES = 108
 ROUNDS = 9
 
 MAX_RATIO = 2
-"""The longest that a registration may take, as a multiple of an empty request and a bare PUT one after the other."""
+"""Of an empty request followed by a bare PUT."""
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor is the sum of an authenticated empty POST and a bare PUT of the queue."""
+    """Run the benchmark on each database. The floor is an authenticated empty POST plus a bare PUT of the queue."""
     figures: list[Figure] = []
     for database in services.databases:
-        services.say(f"registering {ROUNDS * QUEUES} queues eight at once, then one after another, on {database}")
+        services.say(f"registering {ROUNDS * QUEUES} queues, eight concurrently, then one by one, on {database}")
         measured = services.measure("tools.benchmarks.registrations_child", database, "/", queues=QUEUES, rounds=ROUNDS)
         figures += _figures(f"queues of agents, {database}", measured)
     return figures
@@ -26,7 +26,7 @@ def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     return [
         _figure(where, "a new queue, one after another", measured["one"], limit=MAX_RATIO),
         _figure(where, "a new queue, eight at once", measured["eight"], limit=MAX_RATIO),
-        _figure(where, "a queue that is there, one after another", measured["again"]),
+        _figure(where, "an existing queue, one after another", measured["again"]),
         Figure(where, "a new agent's subscription and queue", "ms", measured["agents"]),
         Figure(where, "new queues a second, one after another", "", [_a_second(measured["one"])]),
         Figure(where, "new queues a second, eight at once", "", [_a_second(measured["eight"])]),

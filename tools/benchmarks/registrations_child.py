@@ -1,4 +1,4 @@
-"""Registrations beside what they are made of: an empty request, and a bare PUT. Runs in ``tools.benchmarks.child``."""
+"""Registrations, alternating with an empty request and a bare PUT. Runs in ``tools.benchmarks.child``."""
 
 import base64
 import json
@@ -26,17 +26,16 @@ NEW_AGENTS = 20
 WARM_UPS = 18
 
 CONCURRENT_ROUNDS_FACTOR = 8
-"""So much oftener eight register at once: by the round, such a registration takes up to a third longer or shorter."""
+"""Concurrent registrations have more rounds, since their times vary by up to a third between rounds."""
 
-# It authenticates whoever asks, as all do, and finds only then that nothing can be made there: 405. So it costs what
-# every request costs, and does no work.
+# A POST to this list authenticates and then answers 405. So it has the costs of every request without any work.
 EMPTY = "/api/event-subscription-queues/"
 
 DECLARED = json.dumps({"durable": True, "auto_delete": False, "arguments": dict(REGISTERED_QUEUE_ARGUMENTS)}).encode()
 
 
 class Wanted(NamedTuple):
-    """A queue to be registered: where and with which body that is asked for, and where the broker has it."""
+    """A queue to register: the request's path and body, and the queue's vhost and name."""
 
     path: str
     body: bytes
@@ -45,14 +44,14 @@ class Wanted(NamedTuple):
 
 
 class _Client:
-    """A kept connection to a server, which answers in time or fails the measurement."""
+    """A persistent connection to a server. A time-out fails the benchmark."""
 
     def __init__(self, port: int, authorization: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=30)
         self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
 
     def milliseconds(self, method: str, path: str, body: bytes, status: int) -> float:
-        """Return how long this request took, and see that its answer has this status."""
+        """Send a request, check the status, and return its duration."""
         began = time.perf_counter()
         self._connection.request(method, path, body, self._headers)
         answer = self._connection.getresponse()
@@ -63,7 +62,7 @@ class _Client:
 
 
 class _Agents:
-    """An owner whose agents register at the server on this port."""
+    """An owner whose agents register with the server on this port."""
 
     def __init__(self, port: int, email: str) -> None:
         self._port = port
@@ -71,11 +70,11 @@ class _Agents:
         self._presented = PresentedToken(*AuthToken.objects.create(user=self.owner))  # type: ignore[no-untyped-call]
 
     def subscribe(self) -> EventSubscription:
-        """Make a subscription whose login is in place."""
+        """Create a subscription with its login."""
         return create_subscription(self.owner, self._presented)
 
     def wanted(self, subscription: EventSubscription, queues: int) -> list[Wanted]:
-        """Return so many queues that this subscription doesn't have yet."""
+        """Return new queues for this subscription."""
         path = f"/api/event-subscriptions/{subscription.uuid.hex}/create_queue/"
         wanted: list[Wanted] = []
         while len(wanted) < queues:
@@ -87,23 +86,26 @@ class _Agents:
         return wanted
 
     def offering(self) -> Offering:
-        """Make an offering that these agents may subscribe to."""
+        """Create an offering that these agents may subscribe to."""
         offering = Offering.objects.create(name="Cluster")
         offering.members.add(self.owner)
         return offering
 
     def api(self) -> _Client:
-        """Return a client of the REST API that presents the token."""
+        """Return a client of the REST API with the token."""
         return _Client(self._port, f"Token {self._presented.key}")
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
+    """Return the milliseconds of registrations, of an empty ``post``, and of a bare ``put`` of the same queue.
 
-    ``eight``: eight known agents register ``queues`` queues at the same time, in ``CONCURRENT_ROUNDS_FACTOR`` times as
-    many rounds; a round's time is divided by its queues. ``one``: one known agent registers ``queues`` new queues one
-    after another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request
-    for a subscription to the queue's answer.
+    ``eight``: eight existing agents register ``queues`` new queues concurrently, in ``CONCURRENT_ROUNDS_FACTOR`` times
+    ``rounds`` rounds; each time is divided by the number of queues. ``one``: an existing agent registers ``queues`` new
+    queues one by one in ``rounds`` rounds, alternating with the floor. ``again``: the same queues again. ``agents``:
+    new agents, from the request for a subscription to the answer about the queue.
+
+    The eight come first. After them all threads of the server take turns, as in a long-running server, whereas a new
+    server uses its first thread and then randomly more.
     """
     with ExitStack() as stack:
         port = stack.enter_context(served())
@@ -121,15 +123,14 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
 
 
 def _one_after_another(agents: _Agents, wanted: Sequence[Wanted], status: int) -> dict[str, list[float]]:
-    """Register these queues, which is answered with this status: 201 new, 200 there already."""
+    """Register these queues, and check the status: 201 for new, 200 for existing ones."""
     api, broker = agents.api(), _broker()
     times: dict[str, list[float]] = {"registration": [], "post": [], "put": []}
     for one in wanted:
         times["registration"].append(_register(api, one, status))
         if status == 201:
             _delete(one)
-        # In the order of a registration: the broker has just changed something, then rests during the request, and has
-        # its PUT after that.
+        # In the order of a registration: after a change the broker is idle during the request, then gets its PUT.
         times["post"].append(_post_nothing(api))
         times["put"].append(_put(broker, one, 201 if status == 201 else 204))
     return times
@@ -143,7 +144,7 @@ def _eight_at_once(agents: _Agents, queues: int, rounds: int) -> dict[str, list[
         def all_of_them(
             client: Callable[[], _Client], ask: Callable[[_Client, Wanted], float], wanted: Sequence[Sequence[Wanted]]
         ) -> float:
-            clients = [client() for _ in wanted]  # fresh ones: gunicorn drops what says nothing for two seconds
+            clients = [client() for _ in wanted]  # new ones: gunicorn closes connections after two idle seconds
             began = time.perf_counter()
             list(pool.map(lambda client, several: [ask(client, one) for one in several], clients, wanted))
             return (time.perf_counter() - began) * 1000 / sum(map(len, wanted))
@@ -160,7 +161,7 @@ def _eight_at_once(agents: _Agents, queues: int, rounds: int) -> dict[str, list[
 
 
 def _new_agent(port: int, number: int) -> float:
-    """Return what an agent waits that nobody knows: for its vhost, its user, its permissions, and its queue."""
+    """Return the milliseconds of a new agent's registration, with its vhost, user, permissions and queue."""
     agents = _Agents(port, f"agent-{number}@example.org")
     identity = AgentIdentity.objects.create(owner=agents.owner, offering=agents.offering(), name="agent")
     api = agents.api()
@@ -194,7 +195,7 @@ def _broker() -> _Client:
 
 
 def _clean_up() -> None:
-    """Remove from the broker what was made there."""
+    """Delete everything from the broker."""
     management = broker.management()
     for subscription in EventSubscription.objects.all():
         management.delete_user(subscription.rmq_username)

@@ -1,4 +1,4 @@
-"""What the benchmarks run against: a broker and databases of their own, and processes of their own to measure in."""
+"""Private brokers, databases and child processes for benchmarks."""
 
 import json
 import re
@@ -19,18 +19,18 @@ from tools.rabbitmq import PrivateNode
 
 PROJECT = Path(__file__).resolve().parents[2]
 CHILD_TIMEOUT_SECONDS = 900.0
-"""How long one measurement may take."""
+"""Timeout of one measurement."""
 
 
 class ChildError(Exception):
-    """A measurement failed; the text is what its process said."""
+    """A measurement failed. The text is the output of its process."""
 
 
 @dataclass(frozen=True)
 class Services:
     """The private broker, its management client, and the databases. ``cluster`` is None without PostgreSQL.
 
-    ``say`` is told what is being done. ``directory`` is a temporary one.
+    ``say`` is called with progress messages. ``directory`` is a temporary one.
     """
 
     node: PrivateNode
@@ -41,21 +41,21 @@ class Services:
 
     @property
     def databases(self) -> list[str]:
-        """The kinds of database that are measured."""
+        """The kinds of databases to measure."""
         return ["SQLite"] if self.cluster is None else ["SQLite", "PostgreSQL"]
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what is measured against."""
+        """Return the versions of the services."""
         versions = {"RabbitMQ": str(self.management.overview()["rabbitmq_version"]), "Python": sys.version.split()[0]}
         return versions | {"databases": ", ".join(self.databases)}
 
     def measure(
         self, module: str, database: str, vhost: str, *, settings: Mapping[str, str] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """Return what ``module.measure(vhost=…, **arguments)`` gives in a process of its own, on an empty database.
+        """Run ``module.measure(vhost=…, **arguments)`` in a child process on an empty database, and return the result.
 
-        The process has Guardian's settings as they are documented, but for these, and guards this vhost.
-        Raises ChildError when it fails, or takes more than ``CHILD_TIMEOUT_SECONDS``.
+        The process has Guardian's documented defaults, with these settings, and guards this vhost.
+        Raises ChildError if it fails or takes more than ``CHILD_TIMEOUT_SECONDS``.
         """
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.directory)))
@@ -85,7 +85,7 @@ class Services:
 
     def _environment(self, directory: Path, address: str, vhost: str) -> dict[str, str]:
         return {
-            **documented_defaults(),  # whatever this machine's .env says
+            **documented_defaults(),  # override this machine's .env
             "PATH": "/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "DJANGO_SETTINGS_MODULE": "guardian_site.settings",
@@ -103,7 +103,7 @@ class Services:
 
     @contextmanager
     def _empty_database(self, directory: Path, database: str) -> Iterator[str]:
-        """Make an empty database, and remove it afterwards, so that nothing is tidied there beside what comes next."""
+        """Create an empty database, and drop it afterwards, so that no vacuum disturbs later measurements."""
         if database == "SQLite":
             yield f"sqlite:///{directory / 'guardian.sqlite3'}"
             return
@@ -118,9 +118,9 @@ class Services:
 
 @contextmanager
 def with_separate_broker(services: Services) -> Iterator[Services]:
-    """Give the same services with another private broker, which is killed afterwards with all that is in it.
+    """Yield the same services with another private broker, which is killed afterwards.
 
-    Deleting tens of thousands of queues takes it minutes.
+    Deleting tens of thousands of queues would take minutes.
     """
     services.say("starting another private RabbitMQ")
     with PrivateNode(name="bench-apart") as node:
@@ -133,9 +133,9 @@ def with_separate_broker(services: Services) -> Iterator[Services]:
 
 @contextmanager
 def running(say: Callable[[str], None]) -> Iterator[Services]:
-    """Start what is measured against, and end it afterwards.
+    """Start the services, and stop them afterwards.
 
-    Raises StartError when RabbitMQ isn't installed, or something doesn't start.
+    Raises StartError if RabbitMQ isn't installed or a service doesn't start.
     """
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="guardian-bench-"))

@@ -1,4 +1,4 @@
-"""Guardian as it is served in production. Runs in ``tools.benchmarks.child``."""
+"""Serve Guardian as in production. Runs in ``tools.benchmarks.child``."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ START_TIMEOUT_SECONDS = 60
 
 @contextmanager
 def served() -> Iterator[int]:
-    """Serve Guardian as it is served in production, on the port that this gives."""
+    """Serve Guardian as in production, and yield the port."""
     port = free_port()
     log = Path(os.environ["GUARDIAN_VAR_DIR"]) / "gunicorn.log"
     command = [sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"127.0.0.1:{port}"]

@@ -1,4 +1,4 @@
-"""Passes beside the listing that they make, at 2,000 and at 10,000 queues with two bindings each."""
+"""Passes over 2,000 and 10,000 queues with two bindings each, compared to their listings."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from tools.benchmarks.load import filled_vhost
 from tools.benchmarks.services import Services
 
 ROUNDS = {2_000: 3, 10_000: 15}
-"""First passes at each number of queues. What is asked of a number is that it's the same at both; what is asked of a
-time or of memory holds at the larger."""
+"""First passes by number of queues. Counts must be the same for both sizes; the targets of times and memory are for the
+larger."""
 
 MAX_RATIO_CHANGED = 1.35
 MAX_RATIO_UNCHANGED = 1.35
@@ -17,7 +17,7 @@ MAX_MEGABYTES = 250
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor of a pass is its listing; that of a number, the one at the lowest size."""
+    """Run the benchmark on each database. A pass's floor is its listing; a count's is that of the smaller size."""
     figures: list[Figure] = []
     smallest: dict[str, dict[str, Any]] = {}
     for queues, rounds in ROUNDS.items():

@@ -1,4 +1,4 @@
-"""From the moment a queue passes its warn length to the mail about it, accepted by the mail server: 500 in one pass."""
+"""The time from 500 queues passing their warning threshold to the mails accepted by the mail server."""
 
 from statistics import median, quantiles
 from typing import Any
@@ -15,16 +15,16 @@ ROUNDS = 18
 
 POLL_SECONDS = 5
 MAX_SECONDS = POLL_SECONDS + 2
-"""For the 99th of a hundred mails of all rounds, which begin at every point of the interval: the next pass is up to one
+"""For the 99th percentile of all rounds. They begin at all points of the poll interval, so the next pass is up to one
 interval away."""
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database, with the processes and the task queue of production.
+    """Run the benchmark on each database, with production's processes and task queue.
 
-    The floor of the mails' time, first to last, is that of as many mails sent over as many bare connections. That of
-    what a mail takes beyond the poll interval is the list and these: where it is near two seconds, the machine is too
-    slow for the target, which is in seconds.
+    The floor of the time from the first to the last mail is that of as many mails over as many bare connections. The
+    floor of a mail's time beyond the poll interval is the list plus these. If it is close to two seconds, the machine
+    is too slow for the target, which is in seconds.
     """
     figures: list[Figure] = []
     with PrivateRedis() as redis, filled_vhost(services, QUEUES) as vhost:

@@ -1,4 +1,4 @@
-"""Guardian's processes at work, and the time from a message published to a mail accepted. For `child.py`."""
+"""The time from a published message to an accepted mail, with Guardian's processes. Runs in `child.py`."""
 
 import os
 import re
@@ -27,11 +27,11 @@ from tools.mail import Mail, MailCatcher
 from tools.processes import ProcessGroup
 
 SECONDS = 120.0
-"""How long all mails of a round may take."""
+"""Timeout for all mails of a round."""
 
 
 class Mails:
-    """When which mail came, of the kind that is waited for. It is read afterwards: many come at once."""
+    """Records the arrival times of mails of a kind. It parses them afterwards, since many arrive at once."""
 
     def __init__(self) -> None:
         self._came: list[tuple[float, Mail]] = []
@@ -40,21 +40,21 @@ class Mails:
         self._wanted = 0
 
     def note(self, mail: Mail) -> None:
-        """Note a mail, from the server's thread."""
+        """Record a mail in the server's thread."""
         at = time.monotonic()
         with self._changed:
             if self._kind in mail.content:
                 self._came.append((at, mail))
-                if len(self._came) == self._wanted:  # waking somebody for each would slow the mail server down
+                if len(self._came) == self._wanted:  # a notification for each mail would slow the mail server down
                     self._changed.notify_all()
 
     def expect(self, kind: str, number: int) -> None:
-        """Forget all mails, and wait for so many of this kind from now on."""
+        """Discard all mails, and expect this number of mails of a kind."""
         with self._changed:
             self._came, self._kind, self._wanted = [], f"X-Guardian-Kind: {kind}\r\n".encode(), number
 
     def wait(self) -> dict[str, float]:
-        """Return when the mails about as many queues came, by the queue. Raises TimeoutError past ``SECONDS``."""
+        """Return the arrival times of the mails by queue. Raises TimeoutError after ``SECONDS``."""
         deadline = time.monotonic() + SECONDS
         with self._changed:
             while len(self._came) < self._wanted:
@@ -75,7 +75,7 @@ def _queue_in(mail: Mail) -> str:
 
 @contextmanager
 def at_work() -> Iterator[None]:
-    """Run the processes of the Procfile, but for the web one."""
+    """Run the processes of the Procfile except the web process."""
     var = Path(os.environ["GUARDIAN_VAR_DIR"])
     lines = dict(line.split(": ", 1) for line in (PROJECT / "Procfile").read_text().splitlines() if line)
     group = ProcessGroup(os.environ, directory=PROJECT, logs=var / "logs")
@@ -92,12 +92,12 @@ def at_work() -> Iterator[None]:
 
 
 def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int, port: int) -> dict[str, Any]:
-    """Return the seconds from each queue's passing its warn length to the mail about it, a list for each round.
+    """Return the seconds from each queue's passing its warning threshold to its mail, a list for each round.
 
-    The rounds begin at points of the interval between two passes that are as far apart as can be.
+    The rounds begin at evenly distributed points of the interval between two passes.
 
-    ``mails`` are the seconds from the first mail to the last, ``bare`` those of as many bare ones, ``listing`` those of
-    the list that a pass makes.
+    ``mails`` are the seconds from the first mail to the last, ``bare`` those of as many bare mails, ``listing`` those
+    of a pass's list.
     """
     account = PulseUser.objects.create(username="user-0", ready=True)
     account.owners.add(Owner.objects.create_user("owner@example.org", vouched=True))
@@ -139,7 +139,7 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
 
 
 def _send_bare(port: int, number: int) -> None:
-    """Send so many mails of an ordinary size over as many connections as Guardian has."""
+    """Send mails of normal size over as many connections as Guardian uses."""
     share = number // MAX_CONNECTIONS
     with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
         list(threads.map(partial(_send_over_one, port), [share] * MAX_CONNECTIONS))
