@@ -1,4 +1,4 @@
-"""Share partitions between workers, and the interface for leases on partitions.
+"""Plan which worker gets which partitions, and define the interface for leases on partitions.
 
 Each worker plans its own share. If two workers see different states, the leases decide: only one worker at a time can
 lease a partition. Leases are stored in the database (``leases.py``) or ZooKeeper (``zookeeper.py``).

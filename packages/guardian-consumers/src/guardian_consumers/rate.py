@@ -151,8 +151,7 @@ return {taken, left}
 """`Bucket` as an atomic script that uses Redis's clock. If the clock is set back, the level stays.
 
 A changed run id means that Redis was restarted or failed over, and may have lost recent writes. Then the bucket
-restarts
-empty."""
+restarts empty."""
 
 
 class SharedTokenBucket:

@@ -23,19 +23,26 @@ QUEUE_TYPES = ("classic", "quorum")
 class Settings:
     """Settings of the broker, names and consumers.
 
-    ``url``: amqp(s)://user:password@host:port/vhost. ``exchange``: ``{project}_{environment}``. ``pulse_user``: the
-    account, if it may only use its own names. ``prefetch``: "young" (1), "grown" (20), "growing" (1 until
-    ``grows_after`` messages in a row succeed, then 20), or a number. ``threads``: the number of concurrent callbacks.
-    The default is the prefetch; with ranges of priorities one and a half times the prefetch, and at least two.
-    ``priorities``: ranges with their own queues, such as "0-4,5-9"; "broker" for the broker's own priorities; empty for
-    none. ``priority_ageing``: with ranges, the seconds after which a waiting message rises one level; None: never.
-    ``time_limit``: the seconds that a callback may take before it returns or acknowledges; 0: no limit. ``grace``: the
-    seconds for callbacks to finish at shutdown; None: no limit. ``hold_seconds``: how long messages may wait in memory
-    for a limiter before they are requeued. ``publish_timeout``: the seconds to wait for a confirm. ``rate``: messages
-    per second; None: no limit. ``burst``: messages at once after a pause; None: those of a tenth of a second.
-    ``rate_redis_url``: the Redis through which processes share the rate; None: each process has its own. ``rate_name``:
-    processes with the same name share a rate; None: the queue's name. ``rate_away``: while Redis is unreachable, "wait"
-    or the rate of each process on its own. Raises SettingsError for invalid settings.
+    - ``url``: amqp(s)://user:password@host:port/vhost.
+    - ``exchange``: ``{project}_{environment}``.
+    - ``pulse_user``: the account, if it may only use its own names.
+    - ``prefetch``: "young" (1), "grown" (20), "growing" (1 until ``grows_after`` messages in a row succeed, then 20) or
+      a number.
+    - ``threads``: concurrent callbacks. The default is the prefetch; with ranges of priorities one and a half times the
+      prefetch, and at least two.
+    - ``priorities``: ranges with their own queues, such as "0-4,5-9"; "broker" for the broker's own; empty for none.
+    - ``priority_ageing``: with ranges, the seconds after which a waiting message rises one level; None: never.
+    - ``time_limit``: the seconds that a callback may take before it returns or acknowledges; 0: no limit.
+    - ``grace``: the seconds for callbacks to finish at shutdown; None: no limit.
+    - ``hold_seconds``: how long messages may wait in memory for a limiter before they are requeued.
+    - ``publish_timeout``: the seconds to wait for a confirm.
+    - ``rate``: messages per second; None: no limit.
+    - ``burst``: messages at once after a pause; None: those of a tenth of a second.
+    - ``rate_redis_url``: the Redis through which processes share the rate; None: each process has its own.
+    - ``rate_name``: processes with the same name share a rate; None: the queue's name.
+    - ``rate_away``: while Redis is unreachable, "wait" or the rate of each process on its own.
+
+    Raises SettingsError for invalid settings.
     """
 
     url: str = field(repr=False)
