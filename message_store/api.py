@@ -112,14 +112,14 @@ def _create(request: HttpRequest, application: str) -> HttpResponse:
 
 
 def _update(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _managed_queue(request, application, queue)
-    updated = queues.update(found, **_settings(request_parsing.form(request)))
+    stored = _managed_queue(request, application, queue)
+    updated = queues.update(stored, **_settings(request_parsing.form(request)))
     return _ok({**_settings_of(updated), "created": updated.created.timestamp()})
 
 
 def _delete(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _managed_queue(request, application, queue)
-    store().remove(found.application, found.name)
+    stored = _managed_queue(request, application, queue)
+    store().remove(stored.application, stored.name)
     return _ok({})
 
 
@@ -127,7 +127,7 @@ def _delete(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 
 
 def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_read)
+    stored = _accessible_queue(request, application, queue, principals.may_read)
     given = request_parsing.query(request)
     errors: dict[str, str] = {}
 
@@ -141,41 +141,41 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     order = parse("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
     start = parse("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
     limit = parse("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
-    partitions = parse("partitions", lambda text: queues.parse_partitions(text, found.partitions), [1])
+    partitions = parse("partitions", lambda text: queues.parse_partitions(text, stored.partitions), [1])
     if errors:
         raise Invalid(errors)
     page = queues.read(
-        found, partitions, start=start, limit=limit, descending=order == "descending", max_bytes=MAX_RESPONSE_BYTES
+        stored, partitions, start=start, limit=limit, descending=order == "descending", max_bytes=MAX_RESPONSE_BYTES
     )
     return _page(page)
 
 
 def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_post)
-    _limit_rate(found)
+    stored = _accessible_queue(request, application, queue, principals.may_post)
+    _limit_rate(stored)
     if request_parsing.media_type(request) == "application/json":
-        posted = queues.post_all(found, *request_parsing.batch(request))
+        posted = queues.post_all(stored, *request_parsing.batch(request))
     else:
-        posted = [queues.post(found, _message_input(request))]
+        posted = [queues.post(stored, _message_input(request))]
     return _ok({"messages": _posted(posted)}, HTTPStatus.CREATED)
 
 
 def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_read)
-    return _page(queues.read_ids(found, queues.parse_ids(message_ids), max_bytes=MAX_RESPONSE_BYTES))
+    stored = _accessible_queue(request, application, queue, principals.may_read)
+    return _page(queues.read_ids(stored, queues.parse_ids(message_ids), max_bytes=MAX_RESPONSE_BYTES))
 
 
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_post)
-    _limit_rate(found)
+    stored = _accessible_queue(request, application, queue, principals.may_post)
+    _limit_rate(stored)
     refs = queues.parse_ids(message_ids)
-    queues.overwrite(found, refs, _message_input(request))
+    queues.overwrite(stored, refs, _message_input(request))
     return _ok({"messages": _posted(refs)})
 
 
 def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_delete)
-    queues.delete(found, queues.parse_ids(message_ids))
+    stored = _accessible_queue(request, application, queue, principals.may_delete)
+    queues.delete(stored, queues.parse_ids(message_ids))
     return _ok({})
 
 
@@ -183,19 +183,19 @@ def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids:
 
 
 def _positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_use_positions)
-    return _ok({"positions": _positions_json(queues.positions(found, consumer))})
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    return _ok({"positions": _positions_json(queues.positions(stored, consumer))})
 
 
 def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_use_positions)
-    queues.set_positions(found, consumer, request_parsing.positions(request))
-    return _ok({"positions": _positions_json(queues.positions(found, consumer))})
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    queues.set_positions(stored, consumer, request_parsing.positions(request))
+    return _ok({"positions": _positions_json(queues.positions(stored, consumer))})
 
 
 def _delete_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    found = _accessible_queue(request, application, queue, principals.may_use_positions)
-    queues.delete_positions(found, consumer)
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    queues.delete_positions(stored, consumer)
     return _ok({})
 
 
@@ -264,10 +264,10 @@ def _accessible_queue(
     caller = _caller(request)
     if caller.application != application and not applications.exists(application):
         raise NoApplication
-    found = queues.find(application, name)
-    if not is_allowed(found, caller):
+    stored = queues.find(application, name)
+    if not is_allowed(stored, caller):
         raise AccessDenied
-    return found
+    return stored
 
 
 def _limit_rate(queue: StoredQueue) -> None:

@@ -141,7 +141,7 @@ class Link:
             self.call(lambda: self._abort(self._connection))
             self._thread.join(timeout)
 
-    # All below runs in the thread.
+    # The methods below run in the thread.
 
     def _run(self) -> None:
         try:

@@ -196,9 +196,9 @@ class BrokerPriorities:
 class RankedBuffer:
     """A buffer of deliveries with ranks from 0 to ``ranks`` - 1: the highest rank first, then the oldest.
 
-    With ``ageing``, a waiting message rises one rank per interval of so many seconds. So it precedes messages of a
-    higher rank that arrive later than ``ageing`` times the difference of ranks. Messages become overdue later by the
-    time of rising through all ranks. ``clock`` returns seconds.
+    A waiting message rises one rank each ``ageing`` seconds. So it precedes messages of a higher rank that arrive later
+    than ``ageing`` times the difference of ranks. Messages become overdue later by the time of rising through all
+    ranks. ``clock`` returns seconds.
     """
 
     def __init__(

@@ -153,9 +153,9 @@ class Publisher:
     ) -> None:
         """Publish a message with a complete routing key, and wait for the broker's confirm.
 
-        ``properties`` need a message id. While it is ``keep_waiting()`` and the connection lives, a message that was
-        sent is waited for past the ``timeout``: given up, it might be published twice. Raises NotPublished, and
-        Unroutable for a mandatory message that no queue gets.
+        ``properties`` need a message id. While ``keep_waiting()`` is true and the connection lives, wait for a sent
+        message beyond ``timeout``: a caller that gives up might publish it twice.
+        Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
         pending, link = self._enqueue(routing_key, body, properties, mandatory)
         seconds = self._settings.publish_timeout if timeout is None else timeout
@@ -241,9 +241,8 @@ class Publisher:
     def _send_unsent(self) -> None:
         while self._unsent and self._can_send and not self.blocked:
             pending = self._unsent.popleft()
-            pending.sent = (
-                True  # set before checking for a cancellation: `send` cancels first and reads this afterwards
-            )
+            # Set before checking for a cancellation: `send` cancels first and reads this afterwards.
+            pending.sent = True
             if pending.done.cancelled():
                 continue
             self._last_tag += 1
