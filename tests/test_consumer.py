@@ -391,7 +391,7 @@ def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_se
         if not lost:
             lost.append(True)
             gone, link = threading.Event(), consumer._connection._link
-            link.call(lambda: (link.drop("as by a crash"), gone.set()))
+            link.call(lambda: (link.reconnect("as by a crash"), gone.set()))
             gone.wait(5)
 
     consumer.publisher.send = send_and_lose
@@ -606,8 +606,8 @@ def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, b
             wait_until(lambda: acks)
             proxy.delay(1)  # the broker's close takes a second
             link = consumer._connection._link
-            link.call(lambda: (link.drop("for a test"), given_up.set()))
-            wait_until(lambda: len(acks) == 2)
+            link.call(lambda: (link.reconnect("for a test"), given_up.set()))
+            wait_until(lambda: len(said) == 2)
             proxy.forward()
             wait_until(lambda: consumer.counts["done"])
     assert acks == ["begun", False]

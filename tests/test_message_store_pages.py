@@ -102,7 +102,7 @@ def test_a_queue_that_no_longer_names_an_owner_leaves_their_list(application, vi
     assert client.get(page_of("notices", "a")).status_code == 404
 
 
-def test_a_list_continues_on_the_next_page(application, visit, alice, operator, monkeypatch):
+def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator, monkeypatch):
     monkeypatch.setattr(views, "QUEUES_PER_PAGE", 2)
     for number in range(5):
         queues.create("notices", f"q{number}", principals="bid:alice@example.org")
@@ -161,7 +161,7 @@ def test_the_navigation_links_to_the_store_if_there_is_something_to_see(visit, a
 # The page of a queue
 
 
-def test_a_queue_shows_its_messages_in_pages_in_both_directions(application, visit, alice, monkeypatch):
+def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, visit, alice, monkeypatch):
     monkeypatch.setattr(views, "MESSAGES_PER_PAGE", 3)
     queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     post(queue, *(f"message {n}".encode() for n in range(7)), partition=2)
@@ -266,7 +266,7 @@ def test_a_queue_of_any_name_has_a_page(application, visit, alice):
     assert client.get(page_of("notices", "x" * 51)).status_code == 404
 
 
-def test_a_queue_shows_the_positions_of_its_consumers(application, visit, alice, monkeypatch):
+def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monkeypatch):
     monkeypatch.setattr(views, "MAX_CONSUMERS", 2)
     queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     (first,) = post(queue, b"one", partition=1)
@@ -305,7 +305,7 @@ def test_without_the_store_its_pages_are_503_and_other_pages_work(application, v
         raise StoreUnavailable("down")
 
     for method in ("find", "queues", "queues_for_principal"):
-        monkeypatch.setattr(DatabaseStore, method, fail)
+        monkeypatch.setattr(DatabaseStore, method, away)
     for owner in (alice, operator):
         for page in ("/message-store/", page_of("notices"), page_of("notices", "a")):
             answer = visit(owner).get(page)

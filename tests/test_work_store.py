@@ -520,7 +520,7 @@ def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(databa
         if len(waits) == 9:
             one.stop()
 
-    monkeypatch.setattr(DatabaseLeases, "take", lose)
+    monkeypatch.setattr(DatabaseLeases, "acquire", lose)
     one = at_work(Done())
     monkeypatch.setattr(one, "_wait", wait)
     one.run()
