@@ -1,4 +1,4 @@
-"""Registering, on a real broker: what an agent gets, what it may do with it, and what is left where that fails."""
+"""Registration on a real broker: what an agent gets, what it may do, and what a failure leaves."""
 
 import logging
 import uuid
@@ -79,7 +79,7 @@ def subscription(identity, presented):
 
 @pytest.fixture
 def open_amqp(broker):
-    """Open connections to the broker, as an agent would, and close them afterwards."""
+    """Return a function that connects to the broker like an agent."""
     opened = []
 
     def connect(username, password, vhost):
@@ -96,25 +96,25 @@ def open_amqp(broker):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """Collect the requests that the broker gets over HTTP, as "PUT queues"; other threads' too."""
-    requests = []
+def requests(monkeypatch):
+    """Collect the HTTP requests of all threads to the broker, like "PUT queues"."""
+    collected = []
     real = PooledClient.send
 
     def count(self, method, target, *arguments, **options):
-        requests.append(f"{method} {target.split('/')[2].split('?')[0]}")
+        collected.append(f"{method} {target.split('/')[2].split('?')[0]}")
         return real(self, method, target, *arguments, **options)
 
     monkeypatch.setattr(PooledClient, "send", count)
-    return requests
+    return collected
 
 
 def statements(captured):
     return [query["sql"] for query in captured if not query["sql"].startswith(TRANSACTIONS)]
 
 
-def before(monkeypatch, name, act, place=Management):
-    """Have this happen right before the first call of a method."""
+def call_before(monkeypatch, name, act, place=Management):
+    """Call ``act`` before the first call of a method."""
     real, done = getattr(place, name), []
 
     def called(*arguments, **options):
@@ -126,8 +126,8 @@ def before(monkeypatch, name, act, place=Management):
     monkeypatch.setattr(place, name, called)
 
 
-def after(monkeypatch, name, act, place=Management):
-    """Have this happen right after the first call of a method."""
+def call_after(monkeypatch, name, act, place=Management):
+    """Call ``act`` after the first call of a method."""
     real, done = getattr(place, name), []
 
     def called(*arguments, **options):
@@ -145,7 +145,7 @@ def kill():
 
 
 @contextmanager
-def refused(code):
+def closed_with(code):
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
         yield
     assert caught.value.reply_code == code
@@ -155,12 +155,10 @@ def pending():
     return set(Removal.objects.values_list("kind", "vhost", "name"))
 
 
-# What an agent gets
+# Registration
 
 
-def test_a_new_queue_is_on_the_broker_with_its_vhost_its_arguments_and_its_dead_letter_queue(
-    agents, alice, offering, subscription, presented
-):
+def test_a_new_queue_is_declared_with_vhost_and_dead_letter_queue(agents, alice, offering, subscription, presented):
     queue, new = create_queue(subscription, offering, "order", presented)
     assert new
     assert queue.state == "ready"
@@ -173,13 +171,13 @@ def test_a_new_queue_is_on_the_broker_with_its_vhost_its_arguments_and_its_dead_
     assert AgentVhost.objects.get().ready
 
 
-def test_asking_again_gives_the_same_queue_and_says_that_it_is_not_new(offering, subscription, presented):
+def test_a_repeated_registration_returns_the_same_queue(offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     assert create_queue(subscription, offering, "order", presented) == (queue, False)
     assert SubscriptionQueue.objects.count() == 1
 
 
-def test_an_identity_has_one_subscription_for_each_type(identity, presented):
+def test_an_identity_has_one_subscription_per_type(identity, presented):
     orders, new = register_subscription(identity, "order", presented, description="Orders", source_ip="192.0.2.7")
     assert (new, orders.description, orders.source_ip) == (True, "Orders", "192.0.2.7")
     assert register_subscription(identity, "order", presented) == (orders, False)
@@ -188,7 +186,7 @@ def test_an_identity_has_one_subscription_for_each_type(identity, presented):
     assert resources != orders
 
 
-def test_a_subscription_without_an_identity_is_a_new_one_each_time(agents, alice, presented):
+def test_each_subscription_without_an_identity_is_new(agents, alice, presented):
     objects = [{"object_type": "order"}]
     one = create_subscription(alice, presented, observable_objects=objects, description="Orders")
     two = create_subscription(alice, presented)
@@ -197,7 +195,7 @@ def test_a_subscription_without_an_identity_is_a_new_one_each_time(agents, alice
     assert {one.rmq_username, two.rmq_username} <= agents.users()
 
 
-def test_a_consumer_has_one_queue_and_a_user_of_its_own(agents, identity, presented, management):
+def test_a_consumer_has_its_own_queue_and_user(agents, identity, presented, management):
     consumer, new = register_consumer(identity, presented, None)
     assert (new, consumer.object_types, consumer.state) == (True, [], "ready")
     assert consumer.queue_name == f"consumer_{consumer.uuid.hex}"
@@ -206,14 +204,14 @@ def test_a_consumer_has_one_queue_and_a_user_of_its_own(agents, identity, presen
     assert management.permissions_of(consumer.rmq_username) == {consumer.vhost: reads}
 
 
-def test_the_types_of_a_consumer_stay_where_none_are_named_and_an_empty_list_means_all(identity, presented):
+def test_omitted_consumer_types_are_kept_and_an_empty_list_means_all(identity, presented):
     types = [register_consumer(identity, presented, said)[0].object_types for said in (["order", "order"], None, [])]
     assert types == [["order"], ["order"], []]
     assert Consumer.objects.get().object_types == []
 
 
 @pytest.mark.parametrize("kind", ["subscription", "consumer"])
-def test_the_token_reads_the_queue_over_amqp_and_can_do_nothing_else(
+def test_the_token_only_reads_its_queue_over_amqp(
     kind, agents, alice, identity, offering, subscription, presented, open_amqp, broker
 ):
     login, queue = subscription, create_queue(subscription, offering, "order", presented)[0]
@@ -225,25 +223,23 @@ def test_the_token_reads_the_queue_over_amqp_and_can_do_nothing_else(
     _, _, body = agent.channel().basic_get(queue.queue_name, auto_ack=True)
     assert body == b"0"
     for stranger in (other.queue_name, "guardian.dlq"):
-        with refused(403):
+        with closed_with(403):
             agent.channel().basic_get(stranger)
-    with refused(403):
+    with closed_with(403):
         agent.channel().queue_declare("its-own")
-    with refused(403):
+    with closed_with(403):
         agent.channel().queue_declare(f"{queue.queue_name}_more", durable=True)
-    with refused(403):
+    with closed_with(403):
         agent.channel().queue_delete(queue.queue_name)
-    with refused(403):
+    with closed_with(403):
         agent.channel().queue_bind(queue.queue_name, "amq.topic", "#")
-    with refused(403):
+    with closed_with(403):
         channel = agent.channel()
         channel.confirm_delivery()
         channel.basic_publish("", queue.queue_name, b"{}")
 
 
-def test_neither_another_token_nor_another_vhost_lets_anybody_in(
-    agents, alice, offering, subscription, presented, open_amqp, vhost
-):
+def test_another_token_or_vhost_is_refused(agents, alice, offering, subscription, presented, open_amqp, vhost):
     create_queue(subscription, offering, "order", presented)
     for password, place in ((agents.token(alice).key, alice.uuid.hex), (presented.key, vhost)):
         with pytest.raises(pika.exceptions.AMQPConnectionError):
@@ -260,7 +256,7 @@ def test_the_token_presented_last_is_the_password(agents, alice, offering, subsc
         open_amqp(subscription.rmq_username, presented.key, alice.uuid.hex)
 
 
-def test_a_token_is_in_no_text_and_in_no_log(offering, subscription, presented, caplog, settings):
+def test_a_token_is_in_no_error_and_no_log(offering, subscription, presented, caplog, settings):
     caplog.set_level(logging.DEBUG)
     create_queue(subscription, offering, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
@@ -269,56 +265,56 @@ def test_a_token_is_in_no_text_and_in_no_log(offering, subscription, presented, 
     assert presented.key not in f"{presented} {presented!r} {caught.value} {caplog.text}"
 
 
-# What it costs
+# Cost
 
 
-def test_a_steady_call_makes_one_request_and_few_statements(offering, identity, subscription, presented, asked):
+def test_a_repeated_registration_takes_one_request_and_few_statements(
+    offering, identity, subscription, presented, requests
+):
     create_queue(subscription, offering, "order", presented)
     register_consumer(identity, presented, ["order"])
-    asked.clear()
-    # The row, the vhost, the login, the mark.
+    requests.clear()
+    # The row, the vhost, the login, the state.
     with CaptureQueriesContext(connection) as captured:
         create_queue(subscription, offering, "order", presented)
-    assert asked == ["PUT queues"]
+    assert requests == ["PUT queues"]
     assert len(statements(captured)) == 4
     with CaptureQueriesContext(connection) as captured:
         register_consumer(identity, presented, ["order"])
-    assert asked == ["PUT queues"] * 2
+    assert requests == ["PUT queues"] * 2
     assert len(statements(captured)) == 4
     with CaptureQueriesContext(connection) as captured:
         register_subscription(identity, "order", presented)
-    assert asked == ["PUT queues"] * 2
+    assert requests == ["PUT queues"] * 2
     assert len(statements(captured)) == 3
 
 
-def test_a_new_queue_takes_one_request_and_as_many_statements_after_ten_as_after_one(
-    offering, subscription, presented, asked
-):
+def test_a_new_queue_takes_one_request_and_constant_statements(offering, subscription, presented, requests):
     counts = []
     for object_type in ObjectType.values[:11]:
         with CaptureQueriesContext(connection) as captured:
             assert create_queue(subscription, offering, object_type, presented)[1]
         counts.append(len(statements(captured)))
-    assert asked[-11:] == ["PUT queues"] * 11
-    # Whether there is a row, the row, its removal, the vhost, the login, the mark.
+    assert requests[-11:] == ["PUT queues"] * 11
+    # The lookup, the row, its removal, the vhost, the login, the state.
     assert (counts[1], counts[10]) == (6, 6)
 
 
-def test_a_first_registration_takes_as_many_requests_as_there_are_things_to_make(offering, identity, presented, asked):
+def test_a_first_registration_takes_one_request_per_created_object(offering, identity, presented, requests):
     subscription, _ = register_subscription(identity, "order", presented)
     create_queue(subscription, offering, "order", presented)
-    assert Counter(asked) == {"PUT vhosts": 1, "PUT queues": 2, "PUT users": 1, "PUT permissions": 1}
+    assert Counter(requests) == {"PUT vhosts": 1, "PUT queues": 2, "PUT users": 1, "PUT permissions": 1}
 
 
-# What is refused
+# Refusals and outages
 
 
-def test_an_offering_is_found_with_dashes_and_without(alice, offering):
+def test_an_offering_is_found_by_any_spelling_of_its_uuid(alice, offering):
     for written in (str(offering.uuid), offering.uuid.hex, offering.uuid.hex.upper(), offering.uuid):
         assert subscribable_offering(alice, written) == offering
 
 
-def test_an_offering_that_is_not_theirs_or_not_there_is_refused_in_the_same_words(agents, alice, offering):
+def test_missing_and_forbidden_offerings_have_the_same_error(agents, alice, offering):
     bob = agents.owner("bob")
     texts = set()
     for asking, written in (
@@ -335,11 +331,11 @@ def test_an_offering_that_is_not_theirs_or_not_there_is_refused_in_the_same_word
     assert len(texts) == 1
 
 
-def test_an_operator_may_use_every_offering(agents, offering):
+def test_an_operator_may_subscribe_to_every_offering(agents, offering):
     assert subscribable_offering(agents.owner("ops", is_staff=True), offering.uuid) == offering
 
 
-def test_an_object_type_that_is_none_is_refused_before_anything_is_made(identity, subscription, offering, presented):
+def test_an_unknown_object_type_is_refused_before_anything_is_created(identity, subscription, offering, presented):
     for call in (
         partial(check_object_type, "Order"),
         partial(register_subscription, identity, "", presented),
@@ -353,7 +349,7 @@ def test_an_object_type_that_is_none_is_refused_before_anything_is_made(identity
     assert not Consumer.objects.exists()
 
 
-def test_who_is_not_vouched_for_gets_nothing_new_and_keeps_what_they_have(
+def test_an_unvouched_owner_keeps_registrations_and_gets_no_new_ones(
     agents, alice, identity, offering, subscription, presented
 ):
     queue, _ = create_queue(subscription, offering, "order", presented)
@@ -375,9 +371,7 @@ def test_who_is_not_vouched_for_gets_nothing_new_and_keeps_what_they_have(
     assert not Removal.objects.exists()
 
 
-def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_removed(
-    settings, alice, identity, offering, subscription, presented
-):
+def test_without_the_broker_nothing_is_registered(settings, alice, identity, offering, subscription, presented):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     for call in (
         partial(create_subscription, alice, presented),
@@ -393,7 +387,7 @@ def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_remov
     assert not Removal.objects.exists()
 
 
-def test_with_the_broker_away_what_was_registered_before_stays(settings, offering, subscription, presented):
+def test_without_the_broker_existing_registrations_are_kept(settings, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
@@ -402,7 +396,7 @@ def test_with_the_broker_away_what_was_registered_before_stays(settings, offerin
     assert not Removal.objects.exists()
 
 
-def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, offering, subscription, presented):
+def test_without_a_configured_broker_a_new_queue_leaves_no_row(settings, offering, subscription, presented):
     settings.RABBITMQ_MANAGEMENT_URL = ""
     with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL"):
         create_queue(subscription, offering, "order", presented)
@@ -410,9 +404,7 @@ def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, offerin
     assert not Removal.objects.exists()
 
 
-def test_a_broker_that_answers_too_late_leaves_no_queue_without_a_row_or_a_removal(
-    settings, broker, agents, offering, subscription, presented
-):
+def test_a_timeout_leaves_a_removal_of_the_queue(settings, broker, agents, offering, subscription, presented):
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
@@ -431,9 +423,7 @@ def test_a_broker_that_answers_too_late_leaves_no_queue_without_a_row_or_a_remov
     assert not Removal.objects.exists()
 
 
-def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
-    settings, broker, agents, alice, identity, subscription, presented
-):
+def test_a_timeout_leaves_a_removal_of_the_user(settings, broker, agents, alice, identity, subscription, presented):
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
@@ -454,9 +444,7 @@ def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
     assert not made & agents.users()
 
 
-def test_a_broker_that_refuses_is_said_so_and_no_row_is_left(
-    settings, broker, management, offering, subscription, presented
-):
+def test_a_refusal_of_the_broker_leaves_no_row(settings, broker, management, offering, subscription, presented):
     name = uuid.uuid4().hex
     management.put_user(name, "secret", ["management"])
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url.replace(
@@ -469,10 +457,10 @@ def test_a_broker_that_refuses_is_said_so_and_no_row_is_left(
     assert not Removal.objects.exists()
 
 
-# What is on the broker already
+# Existing queues and vhosts
 
 
-def test_an_empty_queue_with_other_arguments_is_replaced(agents, broker, offering, subscription, presented):
+def test_an_empty_queue_with_other_arguments_is_redeclared(agents, broker, offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all().delete()
     early = Amqp(broker.amqp_url, queue.vhost)
@@ -484,7 +472,7 @@ def test_an_empty_queue_with_other_arguments_is_replaced(agents, broker, offerin
 
 
 @pytest.mark.parametrize("holds", ["a message", "a consumer"])
-def test_a_queue_with_other_arguments_that_is_used_is_refused_in_words_and_stays(
+def test_a_used_queue_with_other_arguments_is_refused_with_the_differences(
     holds, agents, broker, offering, subscription, presented
 ):
     longest = max(ObjectType.values, key=len)
@@ -505,7 +493,7 @@ def test_a_queue_with_other_arguments_that_is_used_is_refused_in_words_and_stays
     assert agents.queues(subscription.owner.uuid.hex)[name] == found
 
 
-def test_a_queue_that_is_not_durable_is_refused_in_words(broker, offering, subscription, presented):
+def test_a_transient_queue_is_refused_with_the_difference(broker, offering, subscription, presented):
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
     early.queue(name, 1, durable=False, arguments=dict(REGISTERED_QUEUE_ARGUMENTS))
@@ -514,7 +502,7 @@ def test_a_queue_that_is_not_durable_is_refused_in_words(broker, offering, subsc
     early.connection.close()
 
 
-def test_a_quorum_queue_is_never_replaced(agents, broker, offering, subscription, presented):
+def test_a_quorum_queue_is_never_redeclared(agents, broker, offering, subscription, presented):
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
     early.queue(name, arguments={"x-queue-type": "quorum"})
@@ -525,9 +513,9 @@ def test_a_quorum_queue_is_never_replaced(agents, broker, offering, subscription
     assert not SubscriptionQueue.objects.exists()
 
 
-def test_a_queue_that_is_there_just_so_keeps_its_messages(broker, offering, subscription, presented):
+def test_an_equal_queue_keeps_its_messages(broker, offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
-    SubscriptionQueue.objects.all()._raw_delete("default")  # as a restored database has it
+    SubscriptionQueue.objects.all()._raw_delete("default")  # like a restored database
     before = Amqp(broker.amqp_url, queue.vhost)
     before.publish(queue.queue_name, 2)
     assert create_queue(subscription, offering, "order", presented)[1]
@@ -550,7 +538,7 @@ def test_a_pending_removal_stays_if_the_queue_has_other_arguments_and_messages(
     assert pending() == {("queue", vhost, name)}
 
 
-def test_a_vhost_that_is_deleted_by_hand_is_made_again(
+def test_a_manually_deleted_vhost_is_recreated(
     agents, alice, management, identity, offering, subscription, presented, open_amqp
 ):
     queue, _ = create_queue(subscription, offering, "order", presented)
@@ -564,7 +552,7 @@ def test_a_vhost_that_is_deleted_by_hand_is_made_again(
     assert set(agents.queues(queue.vhost)) == {"guardian.dlq"}
 
 
-def test_a_dead_letter_queue_with_other_arguments_keeps_nobody_from_registering(
+def test_a_wrong_dead_letter_queue_does_not_prevent_registration(
     agents, alice, management, offering, identity, presented, broker, caplog
 ):
     management.create_vhost(alice.uuid.hex)
@@ -579,10 +567,10 @@ def test_a_dead_letter_queue_with_other_arguments_keeps_nobody_from_registering(
     assert agents.queues(alice.uuid.hex)["guardian.dlq"] == DEAD_LETTER_QUEUE_ARGUMENTS
 
 
-# Several at once, and crashes
+# Concurrency and crashes
 
 
-def test_ten_at_once_get_one_queue_and_one_of_them_is_told_that_it_is_new(agents, offering, subscription, presented):
+def test_ten_concurrent_requests_get_one_queue(agents, offering, subscription, presented):
     def ask():
         return create_queue(EventSubscription.objects.get(), offering, "order", presented)
 
@@ -595,7 +583,7 @@ def test_ten_at_once_get_one_queue_and_one_of_them_is_told_that_it_is_new(agents
     assert len(agents.queues(subscription.owner.uuid.hex)) == 2
 
 
-def test_ten_at_once_register_the_whole_of_a_new_agent_once(agents, alice, identity, offering, presented, open_amqp):
+def test_ten_concurrent_registrations_of_an_agent_create_one(agents, alice, identity, offering, presented, open_amqp):
     def ask():
         subscription, _ = register_subscription(AgentIdentity.objects.get(), "order", presented)
         return create_queue(subscription, offering, "order", presented)
@@ -610,7 +598,7 @@ def test_ten_at_once_register_the_whole_of_a_new_agent_once(agents, alice, ident
     assert agents.users() >= {subscription.rmq_username}
 
 
-def test_ten_at_once_register_one_consumer(agents, alice, identity, presented, open_amqp):
+def test_ten_concurrent_registrations_create_one_consumer(agents, alice, identity, presented, open_amqp):
     got = in_parallel(*[lambda: register_consumer(AgentIdentity.objects.get(), presented, ["order"])] * 10)
     assert [one for one in got if isinstance(one, Exception)] == []
     assert sum(new for _, new in got) == 1
@@ -620,34 +608,32 @@ def test_ten_at_once_register_one_consumer(agents, alice, identity, presented, o
     assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
 
 
-def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away(
-    monkeypatch, agents, alice, offering, subscription, presented
-):
+def test_waiting_for_a_locked_login_times_out(monkeypatch, agents, alice, offering, subscription, presented):
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.2)
     with locks.lock(subscription.rmq_username), pytest.raises(BrokerUnavailable, match="by another request"):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
 
 
-@pytest.mark.parametrize("when", [before, after])
-def test_what_a_crash_leaves_is_finished_by_the_next_call(when, monkeypatch, agents, offering, subscription, presented):
+@pytest.mark.parametrize("when", [call_before, call_after])
+def test_a_killed_registration_is_finished_by_the_next_call(
+    when, monkeypatch, agents, offering, subscription, presented
+):
     with monkeypatch.context() as patched:
         when(patched, "declare_queue", kill)
         with pytest.raises(Killed):
             create_queue(subscription, offering, "order", presented)
     queue = SubscriptionQueue.objects.get()
     assert queue.state == "creating"
-    assert (queue.queue_name in agents.queues(queue.vhost)) == (when is after)
+    assert (queue.queue_name in agents.queues(queue.vhost)) == (when is call_after)
     assert create_queue(subscription, offering, "order", presented) == (queue, False)
     assert SubscriptionQueue.objects.get().state == "ready"
     assert queue.queue_name in agents.queues(queue.vhost)
 
 
-def test_a_login_that_a_crash_left_half_made_is_finished_by_the_next_call(
-    monkeypatch, alice, identity, presented, open_amqp
-):
+def test_a_login_interrupted_by_a_kill_is_finished_by_the_next_call(monkeypatch, alice, identity, presented, open_amqp):
     with monkeypatch.context() as patched:
-        before(patched, "set_permissions", kill)
+        call_before(patched, "set_permissions", kill)
         with pytest.raises(Killed):
             register_subscription(identity, "order", presented)
     left = EventSubscription.objects.get()
@@ -656,11 +642,9 @@ def test_a_login_that_a_crash_left_half_made_is_finished_by_the_next_call(
     open_amqp(left.rmq_username, presented.key, alice.uuid.hex)
 
 
-def test_a_vhost_that_a_crash_left_without_its_dead_letter_queue_is_finished_by_the_next_call(
-    monkeypatch, agents, alice, identity, presented
-):
+def test_a_vhost_interrupted_by_a_kill_is_finished_by_the_next_call(monkeypatch, agents, alice, identity, presented):
     with monkeypatch.context() as patched:
-        before(patched, "declare_queue", kill)
+        call_before(patched, "declare_queue", kill)
         with pytest.raises(Killed):
             register_subscription(identity, "order", presented)
     assert not AgentVhost.objects.get().ready
@@ -670,14 +654,14 @@ def test_a_vhost_that_a_crash_left_without_its_dead_letter_queue_is_finished_by_
     assert agent_vhosts() == {alice.uuid.hex: alice.pk}
 
 
-# What is removed meanwhile
+# Concurrent removals
 
 
-def test_a_queue_that_is_removed_while_it_is_registered_is_registered_anew(
+def test_a_queue_deleted_during_its_registration_is_registered_again(
     monkeypatch, agents, offering, subscription, presented
 ):
     gone = []
-    after(monkeypatch, "declare_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
+    call_after(monkeypatch, "declare_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
     queue, new = create_queue(subscription, offering, "order", presented)
     assert gone == [1]
     assert new
@@ -686,11 +670,11 @@ def test_a_queue_that_is_removed_while_it_is_registered_is_registered_anew(
     assert not Removal.objects.exists()
 
 
-def test_a_ready_queue_that_is_removed_before_it_is_asked_for_on_the_broker_is_registered_anew(
+def test_a_ready_queue_deleted_before_its_declaration_is_registered_again(
     monkeypatch, agents, offering, subscription, presented
 ):
     create_queue(subscription, offering, "order", presented)
-    before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
+    call_before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     queue, new = create_queue(subscription, offering, "order", presented)
     assert new
     assert SubscriptionQueue.objects.get() == queue
@@ -698,10 +682,10 @@ def test_a_ready_queue_that_is_removed_before_it_is_asked_for_on_the_broker_is_r
 
 
 @pytest.mark.parametrize("model", [EventSubscription, Offering])
-def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
+def test_a_queue_whose_parent_is_deleted_is_removed_later(
     model, monkeypatch, agents, offering, subscription, presented
 ):
-    before(monkeypatch, "declare_queue", lambda: model.objects.all().delete())
+    call_before(monkeypatch, "declare_queue", lambda: model.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
@@ -711,11 +695,11 @@ def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
 
 
-def test_a_subscription_that_is_removed_while_its_user_is_made_leaves_no_user(
+def test_a_subscription_deleted_during_its_registration_leaves_no_user(
     monkeypatch, agents, offering, subscription, presented
 ):
     newer = agents.token(subscription.owner)
-    before(monkeypatch, "put_user", lambda: EventSubscription.objects.all().delete())
+    call_before(monkeypatch, "put_user", lambda: EventSubscription.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         create_queue(subscription, offering, "order", newer)
     make_removals_due()
@@ -725,10 +709,10 @@ def test_a_subscription_that_is_removed_while_its_user_is_made_leaves_no_user(
     assert not Removal.objects.exists()
 
 
-def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
+def test_a_consumer_deleted_during_its_registration_is_registered_again(
     monkeypatch, agents, alice, identity, presented, open_amqp
 ):
-    before(monkeypatch, "put_user", lambda: Consumer.objects.all().delete())
+    call_before(monkeypatch, "put_user", lambda: Consumer.objects.all().delete())
     consumer, new = register_consumer(identity, presented, None)
     assert new
     open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
@@ -738,7 +722,7 @@ def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
     assert not Removal.objects.exists()
 
 
-def test_a_queue_whose_removal_nobody_has_begun_is_registered_in_its_place(settings, offering, subscription, presented):
+def test_a_registration_cancels_a_pending_removal(settings, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
     SubscriptionQueue.objects.all().delete()
@@ -748,7 +732,7 @@ def test_a_queue_whose_removal_nobody_has_begun_is_registered_in_its_place(setti
     assert not Removal.objects.exists()
 
 
-def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, subscription, presented):
+def test_a_queue_being_removed_cannot_be_registered(offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all()._raw_delete("default")
     soon = timezone.now() + timedelta(minutes=1)
@@ -759,33 +743,29 @@ def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, s
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert list(Removal.objects.all()) == [removal]
-    make_removals_due()  # by then its worker must have died
+    make_due()  # by then the claim has expired
     assert create_queue(subscription, offering, "order", presented)[1]
     assert not Removal.objects.exists()
 
 
-def test_a_queue_whose_row_is_removed_and_whose_removal_is_under_way_is_busy(
-    monkeypatch, offering, subscription, presented
-):
+def test_a_queue_deleted_and_being_removed_is_busy(monkeypatch, offering, subscription, presented):
     monkeypatch.setattr(removals, "run_due", lambda *args: 0)
 
     def remove():
         SubscriptionQueue.objects.all().delete()
-        # A worker has read the rows, and has not asked the broker yet.
+        # A worker has claimed the removal and has not sent the request yet.
         Removal.objects.update(claim=uuid.uuid4(), due_at=timezone.now() + timedelta(minutes=1))
 
-    after(monkeypatch, "declare_queue", remove)
+    call_after(monkeypatch, "declare_queue", remove)
     with pytest.raises(Busy, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert {kind for kind, _, _ in pending()} == {"queue"}
 
 
-def test_a_token_that_is_revoked_before_it_is_set_is_refused_and_no_queue_is_left_behind(
-    monkeypatch, agents, alice, offering, subscription, presented
-):
+def test_a_token_revoked_before_it_is_set_is_refused(monkeypatch, agents, alice, offering, subscription, presented):
     newer = agents.token(alice)
-    after(monkeypatch, "declare_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    call_after(monkeypatch, "declare_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         create_queue(subscription, offering, "order", newer)
     assert not SubscriptionQueue.objects.exists()
@@ -793,11 +773,11 @@ def test_a_token_that_is_revoked_before_it_is_set_is_refused_and_no_queue_is_lef
     assert EventSubscription.objects.get().token == presented.token
 
 
-def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
+def test_a_token_revoked_while_it_is_set_is_not_the_password(
     monkeypatch, agents, alice, offering, subscription, presented, open_amqp
 ):
     newer = agents.token(alice)
-    before(monkeypatch, "put_user", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    call_before(monkeypatch, "put_user", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         create_queue(subscription, offering, "order", newer)
     left = EventSubscription.objects.get()
@@ -812,17 +792,17 @@ def test_a_registration_waits_for_a_revocation_before_it_locks_the_login(subscri
     login = EventSubscription.objects.get()
     EventSubscription.objects.update(token=None, next_token=presented.token)
     with transaction.atomic():
-        AuthToken.objects.select_for_update().get(pk=presented.token.pk)  # a revocation does this first
+        AuthToken.objects.select_for_update().get(pk=presented.token.pk)  # a revocation locks the token first
         confirming = in_background(
             credentials._record_token, EventSubscription.objects.filter(pk=login.pk), presented.token
         )
         wait_until_blocked(confirming)
-        EventSubscription.objects.select_for_update(nowait=True).get(pk=login.pk)  # and then this
+        EventSubscription.objects.select_for_update(nowait=True).get(pk=login.pk)  # and then the login
     assert confirming.result(timeout=10)
 
 
-def only_hex(users):
-    """Return those of the broker's accounts that are logins of agents."""
+def agents_logins(users):
+    """Return the RabbitMQ users that are logins of agents."""
     return {name for name in users if len(name) == 32}
 
 
@@ -834,30 +814,30 @@ def first_consumer(identity, presented):
     register_consumer(identity, presented, None)
 
 
-def subscription_of_its_own(identity, presented):
+def subscription_without_identity(identity, presented):
     create_subscription(identity.owner, presented)
 
 
-FIRST = [first_subscription, first_consumer, subscription_of_its_own]
+FIRST_REGISTRATIONS = [first_subscription, first_consumer, subscription_without_identity]
 
 
-@pytest.mark.parametrize("register", FIRST)
-def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
+@pytest.mark.parametrize("register", FIRST_REGISTRATIONS)
+def test_a_token_revoked_during_its_first_registration_leaves_no_user(
     register, monkeypatch, agents, identity, presented
 ):
-    before_it = only_hex(agents.users())
-    after(monkeypatch, "set_permissions", lambda: AuthToken.objects.filter(pk=presented.token.pk).delete())
+    users_before = agents_logins(agents.users())
+    call_after(monkeypatch, "set_permissions", lambda: AuthToken.objects.filter(pk=presented.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         register(identity, presented)
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
     make_removals_due()
     removals.run_due(50)
-    assert only_hex(agents.users()) == before_it
+    assert agents_logins(agents.users()) == users_before
     assert not Removal.objects.exists()
 
 
-@pytest.mark.parametrize("register", FIRST)
+@pytest.mark.parametrize("register", FIRST_REGISTRATIONS)
 @pytest.mark.parametrize(
     "error",
     [
@@ -867,10 +847,8 @@ def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
     ],
     ids=["refused", "gone", "late"],
 )
-def test_no_user_stays_whose_permissions_could_not_be_set(
-    error, register, monkeypatch, agents, alice, identity, presented
-):
-    before_it = only_hex(agents.users())
+def test_failed_permissions_leave_no_user(error, register, monkeypatch, agents, alice, identity, presented):
+    users_before = agents_logins(agents.users())
 
     def fail(*_):
         raise error
@@ -880,16 +858,16 @@ def test_no_user_stays_whose_permissions_could_not_be_set(
         register(identity, presented)
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
-    assert only_hex(agents.users()) != before_it
-    make_removals_due()
+    assert agents_logins(agents.users()) != users_before
+    make_due()
     removals.run_due(50)
-    assert only_hex(agents.users()) == before_it
+    assert agents_logins(agents.users()) == users_before
     assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
 
 
 @pytest.fixture
-def away_at_the_login(monkeypatch):
-    """The broker can't be reached any more when a user is to be created."""
+def broker_lost_before_login(monkeypatch):
+    """Make the broker unreachable when a user is created."""
 
     def fail(*_):
         raise BrokerUnavailable("can't connect", never_reached=True)
@@ -897,8 +875,8 @@ def away_at_the_login(monkeypatch):
     monkeypatch.setattr(Management, "put_user", fail)
 
 
-def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed(
-    alice, subscription, identity, presented, away_at_the_login
+def test_a_login_whose_user_was_never_requested_leaves_no_removal(
+    alice, subscription, identity, presented, broker_lost_before_login
 ):
     with pytest.raises(BrokerUnavailable):
         create_subscription(alice, presented)
@@ -906,26 +884,26 @@ def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed
     assert not Removal.objects.exists()
     with pytest.raises(BrokerUnavailable):
         register_consumer(identity, presented, None)
-    assert {kind for kind, _, _ in pending()} == {"queue", "user"}  # the queue was made
+    assert {kind for kind, _, _ in pending()} == {"queue", "user"}  # the queue was declared
 
 
-@pytest.mark.parametrize("was_there", [True, False])
-def test_a_registration_that_fails_at_the_login_removes_the_queue_if_it_was_not_there_before(
-    was_there, agents, management, alice, offering, subscription, away_at_the_login
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_registration_that_fails_at_the_login_removes_a_new_queue(
+    existed, agents, management, alice, offering, subscription, broker_lost_before_login
 ):
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    if was_there:
+    if existed:
         management.declare_queue(alice.uuid.hex, name, REGISTERED_QUEUE_ARGUMENTS)
     with pytest.raises(BrokerUnavailable):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
-    assert pending() == (set() if was_there else {("queue", alice.uuid.hex, name)})
+    assert pending() == (set() if existed else {("queue", alice.uuid.hex, name)})
 
 
-# What belongs to a vhost that is lost
+# Lost vhosts
 
 
-def let_in(open_amqp, login, presented, vhost):
+def assert_can_log_in(open_amqp, login, presented, vhost):
     open_amqp(login.rmq_username, presented.key, vhost).close()
 
 
@@ -944,42 +922,42 @@ def test_agents_can_log_in_again_after_their_vhost_was_lost(
         register_subscription(agents.identity(alice, offering), "order", presented)
     elif how == "a new queue":
         create_queue(EventSubscription.objects.get(), offering, "resource", presented)
-        let_in(open_amqp, subscription, presented, queue.vhost)
+        assert_can_log_in(open_amqp, subscription, presented, queue.vhost)
     left, _ = register_subscription(identity, "order", presented)
     create_queue(left, offering, "order", presented)
     register_consumer(identity, presented, None)
     for login in (left, consumer):
-        let_in(open_amqp, login, presented, queue.vhost)
+        assert_can_log_in(open_amqp, login, presented, queue.vhost)
         login.refresh_from_db()
         assert login.password_set
 
 
-def test_an_agent_whose_login_was_read_before_the_vhost_was_lost_is_let_in(
+def test_a_login_read_before_the_vhost_was_lost_works_again(
     agents, identity, offering, subscription, presented, management, open_amqp
 ):
     queue, _ = create_queue(subscription, offering, "order", presented)
     read_early = EventSubscription.objects.get()
     management.delete_vhost(queue.vhost)
-    register_consumer(identity, presented, None)  # makes the vhost again
+    register_consumer(identity, presented, None)  # recreates the vhost
     create_queue(read_early, offering, "order", presented)
-    let_in(open_amqp, subscription, presented, queue.vhost)
+    assert_can_log_in(open_amqp, subscription, presented, queue.vhost)
 
 
-def test_a_crash_right_after_a_lost_vhost_was_made_again_keeps_no_agent_out(
+def test_a_kill_after_a_vhost_was_recreated_locks_no_agent_out(
     monkeypatch, alice, offering, subscription, presented, open_amqp, management
 ):
     create_queue(subscription, offering, "order", presented)
     management.delete_vhost(alice.uuid.hex)
     with monkeypatch.context() as patched:
-        after(patched, "create_vhost", kill)
+        call_after(patched, "create_vhost", kill)
         with pytest.raises(Killed):
             create_queue(subscription, offering, "order", presented)
     create_queue(EventSubscription.objects.get(), offering, "order", presented)
-    let_in(open_amqp, subscription, presented, alice.uuid.hex)
+    assert_can_log_in(open_amqp, subscription, presented, alice.uuid.hex)
 
 
-def test_only_the_logins_of_the_owner_of_a_lost_vhost_are_let_in_anew(
-    agents, alice, subscription, presented, identity, management, asked
+def test_a_lost_vhost_resets_only_its_owners_passwords(
+    agents, alice, subscription, presented, identity, management, requests
 ):
     bob = agents.owner("bob")
     bobs, _ = register_consumer(agents.identity(bob), agents.token(bob), None)
@@ -990,10 +968,10 @@ def test_only_the_logins_of_the_owner_of_a_lost_vhost_are_let_in_anew(
     assert (bobs.password_set, alices.password_set, subscription.password_set) == (True, False, False)
 
 
-# An owner or an offering that goes meanwhile
+# Deleted owners and offerings
 
 
-def test_the_vhost_of_an_owner_who_is_gone_is_not_made(agents, alice, management):
+def test_a_vhost_of_a_deleted_owner_is_not_created(agents, alice, management):
     stale = Owner.objects.get(pk=alice.pk)
     alice.delete()
     with pytest.raises(ObjectDoesNotExist):
@@ -1001,7 +979,7 @@ def test_the_vhost_of_an_owner_who_is_gone_is_not_made(agents, alice, management
     assert stale.uuid.hex not in agents.vhosts()
 
 
-def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity, offering, subscription, presented):
+def test_nothing_is_registered_for_a_deleted_owner(agents, alice, identity, offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     stale = Owner.objects.get(pk=alice.pk)
     Owner.objects.filter(pk=alice.pk).delete()
@@ -1018,13 +996,11 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
     make_removals_due()
     removals.run_due(50)
     assert stale.uuid.hex not in agents.vhosts()
-    assert not only_hex(agents.users())
+    assert not agents_logins(agents.users())
 
 
-def test_an_owner_who_goes_while_the_vhost_of_a_subscription_is_made_leaves_nothing(
-    monkeypatch, agents, alice, identity, presented
-):
-    before(monkeypatch, "held", lambda *_, **__: Owner.objects.filter(pk=alice.pk).delete(), locks)
+def test_an_owner_deleted_during_a_registration_leaves_nothing(monkeypatch, agents, alice, identity, presented):
+    call_before(monkeypatch, "lock", lambda *_, **__: Owner.objects.filter(pk=alice.pk).delete(), locks)
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
     assert not EventSubscription.objects.exists()
@@ -1034,14 +1010,14 @@ def test_an_owner_who_goes_while_the_vhost_of_a_subscription_is_made_leaves_noth
 @pytest.mark.parametrize(
     ("gone", "method", "status"), [("owner", "post", 404), ("offering", "post", 400), ("offering", "put", 404)]
 )
-def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_name_is_taken(
+def test_the_api_reports_an_owner_or_offering_deleted_meanwhile(
     gone, method, status, monkeypatch, alice, offering, identity
 ):
     program = Program(alice)
     program.client.raise_request_exception = False
     model = Owner if gone == "owner" else Offering
     place = "create_identity" if method == "post" else "update_identity"
-    before(monkeypatch, place, lambda *_: model.objects.all().delete(), identities)
+    call_before(monkeypatch, place, lambda *_: model.objects.all().delete(), identities)
     path = "agent-identities/" + ("" if method == "post" else f"{identity.uuid.hex}/")
     answer = getattr(program, method)(path, {"name": "another", "offering": offering.uuid.hex})
     assert answer.status_code == status
@@ -1049,10 +1025,10 @@ def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_n
         assert list(answer.json()) == ["offering"]
 
 
-# What gets in each other's way
+# Locks and deadlocks
 
 
-def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice, identity, presented, subscription):
+def test_a_locked_vhost_or_login_is_busy(monkeypatch, alice, identity, presented, subscription):
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
     AgentVhost.objects.update(ready=False)
     with locks.lock(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
@@ -1064,22 +1040,20 @@ def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice
     assert issubclass(Busy, BrokerUnavailable)
 
 
-def test_a_vhost_that_the_broker_keeps_losing_is_busy(monkeypatch, offering, subscription, presented, management):
+def test_a_vhost_that_cannot_be_recreated_is_busy(monkeypatch, offering, subscription, presented, management):
     management.delete_vhost(subscription.owner.uuid.hex)
     monkeypatch.setattr(Management, "create_vhost", lambda *_: True)
     with pytest.raises(Busy, match="node is down"):
         create_queue(subscription, offering, "order", presented)
 
 
-def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_others_row(
-    monkeypatch, offering, subscription, presented
-):
+def test_a_concurrent_request_does_not_register_a_queue_being_removed(monkeypatch, offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all()._raw_delete("default")
     got = []
 
-    def come_second(*_):
-        # Its removal has looked before there was a row, and is still at it.
+    def register_second(*_):
+        # The removal was claimed before the row existed, and is in progress.
         Removal.objects.create(
             kind="queue",
             vhost=queue.vhost,
@@ -1091,24 +1065,24 @@ def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_o
             create_queue(subscription, offering, "order", presented)
         got.append(str(caught.value))
 
-    before(monkeypatch, "cancel_removal", come_second, registration)
+    call_before(monkeypatch, "cancel_removal", register_second, registration)
     with pytest.raises(Busy, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert len(got) == 1
     assert not SubscriptionQueue.objects.exists()
 
 
-def test_a_row_that_another_request_has_made_ready_is_not_taken_back(monkeypatch, offering, subscription, presented):
+def test_a_row_that_another_request_made_ready_is_kept(monkeypatch, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all()._raw_delete("default")
     real = registration.cancel_removal
 
-    def come_second(*what):
+    def register_second(*what):
         monkeypatch.setattr(registration, "cancel_removal", real)
         assert create_queue(subscription, offering, "order", presented)[1] is False
         raise Busy("it was just being removed")
 
-    monkeypatch.setattr(registration, "cancel_removal", come_second)
+    monkeypatch.setattr(registration, "cancel_removal", register_second)
     with pytest.raises(Busy):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"
@@ -1119,7 +1093,7 @@ class Deadlock(Exception):
 
 
 @pytest.mark.parametrize(("times", "left"), [(2, 1), (3, 0)])
-def test_an_insert_that_the_database_gives_up_for_another_is_tried_three_times(times, left, alice, offering):
+def test_an_insert_in_a_deadlock_is_tried_three_times(times, left, alice, offering):
     failed = []
 
     def fail(execute, sql, params, many, context):
@@ -1141,7 +1115,7 @@ def test_an_insert_that_the_database_gives_up_for_another_is_tried_three_times(t
 # Identities
 
 
-def test_the_configuration_of_an_agent_is_sealed_and_can_be_read(settings, alice, offering):
+def test_the_configuration_of_an_agent_is_stored_sealed(settings, alice, offering):
     identity = create_identity(alice, offering, "agent", config_file_content="password: secret", version="1.0.7")
     assert identity.version == "1.0.7"
     assert "secret" not in AgentIdentity.objects.get().sealed_config
@@ -1152,7 +1126,7 @@ def test_the_configuration_of_an_agent_is_sealed_and_can_be_read(settings, alice
     assert read_config(identity) == "password: secret"
 
 
-def test_what_is_not_told_of_an_identity_stays(alice, offering):
+def test_omitted_fields_of_an_identity_are_kept(alice, offering):
     packages = [{"package": "waldur-site-agent", "version": "1.0.7"}]
     identity = create_identity(alice, offering, "agent", config_file_content="a: b", dependencies=packages)
     modified = identity.modified
@@ -1166,7 +1140,7 @@ def test_what_is_not_told_of_an_identity_stays(alice, offering):
     assert (found.name, found.sealed_config) == ("renamed", "")
 
 
-def test_a_name_is_taken_once_for_an_offering(agents, alice, offering, identity):
+def test_an_identitys_name_is_unique_for_its_offering(agents, alice, offering, identity):
     with pytest.raises(IdentityExists, match="another name"):
         create_identity(alice, offering, identity.name)
     other = create_identity(alice, offering, "other")
@@ -1176,22 +1150,22 @@ def test_a_name_is_taken_once_for_an_offering(agents, alice, offering, identity)
     create_identity(alice, agents.offering(alice), identity.name)
 
 
-def test_an_identity_whose_offering_is_removed_meanwhile_is_not_made(alice, offering):
+def test_an_identity_of_a_deleted_offering_is_not_created(alice, offering):
     Offering.objects.all().delete()
     with pytest.raises(NoSuchOffering):
         create_identity(alice, offering, "agent")
 
 
-def test_an_identity_that_is_removed_meanwhile_is_not_changed(identity):
+def test_a_deleted_identity_cannot_be_changed(identity):
     AgentIdentity.objects.all().delete()
     with pytest.raises(ObjectDoesNotExist):
         update_identity(identity, version="2")
 
 
-# What the others ask
+# Registered queues for other packages
 
 
-def test_what_is_registered_is_told_with_its_owner_in_three_statements(
+def test_registered_queues_with_owners_take_three_statements(
     agents, alice, offering, identity, subscription, presented, django_assert_num_queries
 ):
     queue, _ = create_queue(subscription, offering, "order", presented)
@@ -1211,7 +1185,7 @@ def test_what_is_registered_is_told_with_its_owner_in_three_statements(
         assert agent_vhosts() == {alice.uuid.hex: alice.pk, bob.uuid.hex: bob.pk}
 
 
-def test_what_vanished_is_being_made_again_in_two_statements(
+def test_marking_missing_queues_takes_two_statements(
     offering, identity, subscription, presented, django_assert_num_queries
 ):
     orders, _ = create_queue(subscription, offering, "order", presented)
@@ -1241,9 +1215,7 @@ def test_what_vanished_is_being_made_again_in_two_statements(
 
 
 @pytest.mark.parametrize("lost", ["queue", "vhost"])
-def test_a_queue_that_the_broker_has_lost_is_made_again(
-    lost, agents, management, offering, identity, subscription, presented
-):
+def test_a_lost_queue_is_redeclared(lost, agents, management, offering, identity, subscription, presented):
     for row in (
         create_queue(subscription, offering, "order", presented)[0],
         register_consumer(identity, presented, None)[0],
@@ -1260,12 +1232,12 @@ def test_a_queue_that_the_broker_has_lost_is_made_again(
         assert {row.queue_name, "guardian.dlq"} <= set(agents.queues(row.vhost))
 
 
-def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
+def test_a_queue_deleted_during_its_redeclaration_is_removed(
     monkeypatch, agents, management, offering, subscription, presented
 ):
     queue, _ = create_queue(subscription, offering, "order", presented)
     management.delete_queue(queue.vhost, queue.queue_name)
-    before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
+    call_before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     redeclare(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
     make_removals_due()
@@ -1273,7 +1245,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
     assert queue.queue_name not in agents.queues(queue.vhost)
 
 
-def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscription, presented, management):
+def test_a_lost_queue_is_not_redeclared_without_the_broker(offering, subscription, presented, management):
     queue, _ = create_queue(subscription, offering, "order", presented)
     mark_vanished([(queue.vhost, queue.queue_name)])
     away = Management(AWAY)
@@ -1283,10 +1255,10 @@ def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscripti
     assert SubscriptionQueue.objects.get().state == "creating"
 
 
-def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
+def test_a_vhost_of_an_owner_deleted_meanwhile_is_removed_later(
     monkeypatch, agents, alice, identity, presented, management
 ):
-    before(monkeypatch, "create_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
+    call_before(monkeypatch, "create_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
     make_removals_due()

@@ -1,4 +1,4 @@
-"""Queues that Guardian removed with what they belonged to: they are gone at once, and no pass wonders."""
+"""Queues that Guardian removed with their owner are gone immediately, and passes do not report them."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -29,7 +29,7 @@ def removed():
 
 
 @pytest.mark.parametrize("queues", [1, 60])
-def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
+def test_the_queues_of_a_removed_pulse_user_are_gone(
     amqp, alice, management, vhost, queues, django_assert_max_num_queries
 ):
     amqp.queue("celery")
@@ -37,7 +37,7 @@ def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
         amqp.queue(f"queue/alice/{number}")
     run_pass()
     account = PulseUser.objects.get()
-    with django_assert_max_num_queries(5):  # two of them begin and end the transaction
+    with django_assert_max_num_queries(5):  # two of them start and end the transaction
         assert tombstones.forget_queues_of(account) == queues
     assert Queue.objects.filter(state="gone").count() == queues
     assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
@@ -49,7 +49,7 @@ def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
     assert (report.gone, report.errors) == (0, [])
 
 
-def test_a_queue_that_is_gone_already_is_not_removed_again(alice):
+def test_a_gone_queue_is_not_removed_again(alice):
     account = PulseUser.objects.get()
     rows("/", ["queue/alice/a"], state="gone", pulse_user=account)
     Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))
@@ -58,28 +58,26 @@ def test_a_queue_that_is_gone_already_is_not_removed_again(alice):
 
 
 @pytest.mark.parametrize("queues", [1, 60])
-def test_queues_are_forgotten_by_vhost_and_name_in_as_many_statements_for_many_as_for_few(
-    queues, django_assert_max_num_queries
-):
+def test_queues_are_marked_gone_by_name_in_constant_statements(queues, django_assert_max_num_queries):
     names = [f"consumer_{number}" for number in range(queues)]
     rows("one", names)
     rows("other", names)
-    asked = [("one", name) for name in names]
-    with django_assert_max_num_queries(5):  # two of them begin and end the transaction
-        assert tombstones.forget([*asked, *asked, ("one", "never seen"), ("none", names[0])]) == queues
-    assert set(Queue.objects.filter(state="gone").values_list("vhost", "name")) == set(asked)
+    names_in_one = [("one", name) for name in names]
+    with django_assert_max_num_queries(5):  # two of them start and end the transaction
+        assert tombstones.forget([*names_in_one, *names_in_one, ("one", "never seen"), ("none", names[0])]) == queues
+    assert set(Queue.objects.filter(state="gone").values_list("vhost", "name")) == set(names_in_one)
     first = Queue.objects.get(vhost="one", name=names[0])
     assert (first.length, first.consumers, first.unattended_since) == (None, None, None)
     assert removed()[0] == ("one", names[0], None, {"length": 4, "why": "unregistered"})
-    assert tombstones.forget(asked) == 0
+    assert tombstones.forget(names_in_one) == 0
 
 
-def test_where_there_is_nothing_to_forget_nothing_is_asked(django_assert_num_queries):
+def test_marking_no_queues_takes_no_statement(django_assert_num_queries):
     with django_assert_num_queries(0):
         assert tombstones.forget([]) == 0
 
 
-def test_the_queues_of_a_vhost_are_gone_with_it_and_no_others():
+def test_the_queues_of_a_removed_vhost_are_gone():
     rows("one", ["consumer_1", "guardian.dlq"])
     rows("other", ["consumer_1"])
     assert tombstones.forget_vhost("one") == 2

@@ -1,4 +1,4 @@
-"""The private servers and processes of `tools/`: nobody else gets in, and nothing of them stays."""
+"""The private servers and processes of `tools/`: protected from others, and gone without a trace."""
 
 import contextlib
 import errno
@@ -46,7 +46,7 @@ def wait_until(condition, timeout=10):
 
 @contextlib.contextmanager
 def program(text, *arguments):
-    """Run another Python program, which prints "ready" after these statements and then waits."""
+    """Run these statements in another Python process, which then prints "ready" and waits."""
     text = textwrap.dedent(text) + "\nprint('ready', flush=True)\ntime.sleep(600)"
     command = [sys.executable, "-c", text, *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -63,15 +63,15 @@ def program(text, *arguments):
 @pytest.fixture
 def node(broker):
     if broker.node is None:
-        pytest.skip("the broker that was named is not a private one")
+        pytest.skip("the tests use an external broker")
     return broker.node
 
 
-def test_nobody_else_gets_into_a_private_rabbitmq(node):
+def test_a_private_rabbitmq_refuses_the_guest_user(node):
     assert httpx.get(f"http://guest:guest@127.0.0.1:{node.management_port}/api/whoami").status_code == 401
 
 
-def test_a_private_rabbitmq_listens_on_this_machine_alone(node):
+def test_a_private_rabbitmq_listens_on_127_0_0_1_only(node):
     for port in (node.port, node.management_port, node.stomp_port, node._distribution_port):
         assert port_answers(port)
         with socket.socket() as client:
@@ -82,7 +82,7 @@ def test_the_schedulers_of_a_private_rabbitmq_are_not_bound_to_cores(node):
     assert node.eval("erlang:system_info(scheduler_bind_type).") == "unbound"
 
 
-def test_a_private_rabbitmq_that_cannot_start_says_why_and_leaves_nothing():
+def test_a_private_rabbitmq_that_cannot_start_says_why_and_is_removed():
     node = PrivateNode(config={"no.such.setting": "1"})
     with pytest.raises(StartError, match=r"no\.such\.setting"):
         node.start()
@@ -90,7 +90,7 @@ def test_a_private_rabbitmq_that_cannot_start_says_why_and_leaves_nothing():
     assert not node.directory.exists()
 
 
-def test_a_private_postgresql_leaves_nothing():
+def test_a_stopped_private_postgresql_is_removed():
     with PrivateCluster() as cluster:
         psycopg2.connect(cluster.create_database("some-name")).close()
         assert processes_of(cluster.directory)
@@ -99,7 +99,7 @@ def test_a_private_postgresql_leaves_nothing():
     assert not port_answers(cluster.port)
 
 
-def test_nobody_gets_into_a_private_redis_without_its_password_and_it_leaves_nothing():
+def test_a_private_redis_needs_its_password_and_is_removed():
     server = PrivateRedis()
     with server, redis.Redis("127.0.0.1", server.port) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
@@ -111,13 +111,13 @@ def test_nobody_gets_into_a_private_redis_without_its_password_and_it_leaves_not
     ("server", "program_", "package"),
     [(PrivateNode, "rabbitmq.SCRIPTS", "rabbitmq-server"), (PrivateRedis, "redis.PROGRAM", "redis-server")],
 )
-def test_a_missing_server_is_named_with_its_package(monkeypatch, tmp_path, server, program_, package):
+def test_a_missing_server_names_its_package(monkeypatch, tmp_path, server, program_, package):
     monkeypatch.setattr(f"tools.{program_}", tmp_path / "missing")
     with pytest.raises(StartError, match=f"apt-get install {package}"):
         server()
 
 
-def test_servers_end_when_the_program_that_started_them_is_killed(tmp_path):
+def test_servers_end_when_their_parent_is_killed(tmp_path):
     text = """
         import pathlib, sys, time
         from tools.postgresql import PrivateCluster
@@ -140,14 +140,14 @@ def test_servers_end_when_the_program_that_started_them_is_killed(tmp_path):
 # Processes
 
 
-def test_a_process_that_was_ended_is_started_again_and_its_log_goes_on(tmp_path):
+def test_a_restarted_process_continues_its_log(tmp_path):
     lines = []
     group = ProcessGroup(os.environ, directory=tmp_path, logs=tmp_path, show=lambda *line: lines.append(line))
     command = ["/bin/sh", "-c", "trap 'echo ended; exit 3' TERM; echo up; while :; do sleep 0.02; done"]
     group.start("one", command)
     wait_until(lambda: lines == [("one", "up")])
     assert group.end("one", timeout=10) == 3
-    assert not group.ended()  # it did not end by itself
+    assert not group.ended()  # it was ended on request
     group.start("one", command)
     wait_until(lambda: group.log("one").read_text() == "up\nended\nup\n")
     group.kill("one")
@@ -155,16 +155,16 @@ def test_a_process_that_was_ended_is_started_again_and_its_log_goes_on(tmp_path)
     group.stop()
 
 
-def test_a_process_that_ends_by_itself_is_reported(tmp_path):
-    group = ProcessGroup(os.environ, directory=tmp_path, logs=tmp_path)
+def test_a_process_that_exits_is_reported(tmp_path):
+    group = Group(os.environ, directory=tmp_path, logs=tmp_path)
     group.start("one", ["/bin/sh", "-c", "exit 3"])
     wait_until(group.ended)
     assert group.ended() == {"one": 3}
     group.stop()
 
 
-def test_a_process_that_does_not_end_is_killed_with_its_children(tmp_path):
-    group = ProcessGroup({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
+def test_a_stubborn_process_is_killed_with_its_children(tmp_path):
+    group = Group({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
     group.start("stubborn", ["/bin/sh", "-c", "trap '' TERM; sleep 600 & while :; do sleep 600; done"])
     wait_until(lambda: len(processes_of(tmp_path)) == 3)
     group.stop(timeout=0.3)
@@ -186,7 +186,7 @@ def test_a_process_outlives_the_thread_that_started_it(tmp_path):
     assert children[0].wait(5) == -signal.SIGKILL
 
 
-def test_processes_end_when_the_program_that_started_them_is_killed(tmp_path):
+def test_processes_end_when_their_parent_is_killed(tmp_path):
     text = """
         import os, pathlib, sys, time
         from tools.processes import ProcessGroup
@@ -200,7 +200,7 @@ def test_processes_end_when_the_program_that_started_them_is_killed(tmp_path):
         wait_until(lambda: not processes_of(tmp_path))
 
 
-# Guardian with all that it needs
+# The whole stack
 
 
 def test_a_second_stack_on_the_same_files_is_refused(tmp_path):
@@ -211,7 +211,7 @@ def test_a_second_stack_on_the_same_files_is_refused(tmp_path):
     first.stop()
 
 
-def test_two_stacks_that_begin_at_once_have_addresses_of_their_own(tmp_path):
+def test_two_concurrent_stacks_have_different_addresses(tmp_path):
     with contextlib.ExitStack() as stacks:
         both = [stacks.enter_context(Stack({}, var=tmp_path / one, say=lambda text: None, web=2)) for one in "ab"]
         for stack in both:
