@@ -1,4 +1,4 @@
-"""Who may use the broker: by whom, by which rule, and what happens when it is withdrawn."""
+"""Access to the broker: granted by owners, operators or rules, and withdrawn."""
 
 import uuid
 from datetime import timedelta
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 @pytest.fixture
 def newcomer(transactional_db):
-    """Give an owner for whom nobody has vouched yet."""
+    """Give an unvouched owner."""
     return Owner.objects.create_user("alice@example.org")
 
 
 @pytest.fixture
 def signals_sent():
-    """Collect what is sent to others, and whether a transaction was open then."""
+    """Collect the arguments of sent signals, and whether a transaction was open."""
     sent = []
 
     def collect(sender, **what):
@@ -54,7 +54,7 @@ def signals_sent():
 
 @pytest.fixture
 def names(management):
-    """Give names that no account has, and remove their accounts afterwards."""
+    """Give unused names, and delete their RabbitMQ users afterwards."""
     names = [f"{owner}-{uuid.uuid4().hex[:8]}" for owner in ("alone", "shared")]
     yield names
     for name in {user.name for user in management.users()} & set(names):
@@ -65,7 +65,7 @@ def records(owner):
     return [(record.vouched, record.by, record.reason) for record in owner.vouchings.order_by("id")]
 
 
-def test_who_may_vouch(newcomer, bob, operator, settings):
+def test_operators_vouch_and_owners_if_the_setting_allows(newcomer, bob, operator, settings):
     from django.contrib.auth.models import AnonymousUser
 
     everybody = [AnonymousUser(), newcomer, bob, operator]
@@ -74,22 +74,22 @@ def test_who_may_vouch(newcomer, bob, operator, settings):
     assert [may_vouch(visitor) for visitor in everybody] == [False, False, True, True]
 
 
-def test_an_owner_nobody_vouched_for_is_told_what_to_do(newcomer):
+def test_an_unvouched_owner_is_refused_with_the_next_step(newcomer):
     with pytest.raises(NotVouched, match=r"Nobody has vouched for alice@example\.org .* Ask for it"):
         require_vouched(newcomer)
 
 
-def test_an_operator_is_as_good_as_vouched_for(transactional_db):
+def test_an_operator_needs_no_vouching(transactional_db):
     require_vouched(Owner.objects.create_user("ops@example.org", is_staff=True))
 
 
-def test_whoever_cant_sign_in_may_not_use_the_broker(bob):
+def test_a_deactivated_owner_may_not_use_the_broker(bob):
     bob.is_active = False
     with pytest.raises(NotVouched, match="can't sign in"):
         require_vouched(bob)
 
 
-def test_vouching_is_recorded_and_told_and_ends_the_request(newcomer, operator, signals_sent):
+def test_vouching_is_recorded_notified_and_ends_the_request(newcomer, operator, signals_sent):
     request_vouching(newcomer, "I build things")
     vouch(newcomer, operator, "  he builds\nthings ")
     newcomer.refresh_from_db()
@@ -101,7 +101,7 @@ def test_vouching_is_recorded_and_told_and_ends_the_request(newcomer, operator, 
     ]
 
 
-def test_vouching_twice_is_recorded_and_told_once(newcomer, operator, signals_sent):
+def test_vouching_twice_is_recorded_and_notified_once(newcomer, operator, signals_sent):
     stale = Owner.objects.get(pk=newcomer.pk)
     vouch(newcomer, operator)
     vouch(stale, operator)
@@ -110,7 +110,7 @@ def test_vouching_twice_is_recorded_and_told_once(newcomer, operator, signals_se
     assert stale.vouched
 
 
-def test_somebody_who_may_not_vouches_for_nobody(newcomer, bob):
+def test_an_owner_without_permission_cannot_vouch(newcomer, bob):
     with pytest.raises(PermissionDenied):
         vouch(newcomer, bob)
     newcomer.refresh_from_db()
@@ -119,13 +119,13 @@ def test_somebody_who_may_not_vouches_for_nobody(newcomer, bob):
 
 
 @pytest.mark.parametrize("reason", ["x" * 301, "NUL\0", "half \ud800 a character"])
-def test_a_reason_that_cant_be_kept_is_refused(newcomer, operator, reason):
+def test_an_invalid_reason_is_refused(newcomer, operator, reason):
     with pytest.raises(ValidationError):
         vouch(newcomer, operator, reason)
     assert not Vouching.objects.exists()
 
 
-def test_asking_is_once_a_day(newcomer, signals_sent):
+def test_access_can_be_requested_once_a_day(newcomer, signals_sent):
     request_vouching(newcomer, "first")
     with pytest.raises(AlreadyRequested, match="within the last day"):
         request_vouching(newcomer, "second")
@@ -135,19 +135,19 @@ def test_asking_is_once_a_day(newcomer, signals_sent):
 
 
 @pytest.mark.parametrize("reason", ["", " \n ", "x" * 501, "NUL\0"])
-def test_asking_needs_a_reason_that_can_be_kept(newcomer, signals_sent, reason):
+def test_a_request_needs_a_valid_reason(newcomer, signals_sent, reason):
     with pytest.raises(ValidationError):
         request_vouching(newcomer, reason)
     assert signals_sent == []
 
 
-def test_who_is_vouched_for_has_nothing_to_ask(bob, signals_sent):
+def test_a_vouched_owner_cannot_request_access(bob, signals_sent):
     with pytest.raises(AlreadyRequested, match="vouched for already"):
         request_vouching(bob, "again")
     assert signals_sent == []
 
 
-def test_an_address_under_a_domain_is_vouched_for_once(newcomer, settings, signals_sent):
+def test_an_address_of_a_vouched_domain_is_vouched_once(newcomer, settings, signals_sent):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     for _ in range(2):
         apply_rules(newcomer, address="Alice@Example.ORG", groups=None)
@@ -167,19 +167,19 @@ def test_an_address_under_a_domain_is_vouched_for_once(newcomer, settings, signa
         '"a@example.org"@evil.com',
     ],
 )
-def test_an_address_under_another_domain_isnt(newcomer, settings, address):
+def test_an_address_of_another_domain_is_not_vouched(newcomer, settings, address):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     apply_rules(newcomer, address=address, groups=None)
     assert records(newcomer) == []
     assert not newcomer.vouched
 
 
-def test_a_member_of_a_group_is_vouched_for_until_no_longer_in_it(newcomer, settings):
+def test_a_member_of_a_vouched_group_has_access_until_leaving_it(newcomer, settings):
     settings.OIDC_VOUCHED_GROUPS = ["builders", "testers"]
     apply_rules(newcomer, address=None, groups=["others", "testers"])
     assert newcomer.vouched
     apply_rules(newcomer, address=None, groups=["builders"])
-    apply_rules(newcomer, address=None, groups=None)  # signed in by a code: nothing is known of groups
+    apply_rules(newcomer, address=None, groups=None)  # sign-in by code: groups are unknown
     assert newcomer.vouched
     apply_rules(newcomer, address=None, groups=["others"])
     apply_rules(newcomer, address=None, groups=[])
@@ -192,7 +192,7 @@ def test_a_member_of_a_group_is_vouched_for_until_no_longer_in_it(newcomer, sett
     ]
 
 
-def test_a_group_is_named_whole(newcomer, settings):
+def test_a_group_name_matches_exactly(newcomer, settings):
     settings.OIDC_VOUCHED_GROUPS = ["admins"]
     apply_rules(newcomer, address=None, groups="superadmins")
     apply_rules(newcomer, address=None, groups=["superadmins", "Admins"])
@@ -201,7 +201,7 @@ def test_a_group_is_named_whole(newcomer, settings):
     assert newcomer.vouched
 
 
-def test_what_a_person_withdrew_holds_against_the_rules_until_a_person_vouches(newcomer, operator, settings):
+def test_withdrawn_access_overrides_rules_until_somebody_vouches(newcomer, operator, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     settings.OIDC_VOUCHED_GROUPS = ["builders"]
     apply_rules(newcomer, address="alice@example.org", groups=["builders"])
@@ -212,7 +212,7 @@ def test_what_a_person_withdrew_holds_against_the_rules_until_a_person_vouches(n
     assert newcomer.vouched
 
 
-def test_what_an_operator_withdrew_no_other_owner_gives_back(newcomer, bob, operator, settings):
+def test_access_withdrawn_by_an_operator_is_not_restored_by_owners(newcomer, bob, operator, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
     vouch(newcomer, bob)
     withdraw(newcomer, operator)
@@ -221,7 +221,7 @@ def test_what_an_operator_withdrew_no_other_owner_gives_back(newcomer, bob, oper
     assert [record[0] for record in records(newcomer)] == [True, False]
 
 
-def test_it_holds_when_the_person_is_gone(newcomer, operator, settings):
+def test_withdrawn_access_stays_withdrawn_if_the_operator_is_deleted(newcomer, operator, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     withdraw(newcomer, operator)
     operator.delete()
@@ -229,7 +229,7 @@ def test_it_holds_when_the_person_is_gone(newcomer, operator, settings):
     assert not newcomer.vouched
 
 
-def test_whom_a_person_vouches_for_too_stays_without_the_group(newcomer, operator, settings):
+def test_an_owner_vouched_by_a_person_keeps_access_without_the_group(newcomer, operator, settings):
     settings.OIDC_VOUCHED_GROUPS = ["builders"]
     apply_rules(newcomer, address=None, groups=["builders"])
     vouch(newcomer, operator)
@@ -237,7 +237,7 @@ def test_whom_a_person_vouches_for_too_stays_without_the_group(newcomer, operato
     assert newcomer.vouched
 
 
-def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
+def test_an_owner_vouched_by_a_command_keeps_access_without_a_group(bob, settings):
     settings.OIDC_VOUCHED_GROUPS = ["builders"]
     apply_rules(bob, address=None, groups=[])
     bob.refresh_from_db()
@@ -245,13 +245,13 @@ def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
     assert records(bob) == []
 
 
-def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guarded, bob, operator, names, management):
+def test_withdrawn_access_prevents_new_pulse_users_and_tokens_only(guarded, bob, operator, names, management):
     create_pulse_user(names[0], [bob])
     create_token(bob, "nightly")
     withdraw(bob, operator, reason="left the project")
     assert records(bob) == [(False, operator, "left the project")]
     stale = Owner.objects.get(pk=bob.pk)
-    stale.vouched = True  # as a page had it that was opened before
+    stale.vouched = True  # like a page that was opened before
     for make in (lambda: create_pulse_user(names[1], [stale]), lambda: create_token(stale, "new")):
         with pytest.raises(NotVouched):
             make()
@@ -260,7 +260,7 @@ def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guar
     assert AuthToken.objects.count() == 1
 
 
-def test_only_operators_withdraw_and_not_from_operators(newcomer, bob, operator, settings):
+def test_only_operators_withdraw_access_and_not_from_operators(newcomer, bob, operator, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
     vouch(newcomer, bob)
     with pytest.raises(PermissionDenied, match="Only operators"):
@@ -270,7 +270,7 @@ def test_only_operators_withdraw_and_not_from_operators(newcomer, bob, operator,
     assert Owner.objects.filter(vouched=True).count() == 3
 
 
-def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, operator, names, management):
+def test_withdrawing_access_can_remove_tokens_and_pulse_users(guarded, broker, bob, operator, names, management):
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     _, password = create_pulse_user(names[0], [bob])
     shared, _ = create_pulse_user(names[1], [bob, carol])
@@ -285,9 +285,7 @@ def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, operator, nam
     assert management.list_queues(guarded, {"columns": "name"}) == []
 
 
-def test_with_the_broker_away_what_is_theirs_is_marked_and_removed_later(
-    guarded, bob, operator, names, management, settings
-):
+def test_a_withdrawal_without_the_broker_removes_pulse_users_later(guarded, bob, operator, names, management, settings):
     url = settings.RABBITMQ_MANAGEMENT_URL
     pulse_user, _ = create_pulse_user(names[0], [bob])
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
@@ -300,21 +298,19 @@ def test_with_the_broker_away_what_is_theirs_is_marked_and_removed_later(
     assert names[0] not in {user.name for user in management.users()}
 
 
-def test_withdrawing_takes_as_many_queries_whatever_they_have(
-    guarded, bob, operator, settings, django_assert_max_num_queries
-):
+def test_the_statements_of_a_withdrawal_do_not_grow(guarded, bob, operator, settings, django_assert_max_num_queries):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     for number in range(40):
         PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
         create_token(bob, "one of many")
-    with django_assert_max_num_queries(41):  # eight of them for the passwords that tokens may be, eight for the trail
+    with django_assert_max_num_queries(41):  # eight each for the tokens' passwords and the audit trail
         withdraw(bob, operator, remove=True)
     assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
     assert not bob.pulse_users.filter(removing_since=None).exists()
 
 
-def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owner(guarded, bob, operator, settings):
+def test_concurrent_withdrawals_leave_no_pulse_user_without_an_owner(guarded, bob, operator, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     accounts = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
@@ -327,32 +323,32 @@ def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owne
         assert (account.owners.count(), account.removing_since is not None) == (1, True)
 
 
-# In the admin
+# The admin
 
 
-def act(client, model, action, *rows):
+def run_action(client, model, action, *rows):
     chosen = {"action": action, "_selected_action": [row.pk for row in rows], "post": "yes"}
     answer = client.post(f"/admin/accounts/{model}/", chosen, follow=True)
     assert answer.status_code == 200
     return answer.content.decode()
 
 
-def test_operators_vouch_and_withdraw_in_the_admin_with_a_record(admin, newcomer, operator):
-    act(admin, "owner", "vouch_for", newcomer)
+def test_operators_vouch_and_withdraw_in_the_admin(admin, newcomer, operator):
+    run_action(admin, "owner", "vouch_for", newcomer)
     newcomer.refresh_from_db()
     assert newcomer.vouched
-    assert "is an operator. First remove that status" in act(admin, "owner", "withdraw", newcomer, operator)
+    assert "is an operator. Take that away first" in run_action(admin, "owner", "withdraw", newcomer, operator)
     assert [record[:2] for record in records(newcomer)] == [(True, operator), (False, operator)]
 
 
-def test_nobody_is_vouched_for_by_a_tick_in_the_admin(admin, newcomer):
+def test_the_admin_form_cannot_set_vouched(admin, newcomer):
     form = {"email": newcomer.email, "full_name": "Alice", "is_active": "on", "vouched": "on"}
     assert admin.post(f"/admin/accounts/owner/{newcomer.pk}/change/", form).status_code == 302
     newcomer.refresh_from_db()
     assert (newcomer.full_name, newcomer.vouched) == ("Alice", False)
 
 
-def test_the_owners_of_an_account_are_not_changed_in_the_admin(admin, bob):
+def test_the_admin_does_not_change_the_owners_of_a_pulse_user(admin, bob):
     pulse_user = PulseUser.objects.create(username="bobs", ready=True)
     pulse_user.owners.set([bob])
     page = admin.get(f"/admin/accounts/pulseuser/{pulse_user.pk}/change/").content.decode()
@@ -363,7 +359,7 @@ def test_the_owners_of_an_account_are_not_changed_in_the_admin(admin, bob):
     assert (list(pulse_user.owners.all()), pulse_user.warn_length) == ([bob], 6)
 
 
-def test_tokens_are_listed_and_revoked_in_the_admin_and_no_more(admin, bob):
+def test_operators_list_and_revoke_tokens_in_the_admin(admin, bob):
     token, key = create_token(bob, "nightly")
     page = admin.get("/admin/accounts/authtoken/").content.decode()
     assert "nightly" in page
@@ -374,7 +370,7 @@ def test_tokens_are_listed_and_revoked_in_the_admin_and_no_more(admin, bob):
     assert not AuthToken.objects.exists()
 
 
-def test_the_logs_are_read_only_in_the_admin(admin, newcomer, operator):
+def test_vouchings_are_read_only_in_the_admin(admin, newcomer, operator):
     vouch(newcomer, operator, "a reason of mine")
     assert "a reason of mine" in admin.get("/admin/accounts/vouching/").content.decode()
     record = Vouching.objects.get()
@@ -388,23 +384,23 @@ def test_the_logs_are_read_only_in_the_admin(admin, newcomer, operator):
     assert record.reason == "a reason of mine"
 
 
-def test_who_owns_an_account_is_not_deleted_in_the_admin(admin, newcomer, bob):
+def test_an_owner_of_a_pulse_user_cannot_be_deleted_in_the_admin(admin, newcomer, bob):
     PulseUser.objects.create(username="bobs", ready=True).owners.set([bob])
     assert admin.post(f"/admin/accounts/owner/{bob.pk}/delete/", {"post": "yes"}).status_code == 403
     assert admin.post(f"/admin/accounts/owner/{newcomer.pk}/delete/", {"post": "yes"}).status_code == 302
-    act(admin, "owner", "delete_selected", bob)
+    run_action(admin, "owner", "delete_selected", bob)
     assert set(Owner.objects.values_list("email", flat=True)) == {"bob@example.org", "ops@example.org"}
 
 
 @pytest.mark.parametrize("reason", ["By rule: no mining", "  by RULE:\tno mining", "By rule:"])
-def test_no_persons_reason_looks_like_a_rules(bob, operator, reason):
+def test_a_reason_cannot_look_like_a_rules(bob, operator, reason):
     for say in (vouching.vouch, vouching.unvouch):
         with pytest.raises(ValidationError, match="can't begin with"):
             say(bob, operator, reason)
     assert not Vouching.objects.exists()
 
 
-def test_who_merely_typed_an_address_has_not_signed_in(operator, bob):
+def test_an_owner_who_never_signed_in_is_not_found(operator, bob):
     typed = get_or_create_owner("typed@example.org")
     assert vouching.find_owner(" TYPED@example.org ") is None
     assert vouching.find_owner("nobody@example.org") is None

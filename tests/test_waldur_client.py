@@ -1,4 +1,4 @@
-"""Every call of the contract by the client that agents use, over a real connection and with a real broker."""
+"""Every call of the contract by the agents' own client, over a real connection and with a real broker."""
 
 import uuid
 from datetime import UTC, datetime
@@ -63,7 +63,7 @@ def client(agents, alice, live_server, settings):
         yield opened
 
 
-def introduction(offering, **fields):
+def identity_request(offering, **fields):
     return AgentIdentityRequest(**{
         "offering": offering.uuid, "name": f"agent-{offering.uuid}", "version": "1.0.7",
         "last_restarted": datetime(2026, 1, 5, 12, tzinfo=UTC), "config_file_path": "", "config_file_content": "a: 1",
@@ -71,8 +71,8 @@ def introduction(offering, **fields):
     })  # fmt: skip
 
 
-def test_identities(client, alice, offering):
-    made = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+def test_the_client_creates_reads_updates_and_deletes_identities(client, alice, offering):
+    made = marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
     assert (made.offering, made.created_by, made.services) == (offering.uuid, alice.uuid, [])
     assert (made.version, made.config_file_content) == ("1.0.7", "a: 1")
     assert made.last_restarted == datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -86,7 +86,7 @@ def test_identities(client, alice, offering):
         assert marketplace_site_agent_identities_retrieve.sync(client=client, uuid=written) == made
     naive = datetime(2026, 1, 6, 12)  # noqa: DTZ001 - as 1.0.5 sends it
     updated = marketplace_site_agent_identities_update.sync(
-        client=client, uuid=made.uuid.hex, body=introduction(offering, version="1.0.5", last_restarted=naive)
+        client=client, uuid=made.uuid.hex, body=identity_request(offering, version="1.0.5", last_restarted=naive)
     )
     assert (updated.uuid, updated.version, updated.last_restarted) == (made.uuid, "1.0.5", naive.replace(tzinfo=UTC))
     bare = marketplace_site_agent_identities_create.sync(
@@ -100,7 +100,7 @@ def test_identities(client, alice, offering):
         marketplace_site_agent_identities_retrieve.sync(client=client, uuid=made.uuid)
 
 
-def test_all_pages_of_a_list_are_found(client, alice, offering):
+def test_the_client_reads_all_pages_of_a_list(client, alice, offering):
     names = [f"agent {number:03}" for number in range(230)]
     AgentIdentity.objects.bulk_create(AgentIdentity(owner=alice, offering=offering, name=name) for name in names)
     found = marketplace_site_agent_identities_list.sync_all(client=client)
@@ -108,9 +108,9 @@ def test_all_pages_of_a_list_are_found(client, alice, offering):
     assert marketplace_site_agent_identities_count.sync(client=client) == 230
 
 
-def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, agents, alice, offering):
+def test_the_client_registers_a_subscription_and_a_queue_per_type(client, agents, alice, offering):
     Owner.objects.filter(pk=alice.pk).update(full_name="Alice")
-    identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+    identity = marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
     body = AgentEventSubscriptionCreateRequest(observable_object_type=ORDER, description="orders")
     register = marketplace_site_agent_identities_register_event_subscription.sync_detailed
     answers = [register(client=client, uuid=identity.uuid.hex, body=body) for _ in range(2)]
@@ -144,21 +144,21 @@ def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, age
     assert name not in agents.queues(queue.vhost)
 
 
-def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering):
-    identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+def test_the_client_registers_one_queue_for_all_types(client, agents, alice, offering):
+    identity = marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
     types = [ORDER, ObservableObjectTypeEnum.USER_ROLE]
     register = marketplace_site_agent_identities_register_queue.sync_detailed
-    told = []
+    answers = []
     for body in [
         AgentQueueRegistrationRequest(object_types=types),
         AgentQueueRegistrationRequest(),
         AgentQueueRegistrationRequest(object_types=[]),
     ]:
-        told.append(register(client=client, uuid=identity.uuid.hex, body=body))
-    assert [answer.status_code for answer in told] == [201, 200, 200]
-    assert [answer.parsed.observable_object_types for answer in told] == [["order", "user_role"]] * 2 + [[]]
+        answers.append(register(client=client, uuid=identity.uuid.hex, body=body))
+    assert [answer.status_code for answer in answers] == [201, 200, 200]
+    assert [answer.parsed.observable_object_types for answer in answers] == [["order", "user_role"]] * 2 + [[]]
     consumer = Consumer.objects.get()
-    for answer in told:
+    for answer in answers:
         assert answer.parsed.rmq_username == consumer.rmq_username
         assert answer.parsed.queue_name == f"consumer_{consumer.uuid.hex}"
         assert answer.parsed.vhost == alice.uuid.hex
@@ -166,7 +166,7 @@ def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering)
     assert consumer.rmq_username in agents.users()
 
 
-def test_subscriptions(client, agents, alice, offering):
+def test_the_client_creates_reads_and_deletes_subscriptions(client, agents, alice, offering):
     observed = [
         EventSubscriptionObservableObjectRequest(object_type=ORDER, object_id=7, offering_uuid=offering.uuid),
         EventSubscriptionObservableObjectRequest(object_type=ObservableObjectTypeEnum.RESOURCE),
@@ -191,14 +191,14 @@ def test_subscriptions(client, agents, alice, offering):
     assert not agents.users() & {made.uuid.hex, bare.uuid.hex}
 
 
-def test_the_client_knows_no_type_that_guardian_does_not():
+def test_guardian_has_all_object_types_of_the_client():
     assert {one.value for one in ObservableObjectTypeEnum} <= set(ObjectType.values)
 
 
-def test_what_cannot_be_used_is_told_to_the_client(client, offering):
-    identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+def test_invalid_requests_of_the_client_are_400_or_404(client, offering):
+    identity = marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
     with pytest.raises(UnexpectedStatus, match="400"):
-        marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+        marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
     subscription = event_subscriptions_create.sync(client=client, body=EventSubscriptionRequest())
     body = EventSubscriptionQueueCreateRequest(offering_uuid=uuid.uuid4(), object_type=ORDER)
     with pytest.raises(UnexpectedStatus, match="400"):

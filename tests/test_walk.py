@@ -1,4 +1,4 @@
-"""A newcomer's way through the pages in a real browser, with real mails and messages; and who can read the pages."""
+"""A new owner's path through the pages in a real browser with real mails and messages; accessibility of all pages."""
 
 import re
 import time
@@ -21,7 +21,7 @@ from queues.monitor import run_pass
 from rabbit.management import Management
 from tests.chromium import sign_in, violations
 from tests.conftest import Amqp, Broker
-from tests.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, see
+from tests.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, store_queue_row
 from tests.toolbox import queue_names
 
 SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
@@ -29,7 +29,7 @@ SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
 
 @pytest.fixture
 def account(management: Management):
-    """Give a name for an account that is removed from the broker afterwards."""
+    """Give a name of a Pulse user whose RabbitMQ user is deleted afterwards."""
     name = f"walker-{time.time_ns():x}"
     yield name
     if name in {user.name for user in management.users()}:
@@ -37,7 +37,7 @@ def account(management: Management):
 
 
 class Program:
-    """What a newcomer would write: a queue and an exchange of the account's own, and messages through that."""
+    """An owner's program: declares a queue and an exchange, and publishes messages."""
 
     def __init__(self, broker: Broker, vhost: str, account: str, password: str) -> None:
         address = f"amqp://{account}:{password}@{broker.amqp_url.rpartition('@')[2]}"
@@ -53,7 +53,7 @@ class Program:
             self.channel.basic_publish(self.exchange, "build.done", str(number).encode())
 
 
-def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_deletes_it(
+def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     page: Page, guarded, mailbox, broker, management, settings, live_server, account
 ):
     settings.GUARDIAN_BASE_URL = live_server.url
@@ -61,7 +61,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
 
     page.clock.install()
 
-    # Signs in with nothing but an address.
+    # Sign in with an address only.
     page.goto("/")
     page.get_by_role("navigation").get_by_role("link", name="Sign in").click()
     page.get_by_label("E-mail address").fill("newcomer@example.org")
@@ -71,7 +71,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
     page.get_by_role("button", name="Sign in").click()
     expect(page).to_have_url(re.compile("/queues/$"))
 
-    # The empty list says what to do first.
+    # The empty list links to the first step.
     page.get_by_role("main").get_by_role("link", name=re.compile("Pulse user|account", re.IGNORECASE)).first.click()
     page.get_by_label("Name", exact=True).fill(account)
     page.get_by_role("button", name="Make it").click()
@@ -80,7 +80,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
     expect(page.get_by_role("heading", level=1)).to_contain_text(account)
     assert password not in page.content()
 
-    # The queue that a program makes is on the page, and grows there without a reload.
+    # A program's queue appears on the page and grows without a reload.
     program = Program(broker, guarded, account, password)
     name = program.queue
     program.publish(2)
@@ -93,7 +93,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
     page.clock.fast_forward("00:05")
     expect(row).to_contain_text("over its warn length")
 
-    # The warning links to the queue's page, whose chart says in words what it shows.
+    # The warning links to the queue's page, whose chart has a text description.
     sending.send_due()
     warning = next(mail for mail in mailbox.mails if "newcomer@example.org" in mail.recipients and name in mail.subject)
     page.goto(re.search(rf"{re.escape(live_server.url)}(/queues/\S+/)", warning.text)[1])
@@ -107,7 +107,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
     page.clock.fast_forward("00:05")
     expect(figure).to_contain_text("7 now")
 
-    # Deleting it takes reading its name.
+    # A deletion needs the typed name.
     page.get_by_role("link", name="Delete it").click()
     page.get_by_role("textbox").fill("queue/another/one")
     page.get_by_role("button", name="Delete the queue").click()
@@ -118,7 +118,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
     expect(page.get_by_role("main")).to_contain_text("deleted")
     assert name not in queue_names(management, guarded)
 
-    # And out.
+    # Sign out.
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_text("You are signed out.")).to_be_visible()
     page.goto("/queues/")
@@ -127,7 +127,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
 
 @pytest.fixture
 def populated(guarded, amqp: Amqp, broker, management, account):
-    """Give a world in which every page has something to show, and its operator, who sees all of it."""
+    """Create something to show on every page, and give an operator."""
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
     create_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
@@ -135,7 +135,7 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     offering = Offering.objects.create(name="Compute")
     identity = make_agent(alice, offering, "agent-1", version="1.0.5")
     subscription = make_subscription(alice, identity, "order", [offering], token=token)
-    see(subscription.queues.get(), ready=7, state="warned")
+    store_queue_row(subscription.queues.get(), ready=7, state="warned")
     make_subscription(alice, identity, "resource_end_date_change_request", [offering], state="creating")
     make_consumer(make_agent(alice, offering, ODD), ["order", "resource", "user_role"])
     make_subscription(alice, description="The ticket system", offerings=[offering])
@@ -152,7 +152,7 @@ def populated(guarded, amqp: Amqp, broker, management, account):
 
 
 def addresses_of_pages() -> dict[str, str]:
-    """Give the pages of a world, each by a name to speak of it."""
+    """Return the addresses of all pages by name."""
     queue = Queue.objects.get(name__endswith="/builds")
     username = PulseUser.objects.get().username
     token = Owner.objects.get(email="ops@example.org").auth_token_set.get()
@@ -195,8 +195,8 @@ def addresses_of_pages() -> dict[str, str]:
     }
 
 
-def test_everybody_can_read_every_page(page: Page, populated):
-    """By axe-core: names for what is shown, contrast, order of headings; wide and narrow, light and dark."""
+def test_every_page_is_accessible(page: Page, populated):
+    """Check with axe-core in wide and narrow windows, light and dark."""
     sign_in(page, populated)
     found = []
     for name, address in addresses_of_pages().items():
@@ -206,7 +206,7 @@ def test_everybody_can_read_every_page(page: Page, populated):
     assert found == []
 
 
-def test_no_page_is_wider_than_a_phone(page: Page, populated):
+def test_every_page_fits_a_phone(page: Page, populated):
     sign_in(page, populated)
     page.set_viewport_size({"width": 360, "height": 800})
     too_wide = {}
@@ -220,8 +220,8 @@ def test_no_page_is_wider_than_a_phone(page: Page, populated):
     assert too_wide == {}
 
 
-def test_the_policy_holds_on_every_page_the_administration_included(page: Page, populated):
-    """The fixture fails the test for a violation, and for a request to any other host."""
+def test_every_page_keeps_the_content_security_policy(page: Page, populated):
+    """The fixture ``page`` fails the test at a violation or a request to another host."""
     sign_in(page, populated)
     for address in addresses_of_pages().values():
         answer = page.goto(address)
@@ -231,7 +231,7 @@ def test_the_policy_holds_on_every_page_the_administration_included(page: Page, 
         assert "unsafe" not in policy
 
 
-def test_the_way_to_a_queue_needs_no_mouse(page: Page, populated):
+def test_a_queue_can_be_opened_with_the_keyboard(page: Page, populated):
     sign_in(page, populated)
     page.goto("/queues/")
     page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""The weekly summary: to whom, when, once, and what is in it."""
+"""The weekly summary: recipients, time and content."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -16,7 +16,7 @@ from tests.toolbox import in_parallel, stored_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-WEEKS_AGO = timedelta(days=30)
+FOUR_WEEKS = timedelta(days=30)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def operators(settings):
 
 
 def owner_of(name, **fields):
-    owner = Owner.objects.create_user(f"{name}@example.org", **{"date_joined": timezone.now() - WEEKS_AGO, **fields})
+    owner = Owner.objects.create_user(f"{name}@example.org", **{"date_joined": timezone.now() - FOUR_WEEKS, **fields})
     account = PulseUser.objects.create(username=name)
     account.owners.add(owner)
     return owner, account
@@ -49,7 +49,7 @@ def facts():
     return Notification.objects.get(kind="weekly").facts
 
 
-def test_an_owner_with_queues_is_told_once_a_week(mailbox):
+def test_an_owner_with_queues_gets_one_summary_a_week(mailbox):
     _, account = owner_of("alice")
     queue(account, "builds")
     assert enqueue_weekly_summaries() == 1
@@ -61,7 +61,7 @@ def test_an_owner_with_queues_is_told_once_a_week(mailbox):
     assert enqueue_weekly_summaries() == 1
 
 
-def test_what_there_is_to_tell():
+def test_a_summary_has_states_events_and_the_longest_queues():
     _, account = owner_of("alice")
     long = queue(account, "long", ready=900, unacknowledged=100, state="warned", consumers=0)
     short = queue(account, "short", ready=3, consumers=2)
@@ -85,7 +85,7 @@ def test_what_there_is_to_tell():
     assert week["more_unattended"] == 0
 
 
-def test_the_queues_of_an_owners_agents_are_told_with_the_others():
+def test_a_summary_includes_queues_of_agents():
     alice, account = owner_of("alice")
     bob, _ = owner_of("bob")
     queue(account, "builds", ready=1)
@@ -107,15 +107,15 @@ def test_the_queues_of_an_owners_agents_are_told_with_the_others():
     assert ([line["queue"] for line in week["unattended"]], week["more_unattended"]) == (["queue/alice/x"], 0)
 
 
-def test_who_has_no_account_and_only_agents_is_told_too():
-    alice = Owner.objects.create_user("alice@example.org", date_joined=timezone.now() - WEEKS_AGO)
+def test_an_owner_with_agents_only_gets_a_summary():
+    alice = Owner.objects.create_user("alice@example.org", date_joined=timezone.now() - FOUR_WEEKS)
     _, other = owner_of("bob")
     queue(other, "x", vhost=alice.uuid.hex, owner=alice, pulse_user=None)
     assert enqueue_weekly_summaries() == 1
     assert recipients() == ["alice@example.org"]
 
 
-def test_long_lists_are_cut_and_say_how_many_more_there_are():
+def test_long_lists_of_a_summary_are_cut_with_a_count():
     owner, account = owner_of("alice")
     second = PulseUser.objects.create(username="alice-2")
     second.owners.add(owner)
@@ -130,7 +130,7 @@ def test_long_lists_are_cut_and_say_how_many_more_there_are():
     assert (len(week["happened"]), week["more_happened"]) == (20, 10)
 
 
-def test_who_has_nothing_to_hear_of_gets_none_and_who_lost_all_queues_does():
+def test_an_owner_without_queues_or_events_gets_no_summary():
     owner_of("empty")
     _, account = owner_of("lost")
     event(queue(account, "gone", state="gone"), "deleted")
@@ -141,7 +141,7 @@ def test_who_has_nothing_to_hear_of_gets_none_and_who_lost_all_queues_does():
 @pytest.mark.parametrize(
     "fields", [{"weekly_summary": False}, {"is_active": False}, {"date_joined": timezone.now() + timedelta(minutes=1)}]
 )
-def test_who_turned_it_off_or_may_not_sign_in_or_just_came_gets_none(fields):
+def test_disabled_deactivated_and_new_owners_get_no_summary(fields):
     _, account = owner_of("alice", **fields)
     queue(account, "builds")
     assert enqueue_weekly_summaries() == 0
@@ -161,11 +161,11 @@ def test_who_turned_it_off_or_may_not_sign_in_or_just_came_gets_none(fields):
         ("2026-11-16T12:00:00+00:00", "Mars/Olympus", "2026-11-16T08:00:00+00:00"),
     ],
 )
-def test_it_is_due_on_monday_at_eight_where_the_owner_is(now, zone, monday):
+def test_a_summary_is_due_on_monday_at_eight_in_the_owners_zone(now, zone, monday):
     assert last_monday(datetime.fromisoformat(now), zone) == datetime.fromisoformat(monday)
 
 
-def test_in_quiet_hours_it_is_held():
+def test_a_summary_is_deferred_in_quiet_hours():
     now = datetime.now(UTC)
     _, account = owner_of(
         "alice", quiet_from=(now - timedelta(hours=1)).time(), quiet_until=(now + timedelta(hours=1)).time()
@@ -175,7 +175,7 @@ def test_in_quiet_hours_it_is_held():
     assert Notification.objects.get().deferred_until is not None
 
 
-def test_co_owners_each_get_theirs_and_the_operators_no_copy():
+def test_each_co_owner_gets_a_summary_and_operators_none():
     _, account = owner_of("alice")
     bob, _ = owner_of("bob")
     account.owners.add(bob)
@@ -185,7 +185,7 @@ def test_co_owners_each_get_theirs_and_the_operators_no_copy():
 
 
 @pytest.mark.parametrize("owners", [1, 40])
-def test_it_takes_as_many_statements_for_many_owners_as_for_few(django_assert_num_queries, owners):
+def test_the_statements_of_summaries_do_not_grow_with_the_owners(django_assert_num_queries, owners):
     for number in range(owners):
         _, account = owner_of(f"o{number}")
         event(queue(account, "builds", ready=3, consumers=0), "warned")
@@ -193,30 +193,30 @@ def test_it_takes_as_many_statements_for_many_owners_as_for_few(django_assert_nu
         assert enqueue_weekly_summaries() == owners
 
 
-def test_more_owners_than_a_batch_are_all_told(monkeypatch):
+def test_summaries_cover_more_owners_than_one_batch(monkeypatch):
     monkeypatch.setattr(weekly, "BATCH", 2)
     for number in range(5):
         queue(owner_of(f"o{number}")[1], "builds")
     assert enqueue_weekly_summaries() == 5
 
 
-def test_two_at_once_write_each_summary_once():
+def test_concurrent_runs_enqueue_each_summary_once():
     for number in range(10):
         queue(owner_of(f"o{number}")[1], "builds")
     in_parallel(*[enqueue_weekly_summaries] * 3)
     assert len(recipients()) == 10
 
 
-@pytest.mark.parametrize(("days", "told_again"), [(3.9, 0), (4.1, 1)])
-def test_who_moves_to_another_time_zone_gets_no_second_summary_at_once(days, told_again):
+@pytest.mark.parametrize(("days", "expected_count"), [(3.9, 0), (4.1, 1)])
+def test_a_changed_time_zone_causes_no_second_summary(days, expected_count):
     moment = datetime(2026, 6, 8, 8, 30, tzinfo=UTC)
     with time_machine.travel(moment, tick=False):
         _, account = owner_of("alice", weekly_summary_at=moment - timedelta(days=days))
         queue(account, "builds")
-        assert enqueue_weekly_summaries() == told_again
+        assert enqueue_weekly_summaries() == expected_count
 
 
-def test_who_moves_around_the_world_on_a_monday_gets_one_summary():
+def test_several_time_zones_on_a_monday_cause_one_summary():
     with time_machine.travel(datetime(2026, 6, 7, 20, 30, tzinfo=UTC), tick=False) as clock:
         _, account = owner_of("alice", time_zone="Pacific/Auckland")
         queue(account, "builds")

@@ -1,7 +1,7 @@
-"""Who may do what: every page and every endpoint, by every visitor and every method.
+"""Access to every page and endpoint, for every visitor and method.
 
-The table is compared with the site's URLs: a page that is not in it fails, and so does a method that is not. Statuses
-are in the order of VISITORS. The broker is real. The database is rolled back after each request.
+The table is compared with the site's URLs, so a missing page or method fails. Statuses are in the order of VISITORS.
+The broker is real. The database is rolled back after each request.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ NEW_ACCOUNT = "who-may-new"
 ADOPTABLE_ACCOUNT = "who-may-adopt"
 SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
 OFFERING = UUID("1f6a0c1d6c0f4d0e8a53c3f8b5d1a7e2")
-FREE = ("signin/link/<str:token>/", "signin/oidc/", "signin/oidc/callback/")
-"""A POST does nothing here, whoever sends it: it redirects to the sign-in page, or is 404 without OpenID Connect."""
+HARMLESS_POSTS = ("signin/link/<str:token>/", "signin/oidc/", "signin/oidc/callback/")
+"""A POST changes nothing here: it redirects to the sign-in page, or is 404 without OpenID Connect."""
 
-NOTHING_HERE = ("api/^", "v1/^")
-"""What answers for every other address under /api/ and /v1/."""
+CATCH_ALL = ("api/^", "v1/^")
+"""Routes for all other addresses under /api/ and /v1/."""
 
 
 # fmt: off
@@ -260,7 +260,7 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "api/schema/": {"get": "200 200 200 200 200 200"},
     "api/docs/": {"get": "200 200 200 200 200 200"},
-    # By a key or a token alone, and never by a session: test_message_store_api.py has who may.
+    # By key or token, never by session; test_message_store_api.py tests access.
     "v1/<str:application>": dict.fromkeys(("get", "post"), "403 403 403 403 403 403"),
     "v1/<str:application>/<str:queue>": dict.fromkeys(("get", "post", "put", "delete"), "403 403 403 403 403 403"),
     "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(
@@ -278,7 +278,7 @@ TABLE: dict[str, dict[str, str]] = {
     "metrics": {"get": "200 200 200 200 200 200"},
 }
 
-# POST by token: what VISITORS get; then what the owner gets without access, and as no member of the offering any more.
+# POST by token: statuses of VISITORS; then of the owner without access, and of the owner after leaving the offering.
 REGISTERING: dict[str, tuple[str, str]] = {
     "api/agent-identities/": ("401 403 201 400 400 201", "403 400"),
     "api/agent-identities/<str:uuid>/register_event_subscription/": ("401 404 201 404 404 403", "403 403"),
@@ -290,7 +290,7 @@ REGISTERING: dict[str, tuple[str, str]] = {
 # fmt: on
 
 OTHER_PATH = "api/agent-identities/", "api/marketplace-site-agent-identities/"
-"""The identities have two."""
+"""Identities have two paths."""
 
 for table in (TABLE, REGISTERING):
     table |= {route.replace(*OTHER_PATH): row for route, row in table.items() if route.startswith(OTHER_PATH[0])}
@@ -298,7 +298,7 @@ for table in (TABLE, REGISTERING):
 EXPECTED = {
     "session": {(route, method): statuses for route, rows in TABLE.items() for method, statuses in rows.items()}
 }
-# Only the API is asked by token, where it is not open to everybody.
+# Tokens are used only for the API, where it is not public.
 EXPECTED["token"] = {
     (route, method): REGISTERING[route][0] if method == "post" and route in REGISTERING else statuses
     for (route, method), statuses in EXPECTED["session"].items()
@@ -307,7 +307,7 @@ EXPECTED["token"] = {
 
 QUEUE_WANTED = {"offering_uuid": OFFERING.hex, "object_type": "call"}
 
-# The bodies of requests that need one to succeed. API endpoints get them as JSON.
+# Bodies of requests that need one to succeed; API endpoints get JSON.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
     ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
@@ -352,7 +352,7 @@ def routes(patterns: Any = None, prefix: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def undone() -> Iterator[None]:
-    """Roll back what the block writes to the database."""
+    """Roll back the block's changes of the database."""
     with transaction.atomic():
         yield
         transaction.set_rollback(True)
@@ -417,13 +417,13 @@ class World:
             self.cookies[visitor] = copy.deepcopy(client.cookies)
 
     def client(self, visitor: str, by: str = "session") -> Client:
-        """Return a client with this visitor's session or token. Nobody has no session, and an unknown token."""
+        """Return a client with this visitor's session or token ("nobody": no session, an unknown token)."""
         client = self.clients[visitor, by]
         client.cookies = copy.deepcopy(self.cookies.get(visitor, SimpleCookie()))
         return client
 
     def address_of(self, route: str) -> str:
-        """Return the address of the owner's belongings by this route."""
+        """Return the address of the owner's object for this route."""
         uuid = self.queue.uuid
         for part, thing in (
             ("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"]),
@@ -445,7 +445,7 @@ class World:
 
 
 def restore_broker(management: Management, vhost: str) -> None:
-    """Have on the broker the account with its belongings, and no new account."""
+    """Restore the account with its queue and exchange on the broker, and delete the new account."""
     management.put_user(ACCOUNT, "irrelevant")
     management.declare_queue(vhost, f"queue/{ACCOUNT}/builds")
     management.declare_exchange(vhost, f"exchange/{ACCOUNT}/events")
@@ -470,7 +470,7 @@ def world(db, settings, broker, management: Management, vhost) -> Iterator[World
 
 
 def ask(world: World, client: Client, method: str, route: str) -> Any:
-    """Send the request of the table to the owner's belongings, and roll back what it writes."""
+    """Send the table's request to the owner's object, and roll back its changes."""
     body: Any = BODIES.get((route.replace(*OTHER_PATH[::-1]), method), {})
     if route.startswith("api/"):
         content = json.dumps(body), "application/json"
@@ -481,7 +481,7 @@ def ask(world: World, client: Client, method: str, route: str) -> Any:
 
 
 @pytest.mark.parametrize("by", ["session", "token"])
-def test_each_visitor_gets_what_the_table_says(world, management, by):
+def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
     wrong = []
     for (route, method), statuses in EXPECTED[by].items():
         for visitor, status in zip(VISITORS, map(int, statuses.split()), strict=True):
@@ -493,7 +493,7 @@ def test_each_visitor_gets_what_the_table_says(world, management, by):
     assert not wrong, "\n".join(wrong)
 
 
-def test_registering_needs_access_and_the_offering(world):
+def test_registration_needs_access_and_membership_of_the_offering(world):
     losses = {
         "access": lambda: Owner.objects.filter(pk=world.people["owner"].pk).update(vouched=False),
         "the offering": world.offering.members.clear,
@@ -509,8 +509,8 @@ def test_registering_needs_access_and_the_offering(world):
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_the_table_does_not_name_is_allowed_to_nobody(world):
-    """Ask for one method that is not in the table: the answer names all methods that are allowed."""
+def test_methods_missing_from_the_table_are_405(world):
+    """Try one method that is not in the table: the answer's Allow header names all allowed methods."""
     wrong = []
     for route, methods in TABLE.items():
         for method in [method for method in METHODS if method not in methods][:1]:
@@ -521,11 +521,11 @@ def test_what_the_table_does_not_name_is_allowed_to_nobody(world):
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_is_done_by_a_session_without_its_csrf_token(world):
+def test_a_session_without_a_csrf_token_changes_nothing(world):
     client, done = Client(enforce_csrf_checks=True), []
     client.cookies = world.cookies["operator"]
     for route in TABLE:
-        if route in FREE or route.startswith("v1/"):  # the message store reads no session
+        if route in HARMLESS_POSTS or route.startswith("v1/"):  # the message store reads no session
             continue
         for method in {*TABLE[route]} - {"get"}:
             refused = ask(world, client, method, route)
@@ -534,14 +534,14 @@ def test_nothing_is_done_by_a_session_without_its_csrf_token(world):
     assert not done, "\n".join(done)
 
 
-def test_every_page_and_every_endpoint_is_in_the_table():
-    djangos = re.compile("admin/(?!operate/)")
-    everywhere = {route for route in routes() if not djangos.match(route) and route not in NOTHING_HERE}
-    assert everywhere == set(TABLE)
+def test_every_page_and_endpoint_is_in_the_table():
+    admin_pages = re.compile("admin/(?!operate/)")
+    all_routes = {route for route in routes() if not admin_pages.match(route) and route not in CATCH_ALL}
+    assert all_routes == set(TABLE)
 
 
-def test_the_administration_is_for_operators_alone(world):
-    """Each of its pages checks by itself. None forgets to, whatever row its address names."""
+def test_the_admin_is_for_operators_only(world):
+    """Each page of the admin checks access, whatever row its address names."""
     named = [route for route in routes() if route.startswith("admin/") and "(?P" not in route]
     pages = [f"/{re.sub('<[^>]+>', '1', route)}" for route in named]
     assert len(pages) > 100

@@ -1,4 +1,4 @@
-"""Receivers, tasks, URLs, commands, checks and columns. One that gets lost in a move fails without an error."""
+"""Receivers, tasks, URLs, commands, checks and columns: one lost in a move would cause no error."""
 
 import json
 import os
@@ -42,7 +42,7 @@ OUR_APPS = [config.label for config in apps.get_app_configs() if "site-packages"
 
 
 def name_of(function: Any) -> str:
-    """Return what a function or class is called, without its module."""
+    """Return the name of a function or class without its module."""
     function = getattr(function, "view_class", None) or getattr(function, "cls", None) or function
     return str(getattr(function, "__qualname__", type(function).__name__))
 
@@ -54,7 +54,7 @@ def is_ours(function: Any) -> bool:
 
 
 def receivers() -> Iterator[str]:
-    """Yield "signal from sender: receiver" for all of our receivers."""
+    """Yield "signal from sender: receiver" for all receivers of Guardian."""
     for module in SIGNALS_OF:
         for signal_name, signal in vars(module).items():
             if isinstance(signal, (Signal, CelerySignal)):
@@ -82,7 +82,7 @@ def urls(patterns: list[Any], prefix: str = "") -> Iterator[str]:
 
 
 def after_setup() -> dict[str, Any]:
-    """Return what is connected once Django is set up, as in every process, and nothing else was imported."""
+    """Return what is connected after ``django.setup()`` alone."""
     return {
         "receivers": sorted(receivers()),
         "checks": sorted(name_of(check) for check in registry.registered_checks if is_ours(check)),
@@ -97,7 +97,7 @@ def after_setup() -> dict[str, Any]:
 
 
 def wiring() -> dict[str, Any]:
-    """Return what is connected, without the modules it stands in."""
+    """Return what is connected, without module names."""
     found = after_setup()
     app.loader.import_default_modules()
     models = [model for model in apps.get_models(include_auto_created=True) if model._meta.app_label in OUR_APPS]
@@ -128,16 +128,16 @@ django.setup()
 from tests.test_wiring import wiring
 print(json.dumps(wiring(), indent=1))
 """
-"""Prints what is recorded in wiring.json. Other tests would have imported more than a process of Guardian does."""
+"""Print the content of wiring.json. A new process is needed: other tests import more than Guardian does."""
 
 
-def test_the_wiring_is_as_recorded() -> None:
+def test_the_wiring_equals_the_recorded_one() -> None:
     environment = {**os.environ, "GUARDIAN_TEST_DATABASE": "sqlite", "DJANGO_SETTINGS_MODULE": "guardian_site.settings"}
     found = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, check=True)
     assert json.loads(found.stdout) == json.loads(RECORDED.read_text())
 
 
-def test_every_task_that_is_scheduled_or_routed_exists() -> None:
+def test_every_scheduled_or_routed_task_exists() -> None:
     app.loader.import_default_modules()
     assert {entry["task"] for entry in app.conf.beat_schedule.values()} <= set(app.tasks)
     assert set(app.conf.task_routes) <= set(app.tasks)

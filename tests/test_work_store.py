@@ -1,4 +1,4 @@
-"""Workers of the message store: who gets what, one at a time, what is recorded, and what becomes of a message."""
+"""Workers of the message store: shares, leases, positions and handling of messages."""
 
 import json
 import logging
@@ -49,11 +49,11 @@ def private_zookeeper():
         yield server
 
 
-# Who gets what
+# Shares
 
 
-def shared_out(count, workers, holders):
-    """Have each worker do what it plans, time after time, until nobody has anything to do; return who holds what."""
+def distribute(count, workers, holders):
+    """Let each worker follow its plans until nothing changes; return the holder of each partition."""
     partitions = [Partition("shop", f"queue {number % 7}", number) for number in range(count)]
     holders = dict(holders)
     for _ in range(2 * len(workers) + 2):
@@ -68,33 +68,33 @@ def shared_out(count, workers, holders):
             idle = idle and not planned.release and not planned.acquire[: planned.max_acquire]
         if idle:
             return {one: holders[one] for one in partitions}
-    raise AssertionError("it never ends")
+    raise AssertionError("the distribution does not end")
 
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.integers(0, 60), st.integers(1, 8), st.data())
-def test_shares_are_even_and_nothing_moves_that_need_not(count, number, data):
+def test_shares_are_even_and_partitions_move_only_if_needed(count, number, data):
     workers = list(range(number))
-    before = shared_out(count, workers, {})
+    before = distribute(count, workers, {})
     sizes = Counter(before.values())
     assert len(before) == count
     assert max((sizes[one] for one in workers), default=0) - min(sizes[one] for one in workers) <= 1
 
-    came = shared_out(count, [*workers, number], before)
+    came = distribute(count, [*workers, number], before)
     assert {came[one] for one in before if came[one] != before[one]} <= {number}
 
     if number > 1:
         gone = data.draw(st.sampled_from(workers))
-        after = shared_out(count, [one for one in workers if one != gone], before)
+        after = distribute(count, [one for one in workers if one != gone], before)
         assert {before[one] for one in before if after[one] != before[one]} <= {gone}
 
 
-# Leases, in the database and by ZooKeeper
+# Leases in the database and in ZooKeeper
 
 
 @pytest.fixture(params=["database", "zookeeper"])
 def coordination(request, transactional_db):
-    """Give a function that makes one worker's view of the leases."""
+    """Return a function that creates a worker's leases."""
     made = []
     if request.param == "zookeeper":
         hosts = request.getfixturevalue("private_zookeeper").hosts
@@ -112,7 +112,7 @@ def coordination(request, transactional_db):
         one.leave()
 
 
-def have(coordinations, partitions=PARTITIONS, rounds=3):
+def take_shares(coordinations, partitions=PARTITIONS, rounds=3):
     for _ in range(rounds):
         for one in coordinations:
             planned = one.plan(partitions)
@@ -121,30 +121,30 @@ def have(coordinations, partitions=PARTITIONS, rounds=3):
     return [len(one.leased) for one in coordinations]
 
 
-def test_a_partition_is_one_workers_and_goes_to_another_when_it_is_released_or_its_worker_leaves(coordination):
+def test_a_partition_has_one_worker_and_moves_when_released(coordination):
     first = coordination()
-    assert have([first]) == [6]
+    assert take_shares([first]) == [6]
     second, third = coordination(), coordination()
-    assert second.acquire(second.plan(PARTITIONS)) == set()  # the first has not released any
-    assert have([first, second, third]) == [2, 2, 2]
+    assert second.acquire(second.plan(PARTITIONS)) == set()  # the first worker has released none
+    assert take_shares([first, second, third]) == [2, 2, 2]
     assert first.leased | second.leased | third.leased == set(PARTITIONS)
     kept = set(third.leased)
     first.leave()
-    assert have([second, third]) == [3, 3]
+    assert take_shares([second, third]) == [3, 3]
     assert kept < third.leased
 
 
-def test_another_applications_workers_have_shares_of_their_own_also_with_the_same_consumer_and_odd_names(coordination):
+def test_workers_of_another_application_have_separate_shares(coordination):
     odd = [Partition("a,b/c.%", "ö\n'\"{}", number) for number in (199, 200)]
     shop, other = coordination(), coordination("a,b/c.%")
-    assert have([shop]) == [6]
-    assert have([other], odd) == [2]
-    assert have([shop]) == [6]
+    assert take_shares([shop]) == [6]
+    assert take_shares([other], odd) == [2]
+    assert take_shares([shop]) == [6]
     assert other.leased == set(odd)
     other.renew()
 
 
-def test_of_two_that_try_for_the_same_partitions_each_is_one_workers(coordination):
+def test_one_of_two_workers_acquires_a_partition(coordination):
     first, second = coordination(), coordination()
     plans = [one.plan(PARTITIONS)._replace(max_acquire=6) for one in (first, second)]
     first.acquire(plans[0])
@@ -152,35 +152,35 @@ def test_of_two_that_try_for_the_same_partitions_each_is_one_workers(coordinatio
     assert first.leased == set(PARTITIONS)
 
 
-def test_who_is_taken_for_gone_learns_it_and_begins_anew_under_another_name(coordination, monkeypatch):
+def test_a_worker_whose_leases_expired_joins_again(coordination, monkeypatch):
     later = 0
     clock = partition_sharing.clock
     for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: clock() + later)
     first, second = coordination(), coordination()
-    assert have([first, second]) == [3, 3]
+    assert take_shares([first, second]) == [3, 3]
     later = 3600
     if isinstance(first, ZooKeeperLeases):
-        first._client.stop()  # and with it its session
+        first._client.stop()  # this ends its session
     assert not first.leases_valid
     second.renew()
-    assert have([second]) == [6]
+    assert take_shares([second]) == [6]
     with pytest.raises(LeasesLost):
         first.renew()
     with pytest.raises(LeasesLost):
         first.plan(PARTITIONS)
     first.join()
     assert first.leased == set()
-    assert have([first, second]) == [3, 3]
+    assert take_shares([first, second]) == [3, 3]
 
 
-def test_a_worker_that_is_late_and_that_nobody_missed_still_has_what_it_held(transactional_db, monkeypatch):
+def test_a_late_worker_keeps_leases_that_nobody_acquired(transactional_db, monkeypatch):
     now = 1000.0
     for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: now)
     first = DatabaseLeases("shop", "mailer", 10)
     first.join()
-    have([first])
+    take_shares([first])
     now += 9
     assert not first.leases_valid
     first.renew()
@@ -188,7 +188,7 @@ def test_a_worker_that_is_late_and_that_nobody_missed_still_has_what_it_held(tra
     second = DatabaseLeases("shop", "mailer", 10)
     second.join()
     second.plan(PARTITIONS)
-    now += 3600  # for both: the second was stopped, too, and has not looked in between
+    now += 3600  # for both: the second worker was stopped too
     first.renew()
     second.plan(PARTITIONS)
     assert WorkerRow.objects.count() == 2
@@ -200,23 +200,21 @@ def test_a_worker_that_is_late_and_that_nobody_missed_still_has_what_it_held(tra
         first.renew()
 
 
-def test_leases_in_the_database_cost_the_same_statements_for_many_partitions_and_gone_ones_go(
-    transactional_db, django_assert_max_num_queries
-):
+def test_the_statements_of_database_leases_do_not_grow(transactional_db, django_assert_max_num_queries):
     many = [Partition("shop", f"queue {number}", 1) for number in range(150)]
     first = DatabaseLeases("shop", "mailer", 10)
     first.join()
     with django_assert_max_num_queries(9):
-        assert have([first], many, rounds=1) == [150]
+        assert take_shares([first], many, rounds=1) == [150]
     with django_assert_max_num_queries(2):
-        assert have([first], many, rounds=1) == [150]
-    have([first], PARTITIONS, rounds=2)
+        assert take_shares([first], many, rounds=1) == [150]
+    take_shares([first], PARTITIONS, rounds=2)
     assert PartitionLease.objects.count() == 6
 
 
 @pytest.mark.parametrize("between", [0.5, 0.7])
-def test_an_answer_that_came_too_late_is_not_gone_by(transactional_db, monkeypatch, between):
-    """A worker that was stopped with its question on the way finds an old answer when it goes on."""
+def test_a_late_answer_about_leases_is_ignored(transactional_db, monkeypatch, between):
+    """A worker that was suspended during a query finds an old answer when it continues."""
     now = 1000.0
     for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: now)
@@ -238,20 +236,20 @@ def test_an_answer_that_came_too_late_is_not_gone_by(transactional_db, monkeypat
             one.renew()
 
 
-def test_who_has_another_session_releases_nothing_of_others(private_zookeeper):
-    """As kazoo goes on by itself with another session after one that expired."""
+def test_a_new_session_releases_no_leases_of_others(private_zookeeper):
+    """After an expired session, kazoo continues with a new one."""
     first, second = (ZooKeeperLeases("shop", "late", 60, private_zookeeper.hosts) for _ in range(2))
     first.join()
     try:
-        have([first])
+        take_shares([first])
         second.join()
         first._client.delete(first._worker_path())
         for partition in PARTITIONS:
             first._client.delete(first._lease_path(partition))
-        assert have([second]) == [6]
+        assert take_shares([second]) == [6]
         with pytest.raises(LeasesLost):
             first.release(PARTITIONS[:1])
-        assert have([second], rounds=1) == [6]
+        assert take_shares([second], rounds=1) == [6]
         second._client.delete(second._lease_path(PARTITIONS[0]))
         second.release(PARTITIONS[:1])
         second._client.delete(second._path + "/leases", recursive=True)
@@ -262,8 +260,8 @@ def test_who_has_another_session_releases_nothing_of_others(private_zookeeper):
             one.leave()
 
 
-def test_the_leader_is_asked_whether_a_worker_is_there(private_zookeeper, monkeypatch):
-    """Of several servers the one that is connected to may be cut off from the others, and know nothing of it."""
+def test_renewing_a_lease_asks_the_leader(private_zookeeper, monkeypatch):
+    """The connected server may be cut off from the other servers without knowing it."""
     one = ZooKeeperLeases("shop", "led", 60, private_zookeeper.hosts)
     one.join()
     one.renew()
@@ -275,7 +273,7 @@ def test_the_leader_is_asked_whether_a_worker_is_there(private_zookeeper, monkey
     one.leave()
 
 
-def test_a_database_that_is_away_is_said_to_be_away(transactional_db):
+def test_an_unavailable_database_is_reported_by_leases(transactional_db):
     def fail(*_):
         raise OperationalError("no route to host")
 
@@ -288,7 +286,7 @@ def test_a_database_that_is_away_is_said_to_be_away(transactional_db):
         first.leave()
 
 
-def test_a_session_lasts_as_long_as_zookeeper_agrees_to(private_zookeeper):
+def test_leases_last_as_long_as_the_negotiated_session(private_zookeeper):
     for asked, agreed in ((60, 4), (2, 2)):
         one = ZooKeeperLeases("shop", "mailer", asked, private_zookeeper.hosts)
         one.join()
@@ -296,7 +294,7 @@ def test_a_session_lasts_as_long_as_zookeeper_agrees_to(private_zookeeper):
         one.leave()
 
 
-def test_a_zookeeper_that_is_away_is_said_to_be_away_however_long_leases_last(monkeypatch):
+def test_an_unavailable_zookeeper_is_reported_in_time(monkeypatch):
     monkeypatch.setattr(zookeeper, "MAX_JOIN_SECONDS", 0.5)
     one = ZooKeeperLeases("shop", "mailer", 3600, "127.0.0.1:1")
     with pytest.raises(CoordinationUnavailable):
@@ -305,13 +303,13 @@ def test_a_zookeeper_that_is_away_is_said_to_be_away_however_long_leases_last(mo
         one.renew()
 
 
-def test_a_machine_without_zookeeper_is_told_what_to_install(monkeypatch, tmp_path):
+def test_a_missing_zookeeper_names_its_package(monkeypatch, tmp_path):
     monkeypatch.setattr("tools.zookeeper.JAR", tmp_path / "zookeeper.jar")
     with pytest.raises(StartError, match="apt-get install zookeeper"):
         PrivateZooKeeper()
 
 
-# What a worker does with messages
+# Handling of messages
 
 
 @pytest.fixture
@@ -319,14 +317,14 @@ def database_store(transactional_db, settings):
     settings.ZOOKEEPER_HOSTS = ""
 
 
-def put(queue, *bodies, partition=1):
+def post(queue, *bodies, partition=1):
     return [
         one.id for one in queues.post_all(queue, [MessageInput(str(body).encode(), None, partition) for body in bodies])
     ]
 
 
-class Done:
-    """A job that keeps the messages, and raises for those that are named."""
+class RecordingJob:
+    """A job that records messages, and raises for the named bodies."""
 
     def __init__(self, *bad):
         self.messages = []
@@ -341,13 +339,13 @@ class Done:
         return [one.body.decode() for one in self.messages if partition in (None, one.partition)]
 
 
-def at_work(job, consumer="mailer", **options):
+def new_worker(job, consumer="mailer", **options):
     return Worker(consumer, job, application="shop", **{"refresh_seconds": 0.05, "lease_seconds": 600, **options})
 
 
 @contextmanager
-def working(*workers):
-    """Have these work in threads, and hand over at the end. What one raises is raised here."""
+def run_workers(*workers):
+    """Run workers in threads, stop them at the end, and raise the first exception."""
     raised = []
 
     def run(one):
@@ -373,27 +371,27 @@ def working(*workers):
         raise raised[0]
 
 
-def test_messages_are_handled_in_order_and_how_far_is_recorded_at_the_end_for_whoever_comes_next(database_store):
+def test_messages_are_handled_in_order_and_positions_recorded_at_the_end(database_store):
     queue = queues.create("shop", "orders", partitions=2)
-    last = [put(queue, *range(250), partition=number)[-1] for number in (1, 2)]
-    job = Done()
-    with working(at_work(job)):
+    last = [post(queue, *range(250), partition=number)[-1] for number in (1, 2)]
+    job = RecordingJob()
+    with run_workers(new_worker(job)):
         wait_until(lambda: len(job.messages) == 500)
     for number in (1, 2):
         assert job.bodies(number) == [str(body) for body in range(250)]
     assert queues.positions(queue, "mailer") == {1: last[0], 2: last[1]}
-    put(queue, "new")
-    again = Done()
-    with working(at_work(again)):
+    post(queue, "new")
+    again = RecordingJob()
+    with run_workers(new_worker(again)):
         wait_until(lambda: again.messages)
     [message] = again.messages
     assert (message.body, message.queue, message.partition) == (b"new", "orders", 1)
     assert message.timestamp == ids.timestamp(message.id)
 
 
-def test_the_context_is_around_the_work_and_what_it_gives_is_handed_to_job_and_failure(database_store):
+def test_job_and_failure_handler_get_the_context(database_store):
     queue = queues.create("shop", "orders")
-    put(queue, "good", "bad")
+    post(queue, "good", "bad")
     seen = []
 
     @contextmanager
@@ -410,7 +408,7 @@ def test_the_context_is_around_the_work_and_what_it_gives_is_handed_to_job_and_f
     def failure(message, context, queue, exception):
         seen.append(("failure", message.body, context, queue.name, str(exception)))
 
-    with working(at_work(job, context=context, failure=failure)):
+    with run_workers(new_worker(job, context=context, failure=failure)):
         wait_until(lambda: len(seen) == 4)
     assert seen == [
         "begin",
@@ -422,9 +420,9 @@ def test_the_context_is_around_the_work_and_what_it_gives_is_handed_to_job_and_f
 
 
 def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog):
-    put(queues.create("shop", "orders"), "1", "2", "3")
-    job = Done("2")
-    with working(at_work(job)):
+    post(queues.create("shop", "orders"), "1", "2", "3")
+    job = RecordingJob("2")
+    with run_workers(new_worker(job)):
         wait_until(lambda: len(job.messages) == 3)
     [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert "partition 1 of queue 'orders' of 'shop'" in record.getMessage()
@@ -432,11 +430,11 @@ def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog
     assert record.exc_info
 
 
-def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_worked_on(database_store, monkeypatch):
+def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(database_store, monkeypatch):
     orders = queues.create("shop", "orders")
     queues.post(orders, MessageInput(b"\xff\x00", content_type="image/png"))
-    put(orders, "bad")
-    job, ttls = Done("bad"), []
+    post(orders, "bad")
+    job, ttls = RecordingJob("bad"), []
     push = type(store()).push
     monkeypatch.setattr(
         type(store()), "push", lambda self, queue, some: ttls.append(some[0].ttl) or push(self, queue, some)
@@ -446,10 +444,10 @@ def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_work
         job.messages.append(message)
         raise LookupError("no")
 
-    with working(at_work(undecodable, failure=keep_failure)):
+    with run_workers(new_worker(undecodable, failure=keep_failure)):
         wait_until(lambda: len(job.messages) == 2)
         wait_until(lambda: len(queues.queues("shop")) == 2)
-        put(orders, "more")
+        post(orders, "more")
         wait_until(lambda: len(job.messages) == 3)
     kept = queues.read(queues.find("shop", "errors")).messages
     assert [(one.body, one.content_type) for one in kept] == [(b"\xff\x00", "image/png"), (b"bad", ""), (b"more", "")]
@@ -457,58 +455,58 @@ def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_work
     assert {one.queue for one in job.messages} == {"orders"}
 
 
-def test_a_message_whose_failure_could_not_be_kept_is_handled_again(database_store):
+def test_a_message_is_handled_again_if_its_failure_was_not_stored(database_store):
     queue = queues.create("shop", "orders")
-    put(queue, "1", "bad", "3")
-    job, failures = Done("bad"), []
+    post(queue, "1", "bad", "3")
+    job, failures = RecordingJob("bad"), []
 
     def failure(*_):
         failures.append(len(job.messages))
         if len(failures) < 3:
             raise StoreUnavailable("away")
 
-    with working(at_work(job, failure=failure)):
+    with run_workers(new_worker(job, failure=failure)):
         wait_until(lambda: "3" in job.bodies())
     assert job.bodies() == ["1", "bad", "bad", "bad", "3"]
 
 
-def test_what_handles_failures_and_fails_ends_the_worker_before_that_message_and_others_have_its_share(database_store):
+def test_a_failing_failure_handler_ends_the_worker(database_store):
     queue = queues.create("shop", "orders")
-    [first, *_] = put(queue, "1", "bad", "3")
+    [first, *_] = post(queue, "1", "bad", "3")
 
     def failure(*_):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        at_work(Done("bad"), failure=failure).run()
+        new_worker(RecordingJob("bad"), failure=failure).run()
     assert not WorkerRow.objects.exists()
     assert queues.positions(queue, "mailer") == {1: first}
 
 
-def test_a_failure_in_the_error_queue_is_not_kept_in_it_again(database_store):
+def test_a_failure_in_the_error_queue_is_not_stored_again(database_store):
     errors = queues.create("shop", "errors")
-    put(errors, "bad", "2")
-    job = Done("bad")
-    with working(at_work(job, queues=["errors"], failure=keep_failure)):
+    post(errors, "bad", "2")
+    job = RecordingJob("bad")
+    with run_workers(new_worker(job, queues=["errors"], failure=keep_failure)):
         wait_until(lambda: len(job.messages) == 2)
     assert [one.body for one in queues.read(errors).messages] == [b"bad", b"2"]
 
 
-def test_whatever_recording_raises_at_the_end_others_have_the_share_and_nothing_beats_on(database_store, monkeypatch):
-    put(queues.create("shop", "orders"), "1")
+def test_an_error_while_recording_positions_releases_the_leases(database_store, monkeypatch):
+    post(queues.create("shop", "orders"), "1")
 
     def fail(*_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(type(store()), "advance_positions", fail)
-    one = at_work(lambda *_: one.stop(), "thorough")
+    one = new_worker(lambda *_: one.stop(), "thorough")
     with pytest.raises(ZeroDivisionError):
         one.run()
     assert not WorkerRow.objects.exists()
     assert "heartbeats of thorough" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(database_store, monkeypatch):
+def test_a_worker_that_keeps_losing_leases_backs_off(database_store, monkeypatch):
     queues.create("shop", "orders")
     waits = []
 
@@ -521,25 +519,25 @@ def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(databa
             one.stop()
 
     monkeypatch.setattr(DatabaseLeases, "acquire", lose)
-    one = at_work(Done())
+    one = new_worker(RecordingJob())
     monkeypatch.setattr(one, "_wait", wait)
     one.run()
     assert all(full / 2 <= wait <= full for full, wait in zip([0.05 * 2**n for n in range(8)], waits, strict=False))
     assert 5 <= waits[8] <= 10
 
 
-def test_of_many_queues_a_look_reads_the_positions_of_some_in_turn(database_store, monkeypatch):
+def test_a_refresh_reads_the_positions_of_some_queues_in_turn(database_store, monkeypatch):
     monkeypatch.setattr(worker, "POSITIONS_PER_REFRESH", 3)
     for number in range(7):
         queues.create("shop", f"q{number}", partitions=2)
-    one, read = at_work(Done()), []
+    one, read = new_worker(RecordingJob()), []
     positions = type(store()).positions
     monkeypatch.setattr(
         type(store()), "positions", lambda self, queue, *rest: read.append(queue.name) or positions(self, queue, *rest)
     )
     one._coordination.join()
     one._refresh()
-    assert sorted(read) == [f"q{number}" for number in range(7)]  # of what is new, all
+    assert sorted(read) == [f"q{number}" for number in range(7)]  # all new queues
     del read[:]
     for _ in range(3):
         one._refresh()
@@ -547,98 +545,98 @@ def test_of_many_queues_a_look_reads_the_positions_of_some_in_turn(database_stor
     one._coordination.leave()
 
 
-def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitions_are_found(database_store):
-    """With leases of ten minutes nothing goes from one to another but by being handed over."""
+def test_workers_share_new_queues_partitions_and_workers(database_store):
+    """Leases last ten minutes, so partitions move only by release."""
     orders = queues.create("shop", "orders", partitions=4)
-    jobs = [Done(), Done()]
-    first, second = (at_work(job) for job in jobs)
+    jobs = [RecordingJob(), RecordingJob()]
+    first, second = (new_worker(job) for job in jobs)
 
     def all_done():
         return sorted(one.body for job in jobs for one in job.messages)
 
-    with working(first):
+    with run_workers(first):
         wait_until(lambda: len(first.partitions) == 4)
-        put(orders, "1")
+        post(orders, "1")
         wait_until(lambda: len(all_done()) == 1)
-        with working(second):
+        with run_workers(second):
             wait_until(lambda: len(first.partitions) == len(second.partitions) == 2)
             for number in range(1, 5):
-                put(orders, *range(10, 20), partition=number)
+                post(orders, *range(10, 20), partition=number)
             wait_until(lambda: len(all_done()) == 41)
             orders = queues.update(orders, partitions=6)
             invoices = queues.create("shop", "invoices", partitions=2)
             wait_until(lambda: len(first.partitions) == len(second.partitions) == 4)
-            put(orders, "2", partition=6)
-            put(invoices, "3", partition=2)
+            post(orders, "2", partition=6)
+            post(invoices, "3", partition=2)
             wait_until(lambda: len(all_done()) == 43)
         wait_until(lambda: len(first.partitions) == 8)
-        put(orders, *range(20, 30), partition=2)
+        post(orders, *range(20, 30), partition=2)
         wait_until(lambda: len(all_done()) == 53)
         store().remove("shop", "orders")
         again = queues.create("shop", "orders")
         wait_until(lambda: len(first.partitions) == 3)
-        put(again, "4")
+        post(again, "4")
         wait_until(lambda: len(all_done()) == 54)
-    assert len(all_done()) == 54  # nothing twice
+    assert len(all_done()) == 54  # no message was handled twice
     assert jobs[1].messages
 
 
 @pytest.mark.parametrize(
-    ("where", "then"),
+    ("new_position", "expected"),
     [
         (lambda given: {"1": given[4].hex}, ["5", "6", "7", "8", "9"]),
         (lambda given: {"1": given[9].hex}, []),
         (lambda given: None, [str(number) for number in range(10)]),
     ],
-    ids=["back", "where it is", "removed"],
+    ids=["back", "unchanged", "removed"],
 )
-def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(database_store, monkeypatch, where, then):
+def test_a_worker_continues_from_a_position_set_meanwhile(database_store, monkeypatch, new_position, expected):
     monkeypatch.setattr(worker, "RECORD_INTERVAL_SECONDS", 0.05)
     queue = queues.create("shop", "orders")
-    given = put(queue, *range(10))
-    job = Done()
-    with working(at_work(job)):
+    given = post(queue, *range(10))
+    job = RecordingJob()
+    with run_workers(new_worker(job)):
         wait_until(lambda: queues.positions(queue, "mailer").get(1) == given[-1])
-        if (at := where(given)) is None:
+        if (at := new_position(given)) is None:
             queues.delete_positions(queue, "mailer")
         else:
             queues.set_positions(queue, "mailer", at)
-        wait_until(lambda: len(job.messages) == 10 + len(then))
-        put(queue, "new")
+        wait_until(lambda: len(job.messages) == 10 + len(expected))
+        post(queue, "new")
         wait_until(lambda: "new" in job.bodies())
-    assert job.bodies()[10:] == [*then, "new"]
+    assert job.bodies()[10:] == [*expected, "new"]
 
 
-def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_what_was_read_already(database_store):
+def test_messages_before_a_position_set_forward_are_skipped(database_store):
     queue = queues.create("shop", "orders")
-    given = put(queue, *range(50))
+    given = post(queue, *range(50))
     seen = []
 
     def job(message, context):
         seen.append(message.body.decode())
         if message.body == b"3":
             queues.set_positions(queue, "mailer", {"1": given[40].hex})
-            wait_until(lambda: partition_sharing.clock() > one._refresh_at)  # the next look is due
+            wait_until(lambda: partition_sharing.clock() > one._refresh_at)  # the next refresh is due
 
-    one = at_work(job)
-    with working(one):
+    one = new_worker(job)
+    with run_workers(one):
         wait_until(lambda: "49" in seen)
     assert seen == [str(number) for number in [*range(4), *range(41, 50)]]
 
 
-def test_a_position_is_moved_only_from_where_it_was_known(database_store):
+def test_a_position_advances_only_from_the_known_one(database_store):
     queue = queues.create("shop", "orders", partitions=3)
-    a, b, c = put(queue, 1, 2, 3)
-    used = store()
-    assert used.advance_positions(queue, "mailer", {1: (None, a), 2: (None, a)}) == {1, 2}
-    assert used.advance_positions(queue, "mailer", {1: (b, c), 2: (a, b), 3: (None, c)}) == {2, 3}
-    assert used.advance_positions(queue, "mailer", {1: (None, c), 3: (b, a)}) == set()
+    a, b, c = post(queue, 1, 2, 3)
+    current_store = store()
+    assert current_store.advance_positions(queue, "mailer", {1: (None, a), 2: (None, a)}) == {1, 2}
+    assert current_store.advance_positions(queue, "mailer", {1: (b, c), 2: (a, b), 3: (None, c)}) == {2, 3}
+    assert current_store.advance_positions(queue, "mailer", {1: (None, c), 3: (b, a)}) == set()
     assert queues.positions(queue, "mailer") == {1: a, 2: b, 3: c}
-    assert used.advance_positions(queue, "mailer", {}) == set()
+    assert current_store.advance_positions(queue, "mailer", {}) == set()
 
 
 class Fragile(DatabaseStore):
-    """A store that is away when told so, and one whose messages aren't to be shown at once."""
+    """A store that can be made unavailable, and can delay messages."""
 
     away = False
     delay = 0
@@ -649,18 +647,18 @@ class Fragile(DatabaseStore):
         return super().read(*args, **options)
 
 
-def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_db, settings, caplog, monkeypatch):
+def test_a_worker_waits_for_an_unavailable_store_and_its_delay(transactional_db, settings, caplog, monkeypatch):
     monkeypatch.setitem(STORES, "fragile", f"{__name__}.Fragile")
     settings.MESSAGE_STORE = "fragile"
     settings.ZOOKEEPER_HOSTS = ""
     monkeypatch.setattr(worker, "MAX_POLL_SECONDS", 0.1)
     queue = queues.create("shop", "orders")
-    job = Done()
+    job = RecordingJob()
     monkeypatch.setattr(Fragile, "away", True)
     monkeypatch.setattr(Fragile, "delay", 3600)
-    put(queue, "1")
-    one = at_work(job)
-    with working(one):
+    post(queue, "1")
+    one = new_worker(job)
+    with run_workers(one):
         wait_until(lambda: one._failures > 2)
         assert one.partitions == [Partition("shop", "orders", 1)]
         Fragile.away = False
@@ -675,14 +673,14 @@ def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_d
     ]
 
 
-def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(database_store):
+def test_an_idle_worker_doubles_its_wait_up_to_a_limit(database_store):
     queue = queues.create("shop", "orders")
-    one = at_work(Done())
+    one = new_worker(RecordingJob())
     held = worker._LeasedPartition(queue, 1, None, None)
     waits = []
     for number in range(11):
         if number == 9:
-            one._leased = dict.fromkeys(range(2000), held)  # so many that they are read less often
+            one._leased = dict.fromkeys(range(2000), held)  # many partitions are read less often
         now = partition_sharing.clock()
         assert not one._handle_batch(PARTITIONS[0], held, None)
         assert held.wait / 2 <= held.due - now
@@ -710,7 +708,7 @@ def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(datab
         (["tests.working:handle"], "ZOOKEEPER_HOSTS is malformed"),
     ],
 )
-def test_what_the_command_can_not_use_it_says_and_ends_with_code_2(transactional_db, settings, arguments, said):
+def test_invalid_arguments_of_the_command_exit_with_2(transactional_db, settings, arguments, said):
     Application.objects.create(name="shop")
     settings.ZOOKEEPER_HOSTS = "127.0.0.1:port"
     with pytest.raises(CommandError, match=said) as raised:
@@ -718,16 +716,16 @@ def test_what_the_command_can_not_use_it_says_and_ends_with_code_2(transactional
     assert raised.value.returncode == 2
 
 
-# The guide, docs/message-store-workers.md
+# docs/message-store-workers.md
 
 GUIDE = (PROJECT / "docs" / "message-store-workers.md").read_text()
 
 
-def test_the_worker_of_the_guide_prints_what_is_posted_and_ends_by_a_signal(database_store):
+def test_the_worker_of_the_guide_prints_messages_and_ends_by_a_signal(database_store):
     [command] = re.findall(r"^    \.venv/bin/python (manage\.py .*)$", GUIDE, re.MULTILINE)
     Application.objects.create(name="shop")
     queue = queues.create("shop", "orders")
-    [last] = put(queue, "a book")
+    [last] = post(queue, "a book")
     environment = {**os.environ, "DATABASE_URL": database_url(), "ZOOKEEPER_HOSTS": ""}
     process = subprocess.Popen(
         [sys.executable, *shlex.split(command)], cwd=PROJECT, env=environment, stdout=subprocess.PIPE,
@@ -762,7 +760,7 @@ def database_url():
 
 
 class Processes:
-    """Worker processes with their logs, and what they noted of each message."""
+    """Worker processes with their logs and notes about each message."""
 
     def __init__(self, directory, **environment):
         self.directory = directory
@@ -790,25 +788,25 @@ class Processes:
         return (self.directory / f"log{self.started.index(process)}").read_text()
 
     def read(self):
-        """Return what was noted, in the order in which it happened."""
+        """Return the notes in order of time."""
         lines = self.notes.read_text().splitlines()
         return sorted(map(tuple, map(json.loads, lines)), key=lambda one: one[-1])
 
     def done(self):
-        """Return what was handled: process, partition and body."""
+        """Return process, partition and body of each handled message."""
         return [tuple(rest[:3]) for what, *rest in self.read() if what == "end"]
 
     def shares(self):
-        """Return how many partitions each process was the last to begin a message of, by its number here."""
+        """Return for each process the number of partitions whose latest message it began."""
         latest = {partition: pid for what, pid, partition, *_ in self.read() if what == "begin"}
         counted = Counter(latest.values())
         return [counted[process.pid] for process in self.started]
 
 
 def check(notes, lost):
-    """Make sure that in each partition messages were handled in order, by one process at a time, none left out.
+    """Check that each partition's messages were handled in order by one process at a time, without gaps.
 
-    ``lost``: the processes that were killed or lost what they held. What they had begun may be done again.
+    Messages begun by ``lost`` processes (killed, or with lost leases) may be handled again.
     """
     for partition in {one[2] for one in notes}:
         holder, latest, open_jobs = None, -1, set()
@@ -825,39 +823,37 @@ def check(notes, lost):
             open_jobs.add((pid, body))
 
 
-@pytest.mark.parametrize("kept_by", ["database", pytest.param("zookeeper", marks=pytest.mark.soak)])
-def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_still_one_workers(
-    database_store, request, tmp_path, kept_by
-):
-    """Cut off from the database is: stopped for longer than its lease. It goes on as if nothing had happened, then."""
+@pytest.mark.parametrize("leases_in", ["database", pytest.param("zookeeper", marks=pytest.mark.soak)])
+def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(database_store, request, tmp_path, leases_in):
+    """The worker is cut off from the database by stopping it for longer than its lease."""
     Application.objects.create(name="shop")
     queue = queues.create("shop", "orders", partitions=6)
     posted = Counter()
 
     def feed():
-        """See to it that each partition has something to do, and return who has how many of them."""
+        """Post messages to idle partitions, and return the shares."""
         done = Counter(partition for _, partition, _ in processes.done())
         for number in range(1, 7):
             if posted[number] - done[number] < 5:
-                put(queue, *range(posted[number], posted[number] + 5), partition=number)
+                post(queue, *range(posted[number], posted[number] + 5), partition=number)
                 posted[number] += 5
         return processes.shares()
 
-    hosts = request.getfixturevalue("private_zookeeper").hosts if kept_by == "zookeeper" else ""
+    hosts = request.getfixturevalue("private_zookeeper").hosts if leases_in == "zookeeper" else ""
     processes = Processes(tmp_path, ZOOKEEPER_HOSTS=hosts)
     proxy, stop = Proxy.before(f"http://{hosts or 'nowhere:1'}"), tmp_path / "stop"
-    apart = {"ZOOKEEPER_HOSTS": f"127.0.0.1:{proxy.port}"} if hosts else {"WORKING_STOP": str(stop)}
+    isolated = {"ZOOKEEPER_HOSTS": f"127.0.0.1:{proxy.port}"} if hosts else {"WORKING_STOP": str(stop)}
     try:
-        killed, cut, third = processes.start(), processes.start(**apart), processes.start()
+        killed, cut, third = processes.start(), processes.start(**isolated), processes.start()
         with proxy:
             wait_until(lambda: feed() == [2, 2, 2], 60)
             killed.kill()
-            if kept_by == "database":
+            if leases_in == "database":
                 stop.touch()
             else:
                 proxy.close_next(10**6)
             wait_until(lambda: feed() == [0, 0, 6], 60)
-            if kept_by == "database":
+            if leases_in == "database":
                 cut.send_signal(signal.SIGCONT)
             else:
                 proxy.forward()
