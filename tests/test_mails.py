@@ -161,7 +161,7 @@ def test_a_mail_about_an_orphan_names_the_owner_of_its_vhost():
     assert "it is deleted with all that is in it" in text
 
 
-def test_a_warning_says_that_the_broker_could_not_be_asked():
+def test_a_warning_says_that_the_broker_could_not_be_queried():
     text = part(compose(notification(consumers=None, bindings=None)), "plain")
     assert text.count("could not be asked") == 2
 

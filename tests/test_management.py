@@ -463,18 +463,21 @@ def test_a_user_without_tags_is_refused(broker, user):
 
 
 def test_a_refused_connection_is_an_outage():
-    with client("http://guest:sesame@127.0.0.1:1") as nobody, pytest.raises(BrokerUnavailable, match="connect") as away:
+    with (
+        client("http://guest:sesame@127.0.0.1:1") as nobody,
+        pytest.raises(BrokerUnavailable, match="connect") as outage,
+    ):
         nobody.overview()
-    assert not away.value.timed_out
-    assert away.value.never_reached
+    assert not outage.value.timed_out
+    assert outage.value.never_reached
 
 
 def test_a_timeout_is_not_retried(proxied, proxy):
     proxy.delay(5)
     began = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match=r"within 0\.5 s") as away:
+    with pytest.raises(BrokerUnavailable, match=r"within 0\.5 s") as outage:
         proxied.overview()
-    assert away.value.timed_out
+    assert outage.value.timed_out
     assert time.monotonic() - began < 1.5
     assert proxy.requests == 1
 
@@ -483,9 +486,9 @@ def test_a_body_that_never_ends_is_a_timeout(proxied, proxy):
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n["
     proxy.answer_slowly(itertools.chain([head], itertools.repeat(b" ")), pause=0.1)
     began = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as away:
+    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
         proxied.list_queues(None, TOTALS)
-    assert away.value.timed_out
+    assert outage.value.timed_out
     assert time.monotonic() - began < 3
 
 
@@ -497,9 +500,9 @@ def test_a_body_that_never_ends_is_a_timeout(proxied, proxy):
 def test_headers_that_never_end_are_a_timeout(proxied, proxy, begins, goes_on):
     proxy.answer_slowly(itertools.chain([begins], itertools.repeat(goes_on, 100)), pause=0.1)
     began = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as away:
+    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
         proxied.overview()
-    assert away.value.timed_out
+    assert outage.value.timed_out
     assert time.monotonic() - began < 3
     assert proxy.requests == 1
 
@@ -551,10 +554,10 @@ def test_a_dropped_connection_is_reopened_once(proxied, proxy, vhost, reset):
 
 def test_a_connection_dropped_twice_is_an_outage(proxied, proxy):
     proxy.close_next(2)
-    with pytest.raises(BrokerUnavailable, match="cut") as away:
+    with pytest.raises(BrokerUnavailable, match="cut") as outage:
         proxied.whoami()
-    assert not away.value.timed_out
-    assert not away.value.never_reached
+    assert not outage.value.timed_out
+    assert not outage.value.never_reached
     assert proxy.requests == 2
     assert proxied.whoami().name
 
@@ -563,17 +566,17 @@ def test_a_request_on_a_dropped_connection_may_have_reached_the_broker(proxied, 
     proxied.whoami()
     proxy.refuse()
     proxy.close_next(1)
-    with pytest.raises(BrokerUnavailable, match="connect") as away:
+    with pytest.raises(BrokerUnavailable, match="connect") as outage:
         proxied.delete_queue("/", "q")
-    assert not away.value.never_reached
+    assert not outage.value.never_reached
 
 
 def test_without_a_valid_url_the_broker_is_unavailable(monkeypatch):
     for url in ("", "nonsense"):
         monkeypatch.setattr(django_settings, "RABBITMQ_MANAGEMENT_URL", url)
-        with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL") as away:
+        with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL") as outage:
             broker.management()
-        assert away.value.never_reached
+        assert outage.value.never_reached
 
 
 def test_each_dropped_pooled_connection_costs_one_retry(broker, proxy):
@@ -678,9 +681,9 @@ def test_a_404_of_another_server_is_not_a_missing_queue(proxied, proxy):
 def test_a_404_to_everything_means_that_the_broker_is_shutting_down(proxied, proxy):
     proxy.answer(http_answer("404 Not Found", b'{"error":"Object Not Found","reason":"Not Found"}'))
     for ask in (proxied.queue, proxied.delete_queue, proxied.declare_queue, proxied.queue_bindings):
-        with pytest.raises(BrokerUnavailable, match="shutting down") as away:
+        with pytest.raises(BrokerUnavailable, match="shutting down") as outage:
             ask("/", "q")
-        assert not away.value.never_reached
+        assert not outage.value.never_reached
 
 
 def test_a_redirect_is_reported_and_not_followed(proxied, proxy):

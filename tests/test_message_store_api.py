@@ -794,7 +794,7 @@ def test_bodies_of_wrong_or_missing_length_block_no_other_request(served):
     assert shop.bodies("/one") == ["hello"]
 
 
-def test_a_chunked_body_is_refused_by_a_server_that_cannot_end_it(program):
+def test_a_chunked_body_is_411_unless_the_server_knows_its_end(program):
     program.ok("POST", "", "queue_name=one")
     answer = program.client.generic("POST", "/v1/shop/one", "half", TEXT, HTTP_TRANSFER_ENCODING="chunked")
     assert answer.status_code == 411

@@ -214,7 +214,7 @@ def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("query", "error_text"),
     [
         ({"partition": "3"}, "less than or equal to 2"),
         ({"partition": "0"}, "greater than or equal to 1"),
@@ -228,11 +228,11 @@ def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
         ({"since": "\0"}, "Null characters"),
     ],
 )
-def test_an_invalid_filter_has_an_error_at_its_field(application, visit, operator, asked, said):
+def test_an_invalid_filter_has_an_error_at_its_field(application, visit, operator, query, error_text):
     queues.create("notices", "a", partitions=2)
-    page = visit(operator).get(page_of("notices", "a"), asked)
+    page = visit(operator).get(page_of("notices", "a"), query)
     assert page.status_code == 200
-    assert said in page.text
+    assert error_text in page.text
 
 
 def test_a_message_is_shown_as_escaped_text_or_hex(application, visit, operator):
@@ -397,7 +397,7 @@ def test_a_revoked_key_is_unknown_and_other_keys_stay_valid(visit, operator, app
     assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", operator, "notices")
 
 
-def test_an_operator_removes_applications_without_queues(visit, operator, application):
+def test_an_operator_removes_only_applications_without_queues(visit, operator, application):
     other = applications.create_application("other")
     for one in (application, other):
         applications.create_key(one)

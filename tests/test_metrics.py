@@ -149,13 +149,13 @@ def test_queues_are_counted_by_state_and_owner(registered):
 
 @pytest.mark.django_db
 def test_queues_with_stalled_consumers_are_counted():
-    told = {"stalled_told_at": timezone.now()}
+    stalled = {"stalled_told_at": timezone.now()}
     Queue.objects.bulk_create(
         [
-            make_queue(1, consumers=1, **told),
-            make_queue(2, consumers=None, state="warned", **told),
-            make_queue(3, consumers=0, **told),
-            make_queue(4, consumers=1, state="gone", **told),
+            make_queue(1, consumers=1, **stalled),
+            make_queue(2, consumers=None, state="warned", **stalled),
+            make_queue(3, consumers=0, **stalled),
+            make_queue(4, consumers=1, state="gone", **stalled),
             make_queue(5, consumers=1, stalled_since=timezone.now()),
         ]
     )
@@ -559,28 +559,28 @@ def rules():
 
 def expressions():
     dashboard = json.loads(DASHBOARD.read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    asked += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
-    return [*(rule["expr"] for rule in rules()), *asked]
+    used = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    used += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    return [*(rule["expr"] for rule in rules()), *used]
 
 
 def test_every_metric_that_alerts_and_dashboard_use_exists(guarded, client):
     monitor.run_pass()
     client.get("/api/schema/")
-    told = {key[0] for key in scrape()}
-    asked = {name for expression in expressions() for name in re.findall(r"\bguardian_\w+", expression)}
-    assert len(asked) > 20
-    assert asked - told == set()
+    exposed = {key[0] for key in scrape()}
+    used = {name for expression in expressions() for name in re.findall(r"\bguardian_\w+", expression)}
+    assert len(used) > 20
+    assert used - exposed == set()
 
 
 @pytest.mark.django_db
 def test_every_label_value_that_alerts_and_dashboard_use_exists():
-    told = scrape()
+    exposed = scrape()
     for expression in expressions():
         for name, labels in re.findall(r"(guardian_\w+)\{([^}]*)\}", expression):
             for label, wanted in re.findall(r'(\w+)="([^"$]+)"', labels):
                 if name in GAUGES:
-                    assert any(key[0] == name and (label, wanted) in key[1:] for key in told), expression
+                    assert any(key[0] == name and (label, wanted) in key[1:] for key in exposed), expression
 
 
 def test_every_alert_has_a_severity_a_description_and_a_runbook():

@@ -37,9 +37,9 @@ def test_a_page_refuses_a_large_body_unread(db, path):
 
 @pytest.mark.parametrize("path", ["me/", "tokens/", "offerings/x/events/", "no/such/"])
 def test_the_api_refuses_a_large_body_unread(alice, path):
-    told = post_10_gb(Program(alice).client, f"/api/{path}")
-    assert (told.status_code, told["Content-Type"]) == (413, "application/problem+json")
-    assert told.json()["detail"] == "The body is too large."
+    answer = post_10_gb(Program(alice).client, f"/api/{path}")
+    assert (answer.status_code, answer["Content-Type"]) == (413, "application/problem+json")
+    assert answer.json()["detail"] == "The body is too large."
 
 
 def test_an_unexpected_file_upload_is_not_written_to_disk(client, db, monkeypatch):
@@ -115,9 +115,9 @@ def test_a_refusal_of_the_middleware_has_the_security_headers(client, db):
 
 
 def test_no_cross_origin_request_is_allowed(client, db):
-    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "DELETE"}
+    preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "DELETE"}
     for path in ("/api/tokens/", "/v1/shop", "/tokens/"):
-        answer = client.options(path, headers=asked)
+        answer = client.options(path, headers=preflight)
         assert not [name for name in answer.headers if name.lower().startswith("access-control-")], path
 
 

@@ -122,8 +122,8 @@ def test_publish_event_finds_an_offering_by_uuid_or_name_and_prints_counts(capsy
     ids = []
     for name in (offering.uuid.hex, str(offering.uuid), "Big cluster"):
         out = run(capsys, "publish_event", name, "order", '{"order_uuid": "1"}')
-        said, _, id_ = out.rstrip(".\n").rpartition(" ")
-        assert said == "1 delivered, 0 skipped, 0 rejected as full, 0 gone; the message id is"
+        counts, _, id_ = out.rstrip(".\n").rpartition(" ")
+        assert counts == "1 delivered, 0 skipped, 0 rejected as full, 0 gone; the message id is"
         ids.append(uuid.UUID(id_).hex)
     amqp = Amqp(broker.amqp_url, guarded)
     for id_ in ids:
@@ -175,7 +175,7 @@ def test_publish_event_asks_for_the_uuid_if_a_name_is_ambiguous(offering):
         call_command("publish_event", "Big cluster", "order", "{}")
 
 
-def test_publish_event_without_the_broker_exits_with_1(offering, settings):
+def test_publish_event_without_the_broker_exits_with_1_and_hides_the_password(offering, settings):
     settings.RABBIT_URL = "amqp://someone:sekret-word@127.0.0.1:1"
     with pytest.raises(CommandError, match="can't connect") as raised:
         call_command("publish_event", "Big cluster", "order", "{}")

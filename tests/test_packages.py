@@ -41,8 +41,8 @@ def test_a_known_vulnerability_fails_the_audit():
 
 def test_an_audit_without_findings_counts_packages_and_names_unknown_ones():
     assert audit.judged({"dependencies": [SAFE, SAFE]}) == (0, ["No known hole in 2 packages."])
-    told = "No known hole in 1 packages. Nothing is known of amqp."
-    assert audit.judged({"dependencies": [SAFE, UNKNOWN]}) == (0, [told])
+    line = "No known hole in 1 packages. Nothing is known of amqp."
+    assert audit.judged({"dependencies": [SAFE, UNKNOWN]}) == (0, [line])
 
 
 def test_an_index_that_knows_no_package_is_reported():

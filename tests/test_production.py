@@ -472,7 +472,7 @@ def installed(tmp_path_factory):
     return folder
 
 
-def test_the_steps_of_the_image_start_a_working_guardian(installed, tmp_path):
+def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed, tmp_path):
     program = PRODUCTION / "bin"
     for absent in ("pytest", "hatchling"):
         imported = subprocess.run([program / "python", "-c", f"import {absent}"], capture_output=True, check=False)

@@ -299,7 +299,7 @@ class StaticServer:
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "said"),
+    ("text", "status", "error_text"),
     [
         (WHOLE, 200, "no figures of the queues on"),  # of a node outside the cluster
         (WHOLE[:-40], 200, "not whole"),
@@ -308,7 +308,7 @@ class StaticServer:
         (None, 0, "can't connect"),
     ],
 )
-def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, text, status, said):
+def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, text, status, error_text):
     amqp.queue("long", 7)
     amqp.queue("short")
     monitor.run_pass()
@@ -320,7 +320,7 @@ def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings,
     assert f"/api/queues/{guarded}" in sent
     assert (report.queues, report.gone, report.new, report.away) == (2, 0, 0, False)
     [error] = report.errors
-    assert said in error
+    assert error_text in error
     assert states() == {"long": "warned", "short": "ok"}
 
 

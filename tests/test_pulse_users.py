@@ -87,29 +87,29 @@ def name(management):
 @pytest.fixture
 def removed():
     """Collect (username, in a transaction, row exists) of each ``pulse_user_removed`` signal."""
-    said = []
+    collected = []
 
     def collect(sender, pulse_user, **rest):
-        said.append(
+        collected.append(
             (pulse_user.username, connection.in_atomic_block, PulseUser.objects.filter(pk=pulse_user.pk).exists())
         )
 
     signals.pulse_user_removed.connect(collect)
-    yield said
+    yield collected
     signals.pulse_user_removed.disconnect(collect)
 
 
 @pytest.fixture
 def confirmation_requests():
     """Collect the addresses of each ``address_added`` signal."""
-    said = []
+    collected = []
 
     def collect(sender, address, **rest):
         assert connection.in_atomic_block
-        said.append(address.email)
+        collected.append(address.email)
 
     signals.address_added.connect(collect)
-    yield said
+    yield collected
     signals.address_added.disconnect(collect)
 
 
@@ -201,7 +201,7 @@ def test_a_chosen_password_is_set_literally(alice, name, broker, guarded, passwo
 
 
 @pytest.mark.parametrize(
-    ("password", "said"),
+    ("password", "error_text"),
     [
         ("", "too short"),
         ("sh0rt", "too short"),
@@ -214,9 +214,9 @@ def test_a_chosen_password_is_set_literally(alice, name, broker, guarded, passwo
         ("x1" * 200, "too long"),
     ],
 )
-def test_an_invalid_password_is_refused_and_nothing_is_created(alice, name, management, password, said):
+def test_an_invalid_password_is_refused_and_nothing_is_created(alice, name, management, password, error_text):
     password = password.replace("NAME", name)
-    with pytest.raises(ValidationError, match=said) as error:
+    with pytest.raises(ValidationError, match=error_text) as error:
         create_pulse_user(name, [alice], password)
     assert list(error.value.message_dict) == ["password"]
     assert not password or password not in str(error.value)
@@ -430,10 +430,10 @@ def test_rotating_a_password_can_close_connections(alice, name, broker, guarded)
 def test_a_failure_to_close_connections_is_reported_without_the_password(alice, name, monkeypatch, broker):
     pulse_user, _ = create_pulse_user(name, [alice])
 
-    def away(self, *arguments):
+    def unavailable(self, *arguments):
         raise BrokerUnavailable("nobody answers")
 
-    monkeypatch.setattr(Management, "close_connections_of", away)
+    monkeypatch.setattr(Management, "close_connections_of", unavailable)
     with pytest.raises(BrokerUnavailable, match="The password was changed") as error:
         rotate_password(pulse_user, "a password of my own 7", close_connections=True)
     assert "of my own" not in str(error.value)
@@ -591,15 +591,15 @@ def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarde
 def test_a_failed_creation_keeps_the_mark_of_a_withdrawal(alice, name, monkeypatch):
     operator = Owner.objects.create_superuser("ops@example.org")
 
-    def away(self, *arguments):
+    def unavailable(self, *arguments):
         raise BrokerUnavailable("no answer in time", timed_out=True)
 
     def interfere(self, *arguments):
-        monkeypatch.setattr(Management, "delete_user", away)
+        monkeypatch.setattr(Management, "delete_user", unavailable)
         withdraw(alice, operator, remove=True)
         raise BrokerUnavailable("no answer in time", timed_out=True)
 
-    monkeypatch.setattr(Management, "set_permissions", away)
+    monkeypatch.setattr(Management, "set_permissions", unavailable)
     monkeypatch.setattr(Management, "delete_user", interfere)
     with pytest.raises(BrokerUnavailable):
         create_pulse_user(name, [alice])
@@ -638,18 +638,19 @@ def test_a_lock_left_by_a_kill_expires_and_the_creation_is_finished(alice, name,
 
 
 @pytest.mark.parametrize(
-    ("tags", "said"), [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")]
+    ("tags", "error_text"),
+    [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")],
 )
 def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
-    alice, operator, name, guarded, management, tags, said
+    alice, operator, name, guarded, management, tags, error_text
 ):
     management.put_user(name, "by hand", ["management", "monitoring"])
     management.declare_queue(guarded, f"queue/{name}/builds")
     pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "by hand", tags)
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=error_text):
         rotate_password(pulse_user)
-    with pytest.raises(PermissionDenied, match=said):
+    with pytest.raises(PermissionDenied, match=error_text):
         remove_pulse_user(pulse_user)
     assert PulseUser.objects.get().removing_since is None
     mark_for_removal(*PulseUser.objects.all())  # as a withdrawal does
@@ -658,7 +659,7 @@ def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
     assert queue_names(management, guarded) == {f"queue/{name}/builds"}
     PulseUser.objects.all().delete()
     assert name not in adoptable()
-    with pytest.raises(CannotAdopt, match=said):
+    with pytest.raises(CannotAdopt, match=error_text):
         adopt_pulse_user(name, [alice], operator)
 
 
@@ -863,10 +864,10 @@ def test_concurrent_changes_of_the_owners_leave_one_of_them(alice, bob, operator
     for number in range(5):
         pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
         pulse_user.owners.set([alice])
-        said = [{alice, bob}, {operator}]
-        answers = in_parallel(*(partial(set_owners, pulse_user, list(owners)) for owners in said))
+        wanted = [{alice, bob}, {operator}]
+        answers = in_parallel(*(partial(set_owners, pulse_user, list(owners)) for owners in wanted))
         assert answers == [None, None]
-        assert set(pulse_user.owners.all()) in said
+        assert set(pulse_user.owners.all()) in wanted
 
 
 def test_pulse_users_are_visible_to_their_owners_and_operators(alice, bob, operator):
@@ -971,7 +972,7 @@ def test_an_invalid_token_confirms_nothing(alice, token):
 
 
 @pytest.mark.parametrize(
-    ("email", "said"),
+    ("email", "error_text"),
     [
         ("nonsense", "not an e-mail address"),
         ("a\n@example.org", "not an e-mail address"),
@@ -984,11 +985,11 @@ def test_an_invalid_token_confirms_nothing(alice, token):
         ("a@\uff45xample.org", "not an e-mail address"),
     ],
 )
-def test_an_invalid_address_is_refused_with_the_reason(alice, confirmation_requests, email, said):
+def test_an_invalid_address_is_refused_with_the_reason(alice, confirmation_requests, email, error_text):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     pulse_user.owners.set([alice])
     add_address(pulse_user, "team@example.org", alice)
-    with pytest.raises(ValidationError, match=said) as error:
+    with pytest.raises(ValidationError, match=error_text) as error:
         add_address(pulse_user, email, alice)
     assert list(error.value.message_dict) == ["email"]
     assert confirmation_requests == ["team@example.org"]

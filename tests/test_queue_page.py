@@ -131,7 +131,7 @@ def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"ready": 10}, "It is all right. Its owner is warned from 2,000 messages on."),
         ({"ready": 3000, "state": "warned"}, "Past 8,000 messages it is deleted with all that is in it."),
@@ -148,26 +148,26 @@ def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, 
         ({"consumers": 0}, "no consumers"),
     ],
 )
-def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, said):
+def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, expected):
     Queue.objects.update(**fields)
     client.force_login(alice)
-    assert said in page_of(alices_queue, client)
+    assert expected in page_of(alices_queue, client)
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "said"),
+    ("then", "now", "expected"),
     [
         (1000, 1300, "At its pace its owner is warned in 23 minutes."),
         (4000, 5000, "At its pace that is in 30 minutes."),
         (4000, 3000, "At the moment it shrinks."),
     ],
 )
-def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, said):
+def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, expected):
     began = timezone.now() - timedelta(seconds=599)
     QueueSample.objects.create(queue=alices_queue, at=began, length=then)
     Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
     client.force_login(alice)
-    assert said in page_of(alices_queue, client)
+    assert expected in page_of(alices_queue, client)
 
 
 def test_the_page_of_a_gone_queue_has_no_buttons(alices_queue, client, alice):

@@ -26,11 +26,11 @@ def play(states, seconds_between=60, quiet_seconds=PERIOD):
     return messages, quiet, state, now
 
 
-def test_the_first_warning_goes_out_at_once():
+def test_the_first_warning_is_sent_immediately():
     assert play([WARNED])[0] == [(MessageKind.WARNING, WARNED)]
 
 
-def test_the_first_recovery_in_the_period_goes_out_at_once():
+def test_the_first_recovery_in_the_period_is_sent_immediately():
     assert play([WARNED, OK])[0] == [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
 
 

@@ -68,7 +68,7 @@ def events_in(asked):
     return [json.loads(what) for header, what in items if json.loads(header)["type"] == "event"]
 
 
-def test_errors_of_a_view_and_its_task_share_a_request_id(environment):
+def test_errors_of_a_view_and_its_task_have_one_id_and_no_secret(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
         worker = ["celery", "-A", "guardian_site", "worker", "--include", "tests.failing", "--concurrency", "1"]

@@ -444,8 +444,8 @@ def test_other_methods_do_not_use_up_a_link_and_nothing_is_logged(client, caplog
         assert getattr(strict, method)(path).url == "/signin/"
     assert strict.get(path.rstrip("/")).status_code == 301
     assert client.get(path).url == "/queues/"
-    told = [record.getMessage() for record in caplog.records if record.name != "django.db.backends"]
-    assert not any(token in line for line in told)
+    messages = [record.getMessage() for record in caplog.records if record.name != "django.db.backends"]
+    assert not any(token in line for line in messages)
 
 
 def test_a_link_of_an_inactive_owner_signs_nobody_in(client):
@@ -601,7 +601,7 @@ def test_the_sign_in_pages_are_accessible(live_server, page):
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "error_text"),
     [
         ("document.body.setAttribute('style', 'color: red')", "violated: style-src"),
         ("document.body.append(Object.assign(new Image(), {src: 'https://other.example/x.png'}))", "violated: img-src"),
@@ -609,12 +609,12 @@ def test_the_sign_in_pages_are_accessible(live_server, page):
         ("document.body.append(Object.assign(new Image(), {src: '/missing.png'}))", "404: "),
     ],
 )
-def test_a_browser_test_fails_on_page_errors(browser, live_server, script, told):
+def test_a_browser_test_fails_on_page_errors(browser, live_server, script, error_text):
     def open_and_run_script():
         with checked_page(browser, live_server.url, set()) as page:
             page.goto("/signin/")
             page.evaluate(script)
             page.wait_for_timeout(300)
 
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=error_text):
         open_and_run_script()

@@ -36,7 +36,7 @@ def test_readyz_is_200_when_database_task_queue_and_broker_answer(guarded, clien
     assert (answer.status_code, answer.json()) == (200, {"database": True, "task_queue": True, "broker": True})
 
 
-def test_readyz_is_503_without_the_broker(guarded, client, settings, caplog):
+def test_readyz_is_503_without_the_broker_and_hides_the_password(guarded, client, settings, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["broker"]) == (503, False)

@@ -243,12 +243,12 @@ def test_an_operator_searches_by_any_name_or_id(alice, bob, operator, compute, s
     two = make_agent(bob, storage, "two")
     subscription = make_subscription(bob, two, "user_role", [storage])
     alone = make_subscription(alice, description="alone")
-    told = search.format(
+    query = search.format(
         offering=storage.uuid, identity=two.uuid.hex, subscription=subscription.rmq_username,
         queue=subscription.queues.get().queue_name, consumer=consumer.queue_name, user=consumer.rmq_username,
         alone=alone.uuid,
     )  # fmt: skip
-    page = client_of(operator).get("/subscriptions/", {"search": told})
+    page = client_of(operator).get("/subscriptions/", {"search": query})
     assert agents_on(page) == found
     if not found:
         assert "Nothing here has" in page.text
@@ -375,7 +375,7 @@ def test_without_an_offering_the_page_says_to_ask_an_operator(guarded):
     assert "Offerings that you may subscribe to" not in page.text
 
 
-def test_an_unvouched_owner_is_told_to_wait_for_access(guarded):
+def test_an_unvouched_owner_is_asked_to_wait_for_access(guarded):
     dora = Owner.objects.create_user("dora@example.org")
     page = client_of(dora).get("/subscriptions/")
     assert "as soon as somebody has vouched for you" in page.text
@@ -588,8 +588,8 @@ def test_page_and_api_show_skipped_and_rejected_events(alice, compute):
     page = text_of(client_of(alice).get(f"/queues/{queue.uuid}/"))
     assert "left out when an event was published (3 events: it is still being created) Guardian" in page
     assert "full when an event was published (1 event: it is full) Guardian" in page
-    told = Program(alice).get(f"queues/{queue.uuid}/events/").json()
-    assert [(event["kind"], event["by"], event["details"]) for event in told] == [
+    listed = Program(alice).get(f"queues/{queue.uuid}/events/").json()
+    assert [(event["kind"], event["by"], event["details"]) for event in listed] == [
         ("rejected", None, {"count": 1, "why": "it is full"}),
         ("skipped", None, {"count": 3, "why": "it is still being created"}),
     ]

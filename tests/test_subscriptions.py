@@ -205,8 +205,10 @@ def test_a_consumer_has_its_own_queue_and_user(agents, identity, presented, mana
 
 
 def test_omitted_consumer_types_are_kept_and_an_empty_list_means_all(identity, presented):
-    types = [register_consumer(identity, presented, said)[0].object_types for said in (["order", "order"], None, [])]
-    assert types == [["order"], ["order"], []]
+    results = [
+        register_consumer(identity, presented, types)[0].object_types for types in (["order", "order"], None, [])
+    ]
+    assert results == [["order"], ["order"], []]
     assert Consumer.objects.get().object_types == []
 
 
@@ -1248,10 +1250,10 @@ def test_a_queue_deleted_during_its_redeclaration_is_removed(
 def test_a_lost_queue_is_not_redeclared_without_the_broker(offering, subscription, presented, management):
     queue, _ = create_queue(subscription, offering, "order", presented)
     mark_vanished([(queue.vhost, queue.queue_name)])
-    away = Management(AWAY)
+    unreachable = Management(AWAY)
     with pytest.raises(BrokerUnavailable):
-        redeclare(SubscriptionQueue.objects.get(), away)
-    away.close()
+        redeclare(SubscriptionQueue.objects.get(), unreachable)
+    unreachable.close()
     assert SubscriptionQueue.objects.get().state == "creating"
 
 

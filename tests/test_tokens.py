@@ -169,17 +169,17 @@ def test_create_token_prints_only_the_token(alice):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error_text"),
     [
         (["nobody@example.org"], "no owner"),
         (["bob@example.org"], "Nobody has vouched"),
         (["alice@example.org", "--days", "0"], "valid for 1 to 3650 days"),
     ],
 )
-def test_create_token_says_what_is_wrong(alice, arguments, said):
+def test_create_token_says_what_is_wrong(alice, arguments, error_text):
     Owner.objects.create_user("bob@example.org")
     out = StringIO()
-    with pytest.raises(CommandError, match=said):
+    with pytest.raises(CommandError, match=error_text):
         call_command("create_token", *arguments, stdout=out)
     assert out.getvalue() == ""
     assert not AuthToken.objects.exists()

@@ -693,7 +693,7 @@ def test_an_idle_worker_doubles_its_wait_up_to_a_limit(database_store):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error_text"),
     [
         (["tests.working.handle"], "is not of the form MODULE:FUNCTION"),
         (["tests.nowhere:handle"], "No module named 'tests.nowhere'"),
@@ -708,10 +708,10 @@ def test_an_idle_worker_doubles_its_wait_up_to_a_limit(database_store):
         (["tests.working:handle"], "ZOOKEEPER_HOSTS is malformed"),
     ],
 )
-def test_invalid_arguments_of_the_command_exit_with_2(transactional_db, settings, arguments, said):
+def test_invalid_arguments_of_the_command_exit_with_2(transactional_db, settings, arguments, error_text):
     Application.objects.create(name="shop")
     settings.ZOOKEEPER_HOSTS = "127.0.0.1:port"
-    with pytest.raises(CommandError, match=said) as raised:
+    with pytest.raises(CommandError, match=error_text) as raised:
         call_command("work_store", *arguments[:1], "--application", "shop", *arguments[1:])
     assert raised.value.returncode == 2
 
