@@ -159,7 +159,7 @@ def test_a_confirmation_works_once_and_for_its_operator_only(client, ops, braked
 
 
 def test_an_expired_confirmation_is_409(ops, braked_queues, monkeypatch):
-    monkeypatch.setattr(views, "SHOWN_FOR_SECONDS", 0)
+    monkeypatch.setattr(views, "PREVIEW_SECONDS", 0)
     assert confirm(ops, BRAKE).status_code == 409
     assert brake().released == 0
 
@@ -273,7 +273,7 @@ def test_a_stale_subscription_newer_than_the_preview_is_kept(ops, agent):
 
 @pytest.mark.parametrize(("address", "kind"), [(ORPHANS, "orphans"), (STALE, "stale")])
 def test_a_clean_up_during_another_clean_up_is_409(ops, operator, guarded, address, kind):
-    shown = views.keep_shown(operator, kind, frozenset())
+    shown = views.store_preview(operator, kind, frozenset())
     with lease(kind):
         page = ops.post(address, {"shown": shown})
     assert (page.status_code, "Another process is at it right now" in words(page)) == (409, True)

@@ -86,7 +86,7 @@ def test_an_alarm_missing_from_the_list_of_nodes_is_found():
         def alarms(self):
             return ["disk on rabbit@a"]
 
-    (node,) = facts.ask_nodes(WithoutAlarms())
+    (node,) = facts.fetch_nodes(WithoutAlarms())
     assert (node.mem_alarm, node.disk_alarm) == (False, True)
 
 

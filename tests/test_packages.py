@@ -31,7 +31,7 @@ def program(tmp_path, code):
 
 
 def test_a_known_vulnerability_fails_the_audit():
-    code, lines = audit.judged({"dependencies": [SAFE, VULNERABLE, UNKNOWN], "fixes": []})
+    code, lines = audit.evaluate_report({"dependencies": [SAFE, VULNERABLE, UNKNOWN], "fixes": []})
     assert code == 1
     assert lines == [
         "pika 1.0.0 has PYSEC-2026-1; fixed in 1.0.1, 1.1.",
@@ -40,13 +40,13 @@ def test_a_known_vulnerability_fails_the_audit():
 
 
 def test_an_audit_without_findings_counts_packages_and_names_unknown_ones():
-    assert audit.judged({"dependencies": [SAFE, SAFE]}) == (0, ["No known hole in 2 packages."])
+    assert audit.evaluate_report({"dependencies": [SAFE, SAFE]}) == (0, ["No known hole in 2 packages."])
     line = "No known hole in 1 packages. Nothing is known of amqp."
-    assert audit.judged({"dependencies": [SAFE, UNKNOWN]}) == (0, [line])
+    assert audit.evaluate_report({"dependencies": [SAFE, UNKNOWN]}) == (0, [line])
 
 
 def test_an_index_that_knows_no_package_is_reported():
-    code, [line] = audit.judged({"dependencies": [UNKNOWN, UNKNOWN]})
+    code, [line] = audit.evaluate_report({"dependencies": [UNKNOWN, UNKNOWN]})
     assert code == 0
     assert line.startswith("Skipped the check for known vulnerabilities:")
 

@@ -745,7 +745,7 @@ def test_a_queue_being_removed_cannot_be_registered(offering, subscription, pres
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert list(Removal.objects.all()) == [removal]
-    make_due()  # by then the claim has expired
+    make_removals_due()  # by then the claim has expired
     assert create_queue(subscription, offering, "order", presented)[1]
     assert not Removal.objects.exists()
 
@@ -861,7 +861,7 @@ def test_failed_permissions_leave_no_user(error, register, monkeypatch, agents, 
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
     assert agents_logins(agents.users()) != users_before
-    make_due()
+    make_removals_due()
     removals.run_due(50)
     assert agents_logins(agents.users()) == users_before
     assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}

@@ -156,7 +156,7 @@ def test_a_restarted_process_continues_its_log(tmp_path):
 
 
 def test_a_process_that_exits_is_reported(tmp_path):
-    group = Group(os.environ, directory=tmp_path, logs=tmp_path)
+    group = ProcessGroup(os.environ, directory=tmp_path, logs=tmp_path)
     group.start("one", ["/bin/sh", "-c", "exit 3"])
     wait_until(group.ended)
     assert group.ended() == {"one": 3}
@@ -164,7 +164,7 @@ def test_a_process_that_exits_is_reported(tmp_path):
 
 
 def test_a_stubborn_process_is_killed_with_its_children(tmp_path):
-    group = Group({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
+    group = ProcessGroup({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
     group.start("stubborn", ["/bin/sh", "-c", "trap '' TERM; sleep 600 & while :; do sleep 600; done"])
     wait_until(lambda: len(processes_of(tmp_path)) == 3)
     group.stop(timeout=0.3)

@@ -337,7 +337,7 @@ def test_operators_vouch_and_withdraw_in_the_admin(admin, newcomer, operator):
     run_action(admin, "owner", "vouch_for", newcomer)
     newcomer.refresh_from_db()
     assert newcomer.vouched
-    assert "is an operator. Take that away first" in run_action(admin, "owner", "withdraw", newcomer, operator)
+    assert "is an operator. First remove that status" in run_action(admin, "owner", "withdraw", newcomer, operator)
     assert [record[:2] for record in records(newcomer)] == [(True, operator), (False, operator)]
 
 
