@@ -360,13 +360,13 @@ NOTHING = (None, None, None)
         (STALLED_5_MINUTES, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
         (NOTIFIED, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
         # messages were acked
-        (STALLED_5_MINUTES, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
-        (NOTIFIED, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        (STALLED_5_MINUTES, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
+        (NOTIFIED, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
         # the broker restarted its counter, which says nothing about the consumer
-        (NOTIFIED, AT_WORK._replace(taken_out=0), 5, (0, minutes_ago(5), minutes_ago(1))),
-        (NOTIFIED, AT_WORK._replace(taken_out=0, consumers=0), 5, (0, None, minutes_ago(1))),
-        (NOTIFIED._replace(stalled_since=None), AT_WORK._replace(taken_out=0), 5, (0, NOW, minutes_ago(1))),
-        (STALLED_5_MINUTES, AT_WORK._replace(taken_out=0), 5, (0, NOW, None)),
+        (NOTIFIED, AT_WORK._replace(acked_total=0), 5, (0, minutes_ago(5), minutes_ago(1))),
+        (NOTIFIED, AT_WORK._replace(acked_total=0, consumers=0), 5, (0, None, minutes_ago(1))),
+        (NOTIFIED._replace(stalled_since=None), AT_WORK._replace(acked_total=0), 5, (0, NOW, minutes_ago(1))),
+        (STALLED_5_MINUTES, AT_WORK._replace(acked_total=0), 5, (0, NOW, None)),
         # no messages wait
         (STALLED_5_MINUTES, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
         (NOTIFIED, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
@@ -376,7 +376,7 @@ NOTHING = (None, None, None)
         (NOTIFIED._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
         (consumer_state(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
         # unknown to the broker
-        (STALLED_5_MINUTES, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
+        (STALLED_5_MINUTES, AT_WORK._replace(acked_total=None), 5, (7, minutes_ago(5), None)),
         (STALLED_5_MINUTES, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
         (NOTIFIED, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
         # switched off; a stream

@@ -140,7 +140,7 @@ def test_every_setting_that_is_named_exists(path):
 
 
 def test_every_setting_is_in_env_example_with_its_meaning_and_default():
-    documented = {setting.name: setting for settings in pages.documented().values() for setting in settings}
+    documented = {setting.name: setting for settings in pages.documented_settings().values() for setting in settings}
     assert documented.keys() == SETTINGS.keys()
     for name, default in SETTINGS.items():
         assert len(documented[name].meaning) > 10, name

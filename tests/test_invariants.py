@@ -31,7 +31,7 @@ def after_pass(guarded, amqp, mailbox):
 
 
 def violations(management, after_pass, mailbox):
-    return invariants.broken(management, [after_pass], mailbox.mails)
+    return invariants.breaches(management, [after_pass], mailbox.mails)
 
 
 def notification(**values):
@@ -92,14 +92,14 @@ def test_a_notification_tried_for_a_day_may_be_given_up(after_pass):
 
 def test_a_deletion_without_its_notification_is_found(after_pass):
     Notification.objects.filter(kind="deletion").delete()
-    [breach] = invariants.lost()
+    [breach] = invariants.missing_notifications()
     assert breach.startswith(f"queue/alice/too-long in {after_pass} was deleted 1 times, and 0 notifications tell")
 
 
 @pytest.mark.soak
 def test_a_warning_without_its_notification_is_found(after_pass):
     Notification.objects.filter(kind="warning").delete()
-    [breach] = invariants.lost()
+    [breach] = invariants.missing_notifications()
     assert (
         breach
         == f"queue/alice/long in {after_pass} is said to be warned, and the last that {OPERATOR} was told is nothing"
@@ -110,7 +110,7 @@ def test_a_warning_without_its_notification_is_found(after_pass):
 def test_a_folded_change_that_was_never_notified_is_found(after_pass):
     queues = Queue.objects.filter(name="queue/alice/long")
     queues.update(state="ok", folded=1)
-    assert invariants.lost() == []  # its quiet period continues
+    assert invariants.missing_notifications() == []  # its quiet period continues
     queues.update(quiet_until=timezone.now() - timedelta(seconds=1))
     assert len(invariants.missing_notifications()) == 1
     assert invariants.missing_notifications(settled=False) == []

@@ -18,7 +18,7 @@ from queues.models import QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import killed_after, let_time_pass, run_scheduled_work
-from tools.invariants import broken, count_resent_mails
+from tools.invariants import breaches, count_resent_mails
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -78,7 +78,7 @@ def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, alice, gu
         amqp.queue(f"queue/alice/long-{number}", 11)
 
     def check(prepared, death):
-        assert broken(management, [guarded], mailbox.mails) == [], death.effects
+        assert breaches(management, [guarded], mailbox.mails) == [], death.effects
 
     kills = kill_after_each_effect(lambda _: monitor.run_pass(), prepare, check)
     assert kills >= 5
@@ -105,7 +105,7 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
     def check(prepared, death):
         nonlocal interrupted
         interrupted += death.killed_after_mail if together == 1 else together
-        assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
+        assert breaches(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 
     management_url = settings.RABBITMQ_MANAGEMENT_URL
     kills = kill_after_each_effect(lambda _: sending.send_due(), prepare, check)
@@ -118,7 +118,7 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
 
 def test_a_killed_registration_is_finished_when_the_agent_repeats_it(agents, broker, management, mailbox):
     def check(agent, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         queue = agent.subscribe()
         assert queue.state == Registration.READY
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
@@ -134,7 +134,7 @@ def test_a_killed_consumer_registration_is_finished_when_repeated(agents, broker
         return agent
 
     def check(agent, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         consumer = agent.consume()
         assert consumer.state == Registration.READY
         assert set(agents.queues(agent.vhost)) == {consumer.queue_name, DEAD_LETTER_QUEUE}, death.effects
@@ -151,7 +151,7 @@ def test_a_killed_deletion_is_finished_by_the_task(agents, management, mailbox):
         return agent
 
     def check(agent, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         rows = [*SubscriptionQueue.objects.filter(vhost=agent.vhost), *Consumer.objects.filter(vhost=agent.vhost)]
         assert set(agents.queues(agent.vhost)) == {DEAD_LETTER_QUEUE, *(row.queue_name for row in rows)}
         assert len(rows) in (0, 2), death.effects  # all of it, or nothing
@@ -169,7 +169,7 @@ def test_a_killed_sweep_is_finished_by_removals_and_the_next_sweep(agents, manag
         let_time_pass()
 
     def check(prepared, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
 
     assert kill_after_each_effect(lambda _: sweep.sweep_orphans(), prepare, check) >= 4

@@ -339,7 +339,7 @@ def test_logging_a_broker_request_is_fast():
     call = Call("GET", "/api/queues/{vhost}/{name}", "ok", 0.01)
     began = time.process_time()
     for _ in range(10_000):
-        broker._tell(call)
+        broker._notify_listeners(call)
     assert time.process_time() - began < 0.5  # 50 microseconds each
 
 
