@@ -93,16 +93,17 @@ def test_a_notification_tried_for_a_day_may_be_given_up(after_pass):
 def test_a_deletion_without_its_notification_is_found(after_pass):
     Notification.objects.filter(kind="deletion").delete()
     [breach] = invariants.missing_notifications()
-    assert breach.startswith(f"queue/alice/too-long in {after_pass} was deleted 1 times, and 0 notifications tell")
+    assert breach.startswith(
+        f"queue/alice/too-long in {after_pass} was deleted 1 times, but {OPERATOR} has 0 notifications"
+    )
 
 
 @pytest.mark.soak
 def test_a_warning_without_its_notification_is_found(after_pass):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.missing_notifications()
-    assert (
-        breach
-        == f"queue/alice/long in {after_pass} is said to be warned, and the last that {OPERATOR} was told is nothing"
+    assert breach == (
+        f"the notified state of queue/alice/long in {after_pass} is warned, but {OPERATOR}'s last notification is none"
     )
 
 
