@@ -301,9 +301,9 @@ class StaticServer:
 @pytest.mark.parametrize(
     ("text", "status", "error_text"),
     [
-        (WHOLE, 200, "no figures of the queues on"),  # of a node outside the cluster
-        (WHOLE[:-40], 200, "not whole"),
-        ("<html>Sign in</html>", 200, "not whole, or not RabbitMQ's"),
+        (WHOLE, 200, "no metrics from"),  # of a node outside the cluster
+        (WHOLE[:-40], 200, "incomplete"),
+        ("<html>Sign in</html>", 200, "incomplete, or not RabbitMQ's"),
         ("", 404, "answered 404"),
         (None, 0, "can't connect"),
     ],

@@ -392,7 +392,7 @@ def test_a_pulse_user_removed_during_its_creation_does_not_exist(alice, name, mo
         real(self, *arguments)
 
     monkeypatch.setattr(Management, "set_permissions", interfere)
-    with pytest.raises(NameTaken, match="removed by somebody"):
+    with pytest.raises(NameTaken, match="removed by another request"):
         create_pulse_user(name, [alice])
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -502,7 +502,7 @@ def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, mana
         return real(self, *arguments)
 
     monkeypatch.setattr(Management, "put_user", interfere)
-    with pytest.raises(ValidationError, match="removed by somebody"):
+    with pytest.raises(ValidationError, match="removed by another request"):
         rotate_password(pulse_user)
     monkeypatch.undo()
     with pytest.raises(ValidationError, match="being removed"):

@@ -58,7 +58,7 @@ def test_an_owner_adds_a_channel_and_its_url_is_hidden(page, alice):
     [
         ({"name": "", "url": URL}, "This field is required"),
         ({"name": "room", "url": ""}, "This field is required"),
-        ({"name": "room", "url": "http://example.org/"}, "over https:// only"),
+        ({"name": "room", "url": "http://example.org/"}, "over HTTPS only"),
         ({"name": "room", "url": "https://127.0.0.1/"}, "private address"),
         ({"name": "the room", "url": URL}, "You have a channel of this name"),
         ({"name": "a\u202eb", "url": URL}, "visible characters"),
@@ -153,8 +153,8 @@ def test_quiet_hours_are_saved_and_shown(page, alice):
     ("form", "error"),
     [
         ({"quiet_from": "25:00"}, "Enter a valid time"),
-        ({"quiet_until": ""}, "a beginning and an end"),
-        ({"quiet_until": "22:00"}, "another time than they begin"),
+        ({"quiet_until": ""}, "both the start and the end"),
+        ({"quiet_until": "22:00"}, "an end that differs from the start"),
         ({"time_zone": "Mars/Olympus"}, "is not a time zone"),
         ({"time_zone": ""}, "This field is required"),
     ],
