@@ -607,7 +607,7 @@ def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, b
             proxy.delay(1)  # the broker's close takes a second
             link = consumer._connection._link
             link.call(lambda: (link.reconnect("for a test"), given_up.set()))
-            wait_until(lambda: len(said) == 2)
+            wait_until(lambda: len(acks) == 2)
             proxy.forward()
             wait_until(lambda: consumer.counts["done"])
     assert acks == ["begun", False]

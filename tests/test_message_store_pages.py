@@ -305,7 +305,7 @@ def test_without_the_store_its_pages_are_503_and_other_pages_work(application, v
         raise StoreUnavailable("down")
 
     for method in ("find", "queues", "queues_for_principal"):
-        monkeypatch.setattr(DatabaseStore, method, away)
+        monkeypatch.setattr(DatabaseStore, method, fail)
     for owner in (alice, operator):
         for page in ("/message-store/", page_of("notices"), page_of("notices", "a")):
             answer = visit(owner).get(page)

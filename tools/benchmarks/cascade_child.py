@@ -11,10 +11,9 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import EventSubscription, ObjectType, Offering, Registration, SubscriptionQueue
-from agents.removals import LIMITS_BATCH_SIZE
+from core.removals import MAX_PARALLEL
 from core import broker
 from core.models import Removal
-from core.removals import MAX_PARALLEL
 from queues.models import Queue
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.management import Management
@@ -88,13 +87,17 @@ class Subscriber:
         """Create a user and its queues on the broker, and return the queues' names."""
         names = [subscription_queue(subscription.hex, offering.uuid.hex, "order") for offering in self._offerings]
         self._management.put_user(subscription.hex, "secret")
-        with ThreadPoolExecutor(LIMITS_BATCH_SIZE) as pool:
-            list(pool.map(lambda name: self._management.declare_queue(self._vhost, name, REGISTERED_QUEUE_ARGUMENTS), names))
+        with ThreadPoolExecutor(MAX_PARALLEL) as pool:
+            list(
+                pool.map(
+                    lambda name: self._management.declare_queue(self._vhost, name, REGISTERED_QUEUE_ARGUMENTS), names
+                )
+            )
         return names
 
     def _delete(self, username: str, names: list[str]) -> None:
         self._management.delete_user(username)
-        with ThreadPoolExecutor(LIMITS_BATCH_SIZE) as pool:
+        with ThreadPoolExecutor(MAX_PARALLEL) as pool:
             list(pool.map(lambda name: self._management.delete_queue(self._vhost, name), names))
 
     def _check(self) -> None:

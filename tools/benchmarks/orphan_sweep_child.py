@@ -12,10 +12,9 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import AgentVhost, EventSubscription, Offering, Registration, SubscriptionQueue
-from agents.removals import LIMITS_BATCH_SIZE
+from core.removals import MAX_PARALLEL
 from agents.sweep import sweep_orphans
 from core import broker
-from core.removals import MAX_PARALLEL
 from queues.models import Queue
 from rabbit import snapshot
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
@@ -72,7 +71,7 @@ class Swept:
             (self.vhosts[number % len(self.vhosts)], f"subscription_{self._turn:032}_{number}")
             for number in range(self.orphans)
         ]
-        with ThreadPoolExecutor(LIMITS_BATCH_SIZE) as threads:
+        with ThreadPoolExecutor(MAX_PARALLEL) as threads:
             make = partial(self.management.declare_queue, arguments=REGISTERED_QUEUE_ARGUMENTS)
             list(threads.map(make, *zip(*names, strict=True)))
         now = timezone.now()
@@ -111,7 +110,7 @@ class Swept:
         delete = partial(self.management.delete_queue, if_unused=True)
 
         def delete_all() -> None:
-            with ThreadPoolExecutor(LIMITS_BATCH_SIZE) as threads:
+            with ThreadPoolExecutor(MAX_PARALLEL) as threads:
                 list(threads.map(delete, *zip(*names, strict=True)))
 
         deletes, _ = timed(delete_all)

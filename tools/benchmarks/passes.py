@@ -70,7 +70,9 @@ class GuardedVhosts:
 
     def list(self) -> float:
         """Return the seconds of a pass's listing requests, sent in the same way."""
-        return timed(lambda: list(snapshot.lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {})))[0]
+        return timed(
+            lambda: list(snapshot.iter_lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {}))
+        )[0]
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
