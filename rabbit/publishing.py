@@ -169,12 +169,13 @@ class Publisher:
         for vhost, name in dict.fromkeys(queues):
             names.setdefault(vhost, []).append(name)
         call = _Call(message, time.monotonic() + self._seconds, len(names))
+        number = sum(map(len, names.values()))
         if len(names) == 1:
             self._publish_in(*names.popitem(), call)
         elif names:
             with ContextThreadPool(min(self._max_connections, len(names))) as threads:
                 list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), self._in_order(names)))
-        call.raise_failure(sum(map(len, names.values())))
+        call.raise_failure(number)
         return call.results
 
     def _in_order(self, vhosts: Iterable[str]) -> list[str]:
