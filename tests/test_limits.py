@@ -120,12 +120,12 @@ def test_token_creation_is_limited_across_api_page_and_command(alice, three_toke
     before = AuthToken.objects.count()
     refused = program.post("tokens/", {"name": "fourth"})
     assert (refused.status_code, refused["Content-Type"]) == (429, "application/problem+json")
-    assert "too many tokens: 3 within an hour" in refused.json()["detail"]
+    assert "Too many tokens: the limit is 3 within an hour" in refused.json()["detail"]
     page = visitor.post("/tokens/", {"name": "fourth", "days": 7})
     assert page.status_code == 429
-    assert "too many tokens: 3 within an hour" in page.text
+    assert "Too many tokens: the limit is 3 within an hour" in page.text
     assert 'value="fourth"' in page.text
-    with pytest.raises(CommandError, match="too many tokens"):
+    with pytest.raises(CommandError, match="Too many tokens"):
         call_command("create_token", "alice@example.org")
     for answer in (refused, page):
         assert 1 <= int(answer["Retry-After"]) <= 3600
@@ -153,7 +153,7 @@ def test_an_owners_events_a_minute_are_limited_and_guardians_are_not(alice, sett
     program, path, event = Program(alice), f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": {}}
     assert [program.post(path, event).status_code for _ in range(3)] == [200, 200, 429]
     refused = program.post(path, event)
-    assert "too many events: 2 within a minute" in refused.json()["detail"]
+    assert "Too many events: the limit is 2 within a minute" in refused.json()["detail"]
     assert 1 <= int(refused["Retry-After"]) <= 60
     for _ in range(3):
         events.publish(offering, "order", {})
@@ -181,7 +181,7 @@ def test_an_applications_posts_a_minute_are_limited_and_reads_are_not(db, settin
 
     assert [post().status_code for _ in range(3)] == [201, 201, 429]
     refused = post()
-    assert "too many requests with messages: 2 within a minute" in refused.json()["error_msg"]["rate"]
+    assert "Too many requests with messages: the limit is 2 within a minute" in refused.json()["error_msg"]["rate"]
     assert 1 <= int(refused["Retry-After"]) <= 60
     assert len(client.get(f"/v1/{name}/one").json()["messages"]) == 2
 
