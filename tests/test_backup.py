@@ -85,21 +85,21 @@ def consume_as(broker):
             one.close()
 
 
-def test_what_was_there_at_the_backup_is_there_after_the_restore_and_nothing_else(backup):
-    made = []
+def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
+    created = []
     for model in guardian_models(apps):
-        create_row(model, "default", made)
+        create_row(model, "default", created)
     before = contents(apps, "default")
     assert all(before.values())
     backup.make()
     for model in guardian_models(apps):
-        create_row(model, "default", made)
+        create_row(model, "default", created)
     AuthToken.objects.all()._raw_delete("default")
     assert contents(apps, "default") != before
     backup.restore()
     assert contents(apps, "default") == before
-    for model in guardian_models(apps):  # it is written to as before, with new numbers
-        create_row(model, "default", made)
+    for model in guardian_models(apps):  # new rows can be written as before
+        create_row(model, "default", created)
 
 
 def test_a_backup_of_sqlite_during_writes_can_be_restored(tmp_path):
