@@ -3,9 +3,11 @@
 PYTHON = .venv/bin/python
 
 # A broker that is named is used, and then none has to be installed.
-BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
-TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
-FOR_TESTS = $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
+RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
+# make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
+RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
+export GUARDIAN_TEST_BROKER = $(BROKER)
+FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7
@@ -38,7 +40,8 @@ help:
 	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants;"
 	@echo "             then the long tests"
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7)"
-	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: the tests of one file)"
+	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: the tests of one file;"
+	@echo "             make test BROKER=4.3: on RabbitMQ 4.3, or 4.0; needs root)"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
 	@echo "make audit   check the installed packages for known vulnerabilities"
 	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them)"
@@ -47,7 +50,7 @@ help:
 	@echo "make lock    compile requirements*.lock, and the agents' in tests/site_agents, again"
 	@echo "make clean   remove the virtual environments and the caches; data (var/) and .env stay"
 
-setup: .venv/installed .env $(BROKER)
+setup: .venv/installed .env $(RABBITMQ)
 
 demo: setup
 	@$(PYTHON) -m tools.demo
@@ -100,7 +103,7 @@ lock: .venv/installed
 	done
 
 clean:
-	rm -rf .venv var/audit var/site-agents var/production .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf --one-file-system .venv var/rabbitmq-* var/audit var/site-agents var/production .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: requirements.lock $(PACKAGES:%=%/pyproject.toml)
 	@tools/make-venv
@@ -115,6 +118,9 @@ clean:
 
 rabbitmq-server:
 	@test -x /usr/lib/rabbitmq/bin/rabbitmq-server || tools/install-debian-packages rabbitmq-server
+
+rabbitmq-%:
+	@tools/make-rabbitmq $*
 
 postgresql:
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || tools/install-debian-packages postgresql

@@ -38,7 +38,7 @@ from tests.plugin import VAR
 from tests.proxy import Proxy
 from tests.served import served  # noqa: F401
 from tools.mail import MailCatcher
-from tools.rabbitmq import PrivateNode, stomp_url_of
+from tools.rabbitmq import SERIES, PrivateNode, stomp_url_of
 
 KEPT_TABLES = {"django_content_type", "auth_permission"}
 """Tables that migrations fill and no test changes."""
@@ -164,6 +164,8 @@ def stomp_url(broker: Broker) -> str:
 def management(broker: Broker) -> Iterator[Management]:
     # Beside other tests, deleting a vhost with a thousand queues takes longer than Guardian's timeout.
     client = Management(broker.management_url, read_timeout=60)
+    version = client.overview()["rabbitmq_version"]
+    assert not SERIES or version.startswith(f"{SERIES}."), f"the tests run on RabbitMQ {version}, not on {SERIES}"
     yield client
     client.close()
 

@@ -17,7 +17,11 @@ from typing import IO, Any, Self
 
 from tools.processes import StartError, end, free_port, kill, lock_directory, port_answers, spawn, tail
 
-SCRIPTS = Path("/usr/lib/rabbitmq/bin")
+SERIES = os.environ.get("GUARDIAN_TEST_BROKER", "")
+"""The series of RabbitMQ to run, such as "4.3", from ``tools/make-rabbitmq``; empty: the one of this machine."""
+
+_CHROOT = Path(__file__).resolve().parent.parent / "var" / f"rabbitmq-{SERIES}"
+SCRIPTS = _CHROOT / "bin" if SERIES else Path("/usr/lib/rabbitmq/bin")
 USER = "guardian"
 PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_web_stomp")
 
@@ -51,6 +55,8 @@ class PrivateNode:
         Raises StartError if RabbitMQ isn't installed, or another program runs the node of this directory.
         """
         if not (SCRIPTS / "rabbitmq-server").exists():
+            if SERIES:
+                raise StartError(f"RabbitMQ {SERIES} is not installed: run `tools/make-rabbitmq {SERIES}` as root")
             raise StartError(
                 "RabbitMQ is not installed: there is no rabbitmq-server. On Debian or Ubuntu run `apt-get install"
                 " rabbitmq-server`, or set RABBITMQ_MANAGEMENT_URL and RABBIT_URL to an existing broker."
