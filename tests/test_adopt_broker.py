@@ -253,7 +253,7 @@ def test_an_unreadable_file_is_refused(write_file, tmp_path, monkeypatch):
     assert refusal(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
     assert "UTF-8" in refusal(write_file("username,owners\n", encoding="utf-16"))[0]
     monkeypatch.setattr(adoption, "MAX_FILE_BYTES", 1024 * 1024)
-    assert "more than 1 MB" in refusal(write_file("x" * (1024 * 1024 + 1)))[0]
+    assert "larger than 1 MB" in refusal(write_file("x" * (1024 * 1024 + 1)))[0]
     with pytest.raises(CommandError, match="--apply needs the filled file"):
         run_command("--apply")
 

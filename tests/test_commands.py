@@ -157,7 +157,7 @@ def test_without_the_task_queue_a_pass_completes_and_mails_go_out_later(amqp, en
     code, out, err = run(environment, "monitor_queues", "--once", "--json", CELERY_BROKER_URL="redis://127.0.0.1:1/0")
     assert code == 0, err
     assert json.loads(out)["deleted"] == 1
-    assert "the sweep will send what is due" in err
+    assert "the periodic task will send" in err
     code, out, _ = run(environment, "send_notifications", "--once", EMAIL_URL=mailbox.url)
     assert (code, out.split(",")[0]) == (0, "1 sent")
     assert [mail.subject for mail in mailbox.mails] == ["[Guardian] Deleted: long had 11 messages"]

@@ -489,7 +489,7 @@ def test_moving_brings_waiting_messages_to_the_new_queues_once_and_in_order(
 def test_moving_without_target_queues_leaves_messages_in_place(consumer_settings, amqp, publish):
     declare(consumer_settings(priorities="0-4,5-9"))
     publish(0, 9)
-    with pytest.raises(Refused, match=r"no queue shop_test_orders\.priority.*start a consumer"):
+    with pytest.raises(Refused, match=r"queue shop_test_orders\.priority does not exist: start a consumer"):
         move(consumer_settings(priorities="broker"), "orders", print)
     amqp.queue(f"{QUEUE}.priority", arguments={"x-max-priority": 9})  # unbound
     with pytest.raises(Exception, match=r"no queue is bound .*start a consumer"):

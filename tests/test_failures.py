@@ -335,7 +335,7 @@ def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
     after_recheck(monkeypatch, lambda: time.sleep(0.3))
     report = monitor.run_pass()
     assert report.deleted == 0
-    assert "too old" in report.errors[0]
+    assert "the recheck expired" in report.errors[0]
     assert "refused" not in sent("ops@example.org")
 
 
@@ -473,7 +473,7 @@ def test_an_expired_recheck_deletes_nothing(amqp, alice, monkeypatch, management
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     report = monitor.run_pass()
     assert report.deleted == 0
-    assert "too old" in report.errors[0]
+    assert "the recheck expired" in report.errors[0]
     assert queue_names(management, guarded) == {"queue/alice/builds"}
     monkeypatch.undo()
     assert monitor.run_pass().deleted == 1

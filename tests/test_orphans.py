@@ -612,7 +612,7 @@ def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
     report = sweep_orphans()
     assert (report.given_up, report.deleted) == (True, 0)
     assert "subscription_orphan" in agent.names
-    assert "ran out" in Sweep.objects.get().errors[0]
+    assert "expired while it was in use" in Sweep.objects.get().errors[0]
 
 
 @pytest.mark.parametrize("do", [sweep_orphans, clean_up_stale])

@@ -838,7 +838,7 @@ def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
     row = Notification.objects.get(channel=bad.uuid.hex)
     assert bad.last_error == row.last_error == "it could not be sent"
     assert (row.state, row.attempts) == ("due", 1)
-    assert f"{bad.uuid} can't be sent to: RuntimeError" in caplog.text
+    assert f"Could not send to channel {bad.uuid}: RuntimeError" in caplog.text
     assert "s3cr3t" not in caplog.text
 
 

@@ -938,7 +938,7 @@ def test_the_task_removes_the_passwords_of_expired_tokens(registered, agents, br
     registered.presented.token.expiry = timezone.now() - timedelta(seconds=1)
     registered.presented.token.save()
     with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
-        finish_removals()
+        agents_removals.revoke_expired_passwords()
         assert is_closed(opened)
     assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
     assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
@@ -951,7 +951,7 @@ def test_the_task_removes_the_passwords_of_deactivated_owners(registered, agents
     with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
         page = f"/admin/accounts/owner/{registered.owner.pk}/change/"
         assert client.post(page, {"email": registered.owner.email, "full_name": ""}).status_code == 302
-        finish_removals()
+        agents_removals.revoke_expired_passwords()
         assert is_closed(opened)
     assert not Owner.objects.get(pk=registered.owner.pk).is_active
     assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
@@ -1032,6 +1032,7 @@ def settle():
     """Run the task until no removals are left."""
     for _ in range(3):
         make_removals_due()
+        agents_removals.revoke_expired_passwords()
         finish_removals()
     assert not Removal.objects.exists()
 
