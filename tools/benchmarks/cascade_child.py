@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import EventSubscription, ObjectType, Offering, Registration, SubscriptionQueue
-from core.removals import MAX_PARALLEL
 from core import broker
 from core.models import Removal
+from core.removals import MAX_PARALLEL
 from queues.models import Queue
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.management import Management

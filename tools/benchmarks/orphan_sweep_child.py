@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import AgentVhost, EventSubscription, Offering, Registration, SubscriptionQueue
-from core.removals import MAX_PARALLEL
 from agents.sweep import sweep_orphans
 from core import broker
+from core.removals import MAX_PARALLEL
 from queues.models import Queue
 from rabbit import snapshot
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
