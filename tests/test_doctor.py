@@ -621,8 +621,8 @@ def test_an_invalid_folder_and_dsn_are_reported_with_all_other_findings(tmp_path
     assert answer.returncode == 1
     reported = [(check["name"], check["found"]) for check in json.loads(answer.stdout)["checks"]]
     assert ("settings", "SENTRY_DSN is not the address of a project.") in reported
-    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: it is a number.") in reported
-    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: it is a whole number.") in reported
+    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: write a number.") in reported
+    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: write a whole number.") in reported
     assert {"folder", "database"} <= {name for name, status in statuses(answer).items() if status == "problem"}
 
 
