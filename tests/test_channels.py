@@ -152,7 +152,7 @@ def test_any_text_makes_a_sender_or_is_refused(text):
 
 @pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\0b", "a\u202eb"])
 def test_a_name_has_1_to_100_visible_characters(alice, name):
-    with pytest.raises(ValidationError, match="all of which can be seen"):
+    with pytest.raises(ValidationError, match="visible characters"):
         create_channel(alice, name, SLACK)
 
 
@@ -167,7 +167,7 @@ def test_channel_names_are_unique_for_an_owner(alice):
 def test_an_owner_has_at_most_ten_channels(alice):
     for number in range(10):
         create_channel(alice, f"room {number}", SLACK)
-    with pytest.raises(ValidationError, match="the most"):
+    with pytest.raises(ValidationError, match="the maximum"):
         create_channel(alice, "one more", SLACK)
     assert alice.channels.count() == 10
 

@@ -387,7 +387,7 @@ def test_deleting_or_purging_a_gone_queue_says_so(listed_queue, client, manageme
     answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
     assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
     assert f"was not {done}" in answer.text
-    assert "show the queue at the moment" in answer.text
+    assert "list the queue at the moment" in answer.text
     for _ in range(3):
         run_pass()
     assert "Gone: it was last seen" in page_of(listed_queue, client)
