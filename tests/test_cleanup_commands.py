@@ -97,7 +97,7 @@ def test_a_clean_up_without_work_exits_with_0(agent, environment, command):
 def test_a_clean_up_beside_another_exits_with_0(agent, command):
     name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
     Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
-    assert run_command(command) == (0, "Another process is at it; nothing was done.\n")
+    assert run_command(command) == (0, "Another process is running; nothing was done.\n")
     code, out = run_command(command, "--json")
     assert (code, json.loads(out)["another_sweep"]) == (0, True)
 
@@ -126,7 +126,7 @@ def test_a_sweep_past_the_brake_exits_with_3_and_with_0_if_forced(agent, setting
     newer = lose_registrations(agent, 3)
     for options in ((), ("--dry-run",)):
         code, out = run_command("cleanup_orphan_queues", *options)
-        assert (code, "the brake holds" in out) == (3, True)
+        assert (code, "the brake blocks" in out) == (3, True)
         assert all(f"Would delete {name}" in out for name in newer)
     code, out = run_command("cleanup_orphan_queues", "--force")
     assert (code, "3 deleted" in out) == (0, True)

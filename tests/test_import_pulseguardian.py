@@ -413,7 +413,7 @@ def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_sour
     out = io.StringIO()
     call_command("import_pulseguardian", empty_source.url, "--apply", stdout=out)
     assert owners_by_account() == {name: ["alice@example.org"]}
-    assert "This version of PulseGuardian knows no unbounded queues." in out.getvalue()
+    assert "This version of PulseGuardian has no unbounded queues." in out.getvalue()
 
 
 def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, create_account):
@@ -467,7 +467,7 @@ def test_an_invalid_boolean_is_refused(empty_source, column):
     empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
     empty_source.person(1, "alice@example.org", admin="perhaps" if column == "users.admin" else "f")
     empty_source.run("INSERT INTO queues (name, unbounded, durable) VALUES ('q', 'perhaps', 't')")
-    assert f"The column {column} has 'perhaps' in it" in refusal(empty_source.url)
+    assert f"The column {column} contains 'perhaps'" in refusal(empty_source.url)
 
 
 def test_too_many_rows_are_refused(source, monkeypatch):
@@ -595,7 +595,7 @@ def test_a_broker_that_fails_midway_leaves_everything_unchanged(
 
         monkeypatch.setattr(module, name, run_and_disconnect)
         before = all_rows()
-        assert refusal(source.url, "--apply").startswith("Nothing was done. The broker can't be asked: GET /api/")
+        assert refusal(source.url, "--apply").startswith("Nothing was done. The broker can't be queried: GET /api/")
         assert all_rows() == before
         proxy.forward()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url

@@ -1001,7 +1001,7 @@ def test_a_pulse_user_has_at_most_ten_addresses(alice, confirmation_requests):
     set_addresses(pulse_user, ten, alice)
     with pytest.raises(ValidationError, match="10 further addresses"):
         add_address(pulse_user, "one-more@example.org", alice)
-    with pytest.raises(ValidationError, match="these are 11"):
+    with pytest.raises(ValidationError, match="you gave 11"):
         set_addresses(pulse_user, [*ten, "one-more@example.org"], alice)
     assert confirmation_requests == ten
 
@@ -1038,7 +1038,7 @@ def test_operators_set_any_thresholds_and_owners_within_the_settings(alice, oper
     set_thresholds(pulse_user, 100_000, 200_000, operator)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
     set_thresholds(pulse_user, 50_000, 200_000, alice)  # the operator's maximum is unchanged
-    with pytest.raises(ValidationError, match="is 50 messages"):
+    with pytest.raises(ValidationError, match="at most 50 messages"):
         set_thresholds(pulse_user, 6, 51, alice)
     set_thresholds(pulse_user, 6, 50, alice)
     set_thresholds(pulse_user, 7, None, alice)
