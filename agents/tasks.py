@@ -13,7 +13,7 @@ def sweep_orphans() -> None:
 
 @shared_task
 def clean_up_stale() -> None:
-    """Remove the subscriptions of owners without a live token, and expired tokens."""
+    """Remove the subscriptions of owners without a valid token, and expired tokens."""
     stale.clean_up_stale()
 
 

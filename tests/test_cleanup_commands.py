@@ -138,7 +138,7 @@ def test_a_stale_clean_up_past_the_brake_exits_with_3_and_with_0_if_forced(agent
     AuthToken.objects.all().delete()
     for options in ((), ("--dry-run",)):
         code, out = run_command("cleanup_stale_subscriptions", *options)
-        assert (code, "alice@example.org has no live token" in out) == (3, True)
+        assert (code, "alice@example.org has no valid token" in out) == (3, True)
     code, out = run_command("cleanup_stale_subscriptions", "--force")
     assert (code, "removed with 2 queues" in out) == (0, True)
     assert agent.names == {"guardian.dlq"}
