@@ -180,14 +180,14 @@ def test_a_deletion_for_its_name_follows_the_policy(after_pass, settings):
 def test_a_queue_without_a_row_is_found(after_pass, management, amqp):
     amqp.queue("queue/alice/new")
     assert invariants.disagreements(management, [after_pass]) == [
-        f"queue/alice/new in {after_pass} is on the broker, and has no row"
+        f"queue/alice/new in {after_pass} is on the broker, but has no row"
     ]
 
 
 def test_a_row_without_a_queue_is_found(after_pass, management):
     management.delete_queue(after_pass, "queue/alice/short")
     assert invariants.disagreements(management, [after_pass]) == [
-        f"queue/alice/short in {after_pass} is ok, and not on the broker"
+        f"queue/alice/short in {after_pass} is ok, but not on the broker"
     ]
 
 
@@ -195,7 +195,7 @@ def test_a_row_without_a_queue_is_found(after_pass, management):
 def test_a_row_with_another_length_is_found(after_pass, management, amqp):
     amqp.publish("queue/alice/short", 2)
     assert invariants.disagreements(management, [after_pass]) == [
-        f"queue/alice/short in {after_pass} has 3 messages, and its row says 1"
+        f"queue/alice/short in {after_pass} has 3 messages, but 1 by its row"
     ]
 
 
