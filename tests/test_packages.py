@@ -40,8 +40,8 @@ def test_a_known_vulnerability_fails_the_audit():
 
 
 def test_an_audit_without_findings_counts_packages_and_names_unknown_ones():
-    assert audit.evaluate_report({"dependencies": [SAFE, SAFE]}) == (0, ["No known hole in 2 packages."])
-    line = "No known hole in 1 packages. Nothing is known of amqp."
+    assert audit.evaluate_report({"dependencies": [SAFE, SAFE]}) == (0, ["No known vulnerabilities in 2 packages."])
+    line = "No known vulnerabilities in 1 packages. No data about amqp."
     assert audit.evaluate_report({"dependencies": [SAFE, UNKNOWN]}) == (0, [line])
 
 

@@ -142,7 +142,7 @@ def test_a_revoked_token_is_refused_and_other_tokens_work(alice):
 def test_a_token_of_a_deactivated_owner_is_refused(alice):
     _, key = create_token(alice, "a")
     Owner.objects.update(is_active=False)
-    assert "can't sign in" in refusal(f"Token {key}")
+    assert "is deactivated" in refusal(f"Token {key}")
 
 
 def test_the_last_use_is_recorded_once_a_minute(alice, django_assert_num_queries):
