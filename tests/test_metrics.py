@@ -493,7 +493,7 @@ def test_requests_work_without_a_folder_for_counters(environment, tmp_path):
         GUARDIAN_VAR_DIR=str(tmp_path),
     )
     assert answer.stdout.split() == ["200", "200"]
-    assert answer.stderr.count("The counters for /metrics can't be written") == 1
+    assert answer.stderr.count("counters for /metrics can't be written") == 1
 
 
 @pytest.mark.django_db

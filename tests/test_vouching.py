@@ -75,7 +75,9 @@ def test_operators_vouch_and_owners_if_the_setting_allows(newcomer, bob, operato
 
 
 def test_an_unvouched_owner_is_refused_with_the_next_step(newcomer):
-    with pytest.raises(NotVouched, match=r"Nobody has vouched for alice@example\.org .* Request it"):
+    with pytest.raises(
+        NotVouched, match=r"Nobody has vouched for alice@example\.org .* Request it on the page Vouching"
+    ):
         require_vouched(newcomer)
 
 
