@@ -248,7 +248,7 @@ def test_the_number_of_statements_does_not_grow_with_the_rows():
         with CaptureQueriesContext(connection) as statements:
             scrape()
         numbers.append(len(statements))
-    assert numbers == [12, 12]
+    assert numbers == [11, 11]
 
 
 @pytest.mark.django_db
