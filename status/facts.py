@@ -262,7 +262,7 @@ class GuardianFacts:
 
 
 def measure_guardian(now: datetime) -> GuardianFacts:
-    """Measure Guardian in nine statements.
+    """Measure Guardian in eight statements.
 
     Raises:
         django.db.Error: the database can't be read.
