@@ -242,8 +242,8 @@ def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_sett
 @pytest.mark.parametrize(
     ("body", "properties", "expected"),
     [
-        (b'{"order": ', {}, "the body is no application/json"),
-        (b"\xff\xfe", {"content_type": "text/plain"}, "the body is no text/plain"),
+        (b'{"order": ', {}, "the body is not valid application/json"),
+        (b"\xff\xfe", {"content_type": "text/plain"}, "the body is not valid text/plain"),
         (b"<order/>", {"content_type": "application/xml"}, "the content type is 'application/xml'"),
         (b"{}", {"content_type": b"\xff\xfe"}, "the content type is b'\\xff\\xfe'"),
         (b"{}", {"content_encoding": "gzip"}, "the content encoding is 'gzip'"),

@@ -531,7 +531,7 @@ def test_moving_works_beside_consumers_of_both_settings(consumer_settings, amqp,
         with consuming(new):
             publish(*[2] * 50)
             move(new.settings, "orders", said.append)
-            assert any("1 still read it" in text for text in said)
+            assert any("stop its 1 consumers" in text for text in said)
             old.close()
             move(new.settings, "orders", said.append)
             wait_until(lambda: len(seen) >= 253)
