@@ -583,7 +583,7 @@ def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_no
     wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
     guarded_node.eval(f"sys:suspend({pid}).")
     report = monitor.run_pass()
-    assert any("doesn't respond" in error for error in report.errors)
+    assert any("does not respond" in error for error in report.errors)
     assert report.deleted == 1
     assert "unresponsive" in sent("ops@example.org")
     hung = Notification.objects.filter(facts__queue="hung", recipient="ops@example.org")
