@@ -104,7 +104,7 @@ def test_a_requeued_message_does_not_count_as_acknowledged(consumer_settings, am
 
 @pytest.mark.parametrize("at_", ["nine", "70000", "127.0.0.1:", "-1"])
 def test_an_invalid_metrics_port_is_reported(at_):
-    with pytest.raises(SettingsError, match=r"--metrics is \[HOST:\]PORT"), serve_metrics(at_, []):
+    with pytest.raises(SettingsError, match=r"--metrics must be \[HOST:\]PORT"), serve_metrics(at_, []):
         pass
 
 

@@ -311,7 +311,7 @@ def test_a_failing_worker_is_reported_and_the_others_continue():
 
 @pytest.mark.parametrize("after", ["60", [60]])
 def test_a_delay_that_is_no_number_is_a_type_error(after):
-    with pytest.raises(TypeError, match="after is a number of seconds"):
+    with pytest.raises(TypeError, match="after must be a number of seconds"):
         Retry("later", after=after)
 
 

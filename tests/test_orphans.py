@@ -229,7 +229,7 @@ def test_a_name_that_no_database_can_store_is_an_error_of_the_sweep(agent):
     agent.orphan()
     report = sweep_orphans()
     assert (report.found, report.deleted) == (1, 1)
-    assert report.errors[0].startswith(r"subscription_\x00 in ")
+    assert report.errors[0].startswith(r"Guardian can't delete subscription_\x00 in ")
     assert Sweep.objects.get().errors == report.errors
 
 
