@@ -238,6 +238,7 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
         unfinished.filter(removing_since=marked_at).update(removing_since=None)  # keeps the mark of another removal
     else:
         unfinished.delete()
+        Removal.objects.filter(kind=Removal.Kind.ACCOUNT, name=pulse_user.username).delete()
 
 
 def _live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:

@@ -86,18 +86,18 @@ def mark_for_removal(pulse_users: Sequence[PulseUser]) -> None:
 def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
     """Mark accounts, and return their removals, unwritten."""
     now = timezone.now()
-    # Those that are marked already, too: a creation that fails takes back its own mark, and must not consume back this.
-    PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users]).update(removing_since=now)
+    # Those that are marked already, too: a creation that fails takes back its own mark, and must not take back this.
+    rows = PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users])
+    if rows.update(removing_since=now):
+        audit.record(None, REMOVES, pulse_users)
     for pulse_user in pulse_users:
         pulse_user.removing_since = now
-    if pulse_users:
-        audit.record(None, REMOVES, pulse_users)
     return [Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username) for pulse_user in pulse_users]
 
 
 def register_handler() -> None:
     """Have accounts removed by :func:`_remove`."""
-    removals.register(Removal.Kind.ACCOUNT, removals.Handler(_remove, needed=_not_marked))
+    removals.register(Removal.Kind.ACCOUNT, removals.Handler(_remove, obsolete=_not_marked, alone=True))
 
 
 def _not_marked(accounts: Sequence[Removal]) -> list[Removal]:
@@ -113,10 +113,19 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
 
     Raises:
         locks.LockTaken: another process is changing it, or this one was so slow that it lost the lock.
+        removals.Postponed: the time is over.
         BrokerError: the broker is away, refused, or still has something of it.
     """
-    with locks.lock(removal.name) as lock:
-        row = PulseUser.objects.filter(username=removal.name, removing_since__isnull=False).first()
+    try:
+        _remove_locked(management, removal.name, until)
+    except NotOnBroker as error:
+        # Only the deleted row says that an account is gone.
+        raise NotAllGone(f"The broker answered 404 during the removal: {error}") from error
+
+
+def _remove_locked(management: Management, username: str, until: float) -> None:
+    with locks.lock(username) as lock:
+        row = PulseUser.objects.filter(username=username, removing_since__isnull=False).first()
         if row is None:
             return  # another process removed it, and the name may belong to another account by now
         management = lock.renewing_client(management)
@@ -126,7 +135,7 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
         # The user of a row that never was ready may have been created by another client; then only the row is deleted.
         is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, allow_unfinished=True))
         if is_its_own:
-            _remove_from_broker(management, row.username)
+            _remove_from_broker(management, row.username, until)
         lock.renew()
         with transaction.atomic():
             row = PulseUser.objects.select_for_update().filter(pk=row.pk).first()
@@ -143,11 +152,12 @@ def _tags(management: Management, username: str) -> frozenset[str]:
         return frozenset()
 
 
-def _remove_from_broker(management: Management, username: str) -> None:
+def _remove_from_broker(management: Management, username: str, until: float) -> None:
     """Delete a user with its queues and exchanges.
 
     Raises:
         NotAllGone: the broker still lists some, or a list may have been incomplete.
+        removals.Postponed: it is later than ``until``, in monotonic time.
     """
     with contextlib.suppress(NotOnBroker):
         management.delete_user(username)
@@ -156,7 +166,7 @@ def _remove_from_broker(management: Management, username: str) -> None:
     for pause in PAUSES:
         if not any(goes):
             break
-        _delete(management, goes)
+        _delete(management, goes, until)
         goes = _what_goes(management, username)
         if any(goes):
             time.sleep(pause)
@@ -169,11 +179,13 @@ def _remove_from_broker(management: Management, username: str) -> None:
         raise NotAllGone("Still there: maybe queues of a node that has just stopped or started")
 
 
-def _delete(management: Management, goes: Goes) -> None:
+def _delete(management: Management, goes: Goes, until: float) -> None:
     """Delete these queues and exchanges. Log those that the broker refuses to delete, and continue."""
     vhost = settings.GUARDIAN_PULSE_VHOST
     for delete, those in ((management.delete_queue, goes.queues), (management.delete_exchange, goes.exchanges)):
         for name in those:
+            if time.monotonic() >= until:
+                raise removals.Postponed
             try:
                 delete(vhost, name)
             except NotOnBroker:  # or its node is down, and the next list shows it

@@ -122,12 +122,12 @@ def _reset_password(management: Management, removal: Removal, until: float) -> N
                 rows.update(password_set=False)
         if is_valid:
             return
-        locked_names = lock.renewing_client(management)
+        locked = lock.renewing_client(management)
         # put_user would create a user that is missing, so `user` raises NotOnBroker first.
         for request in (
-            partial(locked_names.user, name),
-            partial(locked_names.put_user, name, None),
-            partial(locked_names.close_connections_of, name, REVOKED),
+            partial(locked.user, name),
+            partial(locked.put_user, name, None),
+            partial(locked.close_connections_of, name, REVOKED),
         ):
             if monotonic() >= until:
                 raise Postponed
@@ -209,8 +209,8 @@ def register_handlers() -> None:
     """Register the handlers of the kinds that agents have."""
     kinds = Removal.Kind
     removals.register(kinds.PASSWORD, Handler(_reset_password))
-    removals.register(kinds.USER, Handler(_delete_user, needed=_needed_users))
-    removals.register(kinds.VHOST, Handler(_delete_vhost, needed=_needed_vhosts, removed=_vhosts_removed))
+    removals.register(kinds.USER, Handler(_delete_user, obsolete=_needed_users))
+    removals.register(kinds.VHOST, Handler(_delete_vhost, obsolete=_needed_vhosts, removed=_vhosts_removed))
     removals.register(
-        kinds.QUEUE, Handler(_delete_queue, needed=_needed_queues, removed=_queues_removed, parallel=True)
+        kinds.QUEUE, Handler(_delete_queue, obsolete=_needed_queues, removed=_queues_removed, parallel=True)
     )

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -47,9 +48,8 @@ RESERVED_FOR = timedelta(minutes=1)
 
 BUSY_RETRY_SECONDS = 10
 RETRY_SECONDS = 60
-MAX_AWAY_RETRY_SECONDS = 300
-MAX_REFUSED_RETRY_SECONDS = 3600
-"""The interval doubles with each attempt, so that one removal that makes the broker fail does not delay all others."""
+MAX_RETRY_SECONDS = 300
+"""The interval doubles up to this, so that a removal that makes the broker fail delays few others."""
 
 
 class Kept(Exception):
@@ -70,12 +70,14 @@ class Handler:
     It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker``: the thing
     is gone.
     """
-    needed: Callable[[Sequence[Removal]], Iterable[Removal]] = lambda removals: ()
-    """Return the removals to drop, since a row needs the thing again."""
+    obsolete: Callable[[Sequence[Removal]], Iterable[Removal]] = lambda removals: ()
+    """Return the removals to drop, such as those of a queue that is registered again."""
     removed: Callable[[Sequence[Removal]], None] = lambda removals: None
     """Record that these things are gone."""
     parallel: bool = False
     """Whether ``remove`` may run in threads. It must not use the database then."""
+    alone: bool = False
+    """Whether each removal is a batch of its own, since it takes many requests."""
 
 
 _handlers: dict[str, Handler] = {}
@@ -119,7 +121,7 @@ def write(removals: Sequence[Removal], *, due_at: datetime | None = None) -> Non
                 update=update if if_unused else [*update, "if_unused"],
             )
         if due_at is None:
-            transaction.on_commit(run_due, robust=True)
+            transaction.on_commit(partial(run_due, only=sorted(things)), robust=True)
 
 
 def reserve(removals: Sequence[Removal]) -> list[int]:
@@ -151,16 +153,19 @@ class Outcome:
     away: bool = False
 
 
-def run_due(seconds: float = SECONDS_AFTER_COMMIT) -> int:
+def run_due(seconds: float = SECONDS_AFTER_COMMIT, *, only: Sequence[tuple[str, str, str]] | None = None) -> int:
     """Carry out the removals that are due, for this many seconds at most, and return how many succeeded.
 
-    Stop if the broker is away; all due removals wait a minute then. Failures are logged, never raised. Do not call in a
-    transaction.
+    ``only``: of these things, as (kind, vhost, name). A request carries out its own removals alone, so that the audit
+    trail never names its owner for those of others.
+    Stop if the broker is away; all due removals wait a minute then. Failures of the broker and the database are logged,
+    not raised. Do not call in a transaction.
     """
     until = time.monotonic() + seconds
+    due = _is_due() if only is None else _is_due() & Q(bulk.among(Removal, ("kind", "vhost", "name"), only))
     removed = 0
     try:
-        while time.monotonic() < until and (batch := _claim(_is_due(), seconds, until)):
+        while time.monotonic() < until and (batch := _claim(due, seconds, until)):
             batch.carry_out()
             removed += len(batch.removed)
             if batch.away:
@@ -201,7 +206,7 @@ def _is_due() -> Q:
 
 
 def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
-    """Claim a batch of these removals, in the order of their kinds; None: there are none.
+    """Claim a batch of these removals; None: there are none.
 
     No request is begun after ``until``, at most ``seconds`` from now. The claim outlasts a request that is begun then.
     """
@@ -209,9 +214,14 @@ def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
     order = Case(*[When(kind=kind, then=Value(number)) for number, kind in enumerate(Removal.Kind)])
     with transaction.atomic():
         free = Removal.objects.select_for_update(skip_locked=True).filter(these)
-        removals = list(free.order_by(order, "id")[:BATCH_SIZE])
+        # Those that failed come last: each of them may stop a run.
+        removals = list(free.order_by("attempts", order, "id")[:BATCH_SIZE])
         if not removals:
             return None
+        if _handlers[removals[0].kind].alone:
+            removals = removals[:1]
+        else:
+            removals = [removal for removal in removals if not _handlers[removal.kind].alone]
         Removal.objects.filter(bulk.among(Removal, ("id",), [(removal.pk,) for removal in removals])).update(
             claim=claim, due_at=Now() + timedelta(seconds=seconds + locks.lock_seconds())
         )
@@ -222,7 +232,7 @@ class _Batch:
     """Removals that this process has claimed, and their results.
 
     ``unanswered``: the broker is away, and the request was not sent or its result is unknown. ``busy``: another process
-    has the lock. The rest was not tried.
+    has the lock, or there was no time left. The rest was not tried.
     """
 
     def __init__(self, claim: uuid.UUID, removals: list[Removal], until: float) -> None:
@@ -243,7 +253,7 @@ class _Batch:
 
     def carry_out(self) -> None:
         """Remove the things from the broker, and record the results."""
-        self._drop_needed()
+        self._drop_obsolete()
         try:
             self._remove(broker.management())
         except BrokerUnavailable as error:  # no broker is configured
@@ -251,19 +261,19 @@ class _Batch:
             self.unanswered += [(removal, error) for removal in self._removals[:1]]
         self._record()
 
-    def _drop_needed(self) -> None:
-        """Drop the removals of things that a row needs again. The claim is committed, so no registration is missed."""
-        needed = [
+    def _drop_obsolete(self) -> None:
+        """Drop the obsolete removals. The claim is committed, so no registration is missed."""
+        obsolete = [
             removal
             for kind, handler in _handlers.items()
             if (of_kind := self._of_kind(kind))
-            for removal in handler.needed(of_kind)
+            for removal in handler.obsolete(of_kind)
         ]
-        if needed:
-            self._mine(needed).delete()
-            dropped = {removal.pk for removal in needed}
+        if obsolete:
+            self._mine(obsolete).delete()
+            dropped = {removal.pk for removal in obsolete}
             self._removals = [removal for removal in self._removals if removal.pk not in dropped]
-            logger.info("Dropped the removals of %d things that are registered again", len(needed))
+            logger.info("Dropped %d obsolete removals", len(obsolete))
 
     def _remove(self, management: Management) -> None:
         """Remove kind by kind: users and passwords first, so that no client comes back while its queues go."""
@@ -326,17 +336,17 @@ class _Batch:
             logger.warning("%s can't be removed yet: %s", removal, error)
         for _, error in self.unanswered[:1]:
             logger.warning("Removals stop, since the broker is away, and continue in a minute: %s", error)
-        self._back_off([removal for removal, _ in self.refused], MAX_REFUSED_RETRY_SECONDS)
+        self._back_off([removal for removal, _ in self.refused])
         not_sent = [removal for removal, error in self.unanswered if error.never_reached]
-        self._back_off(not_sent, MAX_AWAY_RETRY_SECONDS)
+        self._back_off(not_sent)
         # The broker may still carry these out, so a registration must not cancel them meanwhile.
         unknown = [removal for removal, error in self.unanswered if not error.never_reached]
-        self._back_off(unknown, MAX_AWAY_RETRY_SECONDS, claim=self._claim)
+        self._back_off(unknown, claim=self._claim)
 
-    def _back_off(self, removals: list[Removal], max_seconds: int, *, claim: uuid.UUID | None = None) -> None:
+    def _back_off(self, removals: list[Removal], *, claim: uuid.UUID | None = None) -> None:
         removals.sort(key=_attempts)
         for attempts, same in groupby(removals, key=_attempts):
-            self._release(list(same), retry_seconds(attempts + 1, max_seconds), attempts=attempts + 1, claim=claim)
+            self._release(list(same), retry_seconds(attempts + 1), attempts=attempts + 1, claim=claim)
 
     def _release(self, removals: Sequence[Removal], seconds: float, **values: Any) -> None:
         """Make these due in so many seconds, and give up their claim unless another is given."""
@@ -354,9 +364,9 @@ class _Batch:
         return Removal.objects.filter(bulk.among(Removal, ("id",), keys), claim=self._claim)
 
 
-def retry_seconds(attempts: int, max_seconds: int) -> int:
-    """Return how long to wait after this many attempts: twice as long each time, up to ``max_seconds``."""
-    return min(max_seconds, RETRY_SECONDS << min(attempts - 1, 10))
+def retry_seconds(attempts: int) -> int:
+    """Return how long to wait after this many attempts: twice as long each time, up to ``MAX_RETRY_SECONDS``."""
+    return min(MAX_RETRY_SECONDS, RETRY_SECONDS << min(attempts - 1, 10))
 
 
 def _in(seconds: float) -> CombinedExpression:

@@ -1,4 +1,4 @@
-"""What Celery runs. Each task calls the function that decides, and holds no rule."""
+"""Celery tasks. They contain no rules."""
 
 from celery import shared_task
 

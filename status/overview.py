@@ -78,7 +78,7 @@ class NodeShown(NamedTuple):
 
 
 class RemovalsShown(NamedTuple):
-    """Pending removals from the broker: the oldest with their last errors, and Pulse users by name."""
+    """Pending removals from the broker, and the oldest with their last errors."""
 
     waiting: int
     lasts: str

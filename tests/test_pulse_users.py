@@ -3,6 +3,7 @@
 import logging
 import secrets
 import threading
+import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
@@ -52,8 +53,8 @@ from accounts.pulse_users import (
 from accounts.removal import Goes, GoesOn, remove_pulse_user, what_goes
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
-from core import locks
-from core.models import Lease
+from core import locks, removals
+from core.models import Lease, Removal
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import InvalidUserName
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
@@ -1211,6 +1212,75 @@ def test_concurrent_tasks_finish_each_removal_once(alice, guarded, management, r
     assert not PulseUser.objects.exists()
     assert sorted(username for username, _, _ in removed) == [f"twice-{number}" for number in range(5)]
     assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}
+
+
+def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name, management, monkeypatch):
+    pulse_user, _ = create_pulse_user(name, [alice])
+
+    def not_there(self):
+        raise NotOnBroker("a node that has just started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "nodes", not_there)
+        with pytest.raises(GoesOn, match="answered 404"):
+            remove_pulse_user(pulse_user)
+    assert Removal.objects.filter(kind="account", name=name).exists()
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+def test_a_removal_stops_when_its_time_is_over(alice, name, guarded, management):
+    create_pulse_user(name, [alice])
+    management.declare_queue(guarded, f"queue/{name}/builds")
+    mark_for_removal(*PulseUser.objects.all())
+    with pytest.raises(removals.Postponed):
+        removal._remove(management, Removal.objects.get(), time.monotonic())
+    assert queue_names(management, guarded) == {f"queue/{name}/builds"}
+    assert finish_removals() == 1
+
+
+def test_accounts_do_not_delay_the_removals_of_agents(alice, name, guarded, management, monkeypatch):
+    mark_for_removal(PulseUser.objects.create(username=name))
+    management.declare_queue(guarded, "subscription_x")
+    Removal.objects.create(kind="queue", vhost=guarded, name="subscription_x")
+    seen = []
+    remove = removal._remove_from_broker
+
+    def look(*arguments):
+        seen.append(Removal.objects.filter(kind="queue").count())
+        remove(*arguments)
+
+    monkeypatch.setattr(removal, "_remove_from_broker", look)
+    assert finish_removals() == 2
+    assert seen == [0]
+
+
+def test_a_removal_of_an_unmarked_account_is_dropped(alice, name, management):
+    create_pulse_user(name, [alice])
+    Removal.objects.create(kind="account", name=name)
+    assert finish_removals() == 0
+    assert not Removal.objects.exists()
+    assert PulseUser.objects.get().ready
+    assert management.user(name)
+
+
+def test_a_creation_killed_while_it_is_undone_leaves_nothing(alice, name, monkeypatch, management):
+    def killed(self, *_):
+        raise Killed
+
+    def refused(self, *_):
+        raise Refused("no", status=400, reason="no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "set_permissions", refused)
+        patched.setattr(Management, "delete_user", killed)
+        with pytest.raises(Killed):
+            create_pulse_user(name, [alice])
+    assert PulseUser.objects.get().removing_since
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+    with pytest.raises(NotOnBroker):
+        management.user(name)
 
 
 def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, guarded, management, monkeypatch):

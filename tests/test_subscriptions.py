@@ -751,7 +751,7 @@ def test_a_queue_being_removed_cannot_be_registered(offering, subscription, pres
 
 
 def test_a_queue_deleted_and_being_removed_is_busy(monkeypatch, offering, subscription, presented):
-    monkeypatch.setattr(removals, "run_due", lambda *args: 0)
+    monkeypatch.setattr(removals, "run_due", lambda **_: 0)
 
     def remove():
         SubscriptionQueue.objects.all().delete()
