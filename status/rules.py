@@ -395,7 +395,7 @@ REMOVALS = Rule(
     unit=Unit.SECONDS,
     warning=1800,
     sentence="The oldest removal from the broker has waited for {value}.",
-    next_step="Guardian tries again each minute. 'Removals' in /admin/ has the reason on each.",
+    next_step="Guardian retries, at least every five minutes. 'Removals' in /admin/ has the reason on each.",
     runbook="removals-are-pending",
     alert="GuardianRemovalsPending",
 )

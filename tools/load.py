@@ -127,7 +127,14 @@ class QueueLoad(LoadThread):
     def _work_on(self, connection: Any) -> None:
         channel = connection.channel()
         channel.confirm_delivery()
-        actions = {self._declare: 4, self._grow: 8, self._overflow: 2, self._shrink: 4, self._purge: 2, self._delete: 1}
+        actions = {
+            self._declare: 4,
+            self._grow: 8,
+            self._overflow: 2,
+            self._shrink: 4,
+            self._purge: 2,
+            self._delete_queue: 1,
+        }
         while not self.ended.is_set():
             action = self._chance.choices(list(actions), list(actions.values()))[0]
             if not self._names or (action == self._declare and len(self._names) < self.MAX_QUEUES):
@@ -174,6 +181,6 @@ class QueueLoad(LoadThread):
         channel.queue_declare(name, durable=True)
         channel.queue_purge(name)
 
-    def _delete(self, channel: Any) -> None:
+    def _delete_queue(self, channel: Any) -> None:
         name = self._names.pop(self._chance.randrange(len(self._names)))
         channel.queue_delete(name)
