@@ -457,7 +457,8 @@ class _Comparison:
         verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
-        for_its_name = not self.removes_nothing and self.rules.deletes_for_its_name(queue)
+        is_internal = key in self.observation.snapshot.internal
+        for_its_name = not self.removes_nothing and not is_internal and self.rules.deletes_for_its_name(queue)
         if verdict.action is Action.DELETE or for_its_name:
             self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
         else:

@@ -31,6 +31,7 @@ from queues.thresholds import Thresholds
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.management import Binding, BrokerError, Refused, was_not_executed
 from rabbit.names import DEAD_LETTER_QUEUE, readable
+from rabbit.snapshot import MQTT_QOS_0, STREAM
 
 logger = logging.getLogger(__name__)
 
@@ -340,8 +341,10 @@ def outlook(row: Row, grows: growth.Growth | None) -> str:
     if queue.state == Queue.State.GONE:
         return "It is no longer on the broker. Whoever declares it again gets an empty one."
     if queue.length is None:
-        if queue.type == "stream":
+        if queue.type == STREAM:
             return "A stream keeps what is read from it, so it is not judged by the number of its messages."
+        if queue.type == MQTT_QOS_0:
+            return "An MQTT subscription with QoS 0 stores no messages, so it has no length."
         return "The broker doesn't tell its length. Nothing is done to it until it does."
     if queue.state == Queue.State.DELETING:
         if queue.length > limits.max:

@@ -23,7 +23,7 @@ from rabbit.management import (
     NotOnBroker,
 )
 from rabbit.names import QueueName
-from rabbit.snapshot import ListedQueue, Snapshot, is_storable, members, parse_row
+from rabbit.snapshot import MQTT_QOS_0, WITHOUT_LENGTH, ListedQueue, Snapshot, is_storable, members, parse_row
 from rabbit.threads import ContextThreadPool
 
 PATH = "/metrics/detailed"
@@ -249,7 +249,7 @@ class Scrape(NamedTuple):
         lengths are newer than the metrics, and stay.
 
         A queue keeps its stored fields if its name is ambiguous, if two nodes report it, or if it exists without
-        metrics. An ambiguous name that the last list lacked is looked up.
+        metrics. A queue that never has metrics is looked up if the last list lacked it.
 
         Raises:
             ListNeeded: too many queues are new or missing.
@@ -259,7 +259,7 @@ class Scrape(NamedTuple):
         missing = {
             key
             for key in stored.keys() - self.depths.keys()
-            if (not has_ambiguous_name(*key) or stored[key].misses) and not is_ignored(*key)
+            if (_has_metrics(key, stored[key].type) or stored[key].misses) and not is_ignored(*key)
         }
         if not self.depths or len(new) + len(missing) > MAX_LOOKUPS:
             raise ListNeeded(f"{len(new)} queues are new, and {len(missing)} have no metrics")
@@ -283,6 +283,10 @@ class Scrape(NamedTuple):
         )
 
 
+def _has_metrics(key: QueueName, queue_type: str) -> bool:
+    return queue_type != MQTT_QOS_0 and not has_ambiguous_name(*key)
+
+
 def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, ListedQueue]:
     """Return those of these queues that exist, without their lengths."""
 
@@ -291,8 +295,6 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
             return parse_row(management.queue(*key))
         except NotOnBroker:
             return None
-        except (KeyError, TypeError) as error:
-            raise MalformedResponse(f"the answer about a queue is malformed ({error!r}); is this RabbitMQ?") from error
 
     if not queues:
         return {}
@@ -304,7 +306,7 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
 def _with_depth(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
     """Return a queue with its stored fields, and the length and the node from the metrics, if there are any."""
     ready, unacknowledged, node = depth or (row.ready, row.unacknowledged, row.node)
-    if row.type == "stream":
+    if row.type in WITHOUT_LENGTH:
         ready = unacknowledged = None
     return ListedQueue(*key, row.type, row.durable, row.auto_delete, row.exclusive, node, ready, unacknowledged)
 

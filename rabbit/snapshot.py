@@ -7,7 +7,8 @@ from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
-from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management, NotOnBroker, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 
 MAX_SEPARATE_LISTS = 20
@@ -23,6 +24,20 @@ MAX_CONCURRENT_LISTS = 2
 CLASSIC = "classic"
 """The queue type whose listed length is exact."""
 
+STREAM = "stream"
+
+MQTT_QOS_0 = "MQTT QoS 0"
+"""The queue type of an MQTT subscription with QoS 0 since RabbitMQ 3.12. It is its client's connection, and stores
+nothing. Only that client can delete it."""
+_MQTT_QOS_0_MODULE = "rabbit_mqtt_qos0_queue"
+"""The name of this type in all lists but the cheapest."""
+
+WITHOUT_LENGTH = (STREAM, MQTT_QOS_0)
+"""Queue types without a length: readers remove nothing from a stream."""
+
+UNKNOWN_TYPE = "unknown"
+"""The queue type of a row that has none."""
+
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 """Parameters of the cheapest complete list with lengths.
 
@@ -33,7 +48,10 @@ wrong for up to 5 s after a publish, purge, get or ack, and 0 right after a chan
 MAX_NAME_LENGTH = 255
 
 IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
-COLUMNS = IDENTITY + ",messages_ready,messages_unacknowledged"
+COLUMNS = IDENTITY + ",arguments,messages_ready,messages_unacknowledged"
+
+INTERNAL_PURPOSE = "x-internal-purpose"
+"""The argument of a queue that federation declares for itself."""
 
 WITHOUT_LENGTHS = {"disable_stats": "true", "columns": "name,vhost,type,exclusive"}
 """Parameters of a complete list for which the broker asks no queue's process."""
@@ -84,6 +102,7 @@ class Snapshot(NamedTuple):
     - ``missing_vhosts``: requested vhosts that do not exist.
     - ``seconds``: the time from the first request to the last list.
     - ``lagging``: the lengths are from the nodes' Prometheus endpoints, so no deletion may rely on them.
+    - ``internal``: queues that federation declared. Empty if ``lagging``.
     """
 
     queues: list[ListedQueue]
@@ -96,6 +115,7 @@ class Snapshot(NamedTuple):
     missing_vhosts: list[str]
     seconds: float
     lagging: bool = False
+    internal: frozenset[QueueName] = frozenset()
 
 
 def take(
@@ -115,24 +135,32 @@ def take(
     exact = True
     try:
         exactly = iter_lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between_requests)
-        queues, unreadable, listed_at = _read(exactly)
+        rows = _read(exactly)
     except BrokerUnavailable as hanging:
         # The exact list hangs if one queue's process doesn't respond. The list of statistics still works then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        queues, unreadable, listed_at = _read(
-            iter_lists(management, vhosts, {"columns": COLUMNS}, unlisted, between_requests)
-        )
+        rows = _read(iter_lists(management, vhosts, {"columns": COLUMNS}, unlisted, between_requests))
         exact = False
-    seconds = listed_at - began
-    if not queues:
+    if not rows.queues:
         require_administrator(management)
-    empty = set(vhosts or ()) - {queue.vhost for queue in queues} - unlisted.keys()
+    empty = set(vhosts or ()) - {queue.vhost for queue in rows.queues} - unlisted.keys()
     no_such = sorted(empty - {vhost.name for vhost in management.vhosts()}) if empty else []
     between_requests()
     nodes_unchanged = members(management) == (nodes, down)
-    return Snapshot(queues, unlisted, nodes, down, nodes_unchanged, exact, unreadable, no_such, seconds)
+    return Snapshot(
+        queues=rows.queues,
+        unlisted=unlisted,
+        nodes=nodes,
+        down=down,
+        nodes_unchanged=nodes_unchanged,
+        exact=exact,
+        unreadable=rows.unreadable,
+        missing_vhosts=no_such,
+        seconds=rows.received_at - began,
+        internal=frozenset(rows.internal),
+    )
 
 
 def list_names(
@@ -149,13 +177,7 @@ def list_names(
     listed: list[ListedName] = []
     with closing(iter_lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between_requests)) as given:
         for rows in given:
-            try:
-                listed += [
-                    ListedName(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive")))
-                    for row in rows
-                ]
-            except (KeyError, TypeError) as error:
-                raise _malformed(error) from error
+            listed += [ListedName(row["vhost"], row["name"], _type(row), _is_exclusive(row)) for row in rows]
     return listed, unlisted
 
 
@@ -241,26 +263,29 @@ def _vhosts_to_request(vhosts: Sequence[str] | None) -> Sequence[str | None]:
     return list(dict.fromkeys(vhosts))
 
 
-def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[ListedQueue], list[str], float]:
-    """Return the listed queues, the names that can't be stored, and the monotonic time of the last list."""
-    queues, unreadable = [], []
+class _Rows(NamedTuple):
+    """The rows of all lists. ``received_at`` is the monotonic time of the last list."""
+
+    queues: list[ListedQueue]
+    unreadable: list[str]
+    internal: list[QueueName]
+    received_at: float
+
+
+def _read(listing: Generator[list[dict[str, Any]], None, None]) -> _Rows:
+    queues, unreadable, internal = [], [], []
     received_at = time.monotonic()
     with closing(listing) as given:  # after an error, send no further requests
         for rows in given:
             received_at = time.monotonic()
-            try:
-                for row in rows:
-                    if not is_storable(row["name"]) or not is_storable(row["vhost"]):
-                        unreadable.append(row["name"])
-                    else:
-                        queues.append(parse_row(row))
-            except (KeyError, TypeError) as error:
-                raise _malformed(error) from error
-    return queues, unreadable, received_at
-
-
-def _malformed(error: Exception) -> MalformedResponse:
-    return MalformedResponse(f"an entry in the list of queues is malformed ({error!r}); is this RabbitMQ?")
+            for row in rows:
+                if not is_storable(row["name"]) or not is_storable(row["vhost"]):
+                    unreadable.append(row["name"])
+                    continue
+                queues.append(parse_row(row))
+                if INTERNAL_PURPOSE in (row.get("arguments") or ()):
+                    internal.append((row["vhost"], row["name"]))
+    return _Rows(queues, unreadable, internal, received_at)
 
 
 def is_storable(name: str) -> bool:
@@ -274,23 +299,31 @@ def _messages(value: Any) -> int | None:
 
 
 def parse_row(row: dict[str, Any]) -> ListedQueue:
-    """Return the queue in a row of the management API."""
-    # Readers of a stream don't remove its messages, so their number says nothing about its readers.
-    stream = row["type"] == "stream"
+    """Return the queue in a row of the management API. All columns but its name and vhost may be missing."""
+    has_length = _type(row) not in WITHOUT_LENGTH
     return ListedQueue(
-        vhost=_text(row["vhost"]),
+        vhost=row["vhost"],
         name=row["name"],
-        type=_text(row["type"]),
-        durable=bool(row["durable"]),
+        type=_type(row),
+        durable=bool(row.get("durable")),
         auto_delete=bool(row.get("auto_delete")),
-        exclusive=bool(row.get("exclusive")),  # streams lack this column
-        node=_text(row.get("node") or ""),
-        ready=None if stream else _messages(row.get("messages_ready")),
-        unacknowledged=None if stream else _messages(row.get("messages_unacknowledged")),
+        exclusive=_is_exclusive(row),
+        node=_text(row.get("node")),
+        ready=_messages(row.get("messages_ready")) if has_length else None,
+        unacknowledged=_messages(row.get("messages_unacknowledged")) if has_length else None,
     )
 
 
+def _type(row: dict[str, Any]) -> str:
+    type_ = _text(row.get("type")) or UNKNOWN_TYPE
+    return MQTT_QOS_0 if type_ == _MQTT_QOS_0_MODULE else type_
+
+
+def _is_exclusive(row: dict[str, Any]) -> bool:
+    # The cheapest list has no value for other types than classic.
+    return bool(row.get("exclusive")) or _type(row) == MQTT_QOS_0
+
+
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not is_storable(value):
-        raise TypeError(f"{value!r} is not a name")
-    return value
+    """Return the value if it is a text that the database can store, or an empty text."""
+    return value if isinstance(value, str) and is_storable(value) else ""

@@ -30,6 +30,7 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.listing import STALLED
 from queues.models import Queue
+from rabbit.snapshot import WITHOUT_LENGTH
 from status import counters, facts, rules
 from status.facts import GuardianFacts
 
@@ -177,8 +178,7 @@ def _queues() -> Iterator[Metric]:
             all_ready=Sum("ready"),
             all_unacknowledged=Sum("unacknowledged"),
             longest=Max(F("ready") + F("unacknowledged")),
-            # A stream's length is always unknown.
-            unknown=Count("id", filter=(Q(ready=None) | Q(unacknowledged=None)) & ~Q(type="stream")),
+            unknown=Count("id", filter=(Q(ready=None) | Q(unacknowledged=None)) & ~Q(type__in=WITHOUT_LENGTH)),
             stalled=Count("id", filter=STALLED),
         )
     )
@@ -195,7 +195,9 @@ def _queues() -> Iterator[Metric]:
     longest = max((row["longest"] or 0 for row in rows), default=0)
     yield _gauge("guardian_longest_queue_messages", "Messages in the longest queue.", longest)
     unknown = sum(row["unknown"] for row in rows)
-    yield _gauge("guardian_queues_of_unknown_length", "Queues whose length is unknown, without streams.", unknown)
+    yield _gauge(
+        "guardian_queues_of_unknown_length", "Queues whose length is unknown, without streams and MQTT QoS 0.", unknown
+    )
     yield _gauge(
         "guardian_queues_stalled",
         "Queues whose consumers acknowledged nothing for GUARDIAN_STALLED_MINUTES; if that is 0, none is checked.",

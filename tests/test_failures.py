@@ -393,13 +393,23 @@ def test_an_invalid_length_is_unknown(guarded, amqp, monkeypatch, wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"type": None}, {"type": 5}, {"node": 3}, {"type": "x" * 300}], ids=lambda wrong: str(wrong)[:20]
+    "wrong",
+    [{"type": None}, {"type": 5}, {"type": "x" * 300}, {"durable": None}, {"node": 3}, {"arguments": None}],
+    ids=lambda wrong: str(wrong)[:20],
 )
-def test_a_malformed_row_is_an_outage(guarded, amqp, monkeypatch, wrong):
-    amqp.queue("a", 11)
+def test_a_row_with_an_invalid_column_is_guarded_like_the_others(guarded, amqp, management, monkeypatch, wrong):
+    amqp.queue("odd", 11)
+    amqp.queue("long", 11)
     listed = Management.list_queues
-    monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
-    assert monitor.run_pass().away
+
+    def list_with_an_odd_row(*arguments):
+        return [{**row, **wrong} if row["name"] == "odd" else row for row in listed(*arguments)]
+
+    monkeypatch.setattr(Management, "list_queues", list_with_an_odd_row)
+    report = monitor.run_pass()
+    assert (report.queues, report.deleted, report.errors) == (2, 2, [])
+    monkeypatch.undo()
+    assert queue_names(management, guarded) == set()
 
 
 def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(broker_proxy):

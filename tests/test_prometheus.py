@@ -211,17 +211,11 @@ class MalformedManagement:
         names = [node.name for node in self.nodes()]
         return {"listeners": [{"protocol": "http/prometheus", "node": name, "port": None} for name in names]}
 
-    def queue(self, vhost, name):
-        return {"vhost": vhost, "name": name}
-
 
 def test_a_management_answer_of_another_shape_is_malformed(management):
     malformed = MalformedManagement(management)
     with pytest.raises(MalformedResponse):
         prometheus.Prometheus([], host="127.0.0.1").scrape(malformed, None)
-    scrape = prometheus.Scrape({("/", "new"): None}, frozenset(), frozenset(), 0.0)
-    with pytest.raises(MalformedResponse):
-        scrape.to_snapshot(malformed, {}, lambda *_: False, lambda: None)
 
 
 def test_an_existing_queue_without_figures_keeps_its_stored_length(wait_for_figures, guarded, management):

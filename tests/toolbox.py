@@ -164,6 +164,12 @@ def messages_of(response: Any) -> list[str]:
     return [str(message) for message in get_messages(response.wsgi_request)._queued_messages]
 
 
+def broker_version(management: Management) -> tuple[int, int]:
+    """Return the major and minor version of the broker, such as (4, 3)."""
+    major, minor, *_ = management.overview()["rabbitmq_version"].split(".")
+    return int(major), int(minor)
+
+
 def queue_names(management: Management, vhost: str) -> set[str]:
     """Return the names of the queues that the broker lists in a vhost."""
     return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
