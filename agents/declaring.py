@@ -38,12 +38,8 @@ def _not_replaced(
         found = management.queue(vhost, name)
     except BrokerError:
         found = {}
-    differences = arguments.differences(wanted, found.get("arguments") or {}) if found else []
-    differences += [
-        arguments.Difference(field, found[field], value)
-        for field, value in (("durable", True), ("auto_delete", False))
-        if found.get(field, value) != value
-    ]
+    declared = {"arguments": wanted, "durable": True, "auto_delete": False}
+    differences = arguments.differences_from_row(declared, found) if found else []
     if not differences and different.argument is not None:
         differences = [arguments.Difference(different.argument, different.found, different.wanted)]
     how = "; ".join(f"{one.argument} is {_shown(one.found)} and should be {_shown(one.wanted)}" for one in differences)

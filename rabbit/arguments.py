@@ -58,6 +58,18 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Dif
     return [Difference(*pair) for pair in pairs if not _equal(pair[1], pair[2])]
 
 
+def differences_from_row(declared: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
+    """Return how a listed queue differs from what is declared: its ``arguments``, ``durable`` and ``auto_delete``."""
+    return [
+        *differences(declared["arguments"], row.get("arguments") or {}),
+        *(
+            Difference(field, found=row[field], wanted=declared[field])
+            for field in ("durable", "auto_delete")
+            if row.get(field, declared[field]) != declared[field]
+        ),
+    ]
+
+
 def parse_inequivalent(reason: str) -> Difference | None:
     """Parse the broker's reason for refusing a declaration. Return None if it is not an inequivalent argument.
 
@@ -68,6 +80,21 @@ def parse_inequivalent(reason: str) -> Difference | None:
     if match is None:
         return None
     return Difference(match["argument"], found=_value(match["found"]), wanted=_value(match["wanted"]))
+
+
+def inequivalent_reason(vhost: str, name: str, difference: Difference) -> str:
+    """Return the reason for which the broker refuses to declare a queue with this difference, in its words."""
+    wanted, found = (
+        "none" if value is None else f"'{_as_text(value)}'" for value in (difference.wanted, difference.found)
+    )
+    return (
+        f"inequivalent arg '{difference.argument}' for queue '{name}' in vhost '{vhost}': "
+        f"received {wanted} but current is {found}"
+    )
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:

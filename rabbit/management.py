@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import orjson
 
-from rabbit.arguments import parse_inequivalent
+from rabbit.arguments import Difference, differences_from_row, inequivalent_reason, parse_inequivalent
 from rabbit.http import NoAnswer, PooledClient, TooLarge
 from rabbit.permissions import Permissions
 from rabbit.urls import split_url
@@ -63,17 +63,18 @@ class BrokerUnavailable(BrokerError):
     """The broker did not answer, or answered 5xx. It may have executed the request, so retry later.
 
     ``timed_out``: the request was sent, and the answer timed out. ``never_reached``: there was no connection, so the
-    request was not executed.
+    request was not executed. ``status`` is the HTTP status; 0: there was no answer.
     """
 
-    def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False) -> None:
+    def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False, status: int = 0) -> None:
         super().__init__(text)
         self.timed_out = timed_out
         self.never_reached = never_reached
+        self.status = status
 
 
 class Refused(BrokerError):
-    """The broker refused with 401, 403 or another 4xx. A retry does not help.
+    """The broker refused with 401, 403 or another 4xx, or with a 500 without a reason. A retry does not help.
 
     ``status`` is the HTTP status; 0: the request was not sent. ``reason`` is the broker's.
     """
@@ -385,7 +386,23 @@ class Management:
         """
         _require_one_line(name)
         declared = {"durable": durable, "auto_delete": auto_delete, "arguments": dict(arguments or {})}
-        return self._put("queues", vhost, name, json=declared)
+        try:
+            return self._put("queues", vhost, name, json=declared)
+        except (Refused, BrokerUnavailable) as error:
+            if error.status != 500:
+                raise
+            # It may be the answer to other arguments, if an argument's value is not ASCII; see `_confirmed`.
+            difference = self._find_difference(vhost, name, declared)
+            if difference is None:
+                raise
+            reason = inequivalent_reason(vhost, name, difference)
+            raise _inequivalent(f"PUT {_path('PUT', ('queues', vhost, name))}", 500, reason) from error
+
+    def _find_difference(self, vhost: str, name: str, declared: Mapping[str, Any]) -> Difference | None:
+        try:
+            return next(iter(differences_from_row(declared, self.queue(vhost, name))), None)
+        except BrokerError:
+            return None
 
     def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False, if_unused: bool = False) -> bool:
         """Delete a queue. The broker checks conditions without a race, but only for classic queues.
@@ -614,7 +631,19 @@ class Management:
 
         While RabbitMQ shuts down, it answers every request with its own 404. So a 404 counts only if ``whoami``, which
         always exists, still answers right after it.
+
+        RabbitMQ 4 answers with an empty 500 instead of a 400 or 404 if the reason contains a character outside ASCII.
+        Reasons contain the names in the request.
         """
+        is_write = not answer.request.startswith("GET ")
+        if answer.status == 500 and not answer.body and is_write and not unquote(answer.request).isascii():
+            _checked(self._exchange("GET", ("whoami",)))
+            raise Refused(
+                f"{answer.request}: refused with 500 and without a reason, because its name is not ASCII; see the "
+                "broker's log for the reason",
+                status=500,
+                reason="the broker gave no reason, because the name is not ASCII; see its log",
+            )
         try:
             return _checked(answer)
         except NotOnBroker as error:
@@ -780,7 +809,9 @@ def _checked(answer: _Answer) -> _Answer:
     error = _error_in(answer.body)
     reason = _reason(error) if error else f"HTTP {status}"
     if status >= 500:
-        raise BrokerUnavailable(f"{request}: answered {status} ({reason}); retry later, and see the broker's log")
+        raise BrokerUnavailable(
+            f"{request}: answered {status} ({reason}); retry later, and see the broker's log", status=status
+        )
     if status == 404 or reason == "vhost_or_user_not_found":
         if error is None:
             # A 404 of a proxy or another server must not mean "the queue is gone".
@@ -793,12 +824,16 @@ def _checked(answer: _Answer) -> _Answer:
             reason=reason,
         )
     if status == 400 and "inequivalent arg" in reason:
-        raise InequivalentArguments(
-            f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
-            status=status,
-            reason=reason,
-        )
+        raise _inequivalent(request, status, reason)
     raise Refused(f"{request}: refused with {status} ({reason}); change the request", status=status, reason=reason)
+
+
+def _inequivalent(request: str, status: int, reason: str) -> InequivalentArguments:
+    return InequivalentArguments(
+        f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
+        status=status,
+        reason=reason,
+    )
 
 
 def _error_in(body: bytes) -> Row | None:

@@ -292,6 +292,42 @@ def test_an_exclusive_queue_is_not_deleted(broker, management, vhost):
     connection.close()
 
 
+@pytest.mark.parametrize("name", ["é", "zoé \N{SNOWMAN}"])
+def test_a_refusal_about_a_name_outside_ascii_is_not_an_outage(broker, management, vhost, name):
+    # RabbitMQ 4 can't send a reason with these names, and answers with an empty 500.
+    management.declare_queue(vhost, name, {"x-queue-type": "classic"})
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, name, {"x-message-ttl": 5})
+    assert (refusal.value.argument, refusal.value.found) == ("x-message-ttl", None)
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, name, auto_delete=True)
+    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("auto_delete", "false", "true")
+    connection = connect(broker, vhost)
+    connection.channel().basic_consume(name, lambda *_: None)
+    with pytest.raises(Refused):
+        management.delete_queue(vhost, name, if_unused=True)
+    connection.close()
+    management.delete_queue(vhost, name)
+
+
+def test_an_argument_outside_ascii_is_found_to_be_inequivalent(management, vhost):
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "\N{SNOWMAN}"}
+    management.declare_queue(vhost, "q", arguments)
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, "q", {**arguments, "x-dead-letter-routing-key": "a"})
+    difference = refusal.value
+    assert (difference.argument, difference.found, difference.wanted) == (
+        "x-dead-letter-routing-key", "\N{SNOWMAN}", "a",
+    )  # fmt: skip
+
+
+def test_an_empty_500_to_every_request_is_an_outage(proxied, proxy):
+    proxy.answer(http_answer("500 Internal Server Error"))
+    for request in (proxied.declare_queue, proxied.delete_queue):
+        with pytest.raises(BrokerUnavailable, match="500"):
+            request("/", "é")
+
+
 # Exchanges and bindings
 
 
