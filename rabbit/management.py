@@ -281,6 +281,14 @@ class Management:
         row = _object(answer, name=str)
         return Account(row["name"], _tags(answer, row))
 
+    def denied_features(self) -> set[str]:
+        """Return the deprecated features that the broker denies. RabbitMQ before 4.3 doesn't report any."""
+        try:
+            rows = _rows(self._get("deprecated-features"), name=str)
+        except NotOnBroker:  # before 3.13
+            return set()
+        return {row["name"] for row in rows if row.get("state") == "denied"}
+
     def clock(self) -> datetime | None:
         """Return the time on the broker's machine, in whole seconds; None: the answer has no date."""
         answer = self._exchange("GET", ("whoami",))  # a refusal has a date too

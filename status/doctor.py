@@ -53,6 +53,7 @@ BROKER_SECONDS = 4.0
 """The timeout of each answer of the management API."""
 
 OLDEST_RABBITMQ = (3, 10)
+TRANSIENT_QUEUES = "transient_nonexcl_queues"
 ON_THIS_MACHINE = "this machine"
 AMQP = ("amqp", "amqps", "pyamqp")
 SAMPLE_NAMES = ("queue/alice/builds", "subscription_0_order", "consumer_0", "amq.default", "exchange/alice/events")
@@ -405,6 +406,7 @@ def _broker() -> Findings:
 
 def _as_administrator(management: Management, overview: Row, account: str) -> Findings:
     yield _statistics(overview)
+    yield from _transient_queues(management)
     agents, has_agents = _agents()
     if "listeners" in overview:  # it is missing if the broker collects no statistics
         yield _stomp(overview, has_agents)
@@ -441,11 +443,18 @@ def _tag(account: str, tags: Iterable[str]) -> Finding:
 def _statistics(overview: Row) -> Finding:
     if overview.get("disable_stats") is True:
         advice = (
-            "Remove management.disable_stats and management_agent.disable_metrics_collector from rabbitmq.conf. "
-            "Without statistics Guardian knows lengths, but not consumers, connections, memory, disk and plugins."
+            "Remove management.disable_stats and management_agent.disable_metrics_collector from rabbitmq.conf, and do "
+            "not set deprecated_features.permit.management_metrics_collection to false. Without statistics Guardian "
+            "knows lengths, but not consumers, connections, memory, disk and plugins."
         )
         return Finding("broker statistics", Status.WARNING, "the broker collects no statistics", advice)
     return Finding("broker statistics", Status.OK, "the broker collects statistics")
+
+
+def _transient_queues(management: Management) -> Findings:
+    if TRANSIENT_QUEUES in management.denied_features():
+        found = "the broker refuses to declare queues that are neither durable nor exclusive; Guardian declares none"
+        yield Finding("transient queues", Status.OK, found)
 
 
 def _stomp(overview: Row, has_agents: bool) -> Finding:
@@ -524,9 +533,10 @@ def _broker_over_amqp() -> Findings:
     if refused:
         reason = next(iter(refused.values()))
         advice = (
-            "Check the account and the password in RABBIT_URL, and its permissions. Lengths are less exact without."
+            "Check the account and the password in RABBIT_URL, and its permissions: RabbitMQ 4.3 answers a passive "
+            "declare only to an account with a permission on the queue. Lengths are less exact without."
         )
-        yield Finding(name, Status.PROBLEM, f"Guardian can't connect to {_names(refused)}: {reason}", advice)
+        yield Finding(name, Status.PROBLEM, f"Guardian can't declare queues in {_names(refused)}: {reason}", advice)
         return
     yield Finding(name, Status.OK, f"{server.product} {server.version} accepts Guardian's login")
     cluster = _cluster_by_http()
@@ -536,7 +546,7 @@ def _broker_over_amqp() -> Findings:
 
 
 def _refused(url: str, vhost: str) -> str:
-    """Return why Guardian can't connect to a vhost over AMQP; empty: it can."""
+    """Return why Guardian can't declare a queue passively in a vhost; empty: it can."""
     try:
         checkup.check_vhost(url, vhost)
     except amqp.AMQPError as error:

@@ -36,7 +36,7 @@ from rabbit.permissions import FULL_ACCESS, Permissions
 from status import doctor, facts
 from status.doctor import Finding, Status
 from tests.proxy import Proxy
-from tests.toolbox import memory_alarm
+from tests.toolbox import broker_version, memory_alarm
 from tests.webhooks import make_certificate
 from tools.benchmarks.passes import counted_requests
 from tools.processes import free_port
@@ -190,11 +190,35 @@ def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good_installation,
     assert_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
 
 
-def test_missing_permissions_over_amqp_are_a_problem(good_installation, guarded, create_account, settings, broker):
+def test_missing_permissions_over_amqp_are_a_problem(
+    good_installation, guarded, create_account, settings, broker, management
+):
     name = create_account(**{guarded: Permissions("^$", "^$", "^$")})
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    finding = assert_problem("permissions over AMQP", f"'{guarded}'", f"set_permissions -p {guarded} {name} '.*'")
-    assert f"'{name}' may not do everything" in finding.found
+    found = examine()
+    assert found["permissions over AMQP"].status is Status.PROBLEM
+    assert f"'{name}' may not do everything on '{guarded}'" in found["permissions over AMQP"].found
+    assert f"set_permissions -p {guarded} {name} '.*'" in found["permissions over AMQP"].advice
+    if broker_version(management) < (4, 3):
+        assert found["broker over AMQP"].status is Status.OK
+    else:
+        assert "ACCESS_REFUSED" in found["broker over AMQP"].found
+        assert "passive declare only to an account with a permission" in found["broker over AMQP"].advice
+
+
+def test_denied_features_of_rabbitmq_are_explained(good_installation, settings, guarded, management):
+    if broker_version(management) < (4, 3):
+        pytest.skip("RabbitMQ before 4.3 doesn't report denied features")
+    denied = ("transient_nonexcl_queues", "management_metrics_collection")
+    with PrivateNode(config={f"deprecated_features.permit.{feature}": "false" for feature in denied}) as node:
+        own_management = Management(node.management_url)
+        own_management.create_vhost(guarded)
+        own_management.close()
+        settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = node.management_url, node.amqp_url
+        found = examine()
+        assert not [one for one in found.values() if one.status is Status.PROBLEM]
+        assert found["transient queues"].status is Status.OK
+        assert "deprecated_features.permit.management_metrics_collection" in found["broker statistics"].advice
 
 
 def test_permissions_of_an_external_account_are_a_warning(guarded, management):
