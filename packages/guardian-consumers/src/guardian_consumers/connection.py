@@ -182,9 +182,16 @@ class ConsumerConnection:
         self._wake()
 
     def _cancelled(self, channel: QueueChannel, _: Any) -> None:
-        """Handle the broker's cancellation: the queue was deleted or lost its node."""
-        logger.warning("%s: the queue %s is gone; declaring it again", self.name, channel.queue)
+        """Handle the broker's cancellation: the queue was deleted or lost its node, or a delivery timed out.
+
+        Since RabbitMQ 4.3, an ack timeout cancels the consumer of a quorum queue instead of closing its channel. A late
+        ack would then have the broker deliver messages to the cancelled consumer.
+        """
         channel.consumer_tag = ""
+        if self._settings.queue_type == "quorum" and channel.has_unacked:
+            self._link.drop(f"the broker cancelled the consumer of {channel.queue}, as it does at its ack timeout")
+            return
+        logger.warning("%s: the queue %s is gone; declaring it again", self.name, channel.queue)
         self._redeclare(threading.Event())
 
     def _redeclare(self, done: threading.Event) -> None:
