@@ -54,9 +54,9 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
         except stomp.exception.StompException as error:
             raise Refused(self._error_text or f"no connection: {error!r}") from error
         # `/amq/queue/` uses the existing queue; `/queue/` would declare it with other arguments.
-        self._connection.subscribe(
-            f"/amq/queue/{self._queue_name}", id=self._queue_name, ack="auto", headers={"receipt": "reading"}
-        )
+        self._connection.subscribe(f"/amq/queue/{self._queue_name}", id=self._queue_name, ack="auto")
+        # RabbitMQ 4 sends a receipt for a refused SUBSCRIBE too, but none for the frame after it.
+        self._connection.begin("after-subscribe", headers={"receipt": "reading"})
         self._answered.wait(timeout)
         if not self._reading:
             # Without permission for the queue, RabbitMQ closes the connection without an error.
