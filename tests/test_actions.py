@@ -9,6 +9,7 @@ from accounts.models import PulseUser
 from queues import actions
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
+from rabbit.arguments import differences
 from rabbit.management import BrokerUnavailable, Refused
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY, in_parallel, queue_names
@@ -267,7 +268,7 @@ def test_live_details_come_from_the_broker(queue, amqp):
     amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
     amqp.publish(queue.name, 2)
     live = actions.live(queue)
-    assert (live.ready, live.consumers, live.arguments) == (5, 0, {})
+    assert (live.ready, live.consumers, differences({}, live.arguments)) == (5, 0, [])
     assert [(binding.source, binding.routing_key) for binding in live.bindings] == [
         ("exchange/alice/events", "build.#")
     ]
