@@ -112,9 +112,39 @@ def test_a_private_redis_needs_its_password_and_is_removed():
     [(PrivateNode, "rabbitmq.SCRIPTS", "rabbitmq-server"), (PrivateRedis, "redis.PROGRAM", "redis-server")],
 )
 def test_a_missing_server_names_its_package(monkeypatch, tmp_path, server, program_, package):
+    monkeypatch.setattr("tools.rabbitmq.SERIES", "")
     monkeypatch.setattr(f"tools.{program_}", tmp_path / "missing")
     with pytest.raises(StartError, match=f"apt-get install {package}"):
         server()
+
+
+def test_a_missing_rabbitmq_of_another_series_is_named_with_its_installer(monkeypatch, tmp_path):
+    monkeypatch.setattr("tools.rabbitmq.SERIES", "4.3")
+    monkeypatch.setattr("tools.rabbitmq.SCRIPTS", tmp_path / "missing")
+    with pytest.raises(StartError, match=r"tools/make-rabbitmq 4\.3"):
+        PrivateNode()
+
+
+@pytest.mark.parametrize(
+    ("series", "user", "error"),
+    [
+        ("3.13", None, "Cannot install RabbitMQ '3.13'. Use BROKER=4.0 or BROKER=4.3."),
+        ("4.3", "nobody", "RabbitMQ 4.3 runs in a chroot, which needs root."),
+    ],
+)
+def test_a_rabbitmq_that_cannot_be_installed_is_refused(series, user, error):
+    if os.getuid() != 0:
+        user = None
+    script = (ROOT / "tools/make-rabbitmq").read_text()  # another user may not be able to read the file
+    done = subprocess.run(
+        ["sh", "-c", script, "make-rabbitmq", series],
+        user=user,
+        cwd="/",
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, error in done.stderr) == (1, True)
 
 
 def test_servers_end_when_their_parent_is_killed(tmp_path):
