@@ -189,7 +189,7 @@ class ConsumerConnection:
         """
         channel.consumer_tag = ""
         if self._settings.queue_type == "quorum" and channel.has_unacked:
-            self._link.drop(f"the broker cancelled the consumer of {channel.queue}, as it does at its ack timeout")
+            self._link.reconnect(f"the broker cancelled the consumer of {channel.queue}, as it does at its ack timeout")
             return
         logger.warning("%s: the queue %s is gone; declaring it again", self.name, channel.queue)
         self._redeclare(threading.Event())
