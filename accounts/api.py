@@ -148,7 +148,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         pulse_user = self.get_object()
         try:
             removal.remove_pulse_user(pulse_user)
-        except removal.GoesOn:
+        except removal.RemovalPending:
             return Response(status=HTTPStatus.ACCEPTED)
         except BrokerError:
             if PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None).exists():
@@ -183,7 +183,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
     def belongings(self, request: Request, username: str) -> Response:
         """List the queues and exchanges that are deleted with an account."""
-        return Response(BelongingsSerializer(removal.what_goes(self.get_object())).data)
+        return Response(BelongingsSerializer(removal.belongings_of(self.get_object())).data)
 
     @extend_schema(request=AddressSerializer, responses={204: None})
     def ask_again(self, request: Request, username: str) -> Response:

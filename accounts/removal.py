@@ -25,14 +25,14 @@ from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnB
 
 logger = logging.getLogger(__name__)
 
-REMOVES = "began to remove"
+REMOVAL_STARTED = "began to remove"
 """The audit trail's word for the mark. The deletion of the row is an entry of its own."""
 
 PAUSES = (0.2, 1.0)
 """Seconds between two attempts: the broker takes a moment to close the connections of a deleted user."""
 
 
-class GoesOn(Exception):
+class RemovalPending(Exception):
     """The account is marked, and Guardian continues to remove it. The text says what is left."""
 
 
@@ -40,20 +40,20 @@ class NotAllGone(BrokerError):
     """The broker still has something of an account. The text says what."""
 
 
-class Goes(NamedTuple):
+class Belongings(NamedTuple):
     """The names of what is removed with an account."""
 
     queues: list[str]
     exchanges: list[str]
 
 
-def what_goes(pulse_user: PulseUser) -> Goes:
+def belongings_of(pulse_user: PulseUser) -> Belongings:
     """Return what the broker has of this account, all of which is removed with it.
 
     Raises:
         BrokerError: the broker is away or refused.
     """
-    return _what_goes(broker.management(), pulse_user.username)
+    return _belongings_of(broker.management(), pulse_user.username)
 
 
 def remove_pulse_user(pulse_user: PulseUser) -> None:
@@ -64,7 +64,7 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
     Raises:
         PermissionDenied: it is Guardian's own user, or an administrator by now; nothing changed.
         BrokerError: the broker is away or refused; nothing changed.
-        GoesOn: the account is marked, and something of it is left; Guardian continues.
+        RemovalPending: the account is marked, and something of it is left; Guardian continues.
     """
     management = broker.management()
     reason = why_not_ownable(pulse_user.username, _tags(management, pulse_user.username))
@@ -75,7 +75,7 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
     outcome = removals.run(ids)
     if PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).exists():
         left = "; ".join(outcome.errors) or "Another process is changing it."
-        raise GoesOn(f"The account is being removed, and Guardian continues until all is gone. {left}")
+        raise RemovalPending(f"The account is being removed, and Guardian continues until all is gone. {left}")
 
 
 def mark_for_removal(pulse_users: Sequence[PulseUser]) -> None:
@@ -89,7 +89,7 @@ def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
     # Those that are marked already, too: a creation that fails takes back its own mark, and must not take back this.
     rows = PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users])
     if rows.update(removing_since=now):
-        audit.record(None, REMOVES, pulse_users)
+        audit.record(None, REMOVAL_STARTED, pulse_users)
     for pulse_user in pulse_users:
         pulse_user.removing_since = now
     return [Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username) for pulse_user in pulse_users]
@@ -162,28 +162,29 @@ def _remove_from_broker(management: Management, username: str, until: float) -> 
     with contextlib.suppress(NotOnBroker):
         management.delete_user(username)
     nodes = snapshot.members(management)
-    goes = _what_goes(management, username)
+    belongings = _belongings_of(management, username)
     for pause in PAUSES:
-        if not any(goes):
+        if not any(belongings):
             break
-        _delete(management, goes, until)
-        goes = _what_goes(management, username)
-        if any(goes):
+        _delete(management, belongings, until)
+        belongings = _belongings_of(management, username)
+        if any(belongings):
             time.sleep(pause)
-            goes = _what_goes(management, username)
-    if any(goes):
-        left = ", ".join(f"'{name}'" for name in (*goes.queues, *goes.exchanges)[:5])
+            belongings = _belongings_of(management, username)
+    if any(belongings):
+        left = ", ".join(f"'{name}'" for name in (*belongings.queues, *belongings.exchanges)[:5])
         raise NotAllGone(f"Still there: {left}")
     if snapshot.members(management) != nodes:
         # Such lists are incomplete.
         raise NotAllGone("Still there: maybe queues of a node that has just stopped or started")
 
 
-def _delete(management: Management, goes: Goes, until: float) -> None:
+def _delete(management: Management, belongings: Belongings, until: float) -> None:
     """Delete these queues and exchanges. Log those that the broker refuses to delete, and continue."""
     vhost = settings.GUARDIAN_PULSE_VHOST
-    for delete, those in ((management.delete_queue, goes.queues), (management.delete_exchange, goes.exchanges)):
-        for name in those:
+    kinds = (management.delete_queue, belongings.queues), (management.delete_exchange, belongings.exchanges)
+    for delete, names_of_kind in kinds:
+        for name in names_of_kind:
             if time.monotonic() >= until:
                 raise removals.Postponed
             try:
@@ -196,7 +197,7 @@ def _delete(management: Management, goes: Goes, until: float) -> None:
                 logger.warning("'%s' in %s can't be deleted: %s", name, vhost, error)
 
 
-def _what_goes(management: Management, username: str) -> Goes:
+def _belongings_of(management: Management, username: str) -> Belongings:
     vhost = settings.GUARDIAN_PULSE_VHOST
     try:
         queues = management.list_queues(vhost, {"disable_stats": "true", "columns": "name"})
@@ -206,8 +207,8 @@ def _what_goes(management: Management, username: str) -> Goes:
             raise BrokerUnavailable(
                 f"the vhost '{vhost}' exists and can't be listed; try again later: {error}"
             ) from error
-        return Goes([], [])
-    return Goes(
+        return Belongings([], [])
+    return Belongings(
         sorted(row["name"] for row in queues if names.user_of_queue(row["name"]) == username),
         sorted(exchange.name for exchange in exchanges if names.user_of_exchange(exchange.name) == username),
     )

@@ -334,16 +334,16 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
     if pulse_user.removing_since is not None:
         return redirect("pulse_user", pulse_user.username)
     form = forms.DeleteForm(_form_data(request), username=pulse_user.username)
-    goes, trouble = None, ""
+    belongings, trouble = None, ""
     try:
         if request.method == "POST" and form.is_valid():
             removal.remove_pulse_user(pulse_user)
             messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
             return redirect("pulse_users")
-        goes = removal.what_goes(pulse_user)
-    except (BrokerError, removal.GoesOn) as error:
+        belongings = removal.belongings_of(pulse_user)
+    except (BrokerError, removal.RemovalPending) as error:
         left = PulseUser.objects.filter(pk=pulse_user.pk).first()
-        if isinstance(error, removal.GoesOn) or left is None or left.removing_since is not None:
+        if isinstance(error, removal.RemovalPending) or left is None or left.removing_since is not None:
             messages.warning(request, f"{pulse_user} is being deleted. Guardian goes on until all is gone.")
             return redirect("pulse_users")
         trouble = _broker_trouble(request, error, "Nothing was deleted.")
@@ -353,8 +353,8 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
         {
             "pulse_user": pulse_user,
             "owners": pulse_user.owners.all(),
-            "queues": [readable(name) for name in goes.queues] if goes else [],
-            "exchanges": [readable(name) for name in goes.exchanges] if goes else [],
+            "queues": [readable(name) for name in belongings.queues] if belongings else [],
+            "exchanges": [readable(name) for name in belongings.exchanges] if belongings else [],
             "form": form,
             "trouble": trouble,
         },

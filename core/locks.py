@@ -87,7 +87,7 @@ class Lock(HeldLease):
             logger.warning("The lock of '%s' could not be released, so it expires: %s", self._locked, error)
 
     def _text(self) -> str:
-        return f"Somebody is changing '{self._locked}' right now; try again in some minutes."
+        return f"Another request is changing '{self._locked}'; try again in a few minutes."
 
 
 class _Renewing:

@@ -340,6 +340,6 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
                 accounts,
                 removal.remove_pulse_user,
                 "removed, with queues and exchanges",
-                refusals=(removal.GoesOn,),
+                refusals=(removal.RemovalPending,),
             )
         return None

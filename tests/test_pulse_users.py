@@ -50,7 +50,7 @@ from accounts.pulse_users import (
     set_owners,
     set_thresholds,
 )
-from accounts.removal import Goes, GoesOn, remove_pulse_user, what_goes
+from accounts.removal import Belongings, RemovalPending, belongings_of, remove_pulse_user
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks, removals
@@ -498,7 +498,7 @@ def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, mana
     real = Management.put_user
 
     def interfere(self, *arguments):
-        with pytest.raises(GoesOn, match="Guardian continues"):
+        with pytest.raises(RemovalPending, match="Guardian continues"):
             remove_pulse_user(PulseUser.objects.get())
         return real(self, *arguments)
 
@@ -547,7 +547,7 @@ def test_page_and_api_report_a_removal_that_continues_later(alice, name, client)
 def test_a_removal_of_a_locked_pulse_user_is_finished_by_the_task(alice, name, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     with locks.lock(name):
-        with pytest.raises(GoesOn, match="is being removed, and Guardian continues"):
+        with pytest.raises(RemovalPending, match="is being removed, and Guardian continues"):
             remove_pulse_user(pulse_user)
         assert finish_removals() == 0
         assert management.user(name)
@@ -1075,8 +1075,8 @@ def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name,
     mine.queue(f"queue/{name}/mine alone", exclusive=True)
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
     management.declare_queue(guarded, f"queue/{name}2/builds")
-    goes = what_goes(pulse_user)
-    assert goes == Goes([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
+    goes = belongings_of(pulse_user)
+    assert goes == Belongings([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
     remove_pulse_user(pulse_user)
     assert queue_names(management, guarded) == {f"queue/{name}2/builds"}
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
@@ -1092,7 +1092,7 @@ def test_a_removal_without_the_broker_changes_nothing(alice, name, settings, rem
     with pytest.raises(BrokerUnavailable):
         remove_pulse_user(pulse_user)
     with pytest.raises(BrokerUnavailable):
-        what_goes(pulse_user)
+        belongings_of(pulse_user)
     assert PulseUser.objects.get().removing_since is None
     assert removed == []
 
@@ -1133,7 +1133,7 @@ def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarde
         raise NotOnBroker("not there, or its node is down")
 
     monkeypatch.setattr(Management, "delete_queue", node_is_down)
-    with pytest.raises(GoesOn, match=f"Still there: 'queue/{name}/builds'"):
+    with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
         remove_pulse_user(pulse_user)
     assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
@@ -1150,7 +1150,7 @@ def test_a_removal_does_not_trust_a_list_while_nodes_change(alice, name, monkeyp
     nodes = iter([frozenset({"a", "b"}), frozenset({"a"})])
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
-        with pytest.raises(GoesOn, match="a node that has just stopped or started"):
+        with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
             remove_pulse_user(pulse_user)
     assert PulseUser.objects.exists()
     assert finish_removals() == 1
@@ -1222,7 +1222,7 @@ def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name, manage
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "nodes", not_there)
-        with pytest.raises(GoesOn, match="answered 404"):
+        with pytest.raises(RemovalPending, match="answered 404"):
             remove_pulse_user(pulse_user)
     assert Removal.objects.filter(kind="account", name=name).exists()
     assert finish_removals() == 1
