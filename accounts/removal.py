@@ -1,7 +1,8 @@
 """Removing Pulse users with all they have, on the broker and in the database.
 
 The row is marked and a Removal written in one transaction. Then everything is deleted from the broker, and the row
-last. ``core/removals.py`` carries out what a crash or a broker that is away leaves.
+last. ``core/removals.py`` carries out what a crash or a broker that is away leaves. What is removed with an owner is
+decided in ``accounts/withdrawal.py`` and, for their agents, in ``agents/deletions.py``.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""API tokens of owners. A token is shown once; only its digest is stored."""
+"""API tokens of owners. A token is shown once; only its digest is stored.
+
+A token may do what its owner may. What it may do on the broker, as a password, is in ``rabbit/permissions.py``.
+"""
 
 from datetime import timedelta
 

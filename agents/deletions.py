@@ -1,4 +1,6 @@
-"""Deletions of agents' rows: what each stands for on the broker is written as a Removal in the same transaction.
+"""Deletions of agents' rows, also with their owner: what is removed from the broker with each.
+
+A Removal is written in the same transaction.
 
 By signals, so that a row, a cascade, a queryset and the admin all do it.
 """

@@ -2,7 +2,10 @@
 
 The row is committed first, in state ``creating``, so that every queue of Guardian has a row. It becomes ``ready`` once
 the broker has the queue. After a crash the row stays ``creating``, and the next request or a sweep finishes it. A
-failed registration deletes the row that it created; ``removals.py`` removes what may have reached the broker.
+failed registration deletes the row that it created; ``core/removals.py`` removes what may have reached the broker.
+
+Who may register: an owner with access (``agents/records.py``), for an offering that they are a member of
+(``agents/identities.py``).
 """
 
 import uuid as uuids

@@ -20,7 +20,7 @@ from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
 from notifications.enqueue import Notice
 from notifications.models import Notification
-from queues.thresholds import brake_limit
+from queues.brake import brake_limit
 from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from core import bulk
 from notifications import kinds, subjects
 from notifications.audience import EMAIL, Ownership, operators, recipients_of
 from notifications.models import Notification
+from notifications.retries import retry_seconds, should_give_up
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +26,6 @@ MAX_CLAIMED = 50
 
 CLAIM_SECONDS = 300
 """A claim expires after this time. Senders stop earlier; another one claims the rest."""
-
-FIRST_RETRY_SECONDS = 15
-
-MAX_RETRY_SECONDS = 900
-
-RETRY_FOR = timedelta(hours=24)
-
-MIN_ATTEMPTS = 100
-"""The attempts of a day. Both limits must be reached, so that a clock that jumps ahead by a day ends no retries."""
 
 
 T = TypeVar("T")
@@ -168,7 +160,7 @@ def postpone(notification: Notification, error: Exception, counts: DeliveryCount
     """Record a failed attempt, and schedule the next one or give up."""
     now = timezone.now()
     attempts = notification.attempts + 1
-    if now - notification.created >= RETRY_FOR and attempts >= MIN_ATTEMPTS:
+    if should_give_up(notification.created, attempts, now):
         logger.error("Gave up notification %s to %s: %s", notification.uuid, notification.recipient, error)
         release_claim(notification, state=Notification.State.FAILED, attempts=attempts, last_error=str(error)[:1000])
         counts.failed += 1
@@ -186,8 +178,3 @@ def postpone(notification: Notification, error: Exception, counts: DeliveryCount
 def release_claim(notification: Notification, **values: Any) -> None:
     """Release the claim of a notification and write these values, if this sender still has the claim."""
     Notification.objects.filter(id=notification.id, claim=notification.claim).update(claim=None, **values)
-
-
-def retry_seconds(attempts: int) -> int:
-    """Return the seconds to wait after this many failed attempts: doubled each time, up to a quarter of an hour."""
-    return min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS << min(attempts - 1, 10))

@@ -30,8 +30,8 @@ from accounts.admin import (
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.models import Lease
 from queues import actions
+from queues.brake import brake_limit
 from queues.models import Pass, Queue, QueueEvent, Watch
-from queues.thresholds import brake_limit
 from rabbit.names import readable
 
 

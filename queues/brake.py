@@ -1,7 +1,7 @@
 """The state of the brake on bulk deletion, and its release by an operator.
 
-``thresholds.brake_limit`` returns how many queues one pass may delete. A release names queues: the brake does not count
-them, and a pass deletes them whatever their number.
+:func:`brake_limit` returns how many queues one pass may delete. A release names queues: the brake does not count them,
+and a pass deletes them whatever their number.
 """
 
 import logging
@@ -94,3 +94,8 @@ def after_pass(watch: Watch, blocked: Collection[QueueName], short: bool, now: d
 def needs_notice(watch: Watch, blocked: int) -> bool:
     """Return whether to notify operators of blocked queues: for the first ones, or after an insufficient release."""
     return blocked > 0 and (watch.brake_since is None or watch.released_at is not None)
+
+
+def brake_limit(brake: int, listed: int) -> int:
+    """Return how many queues one pass may delete: the brake or a quarter of all listed, whichever is larger."""
+    return max(brake, listed // 4)

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from notifications.audience import Ownership
 from queues import quiet
+from queues.brake import brake_limit
 from queues.models import QueueEvent
 from queues.quiet import MessageKind, QuietPeriod
 from queues.thresholds import (
@@ -23,7 +24,6 @@ from queues.thresholds import (
     BrokerState,
     Policy,
     Thresholds,
-    brake_limit,
     judge,
     long_length,
     over_unacked_since,

@@ -175,8 +175,3 @@ def of_queue(queue: "Queue") -> Thresholds:
     user = queue.pulse_user
     of_user = (user.warn_length, user.max_length) if user else NOT_SET
     return resolve((queue.warn_length, queue.max_length), of_user, policy()(queue.length, BrokerState()))
-
-
-def brake_limit(brake: int, listed: int) -> int:
-    """Return how many queues one pass may delete: the brake or a quarter of all listed, whichever is larger."""
-    return max(brake, listed // 4)

@@ -21,7 +21,7 @@ from agents.models import Sweep
 from core import broker
 from core.formatting import duration
 from core.models import Removal
-from notifications import claims
+from notifications import claims, retries
 from notifications.models import Notification
 from queues.brake import released
 from queues.models import Pass, Watch
@@ -288,7 +288,7 @@ def _measure_outbox(now: datetime) -> Outbox:
     is_deferred = Q(deferred_until__gt=now)
     given_up = Q(
         state=Notification.State.FAILED,
-        attempts__gte=claims.MIN_ATTEMPTS,
+        attempts__gte=retries.MIN_ATTEMPTS,
         due_at__gt=now - GIVEN_UP_WITHIN,
     )
     counted = (

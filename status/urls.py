@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from status import health, metrics, views
+from status import metrics, probes, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", views.front_page),  # replaces Django's own, which keeps its name: admin:index
@@ -10,7 +10,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/operate/brake/", views.operate_brake, name="operate_brake"),
     path("admin/operate/orphans/", views.operate_orphans, name="operate_orphans"),
     path("admin/operate/stale/", views.operate_stale, name="operate_stale"),
-    path("healthz", health.alive, name="healthz"),
-    path("readyz", health.ready, name="readyz"),
+    path("healthz", probes.alive, name="healthz"),
+    path("readyz", probes.ready, name="readyz"),
     path("metrics", metrics.scrape, name="metrics"),
 ]

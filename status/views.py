@@ -26,7 +26,7 @@ from agents import reports, stale, sweep
 from agents.models import Sweep
 from core.formatting import duration
 from queues import brake, monitor, pass_run
-from queues.thresholds import brake_limit
+from queues.brake import brake_limit
 from queues.views import Request
 from rabbit.names import QueueName, readable
 from status import overview

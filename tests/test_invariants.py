@@ -8,7 +8,7 @@ from django.utils import timezone
 from agents import registration
 from agents.models import SubscriptionQueue
 from core.models import Removal
-from notifications import claims, sending
+from notifications import retries, sending
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Pass, Queue, QueueEvent
@@ -86,7 +86,7 @@ def test_a_notification_given_up_for_a_wrong_reason_is_lost(after_pass):
 @pytest.mark.soak
 def test_a_notification_tried_for_a_day_may_be_given_up(after_pass):
     before = timezone.now() - timedelta(hours=25)
-    notification(state="failed", last_error="451", attempts=claims.MIN_ATTEMPTS, created=before)
+    notification(state="failed", last_error="451", attempts=retries.MIN_ATTEMPTS, created=before)
     assert invariants.missing_notifications() == []
 
 

@@ -20,7 +20,17 @@ from django.utils import timezone
 from accounts.models import NotificationAddress, Owner, PulseUser
 from core import bulk
 from core.leases import lease
-from notifications import audience, channel_sending, channels, claims, enqueue, mail_sending, mails, public_https
+from notifications import (
+    audience,
+    channel_sending,
+    channels,
+    claims,
+    enqueue,
+    mail_sending,
+    mails,
+    public_https,
+    retries,
+)
 from notifications.audience import Ownership
 from notifications.enqueue import Notice
 from notifications.models import Channel, Notification
@@ -135,7 +145,7 @@ def test_a_notification_is_retried_for_24_hours(mailbox):
     while not send_due().failed:
         attempts += 1
         assert attempts < 500, "it is retried without end"
-        pass_time_in_outbox(seconds=claims.retry_seconds(attempts))
+        pass_time_in_outbox(seconds=retries.retry_seconds(attempts))
     notification = Notification.objects.get()
     assert began - notification.created >= timedelta(hours=24)
     assert notification.state == "failed"

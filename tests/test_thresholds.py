@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from queues.brake import brake_limit
 from queues.thresholds import (
     DELETING,
     OK,
@@ -12,7 +13,6 @@ from queues.thresholds import (
     MemoryPressure,
     Static,
     Thresholds,
-    brake_limit,
     judge,
     long_length,
     resolve,

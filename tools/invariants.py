@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from agents.models import AgentVhost, Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.models import Removal
-from notifications import audience, claims
+from notifications import audience, claims, retries
 from notifications.models import Notification
 from queues import pass_run, quiet
 from queues.models import Pass, Queue, QueueEvent
@@ -92,7 +92,7 @@ def missing_notifications(*, settled: bool = True) -> list[str]:
     wrong += [
         f"{_describe(one)} was given up after {one.attempts} attempts: {one.last_error}"
         for one in failed
-        if one.attempts < claims.MIN_ATTEMPTS or now - one.created < claims.RETRY_FOR
+        if one.attempts < retries.MIN_ATTEMPTS or now - one.created < retries.RETRY_FOR
     ]
     return [*wrong, *_miscounted_deletions(), *_outdated_states(settled=settled)]
 
