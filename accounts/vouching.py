@@ -198,7 +198,7 @@ def possible_owners() -> QuerySet[Owner]:
 
 
 def has_signed_in() -> Q:
-    """Return the condition that an owner has verified the address, or is an operator."""
+    """Return the condition that an owner has signed in or verified the address, or is an operator."""
     verified = EmailAddress.objects.filter(user=OuterRef("pk"), email=OuterRef("email"), verified=True)
     return Q(Exists(verified)) | Q(last_login__isnull=False) | Q(is_staff=True)
 

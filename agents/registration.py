@@ -58,7 +58,7 @@ def register_subscription(
 
     Raises:
         NoSuchObjectType: there is no such object type.
-        NotVouched: the subscription doesn't exist, and the owner may not use the broker.
+        NotVouched: the owner may not use the broker. Raised only for a new subscription.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the identity was removed meanwhile.
         BrokerError: the broker is unreachable or refuses; nothing was registered.
@@ -116,7 +116,7 @@ def _grant_or_undo(
         grant_login(subscription, presented, management)
     except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
         if is_new:
-            _undo_subscription(subscription, has_user=not _never_reached(error))
+            _undo_subscription(subscription, has_user=not _certainly_not_sent(error))
         raise
 
 
@@ -147,7 +147,7 @@ def create_queue(
 
     Raises:
         NoSuchObjectType: there is no such object type.
-        NotVouched: the queue doesn't exist, and the owner may not use the broker.
+        NotVouched: the owner may not use the broker. Raised only for a new queue.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the subscription or the offering was removed meanwhile.
         Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
@@ -184,7 +184,7 @@ def register_consumer(
 
     Raises:
         NoSuchObjectType: there is no such object type.
-        NotVouched: the queue doesn't exist, and the owner may not use the broker.
+        NotVouched: the owner may not use the broker. Raised only for a new queue.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the identity was removed meanwhile.
         Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
@@ -248,8 +248,8 @@ def _ensure(
     except Consumer.DoesNotExist:
         pass  # A consumer is its own login: the row itself was removed.
     except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
-        has_queue = has_queue or _may_have_reached(error)
-        _undo(row, is_new, has_queue=has_queue, has_user=has_queue or not _never_reached(error))
+        has_queue = has_queue or _may_have_executed(error)
+        _undo(row, is_new, has_queue=has_queue, has_user=has_queue or not _certainly_not_sent(error))
         raise
     changes["state"] = Registration.READY
     if not type(row)._default_manager.filter(pk=row.pk).update(**changes):
@@ -289,11 +289,11 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
     )
 
 
-def _may_have_reached(error: Exception) -> bool:
+def _may_have_executed(error: Exception) -> bool:
     """Return whether the broker may have executed the request that failed with this error."""
     return isinstance(error, MalformedResponse) or (isinstance(error, BrokerUnavailable) and not error.never_reached)
 
 
-def _never_reached(error: Exception) -> bool:
+def _certainly_not_sent(error: Exception) -> bool:
     """Return whether the failed request certainly never reached the broker."""
     return isinstance(error, BrokerUnavailable) and error.never_reached

@@ -65,7 +65,7 @@ MAX_IDLE_READS_PER_SECOND = 500
 
 MAX_BACKOFF_SECONDS = 10.0
 
-POSITIONS_PER_REFRESH = 100
+QUEUES_PER_POSITION_REFRESH = 100
 """Queues whose positions each refresh reads, in turn, to follow positions that a client set."""
 
 ERROR_QUEUE = "errors"
@@ -387,7 +387,7 @@ class Worker:
             by_queue[partition.queue].append(partition)
         names = sorted(by_queue)
         begin = bisect_right(names, self._last_refreshed_queue)
-        in_turn = (names[begin:] + names[:begin])[:POSITIONS_PER_REFRESH]
+        in_turn = (names[begin:] + names[:begin])[:QUEUES_PER_POSITION_REFRESH]
         new = {partition.queue for partition in self._coordination.leased if partition not in self._leased}
         for name in new.union(in_turn):
             partitions, recorded = by_queue[name], store().positions(existing[name], self.consumer)

@@ -299,7 +299,8 @@ def with_exact_lengths(
 ) -> Snapshot:
     """Return the snapshot with the exact ready counts of the unconfirmed queues, from passive declares.
 
-    Without an answer, the length of a queue that was longer or unknown becomes unknown. Other queues stay as listed.
+    If a queue gives no answer, and its stored length was larger or unknown, its length becomes unknown. Other queues
+    stay as listed.
     """
 
     def corrected(listed: ListedQueue) -> ListedQueue:
@@ -376,8 +377,8 @@ class _Comparison:
         """Record the stored queues that the list lacks.
 
         A queue is gone when two lists in a row lack it, fetched with the same nodes running. A list that is empty, or
-        lacks more queues than the brake allows, needs two more lists to confirm it. Queues that Guardian deleted do not
-        count: by a pass, with an account, or with a registration.
+        lacks more queues than the brake allows, needs two more lists to confirm it. Queues that Guardian itself
+        deleted (in a pass, with an account or with a registration) do not count as lacking.
         """
         earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
         expected, missing, deleted = self._expected()
@@ -502,7 +503,7 @@ class _Comparison:
         if queue.unbounded or queue.exclusive or queue.registered or self.removes_nothing:
             return True
         since = queue.over_unacked_since
-        # Prometheus figures delete nothing: they only cause the pass to fetch the list.
+        # With Prometheus figures a deletion verdict only makes the pass fetch the list, so it need not wait.
         return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging
 
     def apply_brake(self) -> None:

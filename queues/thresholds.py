@@ -44,7 +44,7 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
     """Return the next state of a queue, and the action.
 
     ``length`` is ready plus unacknowledged messages; None: unknown. A queue that is ``spared`` must not be deleted now:
-    it is unbounded, exclusive, ignored or registered; the brake blocks it; or only its unacknowledged messages put it
+    it is unbounded, exclusive or registered; the list is too short to trust; or only its unacknowledged messages put it
     over its limit, for less than ``UNACKED_MINIMUM``.
     A queue in state deleting is judged again: it was declared again, or an earlier pass did not delete it.
     """
@@ -58,7 +58,7 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
 
 
 UNACKED_MINIMUM = timedelta(seconds=12)
-"""How long unacknowledged messages alone must put a queue over its limit before it is deleted, if its length lags.
+"""A queue over its limit only with its unacknowledged messages is deleted after this time, if its length lags.
 
 The list shows such a queue as of its last tick, up to 5 s ago. Only its ready count can be rechecked.
 """
@@ -91,7 +91,7 @@ class Policy(Protocol):
 
     @property
     def thresholds(self) -> Thresholds:
-        """The thresholds without memory pressure. The policy never returns a value below the lower of the two."""
+        """The thresholds without memory pressure. Under pressure, neither falls below the smaller of them."""
 
     @property
     def needs_memory(self) -> bool:

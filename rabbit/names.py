@@ -1,7 +1,7 @@
 """Rules for names on the broker: who owns a queue or an exchange, by its name alone.
 
-A Pulse user NAME owns the queues ``queue/NAME/…`` and the exchanges ``exchange/NAME/…``. Agents' queues have vhosts of
-their own: ``subscription_…`` and ``consumer_…``, with one ``guardian.dlq`` in each vhost.
+A Pulse user NAME owns the queues ``queue/NAME/…`` and the exchanges ``exchange/NAME/…``. Agents' queues are named
+``subscription_…`` and ``consumer_…``. They are in vhosts of their own, each with one ``guardian.dlq``.
 """
 
 import re
@@ -115,7 +115,7 @@ def consumer_queue(consumer: str) -> str:
 
 
 def is_agents_queue(name: str) -> bool:
-    """Return whether a queue in an agents' vhost has the name of a registered queue."""
+    """Return whether a queue's name begins like that of a registered queue."""
     return _AGENTS_QUEUE.match(name) is not None
 
 

@@ -23,7 +23,7 @@ from rabbit.management import (
     NotOnBroker,
 )
 from rabbit.names import QueueName
-from rabbit.snapshot import MQTT_QOS_0, WITHOUT_LENGTH, ListedQueue, Snapshot, is_storable, members, parse_row
+from rabbit.snapshot import MQTT_QOS_0, TYPES_WITHOUT_LENGTH, ListedQueue, Snapshot, is_storable, members, parse_row
 from rabbit.threads import ContextThreadPool
 
 PATH = "/metrics/detailed"
@@ -306,7 +306,7 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
 def _with_depth(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
     """Return a queue with its stored fields, and the length and the node from the metrics, if there are any."""
     ready, unacknowledged, node = depth or (row.ready, row.unacknowledged, row.node)
-    if row.type in WITHOUT_LENGTH:
+    if row.type in TYPES_WITHOUT_LENGTH:
         ready = unacknowledged = None
     return ListedQueue(*key, row.type, row.durable, row.auto_delete, row.exclusive, node, ready, unacknowledged)
 

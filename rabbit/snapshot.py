@@ -19,7 +19,7 @@ A request costs the broker 2 ms, but a queue costs more than twice as much in a 
 """
 
 MAX_CONCURRENT_LISTS = 2
-"""On two cores, those five vhosts took 4.9 s one after another, and 3.3 to 3.8 s with two to five at a time."""
+"""On two cores, five vhosts of 10,000 queues took 4.9 s one at a time, and 3.3 to 3.8 s with two to five at a time."""
 
 CLASSIC = "classic"
 """The queue type whose listed length is exact."""
@@ -32,7 +32,7 @@ nothing. Only that client can delete it."""
 _MQTT_QOS_0_MODULE = "rabbit_mqtt_qos0_queue"
 """The name of this type in all lists but the cheapest."""
 
-WITHOUT_LENGTH = (STREAM, MQTT_QOS_0)
+TYPES_WITHOUT_LENGTH = (STREAM, MQTT_QOS_0)
 """Queue types without a length: readers remove nothing from a stream."""
 
 UNKNOWN_TYPE = "unknown"
@@ -53,7 +53,7 @@ COLUMNS = IDENTITY + ",arguments,messages_ready,messages_unacknowledged"
 INTERNAL_PURPOSE = "x-internal-purpose"
 """The argument of a queue that federation declares for itself."""
 
-WITHOUT_LENGTHS = {"disable_stats": "true", "columns": "name,vhost,type,exclusive"}
+NAMES_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,exclusive"}
 """Parameters of a complete list for which the broker asks no queue's process."""
 
 
@@ -175,7 +175,7 @@ def list_names(
     """
     unlisted: dict[str, str] = {}
     listed: list[ListedName] = []
-    with closing(iter_lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between_requests)) as given:
+    with closing(iter_lists(management, vhosts, NAMES_ONLY, unlisted, between_requests)) as given:
         for rows in given:
             listed += [ListedName(row["vhost"], row["name"], _type(row), _is_exclusive(row)) for row in rows]
     return listed, unlisted
@@ -300,7 +300,7 @@ def _messages(value: Any) -> int | None:
 
 def parse_row(row: dict[str, Any]) -> ListedQueue:
     """Return the queue in a row of the management API. All columns but its name and vhost may be missing."""
-    has_length = _type(row) not in WITHOUT_LENGTH
+    has_length = _type(row) not in TYPES_WITHOUT_LENGTH
     return ListedQueue(
         vhost=row["vhost"],
         name=row["name"],

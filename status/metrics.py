@@ -30,7 +30,7 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.listing import STALLED
 from queues.models import Queue
-from rabbit.snapshot import WITHOUT_LENGTH
+from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 from status import counters, facts, rules
 from status.facts import GuardianFacts
 
@@ -178,7 +178,7 @@ def _queues() -> Iterator[Metric]:
             all_ready=Sum("ready"),
             all_unacknowledged=Sum("unacknowledged"),
             longest=Max(F("ready") + F("unacknowledged")),
-            unknown=Count("id", filter=(Q(ready=None) | Q(unacknowledged=None)) & ~Q(type__in=WITHOUT_LENGTH)),
+            unknown=Count("id", filter=(Q(ready=None) | Q(unacknowledged=None)) & ~Q(type__in=TYPES_WITHOUT_LENGTH)),
             stalled=Count("id", filter=STALLED),
         )
     )

@@ -16,7 +16,7 @@ from queues.thresholds import MemoryPressure
 
 
 class Level(IntEnum):
-    """The severity of a verdict. Critical: queues are not guarded, or publishers are blocked."""
+    """The severity of a verdict. Critical: act now, for example because queues are not guarded."""
 
     OK = 0
     UNKNOWN = 1
@@ -296,7 +296,7 @@ BRAKE_RELEASE = Rule(
 
 SHORT_LISTS = Rule(
     name="short lists",
-    measures="lists in a row that lack far too many queues",
+    measures="lists in a row that are empty, or lack more queues than the brake allows",
     unit=Unit.COUNT,
     noun="list",
     warning=1,

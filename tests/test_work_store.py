@@ -527,7 +527,7 @@ def test_a_worker_that_keeps_losing_leases_backs_off(database_store, monkeypatch
 
 
 def test_a_refresh_reads_the_positions_of_some_queues_in_turn(database_store, monkeypatch):
-    monkeypatch.setattr(worker, "POSITIONS_PER_REFRESH", 3)
+    monkeypatch.setattr(worker, "QUEUES_PER_POSITION_REFRESH", 3)
     for number in range(7):
         queues.create("shop", f"q{number}", partitions=2)
     one, read = new_worker(RecordingJob()), []

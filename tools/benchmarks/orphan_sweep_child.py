@@ -19,7 +19,7 @@ from queues.models import Queue
 from rabbit import snapshot
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.management import Management
-from rabbit.snapshot import WITHOUT_LENGTHS
+from rabbit.snapshot import NAMES_ONLY
 from tools.benchmarks.orphan_sweep import OFFERINGS, TYPE, queue_name, subscriptions_of
 from tools.benchmarks.passes import counted_requests, timed
 
@@ -106,7 +106,7 @@ class Swept:
     def bare(self) -> tuple[float, float]:
         """Return the seconds of a sweep's listing, and of listing and as many DELETEs from as many threads."""
         names = self.create_orphans()
-        listing, _ = timed(lambda: list(snapshot.iter_lists(self.management, self.vhosts, WITHOUT_LENGTHS, {})))
+        listing, _ = timed(lambda: list(snapshot.iter_lists(self.management, self.vhosts, NAMES_ONLY, {})))
         delete = partial(self.management.delete_queue, if_unused=True)
 
         def delete_all() -> None:
