@@ -40,7 +40,7 @@ help:
 	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants;"
 	@echo "             then the long tests"
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7)"
-	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: the tests of one file;"
+	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: those of one file, or several;"
 	@echo "             make test BROKER=4.3: on RabbitMQ 4.3, or 4.0; needs root)"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
 	@echo "make audit   check the installed packages for known vulnerabilities"
@@ -65,7 +65,7 @@ soak: setup $(FOR_TESTS)
 
 test: setup $(FOR_TESTS)
 ifdef ONLY
-	$(PYTHON) -m pytest $(ONLY:%=tests/%.py) -m "not soak"
+	$(PYTHON) -m pytest $(if $(word 2,$(ONLY)),$(IN_PARALLEL)) $(ONLY:%=tests/%.py) -m "not soak"
 else
 	$(PYTHON) -m pytest $(IN_PARALLEL) -m "not soak"
 	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest $(IN_PARALLEL) -m "sqlite and not soak"
