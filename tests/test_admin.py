@@ -653,10 +653,10 @@ def test_a_busy_or_unfinished_removal_of_an_account_continues_later(
     page = choose_action(admin, PulseUser, "remove", *accounts)
     remove = removal._remove_from_broker
 
-    def refuses_one(management, username):
+    def refuses_one(management, username, until):
         if username == "remove-2":
             raise removal.NotAllGone("Still there: 'queue/remove-2/builds'")
-        remove(management, username)
+        remove(management, username, until)
 
     monkeypatch.setattr(removal, "_remove_from_broker", refuses_one)
     with locks.lock("remove-1"):
