@@ -6,7 +6,7 @@ PYTHON = .venv/bin/python
 RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
 RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
-export GUARDIAN_TEST_BROKER = $(BROKER)
+test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
 FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.

@@ -31,7 +31,7 @@ from queues.thresholds import (
 )
 from rabbit.amqp import DeclareOk
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
-from rabbit.snapshot import CLASSIC, ListedQueue, Snapshot, length_of
+from rabbit.snapshot import CLASSIC, UNKNOWN_TYPE, ListedQueue, Snapshot, length_of
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
@@ -146,7 +146,7 @@ class Rules:
 
     def deletes_for_its_name(self, queue: StoredQueue) -> bool:
         """Return whether the namespace policy requires this queue to be deleted, whatever its length."""
-        if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost:
+        if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost or queue.type == UNKNOWN_TYPE:
             return False
         if queue.exclusive or queue.registered or queue.unbounded:
             return False
@@ -458,8 +458,10 @@ class _Comparison:
         verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
-        is_internal = key in self.observation.snapshot.internal
-        for_its_name = not self.removes_nothing and not is_internal and self.rules.deletes_for_its_name(queue)
+        snapshot = self.observation.snapshot
+        # The figures of the nodes lack arguments; the list of each minute decides about stored queues.
+        may_be_internal = key in snapshot.internal or (snapshot.lagging and key in self.stored)
+        for_its_name = not self.removes_nothing and not may_be_internal and self.rules.deletes_for_its_name(queue)
         if verdict.action is Action.DELETE or for_its_name:
             self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
         else:

@@ -29,7 +29,7 @@ from queues.quiet import QuietPeriod
 from queues.subject import subject_key
 from queues.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused, was_not_executed
 from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
 from rabbit.threads import ContextThreadPool
@@ -260,7 +260,9 @@ class Deletion:
                 not_there.append(one.queue)
             else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
-                if isinstance(error, Refused):
+                if isinstance(error, Refused) and not was_not_executed(error):
+                    outcome.refused += 1  # the next list shows whether it was deleted
+                elif isinstance(error, Refused):
                     # Not sent in this pass. An earlier pass's request may still be running, so keep delete_sent_at.
                     never_sent = error.reason == RECHECK_EXPIRED
                     refused.append(one if never_sent else one._replace(queue=one.queue._replace(delete_sent_at=None)))

@@ -37,7 +37,8 @@ def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueN
 
     The result lacks queues that do not exist, do not answer in time, or are in a vhost that refuses the login. It also
     lacks queues reported as empty after ``LEADER_TIMEOUT_SECONDS``: their leader may not have answered.
-    ``amqp_url`` is ``amqp://user:password@host:port``. The account needs access to each vhost, but no permissions.
+    ``amqp_url`` is ``amqp://user:password@host:port``. The account needs access to each vhost; on RabbitMQ 4.3 also
+    a permission on the queue.
     """
     declared: dict[QueueName, DeclareOk] = {}
     until = time.monotonic() + TOTAL_TIMEOUT_SECONDS

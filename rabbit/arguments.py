@@ -60,8 +60,9 @@ def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Dif
 
 def differences_from_row(declared: Mapping[str, Any], row: Mapping[str, Any]) -> list[Difference]:
     """Return how a listed queue differs from what is declared: its ``arguments``, ``durable`` and ``auto_delete``."""
+    found = row.get("arguments")
     return [
-        *differences(declared["arguments"], row.get("arguments") or {}),
+        *differences(declared["arguments"], found if isinstance(found, dict) else {}),
         *(
             Difference(field, found=row[field], wanted=declared[field])
             for field in ("durable", "auto_delete")

@@ -110,7 +110,10 @@ class MalformedResponse(BrokerError):
 
 def was_not_executed(error: BrokerError) -> bool:
     """Return whether the broker certainly did not execute the request. If False, the outcome is unknown."""
-    return isinstance(error, Refused | NotOnBroker) or (isinstance(error, BrokerUnavailable) and error.never_reached)
+    if isinstance(error, BrokerUnavailable):
+        return error.never_reached
+    # A 500 without a reason may also be a crash after the request was executed.
+    return isinstance(error, NotOnBroker) or (isinstance(error, Refused) and error.status != 500)
 
 
 class Account(NamedTuple):
@@ -645,7 +648,7 @@ class Management:
         """
         is_write = not answer.request.startswith("GET ")
         if answer.status == 500 and not answer.body and is_write and not unquote(answer.request).isascii():
-            _checked(self._exchange("GET", ("whoami",)))
+            self._require_running(answer)
             raise Refused(
                 f"{answer.request}: refused with 500 and without a reason, because its name is not ASCII; see the "
                 "broker's log for the reason",
@@ -654,15 +657,18 @@ class Management:
             )
         try:
             return _checked(answer)
-        except NotOnBroker as error:
-            try:
-                _checked(self._exchange("GET", ("whoami",)))
-            except (NotOnBroker, BrokerUnavailable) as reason:
-                raise BrokerUnavailable(
-                    f"{answer.request}: the broker answers every request with 404 or not at all ({reason}), so it is "
-                    f"shutting down; retry later, and {_CHECK_URL}"
-                ) from error
+        except NotOnBroker:
+            self._require_running(answer)
             raise
+
+    def _require_running(self, answer: _Answer) -> None:
+        try:
+            _checked(self._exchange("GET", ("whoami",)))
+        except (NotOnBroker, BrokerUnavailable) as reason:
+            raise BrokerUnavailable(
+                f"{answer.request}: the broker answers every request with 404 or not at all ({reason}), so it is "
+                f"shutting down; retry later, and {_CHECK_URL}"
+            ) from reason
 
     def _exchange(
         self,

@@ -283,9 +283,21 @@ def _read(listing: Generator[list[dict[str, Any]], None, None]) -> _Rows:
                     unreadable.append(row["name"])
                     continue
                 queues.append(parse_row(row))
-                if INTERNAL_PURPOSE in (row.get("arguments") or ()):
+                if _is_internal(row):
                     internal.append((row["vhost"], row["name"]))
     return _Rows(queues, unreadable, internal, received_at)
+
+
+def _is_internal(row: dict[str, Any]) -> bool:
+    """Return whether federation declared this queue, or may have: the row lacks its arguments.
+
+    The name counts, too: a client may set the argument, but no Pulse user may declare such a name.
+    """
+    arguments = row.get("arguments")
+    if arguments is None:
+        return True
+    purpose = arguments.get(INTERNAL_PURPOSE) if isinstance(arguments, dict) else None
+    return purpose == "federation" and row["name"].startswith("federation: ")
 
 
 def is_storable(name: str) -> bool:

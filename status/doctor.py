@@ -452,7 +452,11 @@ def _statistics(overview: Row) -> Finding:
 
 
 def _transient_queues(management: Management) -> Findings:
-    if TRANSIENT_QUEUES in management.denied_features():
+    try:
+        denied = management.denied_features()
+    except BrokerError:  # such as a proxy that does not pass on this path
+        return
+    if TRANSIENT_QUEUES in denied:
         found = "the broker refuses to declare queues that are neither durable nor exclusive; Guardian declares none"
         yield Finding("transient queues", Status.OK, found)
 

@@ -185,11 +185,11 @@ class ConsumerConnection:
         """Handle the broker's cancellation: the queue was deleted or lost its node, or a delivery timed out.
 
         Since RabbitMQ 4.3, an ack timeout cancels the consumer of a quorum queue instead of closing its channel. A late
-        ack would then have the broker deliver messages to the cancelled consumer.
+        ack, which may be on its way, would then have the broker deliver messages to the cancelled consumer.
         """
         channel.consumer_tag = ""
-        if self._settings.queue_type == "quorum" and channel.has_unacked:
-            self._link.reconnect(f"the broker cancelled the consumer of {channel.queue}, as it does at its ack timeout")
+        if self._settings.queue_type == "quorum" and self._link.server_version >= (4, 3):
+            self._link.reconnect(f"the queue {channel.queue} was deleted, or a delivery timed out")
             return
         logger.warning("%s: the queue %s is gone; declaring it again", self.name, channel.queue)
         self._redeclare(threading.Event())

@@ -118,6 +118,13 @@ class Link:
         """Run steps on the current connection. Call this in the link's thread only."""
         self._run_step(steps, self._connection, None)
 
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """The first two numbers of the broker's version; (0, 0): unknown."""
+        version = str((self._connection.server_properties or {}).get("version", "")) if self._connection else ""
+        numbers = version.split(".")[:2]
+        return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (0, 0)
+
     def reconnect(self, reason: str) -> None:
         """Close the current connection and open another. Call this in the link's thread only."""
         if self._connection is not None and not (self._connection.is_closing or self._connection.is_closed):
