@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import stomp
+from websocket import WebSocketException
 
 
 class Received(NamedTuple):
@@ -56,7 +57,8 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
         # `/amq/queue/` uses the existing queue; `/queue/` would declare it with other arguments.
         self._connection.subscribe(f"/amq/queue/{self._queue_name}", id=self._queue_name, ack="auto")
         # RabbitMQ 4 sends a receipt for a refused SUBSCRIBE too, but none for the frame after it.
-        self._connection.begin("after-subscribe", headers={"receipt": "reading"})
+        with contextlib.suppress(stomp.exception.StompException, WebSocketException, OSError):  # closed by now
+            self._connection.begin("after-subscribe", headers={"receipt": "reading"})
         self._answered.wait(timeout)
         if not self._reading:
             # Without permission for the queue, RabbitMQ closes the connection without an error.

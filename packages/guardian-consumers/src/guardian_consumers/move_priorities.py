@@ -111,11 +111,12 @@ class _Move:
                 continue
             _, readers = standing
             before = self._moved
+            if not readers:
+                self._rebind_returns(name)  # first: a delayed message that returns now must not stay in an empty queue
             self._drain(name)
             if readers:
                 self._report(f"{name}: moved {self._moved - before}; stop its {readers} consumers and run this again")
             else:
-                self._rebind_returns(name)
                 self._report(f"{name}: moved {self._moved - before}")
         return self._moved
 
