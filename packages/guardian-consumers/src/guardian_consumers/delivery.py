@@ -58,11 +58,6 @@ class QueueChannel:
         self._unacked: deque[int] = deque()
         self._settled: set[int] = set()
 
-    @property
-    def has_unacked(self) -> bool:
-        """Whether deliveries are neither acked nor requeued."""
-        return bool(self._unacked)
-
     def consume(self, prefetch: int, on_message: Callable[..., None]) -> "Steps":
         """Restart consuming with this prefetch; 0 stops it."""
         self.cancel()
