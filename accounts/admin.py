@@ -608,13 +608,13 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     """The audit trail."""
 
     date_hierarchy = "timestamp"
-    list_display = ["when", "who", "deed", "kind", "thing", "details", "outcome"]
-    list_filter = ["outcome", "deed", ("content_type", admin.RelatedOnlyFieldListFilter)]
+    list_display = ["when", "who", "event", "kind", "thing", "details", "outcome"]
+    list_filter = ["outcome", "event", ("content_type", admin.RelatedOnlyFieldListFilter)]
     list_select_related = ["content_type", "actor"]
     list_per_page = 50
-    search_fields = ["actor_email", "object_repr", "deed", "changes", "additional_data", "cid"]
-    search_help_text = "A person, a thing, a deed, or the id of a request as the log has it."
-    fields = ["when", "who", "deed", "kind", "thing", "details", "outcome", "remote_addr", "cid"]
+    search_fields = ["actor_email", "object_repr", "event", "changes", "additional_data", "cid"]
+    search_help_text = "A person, a thing, a event, or the id of a request as the log has it."
+    fields = ["when", "who", "event", "kind", "thing", "details", "outcome", "remote_addr", "cid"]
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -650,7 +650,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     def thing(self, entry: AuditEntry) -> str:
         """Return the thing that was changed, with a link to its page if there is one."""
         name = readable(entry.object_repr)
-        if entry.content_type is None or not entry.object_pk or entry.deed == audit.DELETED:
+        if entry.content_type is None or not entry.object_pk or entry.event == audit.DELETED:
             return name
         page = f"admin:{entry.content_type.app_label}_{entry.content_type.model}_change"
         try:
@@ -680,9 +680,9 @@ def _changes(entry: AuditEntry) -> list[str]:
         if isinstance(change, dict):
             verb = {"add": "with", "delete": "without"}[change["operation"]]
             lines.append(f"{verb} the {field} {', '.join(change['objects'])}")
-        elif entry.deed == audit.CHANGED:
+        elif entry.event == audit.CHANGED:
             lines.append(f"{field}: {_format_value(change[0])} → {_format_value(change[1])}")
-        elif (value := change[0 if entry.deed == audit.DELETED else 1]) not in ("", "None", "False"):
+        elif (value := change[0 if entry.event == audit.DELETED else 1]) not in ("", "None", "False"):
             lines.append(f"{field}: {value}")
     return lines
 

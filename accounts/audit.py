@@ -43,7 +43,7 @@ from rabbit.management import BrokerError, was_not_executed
 logger = logging.getLogger(__name__)
 
 CREATED, CHANGED, DELETED = "made", "changed", "deleted"
-_DEEDS = {AuditEntry.Action.CREATE: CREATED, AuditEntry.Action.UPDATE: CHANGED, AuditEntry.Action.DELETE: DELETED}
+_EVENTS = {AuditEntry.Action.CREATE: CREATED, AuditEntry.Action.UPDATE: CHANGED, AuditEntry.Action.DELETE: DELETED}
 
 MAX_REASON_LENGTH = 300
 
@@ -149,7 +149,7 @@ def audited(by: Owner | None, action: str, thing: Model | None, **details: Any) 
 
 
 def _entry(by: Owner | None, action: str, thing: Model | Sequence[Model] | None, details: dict[str, Any]) -> AuditEntry:
-    entry = AuditEntry(deed=action, action=AuditEntry.Action.ACCESS, actor=by, additional_data=details, cid=get_cid())
+    entry = AuditEntry(event=action, action=AuditEntry.Action.ACCESS, actor=by, additional_data=details, cid=get_cid())
     things = [thing] if isinstance(thing, Model) else thing or []
     if things:
         entry.content_type = ContentType.objects.get_for_model(things[0])
@@ -169,7 +169,7 @@ def add_context(sender: type[AuditEntry], instance: AuditEntry, **_: Any) -> Non
     request = _request.get()
     instance.actor = instance.actor or actor()
     instance.actor_email = instance.actor.email if instance.actor else ""
-    instance.deed = instance.deed or _DEEDS[instance.action]
+    instance.event = instance.event or _EVENTS[instance.action]
     instance.additional_data = {**_origin(request), **(instance.additional_data or {})}
     instance.remote_addr = _address(request) if request is not None else None
 

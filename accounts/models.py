@@ -341,7 +341,7 @@ class AuditEntry(AbstractLogEntry):
         db_constraint=False,
         related_name="+",
     )
-    deed = models.CharField(max_length=60, db_index=True, help_text="The action, in words.")
+    event = models.CharField(max_length=60, db_index=True, help_text="The action, in words.")
     outcome = models.CharField(
         max_length=10,
         choices=Outcome.choices,
@@ -355,4 +355,4 @@ class AuditEntry(AbstractLogEntry):
         verbose_name_plural = "audit trail"
 
     def __str__(self) -> str:
-        return f"{self.deed}: {self.object_repr}" if self.object_repr else self.deed
+        return f"{self.event}: {self.object_repr}" if self.object_repr else self.event

@@ -1,4 +1,8 @@
-"""Withdraw an owner's access to the broker and, optionally, remove their accounts and tokens."""
+"""Withdraw an owner's access to the broker and, optionally, remove their accounts and tokens.
+
+What leaves the broker when an owner is deleted: the accounts of ``leave_all`` (``accounts/removal.py``), and what their
+agents registered (``agents/deletions.py``).
+"""
 
 from django.db import transaction
 

@@ -4,8 +4,7 @@ The row is committed first, in state ``creating``, so that every queue of Guardi
 the broker has the queue. After a crash the row stays ``creating``, and the next request or a sweep finishes it. A
 failed registration deletes the row that it created; ``core/removals.py`` removes what may have reached the broker.
 
-Who may register: an owner with access (``agents/records.py``), for an offering that they are a member of
-(``agents/identities.py``).
+Who may register: ``agents/access.py``.
 """
 
 import uuid as uuids

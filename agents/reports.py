@@ -78,7 +78,7 @@ class Report:
     another_sweep: bool = False
     away: bool = False
     given_up: bool = False
-    told: int = 0
+    notifications: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
@@ -118,8 +118,8 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
             report.add_error(str(error))
             report.seconds = time.monotonic() - began
             save_report(report)
-        if report.told:
-            enqueue.nudge(report.told)
+        if report.notifications:
+            enqueue.nudge(report.notifications)
     report.seconds = time.monotonic() - began
     if not report.another_sweep:
         logger.info(
@@ -150,7 +150,7 @@ def apply_brake(report: Report, force: bool) -> None:
 
 def save_report(report: Report) -> None:
     """Store the report and the notifications about it."""
-    report.told += enqueue.enqueue(list(_new_notices(report)), report.at)
+    report.notifications += enqueue.enqueue(list(_new_notices(report)), report.at)
     names = [one.name for one in Sweep._meta.get_fields() if one.name != "id"]
     Sweep.objects.create(**{name: getattr(report, name) for name in names})
 

@@ -1,4 +1,7 @@
-"""The recipients of notifications: owners by mail and in their channels, added addresses, operators."""
+"""The recipients of notifications: owners by mail and in their channels, added addresses, operators.
+
+Who may see a queue and its events on the pages and over the API: ``queues/access.py``.
+"""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence

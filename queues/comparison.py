@@ -56,9 +56,9 @@ class StoredQueue(NamedTuple):
     state: str
     misses: int
     delete_sent_at: datetime | None
-    said: str
+    notified_state: str
     quiet_until: datetime | None
-    recovery_said: bool
+    recovery_notified: bool
     folded: int
     over_unacked_since: datetime | None
     unbounded: bool
@@ -73,7 +73,7 @@ class StoredQueue(NamedTuple):
     @property
     def last_notified_state(self) -> str:
         """The state that owners know: for a queue about to be deleted, that of the last message."""
-        return self.said if self.state == DELETING else self.state
+        return self.notified_state if self.state == DELETING else self.state
 
     @property
     def ownership(self) -> Ownership:
@@ -83,12 +83,15 @@ class StoredQueue(NamedTuple):
     @property
     def quiet_period(self) -> QuietPeriod:
         """The messages already sent about the queue."""
-        return QuietPeriod(self.said, self.quiet_until, self.recovery_said, self.folded)
+        return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.folded)
 
     def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
         """Return the queue with another quiet period."""
         return self._replace(
-            said=after.notified_state, quiet_until=after.until, recovery_said=after.recovery_sent, folded=after.folded
+            notified_state=after.notified_state,
+            quiet_until=after.until,
+            recovery_notified=after.recovery_sent,
+            folded=after.folded,
         )
 
 
@@ -273,8 +276,8 @@ def from_listed(listed: ListedQueue) -> StoredQueue:
     """Return the row of a queue that is listed for the first time."""
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
-        delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, over_unacked_since=None,
-        unbounded=False, warn_length=None, max_length=None,
+        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
+        over_unacked_since=None, unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
 
 
@@ -492,7 +495,7 @@ class _Comparison:
         queue = self.stored.get(key) or from_listed(listed)
         if queue.state == GONE:
             # Judge it from the last notified state, so that owners learn of any difference.
-            queue = queue._replace(state=queue.said)
+            queue = queue._replace(state=queue.notified_state)
             self.changes.events.append(Event(queue, QueueEvent.Kind.RETURNED))
             if key in self.observation.registrations.queues:
                 self.changes.returned.append(queue)

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 LEASE = "consumers"
 COUNT_INTERVAL = timedelta(minutes=1)
-CONSUMER_FIELDS = ("consumers", "unattended_since", "unattended_told_at")
-STALL_FIELDS = ("taken_out", "stalled_since", "stalled_told_at")
+CONSUMER_FIELDS = ("consumers", "unattended_since", "unattended_notified_at")
+STALL_FIELDS = ("acknowledged_total", "stalled_since", "stalled_notified_at")
 WRITTEN_FIELDS = (*CONSUMER_FIELDS, *STALL_FIELDS)
 """The columns that a count writes."""
 
@@ -67,10 +67,10 @@ class ConsumerState(NamedTuple):
     registered: bool
     consumers: int | None
     unattended_since: datetime | None
-    unattended_told_at: datetime | None
-    taken_out: int | None
+    unattended_notified_at: datetime | None
+    acknowledged_total: int | None
     stalled_since: datetime | None
-    stalled_told_at: datetime | None
+    stalled_notified_at: datetime | None
 
     def with_consumers(self, consumers: int, now: datetime, minutes: int) -> "ConsumerState":
         """Return the state after a count of the consumers.
@@ -78,12 +78,12 @@ class ConsumerState(NamedTuple):
         Owners are notified after ``minutes`` without a consumer (0: never), if the queue should have one.
         """
         if consumers:
-            return self._replace(consumers=consumers, unattended_since=None, unattended_told_at=None)
+            return self._replace(consumers=consumers, unattended_since=None, unattended_notified_at=None)
         since = self.unattended_since or now
         should_have = should_have_consumer(self.name, exclusive=self.exclusive, registered=self.registered)
         is_due = minutes > 0 and should_have and now - since >= timedelta(minutes=minutes)
-        told_at = self.unattended_told_at or (now if is_due else None)
-        return self._replace(consumers=0, unattended_since=since, unattended_told_at=told_at)
+        told_at = self.unattended_notified_at or (now if is_due else None)
+        return self._replace(consumers=0, unattended_since=since, unattended_notified_at=told_at)
 
     def with_progress(self, count: QueueCounts, now: datetime, minutes: int) -> "ConsumerState":
         """Return the state after a count of the acknowledged messages.
@@ -95,25 +95,27 @@ class ConsumerState(NamedTuple):
         any other starts again. Messages of a stream are never acknowledged away.
         """
         if not minutes or self.type == "stream":
-            return self._replace(taken_out=None, stalled_since=None, stalled_told_at=None)
+            return self._replace(acknowledged_total=None, stalled_since=None, stalled_notified_at=None)
         if count.ready is None or count.unacknowledged is None:
             return self
         if not count.ready + count.unacknowledged:
-            return self._replace(taken_out=None, stalled_since=None, stalled_told_at=None)
+            return self._replace(acknowledged_total=None, stalled_since=None, stalled_notified_at=None)
         if count.acked_total is None:  # the broker keeps no counters (``rates_mode = none``), or has none yet
             return self
         since = now if count.consumers else None
-        if self.taken_out is None:
-            return self._replace(taken_out=count.acked_total, stalled_since=since)
-        if self.taken_out > count.acked_total and self.stalled_told_at:
-            return self._replace(taken_out=count.acked_total, stalled_since=since and (self.stalled_since or now))
-        if self.taken_out != count.acked_total:
-            return self._replace(taken_out=count.acked_total, stalled_since=since, stalled_told_at=None)
+        if self.acknowledged_total is None:
+            return self._replace(acknowledged_total=count.acked_total, stalled_since=since)
+        if self.acknowledged_total > count.acked_total and self.stalled_notified_at:
+            return self._replace(
+                acknowledged_total=count.acked_total, stalled_since=since and (self.stalled_since or now)
+            )
+        if self.acknowledged_total != count.acked_total:
+            return self._replace(acknowledged_total=count.acked_total, stalled_since=since, stalled_notified_at=None)
         if since is None:
             return self._replace(stalled_since=None)
         since = self.stalled_since or now
-        told_at = self.stalled_told_at or (now if now - since >= timedelta(minutes=minutes) else None)
-        return self._replace(stalled_since=since, stalled_told_at=told_at)
+        told_at = self.stalled_notified_at or (now if now - since >= timedelta(minutes=minutes) else None)
+        return self._replace(stalled_since=since, stalled_notified_at=told_at)
 
 
 def count_consumers() -> int:
@@ -151,9 +153,9 @@ def _count(lease: HeldLease) -> int:
         for id_, state in before.items()
         if (count := counted.get((state.vhost, state.name))) is not None
     }
-    consumer_changes = _changed(before, after, "unattended_told_at")
+    consumer_changes = _changed(before, after, "unattended_notified_at")
     # If the check was turned off, that says nothing about the queues.
-    stall_changes = _changed(before, after, "stalled_told_at") if settings.GUARDIAN_STALLED_MINUTES else set()
+    stall_changes = _changed(before, after, "stalled_notified_at") if settings.GUARDIAN_STALLED_MINUTES else set()
     gathered = _gather_facts(management, consumer_changes | stall_changes, now)
     lease.renew_if_due()
     notices: dict[tuple[int, bool], Notice] = {}
@@ -180,7 +182,7 @@ def _count(lease: HeldLease) -> int:
         )
         # Keep the …_told_at columns, so that owners learn of a consumer when the queue is declared again.
         Queue.objects.filter(GONE_WITH_COUNTS).update(
-            consumers=None, unattended_since=None, taken_out=None, stalled_since=None
+            consumers=None, unattended_since=None, acknowledged_total=None, stalled_since=None
         )
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
         return enqueue.enqueue(list(notices.values()), now)
@@ -284,7 +286,7 @@ def _stall_notice(
 ) -> Notice | None:
     """Return the notice about the start or end of a stall; None: a passive declare does not confirm the stall."""
     facts = gathered.facts.of(_as_stored(queue), thresholds.of_queue(queue))
-    if after.stalled_told_at:
+    if after.stalled_notified_at:
         if not facts["consumers"]:  # no consumer is left, or the queue does not respond
             return None
         kind, since = kinds.STALLED, after.stalled_since

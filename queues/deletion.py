@@ -327,7 +327,8 @@ def _deleted(queue: StoredQueue) -> StoredQueue:
 def write_states(queues: Sequence[StoredQueue]) -> None:
     """Write the states of these queues, and the messages already sent about them."""
     fields = (
-        "state", "misses", "delete_sent_at", "said", "quiet_until", "recovery_said", "folded", "over_unacked_since",
+        "state", "misses", "delete_sent_at", "notified_state", "quiet_until", "recovery_notified", "folded",
+        "over_unacked_since",
     )  # fmt: skip
     rows = [(queue.id, *(getattr(queue, name) for name in fields)) for queue in queues]
     bulk.update(Queue, fields, rows)

@@ -6,20 +6,11 @@ The broker is the truth about what exists; these rows are the truth about what w
 import uuid
 
 from django.conf import settings
-from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
-from accounts.models import Owner, PulseUser, check_thresholds, visible_to
+from accounts.models import Owner, PulseUser, check_thresholds
+from queues.access import QueueQuerySet
 from rabbit.snapshot import length_of
-
-
-class QueueQuerySet(models.QuerySet["Queue"]):
-    """Queries for queues."""
-
-    def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
-        """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
-        own = models.Q(pulse_user__in=PulseUser.objects.filter(owners=visitor.pk)) | models.Q(owner=visitor.pk)
-        return visible_to(self, visitor, own)
 
 
 class Queue(models.Model):
@@ -79,25 +70,27 @@ class Queue(models.Model):
 
     consumers = models.PositiveIntegerField(null=True, help_text="As counted every minute; empty: unknown.")
     unattended_since = models.DateTimeField(null=True, help_text="When a count first found no consumer.")
-    unattended_told_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
-    taken_out = models.PositiveBigIntegerField(
+    unattended_notified_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
+    acknowledged_total = models.PositiveBigIntegerField(
         null=True,
         help_text="The broker's count of acknowledged messages; empty: the queue had no messages.",
     )
     stalled_since = models.DateTimeField(
         null=True, help_text="Since when that count has not risen, with messages and consumers present."
     )
-    stalled_told_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
+    stalled_notified_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
 
     warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="The queue's own value, in messages.")
     max_length = models.PositiveIntegerField(null=True, blank=True, help_text="The queue's own value, in messages.")
     unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted for its length.")
 
-    said = models.CharField(
+    notified_state = models.CharField(
         max_length=10, choices=State.choices, default=State.OK, help_text="The state that the last message reported."
     )
     quiet_until = models.DateTimeField(null=True, help_text="The end of the quiet period that a warning opened.")
-    recovery_said = models.BooleanField(default=False, help_text="Whether this quiet period's one recovery was sent.")
+    recovery_notified = models.BooleanField(
+        default=False, help_text="Whether this quiet period's one recovery was sent."
+    )
     folded = models.PositiveIntegerField(
         default=0, help_text="The changes in this quiet period that no message reported."
     )
@@ -190,7 +183,7 @@ class Watch(models.Model):
     listed_at = models.DateTimeField(null=True, help_text="When the last complete list was fetched.")
     exact_at = models.DateTimeField(null=True, help_text="When a list with exact lengths was last fetched.")
     short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked too many queues.")
-    short_told_at = models.DateTimeField(
+    short_notified_at = models.DateTimeField(
         null=True, help_text="When operators were last notified of a list that is too short."
     )
     refused_since = models.DateTimeField(null=True, help_text="When the broker began to refuse to delete a queue.")

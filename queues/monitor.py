@@ -96,8 +96,8 @@ def _run(report: Report, force: bool) -> None:
         report.seconds = time.monotonic() - began
         logger.error("The pass was aborted: %s", error)
         save_report(report)
-    if report.told:
-        enqueue.nudge(report.told)
+    if report.notifications:
+        enqueue.nudge(report.notifications)
     report.seconds = time.monotonic() - began
 
 
@@ -196,8 +196,8 @@ def _act(run: PassRun, lease: HeldLease, changes: Changes, deletion: Deletion, *
     outcome = deletion.carry_out(changes.condemned, lease, exact=exact)
     report.deleted = finished.deleted + outcome.deleted
     report.kept = outcome.kept
-    report.told += finished.notifications + outcome.notifications
-    report.told += _record_refusals(run.watch, outcome, lease, run.now)
+    report.notifications += finished.notifications + outcome.notifications
+    report.notifications += _record_refusals(run.watch, outcome, lease, run.now)
     report.errors += outcome.errors
 
 
@@ -231,7 +231,7 @@ def _record_outage(report: Report, watch: Watch, error: str, lease: HeldLease | 
         lease.renew()
         Watch.objects.filter(id=watch.id).update(**changes)
         if watch.outage_since is None:
-            report.told = enqueue.enqueue([Notice(kinds.OUTAGE, {"error": error})], report.at)
+            report.notifications = enqueue.enqueue([Notice(kinds.OUTAGE, {"error": error})], report.at)
 
 
 def _backoff_seconds(failures: int) -> float:

@@ -47,7 +47,7 @@ class Report:
     another_pass: bool = False
     away: bool = False
     given_up: bool = False
-    told: int = 0
+    notifications: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
@@ -113,5 +113,5 @@ class PassRun:
 def save_report(report: Report) -> None:
     """Save the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    excluded = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "told", *lists)
+    excluded = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "notifications", *lists)
     Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in excluded})

@@ -128,7 +128,7 @@ def write(
         _write_history(changes, facts, run.now)
         notices = [_notice(message, facts) for message in changes.messages]
         notices += _operator_notices(changes, observation.snapshot, run.watch, run.now)
-        run.report.told = enqueue.enqueue(notices, run.now)
+        run.report.notifications = enqueue.enqueue(notices, run.now)
         _update_watch(run.watch, changes, observation.snapshot, exchanges, run.now)
 
 
@@ -239,7 +239,9 @@ def _operator_notices(changes: Changes, listing: Snapshot, watch: Watch, now: da
 
 def _needs_short_list_notice(changes: Changes, watch: Watch, now: datetime) -> bool:
     """Return whether to notify operators of a short list. A stopping node causes short lists now and then."""
-    recently_notified = watch.short_told_at is not None and now - watch.short_told_at < SHORT_LIST_NOTICE_INTERVAL
+    recently_notified = (
+        watch.short_notified_at is not None and now - watch.short_notified_at < SHORT_LIST_NOTICE_INTERVAL
+    )
     return changes.short > 0 and not recently_notified
 
 
@@ -262,5 +264,5 @@ def _update_watch(
     if exchanges is not None:
         state |= {"exchanges_listed_at": now, "misnamed_exchanges": exchanges}
     if _needs_short_list_notice(changes, watch, now):
-        state["short_told_at"] = now
+        state["short_notified_at"] = now
     Watch.objects.filter(id=watch.id).update(**state)

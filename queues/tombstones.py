@@ -47,7 +47,7 @@ def gone_fields() -> dict[str, Any]:
     """Return the columns of a queue that is gone, the same as a pass writes."""
     return {
         "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
-        "over_unacked_since": None, "consumers": None, "unattended_since": None, "taken_out": None,
+        "over_unacked_since": None, "consumers": None, "unattended_since": None, "acknowledged_total": None,
         "stalled_since": None,
     }  # fmt: skip
 

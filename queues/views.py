@@ -104,7 +104,7 @@ class Row:
     @property
     def stalled(self) -> bool:
         """Whether owners were notified of a stall that is not over."""
-        return self.queue.stalled_told_at is not None and self.queue.state != Queue.State.GONE
+        return self.queue.stalled_notified_at is not None and self.queue.state != Queue.State.GONE
 
     @property
     def dead_letters(self) -> bool:

@@ -331,5 +331,5 @@ def _queues(number: int) -> str:
 def _page(
     request: HttpRequest, template: str, title: str, outcome: ActionOutcome | None = None, **context: Any
 ) -> HttpResponse:
-    context = {**admin.site.each_context(request), "title": title, "told": outcome, **context}
+    context = {**admin.site.each_context(request), "title": title, "result": outcome, **context}
     return TemplateResponse(request, template, context, status=outcome.status if outcome else HTTPStatus.OK)

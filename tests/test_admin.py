@@ -490,7 +490,7 @@ def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, m
     ContentType.objects.get_for_model(Queue)  # cached from now on
     assert statements(queues[:5]) == statements(queues[5:])
     assert QueueEvent.objects.filter(kind="adjusted").count() == 40
-    entries = AuditEntry.objects.filter(deed="changed", content_type__model="queue")
+    entries = AuditEntry.objects.filter(event="changed", content_type__model="queue")
     assert {entry.object_id for entry in entries} == {queue.pk for queue in queues}
     assert {(entry.actor_email, *entry.changes["unbounded"]) for entry in entries} == {
         ("ops@example.org", "False", "True")
@@ -835,7 +835,7 @@ def test_an_operator_sends_a_failed_notification_again(admin, mailbox, settings)
 def test_two_operators_who_send_a_notification_again_send_it_once(transactional_db):
     given_up = make_notification()
     assert sorted(in_parallel(*[lambda: sending.send_again([given_up.pk])] * 2)) == [0, 1]
-    assert AuditEntry.objects.filter(deed="had sent again").count() == 1
+    assert AuditEntry.objects.filter(event="had sent again").count() == 1
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_account, 
     assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
     assert owners_by_account() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
     assert (management.users(), management.all_permissions()) == before
-    assert AuditEntry.objects.get(deed="adopted").additional_data["command"] == "adopt_broker"
+    assert AuditEntry.objects.get(event="adopted").additional_data["command"] == "adopt_broker"
     assert run_command(path, "--apply")[0].splitlines()[-1] == "There is nothing to do."
 
 

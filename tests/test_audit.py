@@ -64,7 +64,7 @@ def queue(amqp, account):
 def trail(**wanted):
     """Return actor, action, object and outcome of the entries, oldest first."""
     entries = AuditEntry.objects.filter(**wanted).order_by("id")
-    return [(entry.actor_email, entry.deed, entry.object_repr, entry.outcome) for entry in entries]
+    return [(entry.actor_email, entry.event, entry.object_repr, entry.outcome) for entry in entries]
 
 
 def all_entries():
@@ -86,7 +86,7 @@ def test_an_entry_names_the_person_their_address_and_the_request(queue, alice):
     answer = client.post(f"/queues/{queue.uuid}/purge/", {"typed": queue.name})
     assert answer.status_code == 302
     entry = AuditEntry.objects.get()
-    assert (entry.actor, entry.actor_email, entry.deed, entry.outcome) == (alice, alice.email, "purged", "done")
+    assert (entry.actor, entry.actor_email, entry.event, entry.outcome) == (alice, alice.email, "purged", "done")
     assert (entry.object_repr, entry.object_id) == (str(queue), queue.pk)
     assert (entry.remote_addr, entry.cid) == ("192.0.2.9", answer["X-Request-ID"])
 
@@ -99,7 +99,7 @@ def test_an_entry_names_the_token_and_its_owner(queue, operator):
     clear_trail()
     assert program.patch(f"queues/{queue.uuid.hex}/", {"warn_length": 6}).status_code == 200
     entry = AuditEntry.objects.get()
-    assert (entry.actor, entry.deed, entry.changes) == (operator, "changed", {"warn_length": ["None", "6"]})
+    assert (entry.actor, entry.event, entry.changes) == (operator, "changed", {"warn_length": ["None", "6"]})
     assert entry.additional_data == {"token": "nightly"}
     assert program.key not in all_entries()
 
@@ -124,7 +124,7 @@ def test_the_actor_is_set_for_the_request_and_its_thread_only(alice, monkeypatch
 
 def test_an_entry_names_the_command(environment):
     run(environment, "create_owner", "new@example.org", "--operator")
-    entry = AuditEntry.objects.get(deed="made")
+    entry = AuditEntry.objects.get(event="made")
     assert (entry.actor, entry.actor_email, entry.object_repr) == (None, "", "new@example.org")
     assert entry.additional_data == {"command": "create_owner"}
     assert entry.remote_addr is None
@@ -135,7 +135,7 @@ def test_an_entry_names_the_task(account):
     clear_trail()
     finish_removals.apply()
     entry = AuditEntry.objects.get()
-    assert (entry.actor, entry.deed, entry.object_repr) == (None, "deleted", ACCOUNT)
+    assert (entry.actor, entry.event, entry.object_repr) == (None, "deleted", ACCOUNT)
     assert entry.additional_data == {"task": "core.tasks.finish_removals"}
 
 
@@ -157,7 +157,7 @@ def test_the_client_address_follows_the_trusted_proxies(alice, settings, proxies
     program.client.defaults["REMOTE_ADDR"] = "192.0.2.9"
     asked = json.dumps({"weekly_summary": False})
     program.client.patch("/api/settings/", asked, "application/json", headers={"X-Forwarded-For": forwarded})
-    assert [entry.remote_addr for entry in AuditEntry.objects.filter(deed="changed")] == [known]
+    assert [entry.remote_addr for entry in AuditEntry.objects.filter(event="changed")] == [known]
 
 
 def test_visitors_who_never_signed_in_leave_no_entries(client, transactional_db, mailbox):
@@ -174,9 +174,9 @@ def test_entries_outlive_the_deleted_owner(admin, alice, operator):
     audit.record(alice, "purged", None)
     path = f"/admin/accounts/owner/{alice.pk}/delete/"
     assert admin.post(path, {"post": "yes"}).status_code == 302
-    entry = AuditEntry.objects.get(deed="purged")
+    entry = AuditEntry.objects.get(event="purged")
     assert (entry.actor, entry.actor_email) == (None, "alice@example.org")
-    gone = AuditEntry.objects.get(deed="deleted")
+    gone = AuditEntry.objects.get(event="deleted")
     assert (gone.actor, gone.object_repr) == (operator, "alice@example.org")
     assert "alice@example.org" in admin.get("/admin/accounts/auditentry/?q=alice").text
 
@@ -201,8 +201,8 @@ def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monke
         client.force_login(leaving)
         assert client.post(f"/queues/{queue.uuid}/{page}/", form).status_code == 302
         leaving.save(force_insert=True)  # for the next round
-    by_leaving = [(entry.deed, entry.outcome) for entry in AuditEntry.objects.filter(actor_email=leaving.email)]
-    assert {deed for deed, _ in by_leaving} >= {"changed", "purged", "deleted on the broker"}
+    by_leaving = [(entry.event, entry.outcome) for entry in AuditEntry.objects.filter(actor_email=leaving.email)]
+    assert {event for event, _ in by_leaving} >= {"changed", "purged", "deleted on the broker"}
     assert {outcome for _, outcome in by_leaving} == {"done"}
     kinds = {"adjusted", "purged", "removing", "removed"}
     assert set(queue.events.filter(kind__in=kinds).values_list("kind", "by")) == {(kind, None) for kind in kinds}
@@ -215,7 +215,7 @@ def test_an_entry_outlives_its_content_type(alice, operator):
     audit.record(operator, "purged", alice)
     ContentType.objects.get_for_model(Owner).delete()
     ContentType.objects.clear_cache()
-    [entry] = AuditEntry.objects.filter(deed="purged")
+    [entry] = AuditEntry.objects.filter(event="purged")
     assert (entry.content_type, entry.object_repr) == (None, alice.email)
     call_command("migrate", verbosity=0)  # which creates the content type again
 
@@ -224,9 +224,9 @@ def test_an_entry_outlives_its_content_type(alice, operator):
 
 
 @pytest.mark.parametrize(
-    ("do", "deed"), [(actions.delete_queue, "deleted on the broker"), (actions.purge_queue, "purged")]
+    ("do", "event"), [(actions.delete_queue, "deleted on the broker"), (actions.purge_queue, "purged")]
 )
-def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, settings, do, deed):
+def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, settings, do, event):
     clear_trail()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
@@ -240,9 +240,9 @@ def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, se
     do(queue, alice)
     name = f"queue/{ACCOUNT}/builds in {queue.vhost}"
     assert trail() == [
-        ("alice@example.org", deed, name, "not-done"),
-        ("alice@example.org", deed, name, "unknown"),
-        ("alice@example.org", deed, name, "done"),
+        ("alice@example.org", event, name, "not-done"),
+        ("alice@example.org", event, name, "unknown"),
+        ("alice@example.org", event, name, "done"),
     ]
     why = AuditEntry.objects.get(outcome="unknown").additional_data["why"]
     assert "503" in why
@@ -309,7 +309,7 @@ def test_changes_of_an_account_are_recorded(account, alice, operator, management
     addresses.confirm_address(addresses.confirmation_token(address))
     addresses.remove_address(address)
     remove_pulse_user(account)
-    assert [(deed, thing) for _, deed, thing, _ in trail()] == [
+    assert [(event, thing) for _, event, thing, _ in trail()] == [
         ("changed", ACCOUNT),
         ("changed", ACCOUNT),
         ("changed", ACCOUNT),
@@ -333,14 +333,14 @@ def test_creating_and_adopting_accounts_is_recorded(guarded, alice, operator, ma
     finally:
         for name in ("audited-made", "audited-found"):
             management.delete_user(name)
-    assert [(deed, thing) for _, deed, thing, _ in trail(content_type__model="pulseuser")] == [
+    assert [(event, thing) for _, event, thing, _ in trail(content_type__model="pulseuser")] == [
         ("made", "audited-made"),
         ("changed", "audited-made"),
         ("made", "audited-found"),
         ("changed", "audited-found"),
         ("adopted", "audited-found"),
     ]
-    assert AuditEntry.objects.get(deed="adopted").actor == operator
+    assert AuditEntry.objects.get(event="adopted").actor == operator
 
 
 def test_a_failed_creation_is_recorded(guarded, alice, settings, broker):
@@ -360,14 +360,14 @@ def test_vouching_and_withdrawing_are_recorded(account, alice, operator, setting
     clear_trail()
     vouching.vouch(bob, operator)
     withdrawal.withdraw(alice, operator, remove=True)
-    assert [(deed, thing) for _, deed, thing, _ in trail()] == [
+    assert [(event, thing) for _, event, thing, _ in trail()] == [
         ("changed", "bob@example.org"),
         ("changed", "alice@example.org"),
         ("revoked", "nightly"),
         ("began to remove", ACCOUNT),
         ("took an owner off", "shared"),
     ]
-    assert AuditEntry.objects.get(deed="took an owner off").additional_data == {"owner": "alice@example.org"}
+    assert AuditEntry.objects.get(event="took an owner off").additional_data == {"owner": "alice@example.org"}
 
 
 def test_vouching_that_changes_no_row_is_recorded(alice, operator):
@@ -392,7 +392,7 @@ def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailb
     clear_trail()
     client.get(urlsplit(create_link(alice)).path)
     assert client.get("/tokens/").status_code == 200
-    assert trail(deed="signed in") == [(alice.email, "signed in", alice.email, "done")]
+    assert trail(event="signed in") == [(alice.email, "signed in", alice.email, "done")]
 
     def full(*_, **__):
         raise OperationalError("the disk is full")
@@ -407,19 +407,19 @@ def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailb
 
 
 @pytest.mark.parametrize(
-    ("command", "deed"),
+    ("command", "event"),
     [
         ("monitor_queues", "asked for a pass"),
         ("cleanup_orphan_queues", "asked for a sweep of orphans"),
         ("cleanup_stale_subscriptions", "asked for a clean-up of stale subscriptions"),
     ],
 )
-def test_a_command_that_overrides_the_brake_is_recorded(guarded, transactional_db, command, deed):
+def test_a_command_that_overrides_the_brake_is_recorded(guarded, transactional_db, command, event):
     clear_trail()
     for options in ({"force": True, "dry_run": True}, {"force": False}, {"force": True}):
         with pytest.raises(SystemExit):
             call_command(command, once=True, stdout=io.StringIO(), **options)
-    assert [entry[1] for entry in trail()] == [deed]
+    assert [entry[1] for entry in trail()] == [event]
     assert AuditEntry.objects.get().additional_data == {"force": True}
 
 
@@ -429,11 +429,11 @@ def test_tokens_and_links_are_recorded_without_their_secrets(alice):
     tokens.revoke_token(token)
     tokens.revoke_token(token)
     tokens.revoke_tokens_of(alice)
-    assert [(deed, thing) for _, deed, thing, _ in trail(deed__in=["revoked", "made a sign-in link"])] == [
+    assert [(event, thing) for _, event, thing, _ in trail(event__in=["revoked", "made a sign-in link"])] == [
         ("made a sign-in link", "alice@example.org"),
         ("revoked", "nightly"),
     ]
-    created = AuditEntry.objects.get(deed="made", content_type__model="authtoken")
+    created = AuditEntry.objects.get(event="made", content_type__model="authtoken")
     assert (created.object_pk, created.additional_data) == (str(token.uuid), {"owner": "alice@example.org", "days": 30})
     for secret in (key, token.digest, token.token_key, link.rstrip("/").rpartition("/")[2]):
         assert secret not in all_entries()
@@ -447,12 +447,12 @@ def test_preferences_and_channels_are_recorded_without_urls(alice):
     )
     channels.record_result(channel, "it answered 500")
     channels.delete_channel(channel)
-    assert [(deed, thing) for _, deed, thing, _ in trail()] == [
+    assert [(event, thing) for _, event, thing, _ in trail()] == [
         ("changed", "alice@example.org"),
         ("made", "chat"),
         ("deleted", "chat"),
     ]
-    assert AuditEntry.objects.get(deed="made").changes["owner"] == ["None", "alice@example.org"]
+    assert AuditEntry.objects.get(event="made").changes["owner"] == ["None", "alice@example.org"]
     assert "s3cretmarker" not in all_entries()
     assert not Channel.objects.exists()
 
@@ -527,7 +527,7 @@ def test_a_page_does_not_load_the_visitor_for_the_audit_trail(client, alice, dja
 def test_old_entries_are_pruned_after_a_year(transactional_db):
     for days in (364, 366):
         audit.record(None, f"{days} days ago", None)
-        AuditEntry.objects.filter(deed=f"{days} days ago").update(timestamp=timezone.now() - timedelta(days=days))
+        AuditEntry.objects.filter(event=f"{days} days ago").update(timestamp=timezone.now() - timedelta(days=days))
     with CaptureQueriesContext(connection) as captured:
         pruning.prune()
     assert [entry[1] for entry in trail()] == ["364 days ago"]
@@ -564,7 +564,7 @@ def test_the_page_is_searched(admin, operator, alice, search, found):
     audit.record(operator, "asked for a pass", None)
     NotificationAddress(pk=1, email="x@example.org", pulse_user=team)
     audit.record_changes(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
-    AuditEntry.objects.filter(deed="asked for a pass").update(cid="r-17")
+    AuditEntry.objects.filter(event="asked for a pass").update(cid="r-17")
     assert admin.get("/admin/accounts/auditentry/", {"q": search}).context["cl"].result_count == found
 
 
@@ -575,7 +575,7 @@ def test_the_page_is_filtered_by_date_action_and_object(admin, alice):
     audit.record(alice, "purged", None)
     page = admin.get(f"/admin/accounts/pulseuser/{account.pk}/history/", follow=True)
     assert {entry.object_repr for entry in page.context["cl"].queryset} == {"team"}
-    page = admin.get("/admin/accounts/auditentry/", {"deed": "purged"})
+    page = admin.get("/admin/accounts/auditentry/", {"event": "purged"})
     assert page.context["cl"].result_count == 1
     page = admin.get("/admin/accounts/auditentry/", {"timestamp__year": timezone.now().year - 1})
     assert page.context["cl"].result_count == 0

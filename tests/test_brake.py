@@ -145,7 +145,7 @@ def test_a_dry_run_lists_the_blocked_queues(blocked):
 
 def test_a_release_is_recorded_with_its_operator(blocked, operator):
     brake.release_brake(operator, long_queues(blocked))
-    entry = AuditEntry.objects.get(deed="released the brake")
+    entry = AuditEntry.objects.get(event="released the brake")
     assert (entry.actor, entry.additional_data["queues"]) == (operator, 3)
 
 
@@ -155,7 +155,7 @@ def test_without_a_blocked_deletion_there_is_nothing_to_release(guarded, amqp, o
     monitor.run_pass()
     brake.release_brake(operator, [(guarded, "short")])
     assert brake.brake() == brake.Brake()
-    assert not AuditEntry.objects.filter(deed="released the brake").exists()
+    assert not AuditEntry.objects.filter(event="released the brake").exists()
 
 
 def test_a_release_must_name_a_queue(blocked, operator):

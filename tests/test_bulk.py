@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 FIELDS = (
     "uuid", "vhost", "name", "type", "durable", "auto_delete", "exclusive", "node", "ready", "unacknowledged", "state",
-    "misses", "said", "recovery_said", "folded", "registered", "unbounded", "first_seen", "last_seen",
+    "misses", "notified_state", "recovery_notified", "folded", "registered", "unbounded", "first_seen", "last_seen",
 )  # fmt: skip
 NOW = timezone.now()
 
@@ -78,12 +78,18 @@ def test_special_texts_are_stored_unchanged_beside_each_other():
 def test_values_equal_in_all_rows_are_written_to_each():
     inserted = bulk.insert(Queue, FIELDS, rows("a", "b", "c"), returning=("id",))
     bulk.update(
-        Queue, ("ready", "said", "quiet_until", "recovery_said"), [(id_, 5, "warned", NOW, True) for (id_,) in inserted]
+        Queue,
+        ("ready", "notified_state", "quiet_until", "recovery_notified"),
+        [(id_, 5, "warned", NOW, True) for (id_,) in inserted],
     )
-    after = set(Queue.objects.values_list("ready", "unacknowledged", "said", "quiet_until", "recovery_said", "folded"))
+    after = set(
+        Queue.objects.values_list(
+            "ready", "unacknowledged", "notified_state", "quiet_until", "recovery_notified", "folded"
+        )
+    )
     assert after == {(5, None, "warned", NOW, True, 0)}
     ids = [(id_,) for (id_,) in inserted]
-    assert Queue.objects.filter(bulk.among(Queue, ("vhost", "said"), [("/", "warned")] * 3)).count() == 3
+    assert Queue.objects.filter(bulk.among(Queue, ("vhost", "notified_state"), [("/", "warned")] * 3)).count() == 3
     assert Queue.objects.filter(bulk.among(Queue, ("id",), ids[:1] * 2)).count() == 1
 
 

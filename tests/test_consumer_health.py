@@ -37,7 +37,7 @@ def listed_row(vhost, name, consumers):
 
 
 def stored_state(name=NAME):
-    return Queue.objects.values_list("consumers", "unattended_since", "unattended_told_at").get(name=name)
+    return Queue.objects.values_list("consumers", "unattended_since", "unattended_notified_at").get(name=name)
 
 
 def let_minutes_pass(minutes):
@@ -82,13 +82,13 @@ def consumer_state(**values):
             NOW - timedelta(minutes=5),
             NOW,
         ),
-        (consumer_state(unattended_since=NOW, unattended_told_at=NOW), 0, 5, NOW, NOW),
-        (consumer_state(unattended_since=NOW, unattended_told_at=NOW), 1, 5, None, None),
+        (consumer_state(unattended_since=NOW, unattended_notified_at=NOW), 0, 5, NOW, NOW),
+        (consumer_state(unattended_since=NOW, unattended_notified_at=NOW), 1, 5, None, None),
     ],
 )
 def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes, since, notified_at):
     after = before.with_consumers(consumers, NOW, minutes)
-    assert (after.consumers, after.unattended_since, after.unattended_told_at) == (consumers, since, notified_at)
+    assert (after.consumers, after.unattended_since, after.unattended_notified_at) == (consumers, since, notified_at)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes,
 )  # fmt: skip
 def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
     alone = consumer_state(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
-    assert (alone.unattended_told_at is not None) is is_notified
+    assert (alone.unattended_notified_at is not None) is is_notified
 
 
 # On the broker
@@ -344,9 +344,9 @@ def minutes_ago(minutes):
 AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
 """A count of a working queue: messages wait, there is a consumer, and seven were acked so far."""
 
-STALLED_4_MINUTES = consumer_state(taken_out=7, stalled_since=minutes_ago(4))
-STALLED_5_MINUTES = consumer_state(taken_out=7, stalled_since=minutes_ago(5))
-NOTIFIED = STALLED_5_MINUTES._replace(stalled_told_at=minutes_ago(1))
+STALLED_4_MINUTES = consumer_state(acknowledged_total=7, stalled_since=minutes_ago(4))
+STALLED_5_MINUTES = consumer_state(acknowledged_total=7, stalled_since=minutes_ago(5))
+NOTIFIED = STALLED_5_MINUTES._replace(stalled_notified_at=minutes_ago(1))
 NOTHING = (None, None, None)
 
 
@@ -386,11 +386,11 @@ NOTHING = (None, None, None)
 )
 def test_a_count_of_acked_messages_updates_a_queues_state(before, count, minutes, expected):
     after = before.with_progress(count, NOW, minutes)
-    assert (after.taken_out, after.stalled_since, after.stalled_told_at) == expected
+    assert (after.acknowledged_total, after.stalled_since, after.stalled_notified_at) == expected
 
 
 def stored_stall():
-    return Queue.objects.values_list("taken_out", "stalled_since", "stalled_told_at").get(name=NAME)
+    return Queue.objects.values_list("acknowledged_total", "stalled_since", "stalled_notified_at").get(name=NAME)
 
 
 def let_stalled_minutes_pass(minutes):
@@ -452,7 +452,7 @@ def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded
     page = f"/queues/{Queue.objects.get().uuid}/"
     Queue.objects.update(consumers=1)
     assert ">stalled<" not in client.get(page).content.decode()
-    Queue.objects.update(stalled_told_at=NOW)
+    Queue.objects.update(stalled_notified_at=NOW)
     assert ">stalled<" in client.get(page).content.decode()
     assert ">stalled<" in client.get("/queues/").content.decode()
 
@@ -490,7 +490,11 @@ def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_p
     monitor.run_pass()
     before = NOW - timedelta(minutes=9)
     Queue.objects.update(
-        consumers=0, unattended_since=before, unattended_told_at=before, taken_out=6, stalled_told_at=before
+        consumers=0,
+        unattended_since=before,
+        unattended_notified_at=before,
+        acknowledged_total=6,
+        stalled_notified_at=before,
     )
     start_consumer(amqp)
     answer(broker_proxy, listing(working_row(guarded)))

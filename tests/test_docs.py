@@ -212,10 +212,10 @@ def test_every_command_that_is_named_exists():
 def test_actions_of_the_front_page_are_named_as_on_the_page():
     page = (PROJECT / "templates" / "admin" / "index.html").read_text()
     section = (DOCS / "operators.md").read_text().partition("## The front page of the administration")[2]
-    deeds = re.findall(r"\*\*([^*]+)\*\*", section.partition("\n## ")[0])
-    assert len(deeds) == 4
-    for deed in deeds:
-        assert f">{deed}<" in page, deed
+    events = re.findall(r"\*\*([^*]+)\*\*", section.partition("\n## ")[0])
+    assert len(events) == 4
+    for event in events:
+        assert f">{event}<" in page, event
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def test_deletions_are_recorded_with_their_outcome(exchange_name, alice, broker,
     exchanges.delete_exchange(alice, exchange_name)
     with pytest.raises(Gone):
         exchanges.delete_exchange(alice, exchange_name)
-    entries = AuditEntry.objects.filter(deed=exchanges.DELETED_EXCHANGE).order_by("id")
+    entries = AuditEntry.objects.filter(event=exchanges.DELETED_EXCHANGE).order_by("id")
     assert [(one.actor, one.outcome) for one in entries] == [(alice, "unknown"), (alice, "done"), (alice, "not-done")]
     assert {(one.additional_data["exchange"], one.additional_data["vhost"]) for one in entries} == {
         (exchange_name, vhost)

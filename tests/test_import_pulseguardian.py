@@ -215,7 +215,7 @@ def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
         assert owner.vouchings.get().reason == pulseguardian.REASON
     assert find_owners(["carol@example.org"]) == [Owner.objects.get(email="carol@example.org")]
     assert not Notification.objects.exists()
-    entries = {entry.deed: entry.additional_data for entry in AuditEntry.objects.all()}
+    entries = {entry.event: entry.additional_data for entry in AuditEntry.objects.all()}
     assert entries["imported owners"]["owners"] == ["alice@example.org", "o'brien@example.org", "carol@example.org"]
     assert entries["adopted"]["accounts"][1] == f"{usernames[1]}: alice@example.org"
     assert len(entries["made unbounded"]["queues"]) == 2

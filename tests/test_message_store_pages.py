@@ -346,7 +346,7 @@ def test_a_new_application_has_a_key_that_is_shown_once(visit, operator):
         assert key not in text
         assert row.digest not in text
     entries = AuditEntry.objects.filter(content_type__app_label="message_store").order_by("pk")
-    assert [(entry.deed, entry.actor) for entry in entries] == [("made", operator), ("made", operator)]
+    assert [(entry.event, entry.actor) for entry in entries] == [("made", operator), ("made", operator)]
     assert key not in str([entry.__dict__ for entry in entries])
 
 
@@ -394,7 +394,7 @@ def test_a_revoked_key_is_unknown_and_other_keys_stay_valid(visit, operator, app
         applications.application_for_key(key)
     assert applications.application_for_key(other) == "notices"
     entry = AuditEntry.objects.latest("pk")
-    assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", operator, "notices")
+    assert (entry.event, entry.actor, entry.additional_data["application"]) == ("revoked", operator, "notices")
 
 
 def test_an_operator_removes_only_applications_without_queues(visit, operator, application):

@@ -149,7 +149,7 @@ def test_queues_are_counted_by_state_and_owner(registered):
 
 @pytest.mark.django_db
 def test_queues_with_stalled_consumers_are_counted():
-    stalled = {"stalled_told_at": timezone.now()}
+    stalled = {"stalled_notified_at": timezone.now()}
     Queue.objects.bulk_create(
         [
             make_queue(1, consumers=1, **stalled),

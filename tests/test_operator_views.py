@@ -45,7 +45,7 @@ def confirm(ops, address, **more):
 
 
 def audited_actions():
-    return [(entry.actor_email, entry.deed) for entry in AuditEntry.objects.order_by("id") if entry.deed != "made"]
+    return [(entry.actor_email, entry.event) for entry in AuditEntry.objects.order_by("id") if entry.event != "made"]
 
 
 # Access

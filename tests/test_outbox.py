@@ -232,7 +232,7 @@ def test_a_pass_with_more_notifications_than_one_claim_starts_a_second_task(amqp
     for number, times in ((4, 1), (5, 2)):
         settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
         amqp.queue(f"queue/nobody/{number}", 6)
-        assert monitor.run_pass().told == number
+        assert monitor.run_pass().notifications == number
         assert asked == ["notifications.tasks.send_notifications"] * times
         asked.clear()
 

@@ -240,7 +240,7 @@ def test_the_front_page_takes_constant_statements_and_three_requests(guarded, se
     for number in (10, 300):
         now = timezone.now()
         create_rows(number, now)
-        Queue.objects.filter(pulse_user__username=f"alice-{number}").update(stalled_told_at=now)
+        Queue.objects.filter(pulse_user__username=f"alice-{number}").update(stalled_notified_at=now)
         with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
             found = overview.overview(now)
         costs.append((len(statements), requests))
@@ -375,7 +375,7 @@ def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit,
         ("later", 7, {}), ("builds", 12, {"account": account, "ready": 3}), ("deserted", 9, {"consumers": 0}),
     ):  # fmt: skip
         since = minutes_ago(minutes, now)
-        make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_told_at": since, **more})
+        make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
     assert "Nobody looks whether consumers have stalled" in visit().text
     settings.GUARDIAN_STALLED_MINUTES = 5
     stalled = overview.overview(now).stalled

@@ -116,7 +116,7 @@ def set_age_of_list(seconds=20):
 
 
 def test_a_prometheus_pass_requests_no_list_for_a_minute(wait_for_figures, guarded):
-    Queue.objects.filter(name="long").update(ready=1, state="ok", said="ok", durable=False)
+    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok", durable=False)
     set_age_of_list()
     report, sent = run()
     assert (report.queues, report.changed, report.warned, report.errors) == (3, 1, 1, [])
@@ -182,7 +182,7 @@ def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarde
 
 
 def test_older_prometheus_figures_do_not_overwrite_a_list(wait_for_figures):
-    Queue.objects.filter(name="long").update(ready=1, state="ok", said="ok")
+    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok")
     set_age_of_list(seconds=0)
     report, sent = run()
     assert ("/metrics/detailed" in sent, report.changed, report.warned) == (True, 0, 0)

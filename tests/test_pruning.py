@@ -99,7 +99,7 @@ def test_events_and_audit_entries_are_kept_for_a_year():
     owner = Owner.objects.create_superuser("ops@example.org")
     AuditEntry.objects.all().delete()
     for days in (366, 364):
-        entry = AuditEntry.objects.create(deed="purged", action=AuditEntry.Action.ACCESS, object_repr=str(days))
+        entry = AuditEntry.objects.create(event="purged", action=AuditEntry.Action.ACCESS, object_repr=str(days))
         AuditEntry.objects.filter(pk=entry.pk).update(timestamp=ago(days=days))
         LogEntry.objects.create(user=owner, object_repr=str(days), action_flag=ADDITION, action_time=ago(days=days))
         QueueEvent.objects.create(vhost="/", queue_name=str(days), kind="gone", at=ago(days=days))

@@ -500,11 +500,11 @@ def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operato
     save = QueueAdmin.save_model
 
     def save_after_a_pass(self, request, queue, form, change):
-        Queue.objects.update(state="deleting", said="warned")
+        Queue.objects.update(state="deleting", notified_state="warned")
         save(self, request, queue, form, change)
 
     monkeypatch.setattr(QueueAdmin, "save_model", save_after_a_pass)
     client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": "10", "max_length": "20"})
     alices_queue.refresh_from_db()
-    assert (alices_queue.state, alices_queue.said, alices_queue.max_length) == ("deleting", "warned", 20)
+    assert (alices_queue.state, alices_queue.notified_state, alices_queue.max_length) == ("deleting", "warned", 20)
     assert QueueEvent.objects.get(kind="adjusted").by == operator

@@ -90,7 +90,7 @@ def test_statements_and_requests_of_warnings_do_not_grow(create_queues, settings
     found = []
     for number in (FEW, MANY):
         create_queues(number)
-        Queue.objects.update(state="ok", said="ok", quiet_until=None)
+        Queue.objects.update(state="ok", notified_state="ok", quiet_until=None)
         Notification.objects.all().delete()
         settings.GUARDIAN_WARN_QUEUE_LENGTH = 1
         report, *count = counted(monitor.run_pass)

@@ -122,14 +122,15 @@ def _outdated_states(*, settled: bool) -> list[str]:
         last[to, about] = _Notified(kind, facts.get("state"))
     for queue in Queue.objects.filter(state__in=[Queue.State.OK, Queue.State.WARNED]):
         is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
-        if settled and not is_quiet and queue.said != queue.state:
-            wrong.append(f"{queue} is {queue.state}, but the notified state is {queue.said}")
+        if settled and not is_quiet and queue.notified_state != queue.state:
+            wrong.append(f"{queue} is {queue.state}, but the notified state is {queue.notified_state}")
         for operator in audience.operators():
             told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None))
             is_told_warned = told.kind in ("warning", "summary") and told.state == Queue.State.WARNED
-            if is_told_warned != (queue.said == Queue.State.WARNED):
+            if is_told_warned != (queue.notified_state == Queue.State.WARNED):
                 wrong.append(
-                    f"the notified state of {queue} is {queue.said}, but {operator}'s last notification is {told.kind}"
+                    f"the notified state of {queue} is {queue.notified_state}, "
+                    f"but {operator}'s last notification is {told.kind}"
                 )
     return wrong
 

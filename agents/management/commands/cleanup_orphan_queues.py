@@ -18,7 +18,7 @@ class Command(BaseCommand):
 
     help = "Delete agents' queues without a registration, and declare missing registered queues again."
     force_help = "ignore the brake on bulk deletion, and delete orphans in use too"
-    deed = "asked for a sweep of orphans"
+    event = "asked for a sweep of orphans"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the options, the same as those of ``monitor_queues``."""
@@ -39,7 +39,7 @@ class Command(BaseCommand):
         """
         try:
             if options["force"] and not options["dry_run"]:
-                audit.record(None, self.deed, None, force=True)
+                audit.record(None, self.event, None, force=True)
             report = self.run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next one finishes what this one began.
