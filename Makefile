@@ -7,7 +7,7 @@ RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
 RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
 test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
-FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper chromium site-agents production-packages
+FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper nginx chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7
@@ -30,7 +30,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL = help
 .PHONY: help setup demo run soak test lint audit bench docs pictures lock clean \
-	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
+	rabbitmq-server postgresql redis-server zookeeper nginx chromium site-agents production-packages
 
 help:
 	@echo "make setup   install the requirements, with apt where allowed; does nothing if they are installed"
@@ -130,6 +130,9 @@ redis-server:
 
 zookeeper:
 	@test -e /usr/share/java/zookeeper.jar || tools/install-debian-packages zookeeper
+
+nginx:
+	@test -x /usr/sbin/nginx || tools/install-debian-packages nginx-light
 
 chromium:
 	@test -x /usr/bin/chromium || tools/install-debian-packages chromium

@@ -20,8 +20,10 @@ from accounts import audit, signals
 from accounts.models import PulseUser
 from accounts.pulse_users import is_free_on_broker, why_not_ownable
 from core import broker, locks, removals
+from core.broker import Clients
 from core.models import Removal
 from rabbit import names, snapshot
+from rabbit.amqp import Sessions
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
 
 logger = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ def _not_marked(accounts: Sequence[Removal]) -> list[Removal]:
     return [removal for removal in accounts if removal.name not in marked_names]
 
 
-def _remove(management: Management, removal: Removal, until: float) -> None:
+def _remove(clients: Clients, removal: Removal, until: float) -> None:
     """Remove a marked account from the broker, and then its row.
 
     Raises:
@@ -118,25 +120,25 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
         BrokerError: the broker is away, refused, or still has something of it.
     """
     try:
-        _remove_locked(management, removal.name, until)
+        _remove_locked(clients, removal.name, until)
     except NotOnBroker as error:
         # Only the deleted row says that an account is gone.
         raise NotAllGone(f"The broker answered 404 during the removal: {error}") from error
 
 
-def _remove_locked(management: Management, username: str, until: float) -> None:
+def _remove_locked(clients: Clients, username: str, until: float) -> None:
     with locks.lock(username) as lock:
         row = PulseUser.objects.filter(username=username, removing_since__isnull=False).first()
         if row is None:
             return  # another process removed it, and the name may belong to another account by now
-        management = lock.renewing_client(management)
+        management = lock.renewing_client(clients.management)
         reason = why_not_ownable(row.username, _tags(management, row.username))
         if reason and row.ready:
             raise NotAllGone(f"Still there: the account itself. {reason}")
         # The user of a row that never was ready may have been created by another client; then only the row is deleted.
         is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, allow_unfinished=True))
         if is_its_own:
-            _remove_from_broker(management, row.username, until)
+            _remove_from_broker(clients._replace(management=management), row.username, lock, until)
         lock.renew()
         with transaction.atomic():
             row = PulseUser.objects.select_for_update().filter(pk=row.pk).first()
@@ -153,13 +155,14 @@ def _tags(management: Management, username: str) -> frozenset[str]:
         return frozenset()
 
 
-def _remove_from_broker(management: Management, username: str, until: float) -> None:
+def _remove_from_broker(clients: Clients, username: str, lock: locks.Lock, until: float) -> None:
     """Delete a user with its queues and exchanges.
 
     Raises:
         NotAllGone: the broker still lists some, or a list may have been incomplete.
         removals.Postponed: it is later than ``until``, in monotonic time.
     """
+    management = clients.management
     with contextlib.suppress(NotOnBroker):
         management.delete_user(username)
     nodes = snapshot.members(management)
@@ -167,7 +170,7 @@ def _remove_from_broker(management: Management, username: str, until: float) -> 
     for pause in PAUSES:
         if not any(belongings):
             break
-        _delete(management, belongings, until)
+        _delete(clients.sessions, belongings, lock, until)
         belongings = _belongings_of(management, username)
         if any(belongings):
             time.sleep(pause)
@@ -180,16 +183,18 @@ def _remove_from_broker(management: Management, username: str, until: float) -> 
         raise NotAllGone("Still there: maybe queues of a node that has just stopped or started")
 
 
-def _delete(management: Management, belongings: Belongings, until: float) -> None:
+def _delete(sessions: Sessions, belongings: Belongings, lock: locks.Lock, until: float) -> None:
     """Delete these queues and exchanges. Log those that the broker refuses to delete, and continue."""
     vhost = settings.GUARDIAN_PULSE_VHOST
-    kinds = (management.delete_queue, belongings.queues), (management.delete_exchange, belongings.exchanges)
+    session = sessions.of(vhost)
+    kinds = (session.delete_queue, belongings.queues), (session.delete_exchange, belongings.exchanges)
     for delete, names_of_kind in kinds:
         for name in names_of_kind:
             if time.monotonic() >= until:
                 raise removals.Postponed
+            lock.renew()
             try:
-                delete(vhost, name)
+                delete(name)
             except NotOnBroker:  # or its node is down, and the next list shows it
                 continue
             except BrokerUnavailable:
@@ -201,7 +206,7 @@ def _delete(management: Management, belongings: Belongings, until: float) -> Non
 def _belongings_of(management: Management, username: str) -> Belongings:
     vhost = settings.GUARDIAN_PULSE_VHOST
     try:
-        queues = management.list_queues(vhost, {"disable_stats": "true", "columns": "name"})
+        queues = management.list_queues(vhost, {"disable_stats": "true", "columns": "name,vhost"})
         exchanges = management.exchanges(vhost)
     except NotOnBroker as error:
         if vhost in {there.name for there in management.vhosts()}:

@@ -1,39 +1,24 @@
-"""Who may register a queue for an offering, publish its events, and see what agents registered.
+"""Who may register a queue for an offering, publish its events, and see what agents registered. Operators may all.
 
 To register something new, an owner also needs access to the broker: ``accounts.vouching.require_vouched``.
 """
 
-from typing import TYPE_CHECKING, Any, Self
-
 from django.contrib.auth.models import AnonymousUser
-from django.db import models
+from django.db.models import Q
 
-from accounts.models import Owner, visible_to
-
-if TYPE_CHECKING:
-    pass
+from accounts.models import Owner
 
 
-class OfferingQuerySet(models.QuerySet["Offering"]):
-    """Offerings."""
-
-    def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
-        """Return the offerings that this visitor's agents may subscribe to: all for operators, else as a member."""
-        return visible_to(self, visitor, models.Q(members=visitor.pk))
-
-    def published_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
-        """Return the offerings that this visitor may publish to: all for operators, else as a publisher."""
-        return visible_to(self, visitor, models.Q(publishers=visitor.pk))
-
-    def seen_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
-        """Return the offerings that this visitor may subscribe or publish to."""
-        found = visible_to(self, visitor, models.Q(members=visitor.pk) | models.Q(publishers=visitor.pk))
-        return found if visitor.is_staff else found.distinct()
+def may_register(visitor: Owner | AnonymousUser) -> Q:
+    """Return the condition for the offerings that an owner's agents may register queues for."""
+    return Q(members=visitor.pk)
 
 
-class RegisteredQuerySet(models.QuerySet[Any]):
-    """Rows that agents registered."""
+def may_publish(visitor: Owner | AnonymousUser) -> Q:
+    """Return the condition for the offerings that an owner may publish events to."""
+    return Q(publishers=visitor.pk)
 
-    def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
-        """Return the rows that this visitor may see."""
-        return visible_to(self, visitor, models.Q((self.model.OWNER_FIELD, visitor.pk)))
+
+def own_rows(owner_field: str, visitor: Owner | AnonymousUser) -> Q:
+    """Return the condition for what an owner's agents registered. ``owner_field`` leads to the owner."""
+    return Q((owner_field, visitor.pk))

@@ -3,8 +3,9 @@
 import logging
 from typing import Any
 
+from core import broker
 from rabbit import arguments
-from rabbit.management import BrokerError, InequivalentArguments, Management, NotOnBroker, Refused
+from rabbit.management import BrokerError, InequivalentArguments, Management, Refused
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +22,11 @@ def declare_or_replace(vhost: str, name: str, wanted: Any, management: Managemen
     except InequivalentArguments as error:
         different = error
     try:
-        management.delete_queue(vhost, name, if_empty=True, if_unused=True)
-    except NotOnBroker:
-        logger.info("The queue '%s' in '%s' was deleted meanwhile", name, vhost)
+        with broker.session(vhost) as session:
+            session.delete_queue(name, if_empty=True, if_unused=True)
     except Refused as error:
         raise _not_replaced(vhost, name, wanted, different, error, management) from error
-    else:
-        logger.info("Replacing the queue '%s' in '%s': it had other arguments and was empty and unused", name, vhost)
+    logger.info("Replacing the queue '%s' in '%s': it had other arguments and was empty and unused", name, vhost)
     return management.declare_queue(vhost, name, wanted)
 
 

@@ -1,11 +1,13 @@
 """Offerings, agents, and the subscriptions and queues that agents registered."""
 
 import uuid
+from typing import Any, Self
 
+from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
-from accounts.models import AuthToken, Owner, check_line
-from agents.access import OfferingQuerySet, RegisteredQuerySet
+from accounts.models import AuthToken, Owner, check_line, visible_to
+from agents import access
 from rabbit.permissions import Permissions, for_consumer, for_subscription
 
 MAX_OFFERING_NAME_LENGTH = 150
@@ -36,6 +38,23 @@ class ObjectType(models.TextChoices):
     USER_PROFILE = "user_profile"
     USER_ROLE = "user_role"
     USER_SSH_KEY = "user_ssh_key"
+
+
+class OfferingQuerySet(models.QuerySet["Offering"]):
+    """Offerings."""
+
+    def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return the offerings that this visitor's agents may subscribe to: all for operators, else as a member."""
+        return visible_to(self, visitor, access.may_register(visitor))
+
+    def published_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return the offerings that this visitor may publish to: all for operators, else as a publisher."""
+        return visible_to(self, visitor, access.may_publish(visitor))
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return the offerings that this visitor may subscribe or publish to."""
+        found = visible_to(self, visitor, access.may_register(visitor) | access.may_publish(visitor))
+        return found if visitor.is_staff else found.distinct()
 
 
 def check_offering_name(name: str) -> None:
@@ -79,6 +98,14 @@ class AgentVhost(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class RegisteredQuerySet(models.QuerySet[Any]):
+    """Rows that agents registered."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
+        """Return the rows that this visitor may see."""
+        return visible_to(self, visitor, access.own_rows(self.model.OWNER_FIELD, visitor))
 
 
 class AgentIdentity(models.Model):

@@ -17,10 +17,11 @@ from django.utils import timezone
 from accounts.models import AuthToken
 from agents.models import AgentVhost, Consumer, EventSubscription, SubscriptionQueue
 from core import bulk, locks, removals
+from core.broker import Clients
 from core.models import Removal
 from core.removals import Handler, Kept, Postponed
 from queues import tombstones
-from rabbit.management import Management, Refused
+from rabbit.management import Refused
 from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def _username(value: uuid.UUID | str) -> str:
 # Passwords
 
 
-def _reset_password(management: Management, removal: Removal, until: float) -> None:
+def _reset_password(clients: Clients, removal: Removal, until: float) -> None:
     """Make a user's password unusable and close its connections, unless a valid one was confirmed since."""
     name = removal.name
     with locks.lock(name) as lock:
@@ -122,7 +123,7 @@ def _reset_password(management: Management, removal: Removal, until: float) -> N
                 rows.update(password_set=False)
         if is_valid:
             return
-        locked = lock.renewing_client(management)
+        locked = lock.renewing_client(clients.management)
         # put_user would create a user that is missing, so `user` raises NotOnBroker first.
         for request in (
             partial(locked.user, name),
@@ -137,13 +138,13 @@ def _reset_password(management: Management, removal: Removal, until: float) -> N
 # Users
 
 
-def _delete_user(management: Management, removal: Removal, until: float) -> None:
+def _delete_user(clients: Clients, removal: Removal, until: float) -> None:
     """Delete a user; the broker closes its connections.
 
     Under its lock, so that a registration that is about to create it first sees that the row is gone.
     """
     with locks.lock(removal.name) as lock:
-        lock.renewing_client(management).delete_user(removal.name)
+        lock.renewing_client(clients.management).delete_user(removal.name)
 
 
 def _needed_users(users: Sequence[Removal]) -> list[Removal]:
@@ -157,8 +158,8 @@ def _needed_users(users: Sequence[Removal]) -> list[Removal]:
 # Vhosts
 
 
-def _delete_vhost(management: Management, removal: Removal, until: float) -> None:
-    management.delete_vhost(removal.name)
+def _delete_vhost(clients: Clients, removal: Removal, until: float) -> None:
+    clients.management.delete_vhost(removal.name)
 
 
 def _needed_vhosts(vhosts: Sequence[Removal]) -> list[Removal]:
@@ -176,17 +177,13 @@ def _vhosts_removed(vhosts: Sequence[Removal]) -> None:
 # Queues
 
 
-def _delete_queue(management: Management, removal: Removal, until: float) -> None:
+def _delete_queue(clients: Clients, removal: Removal, until: float) -> None:
     try:
-        management.delete_queue(removal.vhost, removal.name, if_unused=removal.if_unused)
+        clients.sessions.of(removal.vhost).delete_queue(removal.name, if_unused=removal.if_unused)
     except Refused as error:
-        if removal.if_unused and _is_in_use(error):
+        if removal.if_unused and error.reason.endswith("in use"):
             raise Kept from error
         raise
-
-
-def _is_in_use(error: Refused) -> bool:
-    return error.status == 400 and error.reason.endswith("in use")
 
 
 def _needed_queues(queues: Sequence[Removal]) -> list[Removal]:

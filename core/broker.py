@@ -4,12 +4,15 @@ This module reads Django's settings for ``rabbit/``, which does not import Djang
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from rabbit.amqp import TIMEOUT_SECONDS, Session, Sessions
 from rabbit.management import BrokerUnavailable, Call, Management
 from rabbit.prometheus import Prometheus
 from rabbit.publishing import NotPublished, Publisher
@@ -72,6 +75,33 @@ def _notify_listeners(call: Call) -> None:
 def amqp_url() -> str:
     """Return the guarded broker's URL for AMQP, without a vhost: ``amqp://user:password@host:port``."""
     return str(settings.RABBIT_URL).rstrip("/")
+
+
+def session(vhost: str) -> Session:
+    """Return an unopened AMQP session in a vhost. Use it in a ``with``."""
+    return Session(amqp_url(), vhost, _amqp_seconds())
+
+
+def _amqp_seconds() -> float:
+    return min(TIMEOUT_SECONDS, float(settings.GUARDIAN_BROKER_TIMEOUT_SECONDS))
+
+
+class Clients(NamedTuple):
+    """A task's clients of the broker: of the management API, and over AMQP."""
+
+    management: Management
+    sessions: Sessions
+
+
+@contextmanager
+def clients() -> Iterator[Clients]:
+    """Open this task's clients, and close its AMQP sessions at the end.
+
+    Raises:
+        BrokerUnavailable: no broker is configured, or its URL is invalid.
+    """
+    with Sessions(amqp_url(), _amqp_seconds()) as sessions:
+        yield Clients(management(), sessions)
 
 
 def publisher() -> Publisher:

@@ -28,8 +28,9 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from core import broker, bulk, locks
+from core.broker import Clients
 from core.models import Removal
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
+from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 
@@ -64,7 +65,7 @@ class Postponed(Exception):
 class Handler:
     """How one kind of removal is carried out."""
 
-    remove: Callable[[Management, Removal, float], None]
+    remove: Callable[[Clients, Removal, float], None]
     """Remove the thing; make no request after the given ``time.monotonic()``.
 
     It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker``: the thing
@@ -255,7 +256,8 @@ class _Batch:
         """Remove the things from the broker, and record the results."""
         self._drop_obsolete()
         try:
-            self._remove(broker.management())
+            with broker.clients() as clients:
+                self._remove(clients)
         except BrokerUnavailable as error:  # no broker is configured
             self._stopped.set()
             self.unanswered += [(removal, error) for removal in self._removals[:1]]
@@ -275,7 +277,7 @@ class _Batch:
             self._removals = [removal for removal in self._removals if removal.pk not in dropped]
             logger.info("Dropped %d obsolete removals", len(obsolete))
 
-    def _remove(self, management: Management) -> None:
+    def _remove(self, clients: Clients) -> None:
         """Remove kind by kind: users and passwords first, so that no client comes back while its queues go."""
         for kind in Removal.Kind:
             vhosts = {removal.name for removal in self.removed if removal.kind == Removal.Kind.VHOST}
@@ -284,17 +286,17 @@ class _Batch:
             left = [removal for removal in of_kind if removal.vhost not in vhosts]
             if _handlers[kind].parallel:
                 with ContextThreadPool(MAX_PARALLEL) as pool:
-                    list(pool.map(lambda removal: self._attempt(management, removal), left))
+                    list(pool.map(lambda removal: self._attempt(clients, removal), left))
             else:
                 for removal in left:
-                    self._attempt(management, removal)
+                    self._attempt(clients, removal)
 
-    def _attempt(self, management: Management, removal: Removal) -> None:
+    def _attempt(self, clients: Clients, removal: Removal) -> None:
         """Remove one thing and keep the result, unless the time is over or the broker is away."""
         if self._stopped.is_set() or time.monotonic() >= self._until:
             return
         try:
-            _handlers[removal.kind].remove(management, removal, self._until)
+            _handlers[removal.kind].remove(clients, removal, self._until)
         except NotOnBroker:
             self.removed.append(removal)
         except BrokerUnavailable as error:

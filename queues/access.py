@@ -1,20 +1,11 @@
-"""Who may see a queue. Whoever may see it may see its events and samples too; all are reached through the queue."""
-
-from typing import TYPE_CHECKING
+"""Who may see a queue, and with it its events and samples. Operators see all."""
 
 from django.contrib.auth.models import AnonymousUser
-from django.db import models
+from django.db.models import Q
 
-from accounts.models import Owner, PulseUser, visible_to
-
-if TYPE_CHECKING:
-    pass
+from accounts.models import Owner, PulseUser
 
 
-class QueueQuerySet(models.QuerySet["Queue"]):
-    """Queries for queues."""
-
-    def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
-        """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
-        own = models.Q(pulse_user__in=PulseUser.objects.filter(owners=visitor.pk)) | models.Q(owner=visitor.pk)
-        return visible_to(self, visitor, own)
+def own_queues(visitor: Owner | AnonymousUser) -> Q:
+    """Return the condition for an owner's queues: those of their Pulse users, and of their agents."""
+    return Q(pulse_user__in=PulseUser.objects.filter(owners=visitor.pk)) | Q(owner=visitor.pk)

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from amqp import AMQPError
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.utils import timezone
@@ -20,7 +19,7 @@ from queues import registered
 from queues.models import Queue, QueueEvent
 from queues.tombstones import figures, gone_fields
 from rabbit import amqp
-from rabbit.management import Binding, BrokerError, BrokerUnavailable, NotOnBroker, Refused, was_not_executed
+from rabbit.management import Binding, BrokerError, NotOnBroker, Refused, was_not_executed
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +76,12 @@ def purge_queue(queue: Queue, by: Owner) -> None:
         BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be purged.
     """
     require_may_destroy(queue, by)
-    with _intent_recorded(queue, QueueEvent.Kind.PURGED, by), audit.audited(by, PURGED, queue):
-        broker.management().purge_queue(queue.vhost, queue.name)
+    with (
+        _intent_recorded(queue, QueueEvent.Kind.PURGED, by),
+        audit.audited(by, PURGED, queue),
+        broker.session(queue.vhost) as session,
+    ):
+        session.purge_queue(queue.name)
     logger.info("%s in %s was purged by %s", queue.name, queue.vhost, by)
 
 
@@ -210,18 +213,9 @@ def live(queue: Queue) -> Live:
 
 
 def _delete_on_broker(queue: Queue) -> None:
-    try:
-        broker.management().delete_queue(queue.vhost, queue.name)
-    except Refused as refused:
-        if refused.status:
-            raise
-        try:  # a name like ".." is invalid in a URL
-            amqp.delete_queue(broker.amqp_url(), queue.vhost, queue.name)
-        except AMQPError as error:
-            raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
-        except OSError as error:
-            never_reached = isinstance(error, ConnectionRefusedError)
-            raise BrokerUnavailable(f"{refused}; by AMQP: {error}", never_reached=never_reached) from error
+    with broker.session(queue.vhost) as session:
+        session.declare_passively(queue.name)  # the deletion of a queue that does not exist succeeds, too
+        session.delete_queue(queue.name)
 
 
 @contextmanager

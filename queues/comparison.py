@@ -186,11 +186,15 @@ class Message(NamedTuple):
 
 
 class Condemned(NamedTuple):
-    """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length."""
+    """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
+
+    ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
+    """
 
     queue: StoredQueue
     thresholds: Thresholds
     for_its_name: bool
+    unacknowledged: int = 0
 
     @property
     def key(self) -> QueueName:
@@ -518,10 +522,10 @@ class _Comparison:
             return
         blocked = [one for one in counted if one.queue.state != DELETING]
         self.changes.blocked = [one.key for one in blocked]
-        for queue, thresholds, _ in blocked:
-            self._record_state(
-                queue, judge(queue.last_notified_state, queue.length, thresholds, spared=True).state, thresholds
-            )
+        for one in blocked:
+            queue = one.queue
+            state = judge(queue.last_notified_state, queue.length, one.thresholds, spared=True).state
+            self._record_state(queue, state, one.thresholds)
         keys = set(self.changes.blocked)
         self.changes.condemned = [one for one in self.changes.condemned if one.key not in keys]
 

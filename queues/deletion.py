@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from amqp import AMQPError
 from django.db import transaction
 from django.utils import timezone
 
@@ -29,7 +28,7 @@ from queues.quiet import QuietPeriod
 from queues.subject import subject_key
 from queues.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused, was_not_executed
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
 from rabbit.threads import ContextThreadPool
@@ -47,7 +46,23 @@ RECHECK_VALID_SECONDS = 30
 LIST_TIMEOUT_SECONDS = 20
 """The time limit for the recheck's list. Queues over the limit by their ready messages alone do not need the list."""
 
-RECHECK_EXPIRED = "too late"
+
+class Dropped(NamedTuple):
+    """The queue is deleted, with this many ready messages."""
+
+    messages: int
+
+
+class WithinLimit:
+    """The queue stays: it is within its limit now."""
+
+
+class NotSent(BrokerError):
+    """This pass sent no request to delete the queue. The text says why; ``is_away``: AMQP can't be reached."""
+
+    def __init__(self, text: str, *, is_away: bool = False) -> None:
+        super().__init__(text)
+        self.is_away = is_away
 
 
 class Recheck(NamedTuple):
@@ -105,7 +120,7 @@ class Deletion:
             else:
                 minimum = depth.ready + (one.queue.unacknowledged or 0)
                 if one.queue.over_unacked_since is not None and minimum > one.thresholds.max:
-                    recheck.over.append(one)
+                    recheck.over.append(one._replace(unacknowledged=one.queue.unacknowledged or 0))
                 else:
                     kept = with_ready(one.queue, depth.ready)._replace(over_unacked_since=None)
                     recheck.kept.append(one._replace(queue=kept))
@@ -121,7 +136,7 @@ class Deletion:
             elif seen.length is None or seen.type != CLASSIC:
                 recheck.unsure.append(one)
             elif seen.length > one.thresholds.max:
-                recheck.over.append(one)
+                recheck.over.append(one._replace(unacknowledged=seen.unacknowledged or 0))
             else:
                 now = one.queue._replace(ready=seen.ready, unacknowledged=seen.unacknowledged)
                 recheck.kept.append(one._replace(queue=now))
@@ -250,53 +265,56 @@ class Deletion:
         """Send the delete requests concurrently, and return the queues whose deletion the broker confirmed."""
         if not to_delete:
             return []
-        with ContextThreadPool(MAX_CONCURRENT_DELETIONS) as threads:
-            errors = list(threads.map(lambda one: self._delete_one(one, deadline), to_delete))
-        deleted, not_there, refused = [], [], []
-        for one, error in zip(to_delete, errors, strict=True):
-            if error is None:
+        with amqp.Sessions(self.amqp_url) as sessions, ContextThreadPool(MAX_CONCURRENT_DELETIONS) as threads:
+            results = list(threads.map(lambda one: self._delete_one(one, sessions, deadline), to_delete))
+        deleted, undecided, not_deleted = [], [], []
+        for one, result in zip(to_delete, results, strict=True):
+            if isinstance(result, Dropped):
                 deleted.append(one)
-            elif isinstance(error, NotOnBroker):
-                not_there.append(one.queue)
+            elif isinstance(result, WithinLimit | NotOnBroker):
+                undecided.append(one.queue)
+                outcome.kept += isinstance(result, WithinLimit)
             else:
-                outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
-                if isinstance(error, Refused) and not was_not_executed(error):
-                    outcome.refused += 1  # the next list shows whether it was deleted
-                elif isinstance(error, Refused):
-                    # Not sent in this pass. An earlier pass's request may still be running, so keep delete_sent_at.
-                    never_sent = error.reason == RECHECK_EXPIRED
-                    refused.append(one if never_sent else one._replace(queue=one.queue._replace(delete_sent_at=None)))
-                    outcome.refused += not never_sent
-        if not_there:
-            # Somebody else deleted it, its node is down, or the broker executed an earlier request late. Restore the
-            # earlier ``delete_sent_at``; the next list decides.
+                outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {result}")
+                if isinstance(result, NotSent):
+                    # An earlier pass's request may still be running, so keep delete_sent_at.
+                    not_deleted.append(one)
+                    outcome.refused += result.is_away
+                elif isinstance(result, Refused):
+                    not_deleted.append(one._replace(queue=one.queue._replace(delete_sent_at=None)))
+                    outcome.refused += 1
+        if undecided:
+            # It shrank meanwhile, somebody else deleted it, its node is down, or the broker executed an earlier request
+            # late. Restore the earlier ``delete_sent_at``; the next list decides.
             with transaction.atomic():
                 lease.renew()
-                deleting = _still_deleting(not_there)
-                write_states([queue for queue in not_there if queue.id in deleting])
-        self._record_still_condemned(refused, lease, outcome)
+                deleting = _still_deleting(undecided)
+                write_states([queue for queue in undecided if queue.id in deleting])
+        self._record_still_condemned(not_deleted, lease, outcome)
         return deleted
 
-    def _delete_one(self, one: Condemned, deadline: float) -> BrokerError | None:
-        vhost, name = one.queue.vhost, one.queue.name
+    def _delete_one(
+        self, one: Condemned, sessions: amqp.Sessions, deadline: float
+    ) -> "Dropped | WithinLimit | BrokerError":
+        """Delete a queue if it is still over its limit, one round trip after its length is read."""
         if time.monotonic() > deadline:
-            late = "the recheck expired before the deletion; the next pass rechecks"
-            return Refused(late, status=0, reason=RECHECK_EXPIRED)
+            return NotSent("the recheck expired before the deletion; the next pass rechecks")
+        session, name = sessions.of(one.queue.vhost), one.queue.name
         try:
-            if not self.management.delete_queue(vhost, name):
-                return BrokerUnavailable(
-                    "the answer to the delete request was lost; the next list shows whether it was deleted"
-                )
-        except Refused as error:
-            if error.status:
-                return error
-            try:  # a name like ".." is invalid in a URL; without AMQP such a queue could grow without a limit
-                amqp.delete_queue(self.amqp_url, vhost, name)
-            except (OSError, AMQPError) as direct_error:
-                return Refused(f"{error}; by AMQP: {direct_error}", status=0, reason=str(direct_error))
+            depth = session.declare_passively(name)
+        except BrokerUnavailable as error:
+            return NotSent(str(error), is_away=error.never_reached)
         except BrokerError as error:
             return error
-        return None
+        if not one.for_its_name:
+            if depth is None:
+                return NotSent("its leader did not answer; the next pass rechecks")
+            if depth.ready + one.unacknowledged <= one.thresholds.max:
+                return WithinLimit()
+        try:
+            return Dropped(session.delete_queue(name))
+        except BrokerError as error:
+            return error
 
 
 def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:

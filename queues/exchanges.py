@@ -77,8 +77,11 @@ def delete_exchange(visitor: Owner, name: str) -> None:
     require_own(visitor, name)
     vhost = settings.GUARDIAN_PULSE_VHOST
     try:
-        with audit.audited(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
-            broker.management().delete_exchange(vhost, name)
+        with (
+            audit.audited(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost),
+            broker.session(vhost) as session,
+        ):
+            session.delete_exchange(name)
     except NotOnBroker as error:
         raise Gone("The exchange is no longer on the broker.") from error
     logger.info("exchange %s was deleted by %s", name, visitor)

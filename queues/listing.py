@@ -33,7 +33,7 @@ _IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(nam
 # The two ``contains`` are for speed only: SQLite calls Python for each name that it matches with a pattern.
 WITHOUT_CONSUMER = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
 """Queues without a consumer that ``should_have_consumer``."""
-STALLED = Q(stalled_told_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
+STALLED = Q(stalled_notified_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
 """Queues whose consumers acknowledge nothing, with owners notified, until the stall is over."""
 
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]

@@ -6,11 +6,20 @@ The broker is the truth about what exists; these rows are the truth about what w
 import uuid
 
 from django.conf import settings
+from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
-from accounts.models import Owner, PulseUser, check_thresholds
-from queues.access import QueueQuerySet
+from accounts.models import Owner, PulseUser, check_thresholds, visible_to
+from queues.access import own_queues
 from rabbit.snapshot import length_of
+
+
+class QueueQuerySet(models.QuerySet["Queue"]):
+    """Queries for queues."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
+        """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
+        return visible_to(self, visitor, own_queues(visitor))
 
 
 class Queue(models.Model):

@@ -1,18 +1,23 @@
-"""Requests about single queues over AMQP: exact ready counts, and deletion of queues that HTTP can't name.
+"""Requests about single queues and exchanges over AMQP: exact ready counts, deletion and purging.
 
 A passive declare returns the exact number of ready messages. It is cheap (500 take 0.1 s) and works under a resource
-alarm. The management API's figures of single queues lag by 5 s or more. This module uses py-amqp because it has a
-timeout for each answer; pika waits forever if a queue's process doesn't respond.
+alarm; the management API's figures of single queues lag by 5 s or more. A name is a field of its own here, which no
+proxy can change; in a URL, ``..`` or ``%2F`` may lead to another queue.
+
+This module uses py-amqp because it has a timeout for each answer; pika waits forever if a queue's process doesn't
+respond.
 """
 
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 import amqp
 
+from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.names import QueueName
 
 TIMEOUT_SECONDS = 5.0
@@ -24,6 +29,10 @@ TOTAL_TIMEOUT_SECONDS = 20.0
 LEADER_TIMEOUT_SECONDS = 0.25
 """The broker reports 0 messages for a quorum queue whose leader does not answer within this time."""
 
+NOT_FOUND = 404
+
+MAX_NAME_BYTES = 255
+
 
 class DeclareOk(NamedTuple):
     """The answer to a declaration: ready messages, without unacknowledged ones, and consumers."""
@@ -32,33 +41,166 @@ class DeclareOk(NamedTuple):
     consumers: int
 
 
+class Session:
+    """A channel in one vhost, for one thread. The first request opens it, and the next one after an error reopens it.
+
+    ``seconds`` is the timeout for opening it, and for each answer.
+    Every request raises a ``BrokerError``: ``NotOnBroker`` (the vhost or the thing does not exist, or its node is
+    down), ``Refused``, or ``BrokerUnavailable``, if there is no answer in time.
+    """
+
+    def __init__(self, amqp_url: str, vhost: str, seconds: float = TIMEOUT_SECONDS) -> None:
+        self._amqp_url = amqp_url
+        self.vhost = vhost
+        self._seconds = seconds
+        self._connection: amqp.Connection | None = None
+        self._channel: Any = None
+
+    def declare_passively(self, name: str) -> DeclareOk | None:
+        """Return a queue's ready messages and consumers; None: reported as empty, but its leader may not have answered.
+
+        The account needs access to the vhost; on RabbitMQ 4.3 also a permission on the queue.
+        """
+        channel = self._open_channel()
+        began = time.monotonic()
+        answer = self._request(lambda: channel.queue_declare(name, passive=True, auto_delete=False))
+        if not answer.message_count and time.monotonic() - began >= LEADER_TIMEOUT_SECONDS:
+            return None
+        return DeclareOk(answer.message_count, answer.consumer_count)
+
+    def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
+        """Delete a queue, and return how many ready messages it had. A queue that does not exist counts as deleted.
+
+        The broker checks the conditions without a race, but only for classic queues.
+
+        Raises:
+            Refused: a condition doesn't hold, or the queue is exclusive to a live connection.
+        """
+        channel = self._open_channel()
+        return int(self._request(lambda: channel.queue_delete(name, if_unused=if_unused, if_empty=if_empty)))
+
+    def purge_queue(self, name: str) -> int:
+        """Purge the ready messages of a queue, and return their number. Unacknowledged messages stay."""
+        channel = self._open_channel()
+        return int(self._request(lambda: channel.queue_purge(name)))
+
+    def delete_exchange(self, name: str) -> None:
+        """Delete an exchange.
+
+        Raises:
+            NotOnBroker: it does not exist.
+        """
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise NotOnBroker(f"vhost '{self.vhost}': no exchange has a name of more than {MAX_NAME_BYTES} bytes")
+        channel = self._open_channel()
+        # The deletion of an exchange that does not exist succeeds, too.
+        self._request(lambda: channel.exchange_declare(name, "", passive=True))
+        self._request(lambda: channel.exchange_delete(name))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is open. It stays open if the broker refuses a request."""
+        return self._connection is not None
+
+    def close(self) -> None:
+        """Close the connection without waiting for the broker."""
+        if self._connection is not None:
+            self._connection.collect()
+        self._connection = self._channel = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open_channel(self) -> Any:
+        if self._channel is not None:
+            return self._channel
+        try:
+            self._connection = new_connection(self._amqp_url, self.vhost, self._seconds)
+            self._connection.connect()
+            self._channel = self._connection.channel()
+        except (amqp.NotAllowed, amqp.AccessRefused) as error:
+            self.close()
+            raise self._as_broker_error(error) from error
+        except (amqp.AMQPError, OSError) as error:
+            self.close()
+            raise BrokerUnavailable(f"can't connect over AMQP: {error}", never_reached=True) from error
+        return self._channel
+
+    def _request(self, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except amqp.ChannelError as error:
+            raise self._as_broker_error(error) from error  # py-amqp has reopened the channel
+        except (amqp.AMQPNotImplementedError, amqp.NotAllowed) as error:
+            self.close()
+            raise self._as_broker_error(error) from error
+        except (amqp.AMQPError, OSError) as error:
+            # A connection with a missing answer is unusable.
+            self.close()
+            timed_out = isinstance(error, TimeoutError)
+            raise BrokerUnavailable(f"no answer over AMQP: {error}", timed_out=timed_out) from error
+
+    def _as_broker_error(self, error: amqp.AMQPError) -> BrokerError:
+        text = str(error.reply_text or error)
+        # A vhost that does not exist is 530, too, like one that refuses the login.
+        if error.reply_code == NOT_FOUND or (isinstance(error, amqp.NotAllowed) and "not found" in text):
+            return NotOnBroker(f"vhost '{self.vhost}': {text}")
+        return Refused(f"vhost '{self.vhost}': {text}", status=error.reply_code or 0, reason=text)
+
+
+class Sessions:
+    """A task's sessions, one for each vhost and thread. Leaving the context closes them."""
+
+    def __init__(self, amqp_url: str, seconds: float = TIMEOUT_SECONDS) -> None:
+        self._amqp_url = amqp_url
+        self._seconds = seconds
+        self._sessions: dict[tuple[int, str], Session] = {}
+
+    def of(self, vhost: str) -> Session:
+        """Return this thread's session in a vhost."""
+        key = (threading.get_ident(), vhost)
+        if key not in self._sessions:
+            self._sessions[key] = Session(self._amqp_url, vhost, self._seconds)
+        return self._sessions[key]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+
 def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, DeclareOk]:
     """Declare queues passively, and return the ready messages and consumers of each.
 
     The result lacks queues that do not exist, do not answer in time, or are in a vhost that refuses the login. It also
     lacks queues reported as empty after ``LEADER_TIMEOUT_SECONDS``: their leader may not have answered.
-    ``amqp_url`` is ``amqp://user:password@host:port``. The account needs access to each vhost; on RabbitMQ 4.3 also
-    a permission on the queue.
+    ``amqp_url`` is ``amqp://user:password@host:port``.
     """
     declared: dict[QueueName, DeclareOk] = {}
     until = time.monotonic() + TOTAL_TIMEOUT_SECONDS
     for vhost, group in groupby(sorted(set(queues)), key=lambda queue: queue[0]):
-        names = [name for _, name in group]
-        while names and time.monotonic() < until:
-            # A connection with a missing answer is unusable, so the remaining queues get a new one.
-            names = names[_declare_in(vhost, names, amqp_url, declared) :]
+        with Session(amqp_url, vhost) as session:
+            for queue in group:
+                if time.monotonic() >= until:
+                    return declared
+                try:
+                    answer = session.declare_passively(queue[1])
+                except BrokerUnavailable as error:
+                    if error.never_reached:
+                        break
+                except BrokerError:
+                    if not session.is_connected:
+                        break  # the vhost does not exist, or refuses the login
+                else:
+                    if answer is not None:
+                        declared[queue] = answer
     return declared
-
-
-def delete_queue(amqp_url: str, vhost: str, name: str) -> None:
-    """Delete a queue, if it exists. Use this for names that cannot be in a URL of the management API.
-
-    Raises:
-        OSError: the broker can't be reached.
-        amqp.AMQPError: the broker refused; the account needs the configure permission.
-    """
-    with new_connection(amqp_url, vhost, TIMEOUT_SECONDS) as connection:
-        connection.channel().queue_delete(name)
 
 
 def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:
@@ -79,29 +221,3 @@ def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection
         read_timeout=seconds,
         write_timeout=seconds,
     )
-
-
-def _declare_in(vhost: str, names: list[str], amqp_url: str, declared: dict[QueueName, DeclareOk]) -> int:
-    """Declare queues of a vhost one after another, and return how many are done: all if the vhost can't be entered."""
-    connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
-    try:
-        connection.connect()
-        channel = connection.channel()
-    except (amqp.AMQPError, OSError):
-        connection.collect()
-        return len(names)
-    for done, name in enumerate(names, start=1):
-        try:
-            # The broker closes the channel if the queue does not exist or is exclusive to another connection.
-            channel = channel if channel.is_open else connection.channel()
-            began = time.monotonic()
-            answer: Any = channel.queue_declare(name, passive=True, auto_delete=False)
-            if answer.message_count or time.monotonic() - began < LEADER_TIMEOUT_SECONDS:
-                declared[vhost, name] = DeclareOk(answer.message_count, answer.consumer_count)
-        except amqp.ChannelError:
-            channel.is_open = False
-        except (amqp.AMQPError, OSError):
-            connection.collect()
-            return done
-    connection.collect()
-    return len(names)

@@ -108,6 +108,10 @@ class MalformedResponse(BrokerError):
     """The answer is not the management API's: not JSON, unexpected fields, a redirect, or too large."""
 
 
+class AnotherVhost(MalformedResponse):
+    """The answer is about another vhost than the request: something before the broker rewrites addresses."""
+
+
 def was_not_executed(error: BrokerError) -> bool:
     """Return whether the broker certainly did not execute the request. If False, the outcome is unknown."""
     if isinstance(error, BrokerUnavailable):
@@ -284,6 +288,11 @@ class Management:
         row = _object(answer, name=str)
         return Account(row["name"], _tags(answer, row))
 
+    def is_rewritten(self) -> bool:
+        """Return whether something before the broker decodes %2F in addresses, so that they lead elsewhere."""
+        # Decoded, this is the address of the account's list of permissions.
+        return self._exchange("GET", ("users", f"{self.whoami().name}/permissions")).status == 200
+
     def denied_features(self) -> set[str]:
         """Return the deprecated features that the broker denies. RabbitMQ before 4.3 doesn't report any."""
         try:
@@ -370,7 +379,7 @@ class Management:
         path = ("queues",) if vhost is None else ("queues", vhost)
         columns = params.get("columns", "name,vhost").split(",")
         shape = {key: str for key in ("name", "vhost") if key in columns}
-        return _rows(self._get(*path, params=params), **shape)
+        return _rows(self._get(*path, params=params), vhost, **shape)
 
     def queue(self, vhost: str, name: str) -> Row:
         """Return one queue. Its lengths lag by seconds, so no decision may rely on them.
@@ -378,7 +387,10 @@ class Management:
         Raises:
             NotOnBroker: it does not exist, or its node is down.
         """
-        return _object(self._get("queues", vhost, name), name=str, vhost=str)
+        answer = self._get("queues", vhost, name)
+        row = _object(answer, name=str, vhost=str)
+        _require_vhost(answer, row, vhost)
+        return row
 
     def declare_queue(
         self,
@@ -415,27 +427,6 @@ class Management:
         except BrokerError:
             return None
 
-    def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False, if_unused: bool = False) -> bool:
-        """Delete a queue. The broker checks conditions without a race, but only for classic queues.
-
-        Return whether the broker confirms the deletion. If False, the first answer was lost, and the retry finds no
-        queue or its node down.
-
-        Raises:
-            NotOnBroker: it does not exist, or its node is down.
-            Refused: a condition doesn't hold, or the queue is exclusive to a live connection.
-        """
-        conditions = {"if-empty": if_empty, "if-unused": if_unused}
-        return self._delete("queues", vhost, name, params={key: "true" for key, set_ in conditions.items() if set_})
-
-    def purge_queue(self, vhost: str, name: str) -> None:
-        """Purge the ready messages of a queue. Unacknowledged messages stay.
-
-        Raises:
-            NotOnBroker: it does not exist, or its node is down.
-        """
-        self._delete("queues", vhost, name, "contents")
-
     # Exchanges and bindings
 
     def exchanges(self, vhost: str) -> list[Exchange]:
@@ -446,6 +437,7 @@ class Management:
         """
         rows = _rows(
             self._get("exchanges", vhost, params={"columns": EXCHANGE_COLUMNS}),
+            vhost,
             name=str,
             vhost=str,
             type=str,
@@ -482,29 +474,21 @@ class Management:
         }
         return self._put("exchanges", vhost, name, json=declared)
 
-    def delete_exchange(self, vhost: str, name: str) -> None:
-        """Delete an exchange.
-
-        Raises:
-            NotOnBroker: it does not exist.
-        """
-        self._delete("exchanges", vhost, name)
-
     def bindings(self, vhost: str) -> list[Binding]:
         """Return the bindings of a vhost, including those of the default exchange.
 
         Raises:
             NotOnBroker: no such vhost.
         """
-        return _bindings(self._get("bindings", vhost))
+        return _bindings(self._get("bindings", vhost), vhost)
 
     def queue_bindings(self, vhost: str, name: str) -> list[Binding]:
         """Return the bindings of a queue. The broker shows one to the default exchange even if no queue exists."""
-        return _bindings(self._get("queues", vhost, name, "bindings"))
+        return _bindings(self._get("queues", vhost, name, "bindings"), vhost)
 
     def exchange_bindings(self, vhost: str, name: str) -> list[Binding]:
         """Return the bindings from an exchange; none if it does not exist."""
-        return _bindings(self._get("exchanges", vhost, name or "amq.default", "bindings", "source"))
+        return _bindings(self._get("exchanges", vhost, name or "amq.default", "bindings", "source"), vhost)
 
     def bind_queue(
         self, vhost: str, exchange: str, queue: str, routing_key: str, arguments: Mapping[str, Any] | None = None
@@ -624,18 +608,13 @@ class Management:
         _require_written(answer)
         return answer.status == 201
 
-    def _delete(
-        self, *path: str, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
-    ) -> bool:
-        """Return whether the broker confirms the deletion. If False, the retry after a lost answer found nothing."""
-        answer = self._exchange("DELETE", path, params=params, headers=headers)
+    def _delete(self, *path: str, headers: Mapping[str, str] | None = None) -> None:
+        answer = self._exchange("DELETE", path, headers=headers)
         try:
             _require_written(self._confirmed(answer))
         except NotOnBroker:
             if not answer.sent_twice:
                 raise
-            return False
-        return True
 
     def _confirmed(self, answer: _Answer) -> _Answer:
         """Return a 2xx answer, or raise the error for its status.
@@ -751,6 +730,11 @@ class Management:
 
 
 _CHECK_URL = "check that the URL leads to RabbitMQ's management API"
+
+REWRITTEN = (
+    "a proxy before the broker decodes %2F in addresses; set it up to pass the address on unchanged (nginx: proxy_pass "
+    "without a path, merge_slashes off)"
+)
 
 
 def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
@@ -881,11 +865,21 @@ def _object(answer: _Answer, **shape: type) -> Row:
     return _validated(answer, _parsed(answer), shape)
 
 
-def _rows(answer: _Answer, **shape: type) -> list[Row]:
+def _rows(answer: _Answer, of_vhost: str | None = None, /, **shape: type) -> list[Row]:
     rows = _parsed(answer)
     if not isinstance(rows, list):
         raise MalformedResponse(f"{answer.request}: the answer isn't a list; {_CHECK_URL}")
-    return [_validated(answer, row, shape) for row in rows]
+    found = [_validated(answer, row, shape) for row in rows]
+    if of_vhost is not None:
+        for row in found:
+            _require_vhost(answer, row, of_vhost)
+    return found
+
+
+def _require_vhost(answer: _Answer, row: Row, vhost: str) -> None:
+    """Check that a row is of the requested vhost, unless it lacks this column."""
+    if (found := row.get("vhost", vhost)) != vhost:
+        raise AnotherVhost(f"{answer.request}: the answer is about the vhost '{found}'; {REWRITTEN}")
 
 
 def _validated(answer: _Answer, row: Any, shape: Mapping[str, type]) -> Row:
@@ -909,9 +903,10 @@ def _tags(answer: _Answer, row: Row) -> frozenset[str]:
     return frozenset(str(tag).strip() for tag in tags) - {""}
 
 
-def _bindings(answer: _Answer) -> list[Binding]:
+def _bindings(answer: _Answer, vhost: str) -> list[Binding]:
     rows = _rows(
         answer,
+        vhost,
         source=str,
         vhost=str,
         destination=str,

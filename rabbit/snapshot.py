@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.management import AnotherVhost, BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 
@@ -240,7 +240,9 @@ def iter_lists(
             try:
                 found = listed.result()
             except BrokerError as error:
-                if vhost is None or (isinstance(error, BrokerUnavailable) and error.timed_out):
+                if vhost is None or isinstance(error, AnotherVhost):
+                    raise
+                if isinstance(error, BrokerUnavailable) and error.timed_out:
                     raise
                 if not isinstance(error, NotOnBroker):
                     unlisted[vhost] = str(error)

@@ -398,6 +398,13 @@ def _broker() -> Findings:
             yield _version(version)
             tag = _tag(account.name, account.tags)
             yield tag
+            if management.is_rewritten():
+                found = "a proxy before the broker decodes %2F in addresses, so that a request can reach another queue"
+                advice = (
+                    "Set up the proxy to pass addresses on unchanged. In nginx, use proxy_pass without a path and "
+                    "merge_slashes off; or connect without the proxy."
+                )
+                yield Finding("broker address", Status.PROBLEM, found, advice)
             if tag.status is Status.OK:
                 yield from _as_administrator(management, overview, account.name)
         except BrokerError as error:

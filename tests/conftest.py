@@ -17,6 +17,7 @@ from django.core.servers.basehttp import WSGIRequestHandler
 from django.db import connection, transaction
 from django.test import TransactionTestCase
 
+from rabbit.amqp import Session
 from rabbit.management import Management
 from tests.agents import agent, agents, reader  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
@@ -160,10 +161,35 @@ def stomp_url(broker: Broker) -> str:
     return broker.stomp_url
 
 
+class TestManagement(Management):
+    """A management client for tests, which can also delete and purge. It does so over AMQP."""
+
+    __test__ = False
+
+    def __init__(self, broker: Broker) -> None:
+        # Beside other tests, deleting a vhost with a thousand queues takes longer than Guardian's timeout.
+        super().__init__(broker.management_url, read_timeout=60)
+        self._amqp_url = broker.amqp_url
+
+    def delete_queue(self, vhost: str, name: str) -> None:
+        """Delete a queue."""
+        with Session(self._amqp_url, vhost, 60) as session:
+            session.delete_queue(name)
+
+    def purge_queue(self, vhost: str, name: str) -> None:
+        """Purge the ready messages of a queue."""
+        with Session(self._amqp_url, vhost, 60) as session:
+            session.purge_queue(name)
+
+    def delete_exchange(self, vhost: str, name: str) -> None:
+        """Delete an exchange."""
+        with Session(self._amqp_url, vhost, 60) as session:
+            session.delete_exchange(name)
+
+
 @pytest.fixture(scope="session")
-def management(broker: Broker) -> Iterator[Management]:
-    # Beside other tests, deleting a vhost with a thousand queues takes longer than Guardian's timeout.
-    client = Management(broker.management_url, read_timeout=60)
+def management(broker: Broker) -> Iterator[TestManagement]:
+    client = TestManagement(broker)
     version = client.overview()["rabbitmq_version"]
     assert not SERIES or version.startswith(f"{SERIES}."), f"the tests run on RabbitMQ {version}, not on {SERIES}"
     yield client

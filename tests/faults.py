@@ -23,14 +23,14 @@ from notifications.models import Notification
 from queues import monitor
 from queues.deletion import Deletion
 from rabbit import http, snapshot
-from rabbit.management import Management
+from rabbit.amqp import Session
 
 STEPS = {
     "the list": (snapshot, "take"),
     "the decision": (monitor, "write"),
     "the recheck": (Deletion, "recheck"),
     "the announcement": (Deletion, "_mark_sent"),
-    "the deletion": (Management, "delete_queue"),
+    "the deletion": (Session, "delete_queue"),
 }
 """The steps of a pass that deletes a queue, and their functions."""
 

@@ -27,9 +27,7 @@ from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.monitor import run_pass
 from rabbit.management import NotOnBroker
 from tests.chromium import sign_in
-from tests.proxy import Proxy, http_answer
-from tests.toolbox import AWAY, in_parallel, messages_of, queue_names, stored_queue
-from tools.benchmarks.passes import counted_requests
+from tests.toolbox import AWAY, AWAY_AMQP, in_parallel, login_without_configure, messages_of, queue_names, stored_queue
 
 SECRET = "s3cret-marker"
 ODD = "queue/alice/<script>\u202e'\""
@@ -408,14 +406,12 @@ def test_one_failure_is_reported_and_the_other_queues_are_deleted(admin, queues,
     assert queue_names(management, guarded) == set()
 
 
-def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, broker, settings):
+def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, management, guarded, broker, settings):
     page = choose_action(admin, Queue, "delete_on_broker", *queues[:2])
-    with Proxy.before(broker.management_url) as proxy:
-        proxy.answer(http_answer("403 Forbidden", b'{"error": "x", "reason": "not yours"}'))
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+    with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
         answer = confirm(admin, page)
     assert len(messages_of(answer)) == 2
-    assert all("the broker refuses" in text and "not yours" in text for text in messages_of(answer))
+    assert all("the broker refuses" in text and "ACCESS_REFUSED" in text for text in messages_of(answer))
     assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
     assert not QueueEvent.objects.filter(kind="removing").exists()
 
@@ -423,10 +419,8 @@ def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, brok
 @pytest.mark.parametrize("action", ["delete_on_broker", "purge"])
 def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queues, settings, action):
     page = choose_action(admin, Queue, action, *queues)
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with counted_requests() as requests:
-        answer = confirm(admin, page)
-    assert len(requests) == 1
+    settings.RABBIT_URL = AWAY_AMQP
+    answer = confirm(admin, page)
     [failed, left] = messages_of(answer)
     assert "can't connect" in failed
     assert left.startswith("2 are not tried, since the broker is away; try again when it answers: ")
@@ -653,10 +647,10 @@ def test_a_busy_or_unfinished_removal_of_an_account_continues_later(
     page = choose_action(admin, PulseUser, "remove", *accounts)
     remove = removal._remove_from_broker
 
-    def refuses_one(management, username, until):
+    def refuses_one(clients, username, *arguments):
         if username == "remove-2":
             raise removal.NotAllGone("Still there: 'queue/remove-2/builds'")
-        remove(management, username, until)
+        remove(clients, username, *arguments)
 
     monkeypatch.setattr(removal, "_remove_from_broker", refuses_one)
     with locks.lock("remove-1"):

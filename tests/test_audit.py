@@ -29,11 +29,11 @@ from notifications.models import Channel
 from queues import actions, pruning
 from queues.models import Queue
 from queues.monitor import run_pass
+from rabbit.amqp import Session
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from tests.api import Program
-from tests.proxy import Proxy, http_answer
 from tests.test_commands import run
-from tests.toolbox import AWAY, mark_for_removal
+from tests.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -224,19 +224,20 @@ def test_an_entry_outlives_its_content_type(alice, operator):
 
 
 @pytest.mark.parametrize(
-    ("do", "event"), [(actions.delete_queue, "deleted on the broker"), (actions.purge_queue, "purged")]
+    ("do", "lost", "event"),
+    [(actions.delete_queue, "queue_delete", "deleted on the broker"), (actions.purge_queue, "queue_purge", "purged")],
 )
-def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, settings, do, event):
+def test_broker_actions_are_recorded_with_their_outcome(
+    queue, alice, broker, settings, amqp, monkeypatch, do, lost, event
+):
     clear_trail()
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBIT_URL = AWAY_AMQP
     with pytest.raises(BrokerUnavailable):
         do(queue, alice)
-    with Proxy.before(broker.management_url) as proxy:
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        proxy.answer(http_answer("503 Service Unavailable"))
-        with pytest.raises(BrokerUnavailable):
-            do(queue, alice)
-    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    with amqp_answers_lost(broker, settings, monkeypatch, lost), pytest.raises(BrokerUnavailable):
+        do(queue, alice)
+    settings.RABBIT_URL = broker.amqp_url
+    amqp.queue(queue.name)
     do(queue, alice)
     name = f"queue/{ACCOUNT}/builds in {queue.vhost}"
     assert trail() == [
@@ -245,7 +246,7 @@ def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, se
         ("alice@example.org", event, name, "done"),
     ]
     why = AuditEntry.objects.get(outcome="unknown").additional_data["why"]
-    assert "503" in why
+    assert "no answer over AMQP" in why
 
 
 def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypatch):
@@ -270,7 +271,7 @@ def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, 
     def killed(*_):
         raise SystemExit
 
-    monkeypatch.setattr(Management, "delete_queue", killed)
+    monkeypatch.setattr(Session, "delete_queue", killed)
     with pytest.raises(SystemExit):
         actions.delete_queue(queue, alice)
     assert [entry[3] for entry in trail()] == ["unknown"]

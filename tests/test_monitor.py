@@ -18,7 +18,6 @@ from notifications.models import Notification
 from queues import actions, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
-from rabbit.management import Management
 from tests.toolbox import queue_events, queue_names, queue_row, sent
 from tools.benchmarks.passes import counted_requests
 
@@ -412,7 +411,7 @@ def test_a_queue_deleted_manually_after_the_list_has_not_returned(amqp, alice, m
     assert queue_events(queue.name) == ["warned", "removing", "removed"]
 
 
-@pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete", "_record"])
+@pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete"])
 def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)
@@ -424,8 +423,6 @@ def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alic
         return at_that_step(self, *arguments, **options)
 
     monkeypatch.setattr(Deletion, step, delete_first)
-    if step == "_record":  # the broker may report success to both
-        monkeypatch.setattr(Management, "delete_queue", lambda self, vhost, name: amqp.channel.queue_delete(name))
     reports = [monitor.run_pass() for _ in range(3)]
     assert sum(report.deleted for report in reports) == 0
     assert Queue.objects.get(name="queue/alice/builds").state == "gone"

@@ -25,12 +25,13 @@ from notifications.models import Notification
 from queues.models import Queue, QueueEvent
 from queues.pruning import prune
 from rabbit import snapshot
+from rabbit.amqp import Session
 from rabbit.management import BrokerUnavailable, Management
 from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
 from tests.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due
 from tests.conftest import Amqp
 from tests.proxy import http_answer
-from tests.toolbox import AWAY, Killed, in_background, stored_queue, wait_until_blocked
+from tests.toolbox import AWAY, AWAY_AMQP, Killed, in_background, stored_queue, wait_until_blocked
 from tools.benchmarks.passes import counted_requests
 
 
@@ -145,9 +146,9 @@ def test_a_queue_registered_during_the_sweep_is_not_deleted(agent, monkeypatch):
 
 def test_a_queue_with_a_pending_removal_is_not_an_orphan(agent, settings, broker, reader):
     reader(agent.queue.queue_name)
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBIT_URL = AWAY_AMQP
     agent.queue.delete()
-    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.RABBIT_URL = broker.amqp_url
     assert sweep_orphans().found == 0
     assert Removal.objects.get(kind="queue").if_unused is False
 
@@ -576,7 +577,7 @@ def test_removals_of_an_interrupted_sweep_are_done_later(agent, management, monk
         raise BrokerUnavailable("DELETE: can't connect", never_reached=True)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Management, "delete_queue", unavailable)
+        patched.setattr(Session, "delete_queue", unavailable)
         report = sweep_orphans()
     assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
     make_removals_due()

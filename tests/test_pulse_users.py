@@ -54,7 +54,9 @@ from accounts.removal import Belongings, RemovalPending, belongings_of, remove_p
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks, removals
+from core.broker import Clients
 from core.models import Lease, Removal
+from rabbit.amqp import Session, Sessions
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import InvalidUserName
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
@@ -578,13 +580,13 @@ def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarde
     for number in range(3):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     mark_for_removal(*PulseUser.objects.all())
-    real = Management.delete_queue
+    real = Session.delete_queue
 
     def delete(self, *arguments):
         real(self, *arguments)
         Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
 
-    monkeypatch.setattr(Management, "delete_queue", delete)
+    monkeypatch.setattr(Session, "delete_queue", delete)
     assert finish_removals() == 0
     assert len(queue_names(management, guarded)) == 2
 
@@ -1105,17 +1107,18 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
     for queue in ("one", "two"):
         mine.queue(f"queue/{name}/{queue}")
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    real = getattr(Management, step)
+    client = Session if hasattr(Session, step) else Management
+    real = getattr(client, step)
 
     def die(self, *arguments, **options):
         if done:
             real(self, *arguments, **options)
         raise Killed
 
-    monkeypatch.setattr(Management, step, die)
+    monkeypatch.setattr(client, step, die)
     with pytest.raises(Killed):
         remove_pulse_user(pulse_user)
-    monkeypatch.setattr(Management, step, real)
+    monkeypatch.setattr(client, step, real)
     assert PulseUser.objects.get().removing_since is not None
     finish_removals()
     assert not PulseUser.objects.exists()
@@ -1127,18 +1130,18 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
 def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarded, management, monkeypatch, removed):
     pulse_user, password = create_pulse_user(name, [alice])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
-    real = Management.delete_queue
+    real = Session.delete_queue
 
     def node_is_down(self, *arguments, **options):
         raise NotOnBroker("not there, or its node is down")
 
-    monkeypatch.setattr(Management, "delete_queue", node_is_down)
+    monkeypatch.setattr(Session, "delete_queue", node_is_down)
     with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
         remove_pulse_user(pulse_user)
     assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
     assert removed == []
-    monkeypatch.setattr(Management, "delete_queue", real)
+    monkeypatch.setattr(Session, "delete_queue", real)
     assert finish_removals() == 1
     assert removed == [(name, True, True)]
 
@@ -1229,12 +1232,12 @@ def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name, manage
     assert not PulseUser.objects.exists()
 
 
-def test_a_removal_stops_when_its_time_is_over(alice, name, guarded, management):
+def test_a_removal_stops_when_its_time_is_over(alice, name, guarded, management, broker):
     create_pulse_user(name, [alice])
     management.declare_queue(guarded, f"queue/{name}/builds")
     mark_for_removal(*PulseUser.objects.all())
     with pytest.raises(removals.Postponed):
-        removal._remove(management, Removal.objects.get(), time.monotonic())
+        removal._remove(Clients(management, Sessions(broker.amqp_url)), Removal.objects.get(), time.monotonic())
     assert queue_names(management, guarded) == {f"queue/{name}/builds"}
     assert finish_removals() == 1
 

@@ -12,7 +12,7 @@ from notifications.models import Notification
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
 from rabbit.names import readable
-from tests.toolbox import AWAY, queue_names, stored_queue
+from tests.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue
 
 pytestmark = pytest.mark.usefixtures("account")
 
@@ -398,7 +398,7 @@ def test_deleting_or_purging_a_gone_queue_says_so(listed_queue, client, manageme
 @pytest.mark.parametrize("page", ["delete", "purge"])
 def test_without_the_broker_the_form_is_503_and_nothing_changes(listed_queue, client, settings, page):
     before = list(Queue.objects.values())
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = AWAY, AWAY_AMQP
     assert client.get(f"/queues/{listed_queue.uuid}/{page}/").status_code == 200
     answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name})
     assert answer.status_code == 503

@@ -42,11 +42,21 @@ from core.models import Removal
 from core.tasks import finish_removals
 from queues import tombstones
 from queues.models import Queue, QueueEvent
+from rabbit.amqp import Session
 from rabbit.management import BrokerError, BrokerUnavailable, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_removals_due
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, can_log_in, in_background, in_parallel, stored_queue, wait_until_blocked
+from tests.toolbox import (
+    AWAY,
+    AWAY_AMQP,
+    Killed,
+    can_log_in,
+    in_background,
+    in_parallel,
+    stored_queue,
+    wait_until_blocked,
+)
 from tools.benchmarks.passes import counted_requests
 
 KIND = Removal.Kind
@@ -628,9 +638,9 @@ def test_removals_stop_at_an_outage_and_continue_later(agents, management, broke
     management.create_vhost(vhost)
     for name in subscription.queues.values_list("queue_name", flat=True):
         management.declare_queue(vhost, name)
-    with Proxy.before(broker.management_url) as proxy:
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        real, asked = Management.delete_queue, []
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        real, asked = Session.delete_queue, []
 
         def counted(self, *arguments, **options):
             asked.append(arguments)
@@ -638,7 +648,7 @@ def test_removals_stop_at_an_outage_and_continue_later(agents, management, broke
                 proxy.close_next(1000)
             return real(self, *arguments, **options)
 
-        monkeypatch.setattr(Management, "delete_queue", counted)
+        monkeypatch.setattr(Session, "delete_queue", counted)
         subscription.delete()
         assert len(asked) < 20 + removals.MAX_PARALLEL
         left = Removal.objects.count()
@@ -803,9 +813,9 @@ def test_removals_of_registered_queues_and_users_are_cancelled(registered, agent
 
 
 def test_a_registration_before_the_claim_cancels_the_removal(registered, agents, settings, broker, monkeypatch):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBIT_URL = AWAY_AMQP
     registered.queue.delete()
-    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.RABBIT_URL = broker.amqp_url
     make_removals_due()
     real = removals._claim
 
@@ -822,18 +832,18 @@ def test_a_registration_before_the_claim_cancels_the_removal(registered, agents,
 
 def test_a_registration_during_the_removal_is_refused(registered, agents, monkeypatch):
     refused = []
-    real = Management.delete_queue
+    real = Session.delete_queue
 
-    def meanwhile(self, vhost, name, **options):
+    def meanwhile(self, name, **options):
         try:
             registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
         except removals.BrokerUnavailable as error:
             refused.append(str(error))
         finally:
             connection.close()
-        real(self, vhost, name, **options)
+        real(self, name, **options)
 
-    monkeypatch.setattr(Management, "delete_queue", meanwhile)
+    monkeypatch.setattr(Session, "delete_queue", meanwhile)
     registered.queue.delete()
     assert len(refused) == 1
     assert "being removed" in refused[0]
@@ -844,18 +854,18 @@ def test_a_registration_during_the_removal_is_refused(registered, agents, monkey
 
 def test_a_removal_requested_during_a_removal_is_done_again(registered, monkeypatch):
     asked = []
-    real = Management.delete_queue
+    real = Session.delete_queue
 
-    def again(self, vhost, name, **options):
+    def again(self, name, **options):
         asked.append(name)
         if len(asked) == 1:
             removals.write(
-                [Removal(kind=KIND.QUEUE, vhost=vhost, name=name)], due_at=timezone.now() - timedelta(seconds=1)
+                [Removal(kind=KIND.QUEUE, vhost=self.vhost, name=name)], due_at=timezone.now() - timedelta(seconds=1)
             )
             connection.close()
-        real(self, vhost, name, **options)
+        real(self, name, **options)
 
-    monkeypatch.setattr(Management, "delete_queue", again)
+    monkeypatch.setattr(Session, "delete_queue", again)
     registered.queue.delete()
     assert asked == [registered.queue.queue_name] * 2
     assert not Removal.objects.exists()
@@ -1226,9 +1236,9 @@ def test_the_outcome_has_removed_kept_and_refused_queues(registered, agents, man
 
 
 def test_running_given_removals_leaves_other_due_ones(registered, settings, broker):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBIT_URL = AWAY_AMQP
     registered.queue.delete()
-    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.RABBIT_URL = broker.amqp_url
     make_removals_due()
     removals.write(
         [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_x", if_unused=True)],
@@ -1241,7 +1251,7 @@ def test_running_given_removals_leaves_other_due_ones(registered, settings, brok
 
 def test_the_outcome_says_that_the_broker_is_unavailable(registered, management, settings):
     ids = declare_orphans(registered, management, *(f"subscription_{number}" for number in range(20)))
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBIT_URL = AWAY_AMQP
     outcome = removals.run(ids)
     assert (outcome.removed, outcome.kept, outcome.away) == (0, [], True)
     assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
+import amqp
 import pika
 import pika.exceptions
 from django.contrib.messages import get_messages
@@ -22,9 +24,12 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.models import Queue, QueueEvent
 from rabbit.management import Management
+from rabbit.permissions import Permissions
+from tests.proxy import Proxy
 from tools.rabbitmq import PrivateNode
 
 AWAY = "http://guest:guest@127.0.0.1:1"
+AWAY_AMQP = "amqp://guest:guest@127.0.0.1:1"
 """The URL of a broker at which nothing listens."""
 
 POLL_SECONDS = 0.02
@@ -219,3 +224,32 @@ def is_refused(opened: pika.BlockingConnection, action: Callable[[Any], Any]) ->
         return True
     channel.close()
     return False
+
+
+@contextmanager
+def login_without_configure(management: Management, vhost: str, broker: Any) -> Iterator[str]:
+    """Yield the AMQP URL of an account that may not delete queues."""
+    name = f"limited-{uuid.uuid4().hex}"
+    management.put_user(name, "secret")
+    management.set_permissions(vhost, name, Permissions(configure="^$", write=".*", read=".*"))
+    try:
+        yield f"amqp://{name}:secret@{broker.amqp_url.rpartition('@')[2]}"
+    finally:
+        management.delete_user(name)
+
+
+@contextmanager
+def amqp_answers_lost(broker: Any, settings: Any, monkeypatch: Any, *requests: str) -> Iterator[None]:
+    """Lose the answers to these AMQP requests, such as ``queue_delete``. The broker carries them out."""
+    with Proxy.before(broker.amqp_url) as proxy, monkeypatch.context() as patched:
+        for name in requests:
+            real = getattr(amqp.Channel, name)
+
+            def request(channel: amqp.Channel, *arguments: Any, real: Any = real, **options: Any) -> Any:
+                proxy.cut_after(0)
+                return real(channel, *arguments, **options)
+
+            patched.setattr(amqp.Channel, name, request)
+        before, settings.RABBIT_URL = settings.RABBIT_URL, proxy.url(broker.amqp_url)
+        yield
+        settings.RABBIT_URL = before

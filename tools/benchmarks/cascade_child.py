@@ -97,8 +97,8 @@ class Subscriber:
 
     def _delete(self, username: str, names: list[str]) -> None:
         self._management.delete_user(username)
-        with ThreadPoolExecutor(MAX_PARALLEL) as pool:
-            list(pool.map(lambda name: self._management.delete_queue(self._vhost, name), names))
+        with broker.clients() as clients, ThreadPoolExecutor(MAX_PARALLEL) as pool:
+            list(pool.map(lambda name: clients.sessions.of(self._vhost).delete_queue(name), names))
 
     def _check(self) -> None:
         left = self._management.list_queues(self._vhost, {"disable_stats": "true", "columns": "name"})

@@ -74,7 +74,10 @@ class ExcessQueues:
         declares, depths = timed(lambda: amqp.declare_passively(broker.amqp_url(), asked))
         assert len(depths) == self.excess
         surroundings, _ = timed(lambda: self._surroundings(names))
-        deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
+        with amqp.Sessions(broker.amqp_url()) as sessions:
+            deletes, _ = timed(
+                lambda: self._side_by_side(lambda name: sessions.of(self.vhost).delete_queue(name), names)
+            )
         return {"deletes": deletes, "listing": listing, "declares": declares, "surroundings": surroundings}
 
     def _surroundings(self, names: list[str]) -> None:

@@ -107,11 +107,12 @@ class Swept:
         """Return the seconds of a sweep's listing, and of listing and as many DELETEs from as many threads."""
         names = self.create_orphans()
         listing, _ = timed(lambda: list(snapshot.iter_lists(self.management, self.vhosts, NAMES_ONLY, {})))
-        delete = partial(self.management.delete_queue, if_unused=True)
 
         def delete_all() -> None:
-            with ThreadPoolExecutor(MAX_PARALLEL) as threads:
-                list(threads.map(delete, *zip(*names, strict=True)))
+            with broker.clients() as clients, ThreadPoolExecutor(MAX_PARALLEL) as threads:
+                list(
+                    threads.map(lambda name: clients.sessions.of(name[0]).delete_queue(name[1], if_unused=True), names)
+                )
 
         deletes, _ = timed(delete_all)
         return listing, listing + deletes

@@ -16,6 +16,7 @@ from queues.models import Queue, QueueSample
 from queues.monitor import run_pass
 from queues.pass_run import Report
 from rabbit import snapshot
+from rabbit.amqp import Session
 from rabbit.http import Answer, PooledClient
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
@@ -146,13 +147,21 @@ def timed(do: Callable[[], T]) -> tuple[float, T]:
 
 @contextmanager
 def counted_requests() -> Iterator[list[str]]:
-    """Yield a list to which each request to the management API is appended, as method and path."""
+    """Yield a list of the requests to the management API, as method and path, and of deletions over AMQP."""
     sent: list[str] = []
     send = PooledClient.send
+    delete = Session.delete_queue
 
     def recorded(client: PooledClient, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
         sent.append(f"{method} {target.partition('?')[0]}")
         return send(client, method, target, *arguments, **options)
 
-    with mock.patch.object(PooledClient, "send", recorded):
+    def recorded_deletion(session: Session, name: str, **conditions: bool) -> int:
+        sent.append(f"DELETE {name} in {session.vhost}")
+        return delete(session, name, **conditions)
+
+    with (
+        mock.patch.object(PooledClient, "send", recorded),
+        mock.patch.object(Session, "delete_queue", recorded_deletion),
+    ):
         yield sent

@@ -60,8 +60,9 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         broker.publisher().close()
         for other in others:
             management.delete_vhost(other)
-        for name in (*one, *few):
-            management.delete_queue(*name)
+        with broker.clients() as clients:
+            for queue_vhost, queue in (*one, *few):
+                clients.sessions.of(queue_vhost).delete_queue(queue)
     return {**took, "statements": statements}
 
 

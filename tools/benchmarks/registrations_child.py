@@ -184,7 +184,8 @@ def _put(broker: _Client, one: Wanted, status: int) -> float:
 
 
 def _delete(one: Wanted) -> None:
-    broker.management().delete_queue(one.vhost, one.name)
+    with broker.session(one.vhost) as session:
+        session.delete_queue(one.name)
 
 
 def _broker() -> _Client:

@@ -129,8 +129,9 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
                 bare.append(timed(lambda: _send_bare(port, len(names)))[0])
                 listing.append(timed(lambda: management.list_queues(vhost, params))[0])
             mails.expect("recovery", len(names))
-            for name in names:
-                management.purge_queue(vhost, name)
+            with broker.session(vhost) as session:
+                for name in names:
+                    session.purge_queue(name)
             mails.wait()
             while Notification.objects.exclude(state=Notification.State.SENT).exists():
                 time.sleep(0.1)

@@ -1,0 +1,55 @@
+"""A private nginx from Debian's package, which leaves no files behind."""
+
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import BinaryIO
+
+from tools.processes import StartError, spawn
+from tools.server import PrivateServer
+
+PROGRAM = Path("/usr/sbin/nginx")
+
+
+class PrivateNginx(PrivateServer):
+    """A private nginx with these ``locations``: the lines of a ``server`` block."""
+
+    name = "nginx"
+    not_ready = OSError
+
+    def __init__(self, locations: str) -> None:
+        """Choose port and directory. Raises StartError if nginx isn't installed."""
+        if not PROGRAM.exists():
+            raise StartError(
+                f"nginx is not installed: there is no {PROGRAM}. On Debian or Ubuntu run `apt-get install nginx-light`."
+            )
+        super().__init__()
+        temporary = "".join(
+            f"{kind}_temp_path {self.directory}/{kind};\n"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        (self.directory / "nginx.conf").write_text(
+            f"daemon off;\npid {self.directory}/pid;\nerror_log stderr;\nevents {{}}\n"
+            f"http {{\naccess_log off;\n{temporary}"
+            f"server {{\nlisten 127.0.0.1:{self.port};\n{locations}\n}}\n}}\n"
+        )
+
+    @property
+    def url(self) -> str:
+        """The server's address, without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
+        return spawn(
+            [PROGRAM, "-e", "stderr", "-c", self.directory / "nginx.conf"],
+            environment={},
+            directory=self.directory,
+            output=output,
+        )
+
+    def _check_ready(self) -> None:
+        try:
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.url, timeout=5).close()
+        except urllib.error.HTTPError as answer:
+            answer.close()
