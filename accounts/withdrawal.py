@@ -1,7 +1,7 @@
 """Withdraw an owner's access to the broker and, optionally, remove their accounts and tokens.
 
-What leaves the broker when an owner is deleted: the accounts of ``leave_all`` (``accounts/removal.py``), and what their
-agents registered (``agents/deletions.py``).
+Deleting an owner removes what their agents registered (``agents/deletions.py``), not their accounts:
+``withdraw`` removes these first, and the admin refuses to delete an owner who has any.
 """
 
 from django.db import transaction

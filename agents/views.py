@@ -101,7 +101,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
             "looked_at": timezone.now(),
             "being_made": any(shown.being_made for reader in readers for shown in reader.queues),
             "token_gone": any(reader.row.token_id is None for reader in readers),
-            "may_register": may_use_broker(request.user),
+            "may_use_broker": may_use_broker(request.user),
             "offerings": offerings[:OFFERINGS_SHOWN],
             "more_offerings": len(offerings) > OFFERINGS_SHOWN,
             "address": absolute_url("/"),

@@ -1,8 +1,8 @@
 """The rules for whether the broker and Guardian are healthy. Pure: no database, no broker, no clock.
 
-Each fact has one rule, and all limits are here. ``facts.py`` measures the values; the front page, ``doctor`` and
-``/readyz`` judge them by these rules. ``/metrics`` exports the values, and the alerts in ``deploy/prometheus`` have the
-same limits, which ``tests/test_rules.py`` checks.
+Each fact has one rule, and all limits are here. (When the list of queues calls itself late is in ``queues/views.py``.)
+``facts.py`` measures the values; the front page, ``doctor`` and ``/readyz`` judge them by these rules. ``/metrics``
+exports the values, and the alerts in ``deploy/prometheus`` have the same limits, which ``tests/test_rules.py`` checks.
 """
 
 import math
