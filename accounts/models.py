@@ -280,6 +280,12 @@ class PulseUser(models.Model):
     removing_since = models.DateTimeField(
         null=True, editable=False, help_text="When its removal began. An interrupted removal is resumed."
     )
+    keeps_archives = models.BooleanField(
+        "archive messages",
+        default=True,
+        db_default=True,
+        help_text="Keep the messages of deleted and purged queues for a while. Switch it off for confidential data.",
+    )
 
     objects = PulseUserQuerySet.as_manager()
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
 from accounts.models import Owner, PulseUser, check_thresholds, visible_to
-from queues.access import own_queues
+from queues.access import own_archives, own_queues
 from rabbit.snapshot import length_of
 
 
@@ -180,6 +180,128 @@ class QueueEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue_name} in {self.vhost}: {self.get_kind_display()}"
+
+
+class ArchiveQuerySet(models.QuerySet["Archive"]):
+    """Queries for archives."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "ArchiveQuerySet":
+        """Return the kept archives that this visitor may see: all for an operator, their own for an owner."""
+        return visible_to(self.filter(state=Archive.State.KEPT), visitor, own_archives(visitor))
+
+
+class Archive(models.Model):
+    """The messages of a deleted or purged queue, kept for its Pulse user's owners for a while."""
+
+    class Reason(models.TextChoices):
+        """Why the queue was deleted or purged."""
+
+        LENGTH = "length", "over its deletion limit"
+        NAME = "name", "deleted for its name"
+        ACCOUNT = "account", "deleted with its account"
+        DELETED = "deleted", "deleted by a person"
+        PURGED = "purged", "purged by a person"
+
+    class State(models.TextChoices):
+        """The states of an archive. Only a kept one is shown."""
+
+        OPEN = "open", "being written"
+        FETCHED = "fetched", "complete, and the queue not yet deleted"
+        KEPT = "kept", "kept"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="archives")
+    pulse_user = models.ForeignKey(
+        PulseUser,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="archives",
+        help_text="Its owners may see it; empty: only operators.",
+    )
+    vhost = models.CharField(max_length=255)
+    queue_name = models.CharField(max_length=255)
+    reason = models.CharField(max_length=10, choices=Reason.choices)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
+    attempt = models.PositiveSmallIntegerField(default=1)
+    messages = models.PositiveIntegerField(default=0)
+    bytes = models.PositiveBigIntegerField(default=0, help_text="Of the bodies.")
+    stored_bytes = models.PositiveBigIntegerField(default=0, help_text="Of the compressed chunks.")
+    dropped = models.PositiveBigIntegerField(default=0, help_text="Ready messages that were deleted without a copy.")
+    held = models.PositiveBigIntegerField(
+        default=0, help_text="About how many messages were held by consumers, and deleted without a copy."
+    )
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
+    )
+    created = models.DateTimeField()
+    expires = models.DateTimeField()
+
+    objects = ArchiveQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        indexes = [models.Index(fields=["vhost", "queue_name"]), models.Index(fields=["expires"])]
+
+    def __str__(self) -> str:
+        return f"{self.messages} messages of {self.queue_name} in {self.vhost}"
+
+
+class ArchiveChunk(models.Model):
+    """Some consecutive messages of an archive, as ``queues.archive_chunks`` packs them."""
+
+    archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="chunks")
+    first = models.PositiveIntegerField(help_text="The position of its first message; the archive's first is 1.")
+    count = models.PositiveIntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering = ["archive", "first"]
+        constraints = [models.UniqueConstraint(fields=["archive", "first"], name="one_chunk_at_a_position")]
+
+    def __str__(self) -> str:
+        return f"{self.count} messages from {self.first} on"
+
+
+class Replay(models.Model):
+    """The publication of an archive's messages to a queue or an exchange. A task carries it out in steps."""
+
+    class State(models.TextChoices):
+        """The states of a replay."""
+
+        RUNNING = "running", "running"
+        DONE = "done", "done"
+        STOPPED = "stopped", "stopped"
+        FAILED = "failed", "failed"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="replays")
+    to_queue = models.CharField(max_length=255, blank=True)
+    to_exchange = models.CharField(max_length=255, blank=True)
+    first = models.PositiveIntegerField(help_text="The position of the first message to send.")
+    last = models.PositiveIntegerField(help_text="The position of the last message to send.")
+    rate = models.PositiveIntegerField(null=True, help_text="Messages a second; empty: as fast as possible.")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.RUNNING)
+    sent = models.PositiveIntegerField(default=0, help_text="Messages that the broker confirmed.")
+    in_flight = models.PositiveIntegerField(
+        default=0, help_text="The size of the batch that is being sent. After a crash these may arrive twice."
+    )
+    repeated = models.PositiveIntegerField(default=0, help_text="Messages that may have arrived twice.")
+    error = models.CharField(max_length=300, blank=True)
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
+    created = models.DateTimeField()
+    finished = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        indexes = [models.Index(fields=["state"])]
+
+    def __str__(self) -> str:
+        return f"{self.sent} of {self.total} messages to {self.to_queue or self.to_exchange}"
+
+    @property
+    def total(self) -> int:
+        """The number of messages to send."""
+        return self.last - self.first + 1
 
 
 class Watch(models.Model):

@@ -8,6 +8,7 @@ This module uses py-amqp because it has a timeout for each answer; pika waits fo
 respond.
 """
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import amqp
 
-from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import QueueName
 
 TIMEOUT_SECONDS = 5.0
@@ -39,6 +40,13 @@ class DeclareOk(NamedTuple):
 
     ready: int
     consumers: int
+
+    @classmethod
+    def after(cls, answer: Any, seconds: float) -> "DeclareOk | None":
+        """Return py-amqp's answer; None: it took ``seconds``, and the queue's leader may not have answered."""
+        if not answer.message_count and seconds >= LEADER_TIMEOUT_SECONDS:
+            return None
+        return cls(answer.message_count, answer.consumer_count)
 
 
 class Session:
@@ -63,10 +71,8 @@ class Session:
         """
         channel = self._open_channel()
         began = time.monotonic()
-        answer = self._request(lambda: channel.queue_declare(name, passive=True, auto_delete=False))
-        if not answer.message_count and time.monotonic() - began >= LEADER_TIMEOUT_SECONDS:
-            return None
-        return DeclareOk(answer.message_count, answer.consumer_count)
+        answer = self.request(lambda: channel.queue_declare(name, passive=True, auto_delete=False))
+        return DeclareOk.after(answer, time.monotonic() - began)
 
     def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
         """Delete a queue, and return how many ready messages it had. A queue that does not exist counts as deleted.
@@ -77,12 +83,19 @@ class Session:
             Refused: a condition doesn't hold, or the queue is exclusive to a live connection.
         """
         channel = self._open_channel()
-        return int(self._request(lambda: channel.queue_delete(name, if_unused=if_unused, if_empty=if_empty)))
+        return int(self.request(lambda: channel.queue_delete(name, if_unused=if_unused, if_empty=if_empty)))
 
     def purge_queue(self, name: str) -> int:
         """Purge the ready messages of a queue, and return their number. Unacknowledged messages stay."""
         channel = self._open_channel()
-        return int(self._request(lambda: channel.queue_purge(name)))
+        return int(self.request(lambda: channel.queue_purge(name)))
+
+    def declare_exchange_passively(self, name: str) -> None:
+        """Check that an exchange exists."""
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise NotOnBroker(f"vhost '{self.vhost}': no exchange has a name of more than {MAX_NAME_BYTES} bytes")
+        channel = self._open_channel()
+        self.request(lambda: channel.exchange_declare(name, "", passive=True))
 
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange.
@@ -90,12 +103,28 @@ class Session:
         Raises:
             NotOnBroker: it does not exist.
         """
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise NotOnBroker(f"vhost '{self.vhost}': no exchange has a name of more than {MAX_NAME_BYTES} bytes")
+        self.declare_exchange_passively(name)  # the deletion of an exchange that does not exist succeeds, too
         channel = self._open_channel()
-        # The deletion of an exchange that does not exist succeeds, too.
-        self._request(lambda: channel.exchange_declare(name, "", passive=True))
-        self._request(lambda: channel.exchange_delete(name))
+        self.request(lambda: channel.exchange_delete(name))
+
+    def new_channel(self) -> Any:
+        """Return another channel of py-amqp on the same connection, which leaves bodies undecoded."""
+        connection = self._open_channel().connection
+        channel = self.request(connection.channel)
+        channel.auto_decode = False
+        return channel
+
+    def drain(self, channel: Any, seconds: float) -> bool:
+        """Wait for a message for a consumer of this channel, or another. Return whether one arrived in time."""
+
+        def wait() -> bool:
+            try:
+                channel.connection.drain_events(seconds)
+            except TimeoutError:
+                return False
+            return True
+
+        return bool(self.request(wait))
 
     @property
     def is_connected(self) -> bool:
@@ -129,7 +158,8 @@ class Session:
             raise BrokerUnavailable(f"can't connect over AMQP: {error}", never_reached=True) from error
         return self._channel
 
-    def _request(self, request: Callable[[], Any]) -> Any:
+    def request(self, request: Callable[[], Any]) -> Any:
+        """Return the result of a request of py-amqp, or raise its error as a ``BrokerError``."""
         try:
             return request()
         except amqp.ChannelError as error:
@@ -142,6 +172,9 @@ class Session:
             self.close()
             timed_out = isinstance(error, TimeoutError)
             raise BrokerUnavailable(f"no answer over AMQP: {error}", timed_out=timed_out) from error
+        except (ValueError, struct.error) as error:  # such as a property that is not UTF-8
+            self.close()
+            raise MalformedResponse(f"vhost '{self.vhost}': py-amqp can't read or write it: {error}") from error
 
     def _as_broker_error(self, error: amqp.AMQPError) -> BrokerError:
         text = str(error.reply_text or error)

@@ -1,0 +1,297 @@
+"""Archive the messages of a queue before it is deleted or purged.
+
+The messages are fetched unacknowledged and stored in committed batches. Only then is the queue deleted, on the same
+channel. After a crash in between, the messages are back in the queue, and the unfinished archive is discarded. After
+two attempts a queue is deleted without an archive, because each costs a quorum queue's messages one delivery.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import DatabaseError, transaction
+from django.db.models import F, Q, QuerySet, Sum
+from django.utils import timezone
+
+from accounts.models import Owner
+from queues.archive_chunks import pack
+from queues.models import Archive, ArchiveChunk
+from rabbit.amqp import Session
+from rabbit.fetching import Bounds, Fetch, Fetched
+from rabbit.management import BrokerError, Refused
+from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 2
+
+UNFINISHED_EXPIRES = timedelta(days=1)
+"""An archive whose queue may not have been deleted is not kept for longer."""
+
+USERS_SHARE = 5
+"""One Pulse user's archives may take this fraction of all archives' bytes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A queue to delete or purge. ``held`` are about how many messages its consumers hold, as last listed."""
+
+    vhost: str
+    name: str
+    type: str
+    reason: Archive.Reason
+    queue_id: int | None = None
+    pulse_user_id: int | None = None
+    by: Owner | None = None
+    is_archived: bool = True
+    held: int = 0
+
+
+@dataclass
+class Removed:
+    """What became of the messages of a deleted or purged queue.
+
+    ``dropped`` counts ready messages without a copy. ``why_not`` says why there is no archive, if there were messages.
+    """
+
+    archive: Archive | None = None
+    dropped: int = 0
+    held: int = 0
+    why_not: str = ""
+
+    @property
+    def archived(self) -> int:
+        """The number of messages with a copy."""
+        return self.archive.messages if self.archive else 0
+
+
+class WithinLimit(Exception):
+    """The queue is within its limit, and stays with all its messages."""
+
+
+@dataclass
+class _Attempt:
+    """One attempt to archive a queue's messages."""
+
+    session: Session
+    target: Target
+    seconds: float
+    between: Callable[[], None]
+    fetch: Fetch = field(init=False)
+    result: Removed = field(default_factory=Removed)
+
+    def __post_init__(self) -> None:
+        self.fetch = Fetch(self.session, self.target.name, is_classic=self.target.type == CLASSIC)
+        self.result.held = self.target.held
+
+    def archive(self, ready: int) -> None:
+        """Store the ready messages, as far as the bounds allow, or say why not."""
+        archive = None
+        self.result.why_not = _why_not(self.target)
+        if ready and not self.result.why_not:
+            archive = _begin(self.target)
+            if archive is None:
+                self.result.why_not = f"{MAX_ATTEMPTS} attempts failed"
+        if archive is None:
+            return
+        bounds = Bounds(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES, settings.GUARDIAN_ARCHIVE_MAX_BYTES, self.seconds)
+        try:
+            for batch in self.fetch.batches(ready, bounds):
+                self.between()
+                _store(archive, batch)
+            Archive.objects.filter(pk=archive.pk).update(state=Archive.State.FETCHED)
+        except DatabaseError as error:
+            logger.error("%s could not be archived: %s", self.target.name, error)
+            _discard(archive)
+            self.result.why_not = "the database could not store it"
+        except Refused as error:
+            if self.fetch.fetched:
+                raise
+            _discard(archive)
+            self.result.why_not = error.reason
+        else:
+            self.result.archive = archive
+
+    def confirm(self, dropped: int) -> Removed:
+        """Record that the queue is deleted or purged, and return what became of its messages."""
+        self.result.dropped = dropped + self.fetch.unkept
+        if self.result.archive is None:
+            self.result.dropped += self.fetch.kept
+        return confirm(self.result)
+
+
+def delete_queue(
+    session: Session,
+    target: Target,
+    *,
+    limit: int | None = None,
+    unacknowledged: int = 0,
+    seconds: float | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Removed:
+    """Archive a queue's messages, then delete it.
+
+    With a ``limit``, it is deleted only if it has more messages; ``unacknowledged`` of other consumers count, too.
+    ``seconds`` limits the fetching. ``between`` is called between two batches.
+
+    Raises:
+        WithinLimit: the queue has no more messages than the limit; nothing changed.
+        NotOnBroker: there is no such queue, or its node is down.
+        BrokerUnavailable: the broker does not answer. Unless it ``was_not_executed``, the queue may be deleted.
+        BrokerError: the broker refuses; nothing changed.
+    """
+    attempt = _attempt(session, target, seconds, between)
+    depth = _declare(attempt.fetch)
+    if limit is not None and depth + unacknowledged <= limit:
+        raise WithinLimit
+    attempt.archive(depth)
+    if limit is not None and attempt.fetch.fetched:
+        ready = _declare(attempt.fetch)
+        if attempt.fetch.fetched + ready + unacknowledged <= limit:
+            _call_off(attempt)
+            raise WithinLimit
+    return attempt.confirm(attempt.fetch.delete_queue())
+
+
+def purge_queue(session: Session, target: Target) -> Removed:
+    """Archive a queue's ready messages, then purge them.
+
+    Raises:
+        NotOnBroker: there is no such queue, or its node is down.
+        BrokerError: the broker refuses, or does not answer.
+    """
+    attempt = _attempt(session, target, None, lambda: None)
+    attempt.archive(_declare(attempt.fetch))
+    return attempt.confirm(attempt.fetch.remove())
+
+
+def confirm(removed: Removed) -> Removed:
+    """Keep the archive of a queue that is deleted or purged, and delete the oldest ones past the bounds."""
+    archive = removed.archive
+    if archive is None:
+        return removed
+    archive.state, archive.expires = Archive.State.KEPT, _expires()
+    archive.dropped, archive.held = removed.dropped, removed.held
+    archive.save(update_fields=["state", "expires", "dropped", "held"])
+    _discard_unfinished(archive.vhost, archive.queue_name)
+    enforce_bounds(archive.pulse_user_id)
+    return removed
+
+
+def confirm_deleted(queues: Sequence[int]) -> dict[int, Archive]:
+    """Keep the fetched archives of queues, by id, that were deleted by a request without an answer."""
+    fetched = Archive.objects.filter(queue__in=queues, state=Archive.State.FETCHED)
+    found = {archive.queue_id: archive for archive in fetched if archive.queue_id is not None}
+    fetched.update(state=Archive.State.KEPT, expires=_expires())
+    return found
+
+
+def enforce_bounds(pulse_user_id: int | None = None) -> int:
+    """Delete expired archives, and the oldest ones past the bounds. Return the number of deleted archives."""
+    deleted = Archive.objects.filter(expires__lte=timezone.now()).delete()[0]
+    total = settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
+    if pulse_user_id is not None:
+        deleted += _delete_oldest(Q(pulse_user=pulse_user_id), total // USERS_SHARE)
+    return deleted + _delete_oldest(Q(), total)
+
+
+def _delete_oldest(of: Q, most: int) -> int:
+    kept = Archive.objects.filter(of, state=Archive.State.KEPT)
+    excess = (kept.aggregate(sum=Sum("stored_bytes"))["sum"] or 0) - most
+    oldest = []
+    if excess > 0:
+        for pk, size in kept.order_by("created", "id").values_list("id", "stored_bytes"):
+            oldest.append(pk)
+            excess -= size
+            if excess <= 0:
+                break
+    return Archive.objects.filter(pk__in=oldest).delete()[0] if oldest else 0
+
+
+def _attempt(session: Session, target: Target, seconds: float | None, between: Callable[[], None]) -> _Attempt:
+    return _Attempt(session, target, settings.GUARDIAN_ARCHIVE_SECONDS if seconds is None else seconds, between)
+
+
+def _declare(fetch: Fetch) -> int:
+    depth = fetch.declare_passively()
+    if depth is None:
+        raise Refused("its leader did not answer; the next pass rechecks", status=0, reason="no answer of its leader")
+    return depth.ready
+
+
+def _why_not(target: Target) -> str:
+    """Return why the messages of this queue are not archived; empty: they are."""
+    if not settings.GUARDIAN_ARCHIVE_DAYS:
+        return "archives are switched off"
+    if not target.is_archived:
+        return "archives are switched off for its account"
+    if target.type in TYPES_WITHOUT_LENGTH:
+        return f"a {target.type} can't be archived"
+    return ""
+
+
+def _begin(target: Target) -> Archive | None:
+    """Return a new, open archive instead of the unfinished one; None: there were enough attempts."""
+    now = timezone.now()
+    with transaction.atomic():
+        unfinished = _unfinished(target.vhost, target.name).select_for_update()
+        attempts = max((archive.attempt for archive in unfinished), default=0)
+        if attempts >= MAX_ATTEMPTS:
+            return None
+        _discard_unfinished(target.vhost, target.name)
+        return Archive.objects.create(
+            queue_id=target.queue_id,
+            pulse_user_id=target.pulse_user_id,
+            vhost=target.vhost,
+            queue_name=target.name,
+            reason=target.reason,
+            attempt=attempts + 1,
+            held=target.held,
+            by=target.by,
+            created=now,
+            expires=now + UNFINISHED_EXPIRES,
+        )
+
+
+def _store(archive: Archive, batch: Sequence[Fetched]) -> None:
+    data = pack(batch)
+    with transaction.atomic():
+        ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(batch), data=data)
+        archive.messages += len(batch)
+        archive.bytes += sum(len(message.body) for message in batch)
+        archive.stored_bytes += len(data)
+        Archive.objects.filter(pk=archive.pk).update(
+            messages=F("messages") + len(batch), bytes=archive.bytes, stored_bytes=archive.stored_bytes
+        )
+
+
+def _call_off(attempt: _Attempt) -> None:
+    """Return what was fetched to the queue, and discard the archive."""
+    if attempt.result.archive is not None:
+        _discard(attempt.result.archive)
+    try:
+        attempt.fetch.put_back()
+    except BrokerError as error:
+        logger.warning("The messages of %s go back when the connection closes: %s", attempt.target.name, error)
+        attempt.session.close()
+
+
+def _discard(archive: Archive) -> None:
+    try:
+        archive.delete()
+    except DatabaseError as error:
+        logger.warning("An unfinished archive stays until it expires: %s", error)
+
+
+def _unfinished(vhost: str, name: str) -> QuerySet[Archive]:
+    return Archive.objects.filter(vhost=vhost, queue_name=name).exclude(state=Archive.State.KEPT)
+
+
+def _discard_unfinished(vhost: str, name: str) -> None:
+    _unfinished(vhost, name).delete()
+
+
+def _expires() -> datetime:
+    return timezone.now() + timedelta(days=settings.GUARDIAN_ARCHIVE_DAYS)

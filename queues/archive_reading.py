@@ -1,0 +1,79 @@
+"""Read an archive's messages: by position, and as JSON."""
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from queues.archive_chunks import unpack
+from queues.models import Archive
+from rabbit.fetching import Fetched
+
+
+def messages(archive: Archive, first: int = 1, count: int | None = None) -> Iterator[tuple[int, Fetched]]:
+    """Yield the messages from position ``first`` on, each with its position. Only the chunks they are in are read."""
+    end = archive.messages + 1 if count is None else first + count
+    chunks = archive.chunks.filter(first__lt=end).order_by("first")
+    spans = chunks.values_list("first", "count")
+    wanted = [start for start, length in spans if start + length > first]
+    for start in wanted:
+        chunk = archive.chunks.get(first=start)
+        for position, message in enumerate(unpack(bytes(chunk.data)), start):
+            if first <= position < end:
+                yield position, message
+
+
+def as_json(position: int, message: Fetched) -> dict[str, Any]:
+    """Return a message as the REST API and the download have it.
+
+    ``encoding`` tells what ``body`` is: a value of JSON, a text, or base64.
+    """
+    body, encoding = _body(message.body)
+    return {
+        "position": position,
+        "body": body,
+        "encoding": encoding,
+        "properties": _plain(message.properties),
+        "headers": _plain(message.headers),
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "redelivered": message.redelivered,
+    }
+
+
+def _body(body: bytes) -> tuple[Any, str]:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode(), "base64"
+    if text[:1] in ("{", "["):
+        try:
+            return json.loads(text, parse_constant=_refuse_constant), "json"
+        except (ValueError, RecursionError):
+            pass
+    return text, "text"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of AMQP's types as one of JSON's."""
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.isoformat() + "Z"
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value

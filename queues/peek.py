@@ -1,0 +1,37 @@
+"""Look at the first messages of a live queue. They stay in it, marked as redelivered."""
+
+from accounts.models import Owner
+from core import broker
+from queues.models import Queue
+from rabbit.fetching import Bounds, Fetch, Fetched
+from rabbit.management import Refused
+from rabbit.snapshot import CLASSIC
+
+MAX_MESSAGES = 50
+MAX_BYTES = 1024 * 1024
+SECONDS = 2.0
+
+
+class NotClassic(ValueError):
+    """The queue is not classic. Each look would cost a quorum queue's messages one of their deliveries."""
+
+
+def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
+    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
+
+    Raises:
+        NotClassic: the queue is of another type.
+        NotOnBroker: there is no such queue.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    if queue.type != CLASSIC:
+        raise NotClassic(f"You can look into classic queues only; this is a {queue.type} queue.")
+    with broker.session(queue.vhost) as session:
+        fetch = Fetch(session, queue.name, is_classic=True)
+        depth = fetch.declare_passively()
+        if depth is None:
+            raise Refused("the queue does not respond", status=0, reason="no answer")
+        bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
+        found = [message for batch in fetch.batches(min(depth.ready, count), bounds) for message in batch]
+        fetch.put_back()
+    return found

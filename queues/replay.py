@@ -1,0 +1,213 @@
+"""Publish an archive's messages again, to a queue or an exchange that its Pulse user may write to.
+
+A replay is a row, which a task carries out in bounded steps. A batch's size is stored before the batch is sent, and the
+number of confirmed messages after it. What is confirmed and recorded is never sent again. A batch in flight at a crash
+is sent again: its messages may arrive twice, have the same ``x-guardian-replay`` header, and are counted.
+"""
+
+import logging
+import time
+
+from django.db import transaction
+from django.utils import timezone
+
+from accounts import audit
+from accounts.models import Owner
+from core import broker, locks
+from queues import archive_reading, thresholds
+from queues.models import Archive, Queue, Replay
+from rabbit.amqp import Session
+from rabbit.confirmed import ConfirmedPublisher
+from rabbit.fetching import Fetched
+from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker
+from rabbit.names import user_of_exchange, user_of_queue
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100
+"""Messages that are sent before their confirms are awaited."""
+
+STEP_SECONDS = 20.0
+
+ORIGINAL_HEADER = "x-guardian-original"
+"""A table of what a replayed message had and must not have: with it, it could reach what its owner can't, or expire."""
+
+ROUTING_HEADERS = ("CC", "BCC")
+MOVED_PROPERTIES = ("user_id", "expiration")
+
+REPLAYED = "replayed"
+STOPPED = "stopped a replay"
+
+State = Replay.State
+
+
+class ReplayRefused(ValueError):
+    """The replay can't begin. The text says why, in a sentence; ``field`` is the parameter that is wrong."""
+
+    def __init__(self, text: str, field: str = "to") -> None:
+        super().__init__(text)
+        self.field = field
+
+
+def start(
+    archive: Archive,
+    by: Owner,
+    *,
+    queue: str = "",
+    exchange: str = "",
+    first: int = 1,
+    last: int | None = None,
+    rate: int | None = None,
+) -> Replay:
+    """Create a replay of the messages from ``first`` to ``last``. The task carries it out.
+
+    ``rate`` is the most messages a second.
+
+    Raises:
+        ReplayRefused: its Pulse user may not write to the target, the target is missing or would be over its deletion
+            limit again, or the range is invalid.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    last = archive.messages if last is None else last
+    if not 1 <= first <= last <= archive.messages:
+        raise ReplayRefused(f"Choose a range of messages within 1 to {archive.messages}.", "first")
+    if bool(queue) == bool(exchange):
+        raise ReplayRefused("Name either a queue or an exchange.")
+    _require_writable(archive, queue, exchange)
+    with broker.session(archive.vhost) as session:
+        _require_room(session, archive, queue, exchange, last - first + 1)
+    with transaction.atomic():
+        replay = Replay.objects.create(
+            archive=archive,
+            to_queue=queue,
+            to_exchange=exchange,
+            first=first,
+            last=last,
+            rate=rate,
+            by=by,
+            created=timezone.now(),
+        )
+        audit.record(by, REPLAYED, [archive], to=queue or exchange, first=first, last=last)
+    return replay
+
+
+def stop(replay: Replay, by: Owner) -> None:
+    """Stop a replay that is running. Messages that were sent stay where they are."""
+    if _finish(replay, State.STOPPED):
+        audit.record(by, STOPPED, [replay.archive], sent=replay.sent)
+
+
+def run_due(seconds: float = STEP_SECONDS) -> int:
+    """Carry out the running replays, each for this time at most, and return the number of messages sent."""
+    sent = 0
+    for replay in Replay.objects.filter(state=State.RUNNING).select_related("archive", "by").order_by("id"):
+        try:
+            with locks.lock(f"replay {replay.pk}"):
+                sent += _step(replay, time.monotonic() + seconds)
+        except locks.LockTaken:
+            continue
+        except BrokerUnavailable as error:
+            logger.warning("The replay %s waits for the broker: %s", replay.uuid, error)
+        except BrokerError as error:
+            _finish(replay, State.FAILED, str(error))
+    return sent
+
+
+def sanitized(message: Fetched) -> Fetched:
+    """Return a message without what would send it elsewhere, make it expire, or have the broker refuse it."""
+    headers, properties = dict(message.headers), dict(message.properties)
+    original = {name: headers.pop(name) for name in ROUTING_HEADERS if name in headers}
+    original |= {name: properties.pop(name) for name in MOVED_PROPERTIES if name in properties}
+    if original:
+        headers[ORIGINAL_HEADER] = original
+    return message._replace(headers=headers, properties=properties)
+
+
+def _step(replay: Replay, until: float) -> int:
+    """Send batches until this monotonic time, and return how many messages were confirmed."""
+    replay.refresh_from_db()
+    if replay.state != State.RUNNING:
+        return 0
+    archive = replay.archive
+    if replay.by is None or not Archive.objects.seen_by(replay.by).filter(pk=archive.pk).exists():
+        _finish(replay, State.FAILED, "Whoever started it may not see the archive any more.")
+        return 0
+    before = replay.sent
+    with broker.session(archive.vhost) as session:
+        publisher = ConfirmedPublisher(session)
+        while replay.sent < replay.total and time.monotonic() < until:
+            began = time.monotonic()
+            if not _send_batch(replay, publisher):
+                return replay.sent - before
+            if replay.rate:
+                time.sleep(max(0.0, BATCH / replay.rate - (time.monotonic() - began)))
+    if replay.sent >= replay.total:
+        _finish(replay, State.DONE)
+    return replay.sent - before
+
+
+def _send_batch(replay: Replay, publisher: ConfirmedPublisher) -> bool:
+    """Send the next batch. Return False if the replay was stopped or has failed."""
+    size = min(BATCH, replay.total - replay.sent)
+    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING)
+    repeated = replay.repeated + replay.in_flight
+    if not running.update(in_flight=size, repeated=repeated):
+        return False
+    replay.in_flight, replay.repeated = size, repeated
+    first = replay.first + replay.sent
+    messages = {
+        f"{replay.archive.uuid.hex}/{position}": sanitized(message)
+        for position, message in archive_reading.messages(replay.archive, first, size)
+    }
+    refused = publisher.publish(messages, replay.to_exchange, replay.to_queue if replay.to_queue else None)
+    confirmed = [key not in refused for key in messages]
+    sent = confirmed.index(False) if refused else size
+    # Those after the first that was refused are sent again if the replay is repeated from there.
+    replay.sent += sent
+    replay.in_flight = 0
+    Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=0)
+    if refused:
+        key = list(messages)[sent]
+        arrived = sum(confirmed[sent:])
+        text = f"Message {first + sent} was not taken: {refused[key]}."
+        if arrived:
+            text += f" {arrived} later ones were."
+        _finish(replay, State.FAILED, text)
+    return not refused
+
+
+def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:
+    """Record the end of a replay that is running, and return whether it was."""
+    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING)
+    return bool(running.update(state=state, error=error[:300], finished=timezone.now()))
+
+
+def _require_writable(archive: Archive, queue: str, exchange: str) -> None:
+    """Require that the archive's Pulse user may write to the target itself."""
+    if archive.pulse_user is None:
+        return  # only operators see it
+    name = archive.pulse_user.username
+    if (user_of_queue(queue) if queue else user_of_exchange(exchange)) != name:
+        raise ReplayRefused(
+            f"Choose a queue whose name starts with queue/{name}/, or an exchange that starts with exchange/{name}/."
+        )
+
+
+def _require_room(session: Session, archive: Archive, queue: str, exchange: str, count: int) -> None:
+    """Require that the target exists, and that a queue would not be over its limit afterwards."""
+    try:
+        if exchange:
+            session.declare_exchange_passively(exchange)
+            return
+        depth = session.declare_passively(queue)
+    except NotOnBroker as error:
+        raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first.") from error
+    row = Queue.objects.filter(vhost=archive.vhost, name=queue).select_related("pulse_user").first()
+    if depth is None or row is None or row.unbounded:
+        return
+    limit = thresholds.of_queue(row).max
+    if depth.ready + count > limit:
+        raise ReplayRefused(
+            f"The queue has {depth.ready} messages, and with {count} more it would be over its deletion limit of "
+            f"{limit}. Replay fewer messages, or ask an operator to raise the limit."
+        )

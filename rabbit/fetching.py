@@ -1,0 +1,211 @@
+"""Fetch a queue's messages without acknowledging them, so that they can be kept before the queue is deleted or purged.
+
+Everything happens on one channel: if the broker closes it, all fetched messages are back in the queue, and nothing may
+be deleted any more. What the broker does in each case was measured; see ``docs/archives.md``.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import amqp
+from amqp import spec
+
+from rabbit.amqp import DeclareOk, Session
+from rabbit.management import BrokerError, Refused
+
+FIRST_MESSAGES = 100
+"""The prefetch of the first consumer. The sizes of these messages show how many more there is room for."""
+
+BATCH_MESSAGES = 500
+BATCH_BYTES = 1024 * 1024
+
+SILENCE_SECONDS = 1.0
+"""If no message arrives in this time, the queue's ready count tells whether there are more."""
+
+MAX_SILENCE_SECONDS = 3.0
+"""If no message arrives in this time, another consumer gets them: the queue has a single active consumer."""
+
+MAX_PREFETCH = 65_535
+
+ACCESS_REFUSED = 403
+
+
+class Bounds(NamedTuple):
+    """The most that is fetched from one queue."""
+
+    messages: int
+    bytes: int
+    seconds: float
+
+
+class Fetched(NamedTuple):
+    """A message. ``properties`` are those of AMQP that are set; ``headers`` has the types of py-amqp."""
+
+    body: bytes
+    properties: Mapping[str, Any]
+    headers: Mapping[Any, Any]
+    exchange: str
+    routing_key: str
+    redelivered: bool
+
+
+class Fetch:
+    """The messages of one queue, fetched on a channel of their own. Call the methods in their order.
+
+    ``kept`` messages were yielded; ``unkept`` were fetched past the bounds. Every method raises a ``BrokerError``.
+    After it, all that was fetched is back in the queue, and no other method may be called.
+    """
+
+    def __init__(self, session: Session, name: str, *, is_classic: bool) -> None:
+        self.kept = 0
+        self.kept_bytes = 0
+        self.unkept = 0
+        self._session = session
+        self._name = name
+        self._is_classic = is_classic
+        self._consumer = ""
+        self._arrived: list[Fetched] = []
+        self._arrived_bytes = 0
+        self._last_tag = 0
+        self._bounds = Bounds(0, 0, 0)
+        self._channel = session.new_channel()
+
+    @property
+    def fetched(self) -> int:
+        """The number of messages that this channel holds."""
+        return self.kept + self.unkept
+
+    def declare_passively(self) -> DeclareOk | None:
+        """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
+        began = time.monotonic()
+        answer = self._request(lambda: self._channel.queue_declare(self._name, passive=True, auto_delete=False))
+        return DeclareOk.after(answer, time.monotonic() - began)
+
+    def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Fetched]]:
+        """Yield the messages in batches, up to the bounds or to ``ready`` messages."""
+        self._bounds = bounds
+        target = min(ready, bounds.messages)
+        deadline = time.monotonic() + bounds.seconds
+        if target and self._consume(min(target, FIRST_MESSAGES)):
+            yield from self._consumed(target, deadline)
+        if self._is_classic and self.fetched < target and self.kept_bytes < bounds.bytes:
+            yield from self._got(target, deadline)
+        if self._arrived:
+            yield self._batch()
+
+    def delete_queue(self) -> int:
+        """Delete the queue with all that was fetched, and return how many other ready messages it had."""
+        return int(self._request(lambda: self._channel.queue_delete(self._name)))
+
+    def remove(self) -> int:
+        """Remove what was fetched, then all other ready messages, and return the number of the latter."""
+        if self._last_tag:
+            self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
+        return int(self._request(lambda: self._channel.queue_purge(self._name)))
+
+    def put_back(self) -> None:
+        """Return what was fetched to the queue.
+
+        RabbitMQ 4.3 counts a delivery for a quorum queue's messages unless they are returned by nack. Before, closing
+        the channel keeps their order.
+        """
+        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
+        if self._last_tag and version and (int(version[1]), int(version[2])) >= (4, 3):
+            # py-amqp has no method for it.
+            self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
+        self._request(lambda: self._channel.close())
+
+    def _consumed(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
+        """Yield what the consumers get. The second one begins when the first messages have shown their size."""
+        last_arrival = time.monotonic()
+        while self._wants_more(target, deadline):
+            before = self.fetched
+            seconds = min(SILENCE_SECONDS, max(0.01, deadline - time.monotonic()))
+            if self._request(lambda: self._session.drain(self._channel, seconds)):  # noqa: B023
+                last_arrival = time.monotonic()
+            elif self._is_drained(time.monotonic() - last_arrival):
+                break
+            if self.fetched == FIRST_MESSAGES != before and self._wants_more(target, deadline):
+                mean = max(1, self.kept_bytes // max(1, self.kept))
+                room = max(1, (self._bounds.bytes - self.kept_bytes) // mean)
+                self._cancel()
+                self._consume(min(target - self.fetched, room, MAX_PREFETCH))
+            if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
+                yield self._batch()
+        self._cancel()
+
+    def _got(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
+        """Yield what another consumer, which is alone or exclusive, does not keep us from getting one by one."""
+        while self._wants_more(target, deadline):
+            message = self._request(lambda: self._channel.basic_get(self._name))
+            if message is None:
+                break
+            self._keep(message)
+            if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
+                yield self._batch()
+
+    def _wants_more(self, target: int, deadline: float) -> bool:
+        return self.fetched < target and self.kept_bytes < self._bounds.bytes and time.monotonic() < deadline
+
+    def _is_drained(self, silence: float) -> bool:
+        """Return whether no more messages will arrive, after this many seconds without one."""
+        depth = self.declare_passively()
+        if silence >= MAX_SILENCE_SECONDS:
+            return True
+        # The ready count of a quorum queue on RabbitMQ 3.10 may be 0 long before its messages arrive.
+        return depth is not None and not depth.ready and (self._is_classic or self.fetched > 0)
+
+    def _consume(self, prefetch: int) -> bool:
+        """Begin to consume. Return False if another consumer is exclusive."""
+        self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
+        try:
+            self._consumer = self._request(
+                lambda: self._channel.basic_consume(self._name, callback=self._keep, on_cancel=lambda _: None)
+            )
+        except Refused as error:
+            if error.status != ACCESS_REFUSED or self.fetched:
+                raise
+            return False  # py-amqp has reopened the channel, which held nothing
+        return True
+
+    def _cancel(self) -> None:
+        """End the consumer; the channel holds what it got. The next one is active where only one may be."""
+        self._request(lambda: self._channel.basic_cancel(self._consumer))
+
+    def _keep(self, message: amqp.Message) -> None:
+        info = message.delivery_info
+        self._last_tag = info["delivery_tag"]
+        body = bytes(message.body or b"")  # type: ignore[arg-type]  # py-amqp's body of no bytes is a str
+        if self.kept >= self._bounds.messages or self.kept_bytes + len(body) > self._bounds.bytes:
+            self.unkept += 1
+            return
+        properties = dict(message.properties)
+        headers = properties.pop("application_headers", {})
+        self._arrived.append(
+            Fetched(
+                body,
+                properties,
+                headers,
+                info["exchange"],
+                info["routing_key"],
+                bool(info["redelivered"]),
+            )
+        )
+        self.kept += 1
+        self.kept_bytes += len(body)
+        self._arrived_bytes += len(body)
+
+    def _batch(self) -> list[Fetched]:
+        batch, self._arrived, self._arrived_bytes = self._arrived, [], 0
+        return batch
+
+    def _request(self, request: Any) -> Any:
+        try:
+            return self._session.request(request)
+        except BrokerError:
+            if self.fetched:
+                # py-amqp reopens a channel after an error, and would delete a queue that has its messages back.
+                self._session.close()
+            raise
