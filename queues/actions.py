@@ -15,8 +15,9 @@ from django.utils import timezone
 from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker
-from queues import registered
-from queues.models import Queue, QueueEvent
+from queues import archive, registered
+from queues.archive import Removed, Target
+from queues.models import Archive, Queue, QueueEvent
 from queues.tombstones import figures, gone_fields
 from rabbit import amqp
 from rabbit.management import Binding, BrokerError, NotOnBroker, Refused, was_not_executed
@@ -48,8 +49,8 @@ class Live(NamedTuple):
     arguments: Mapping[str, Any] | None = None
 
 
-def delete_queue(queue: Queue, by: Owner) -> None:
-    """Delete a queue and its messages.
+def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
+    """Delete a queue. ``keep`` its messages in an archive, if archives are on.
 
     The intent is recorded first, so that a crash in between leaves a trace.
 
@@ -59,14 +60,19 @@ def delete_queue(queue: Queue, by: Owner) -> None:
         BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be deleted.
     """
     require_may_destroy(queue, by)
-    with _intent_recorded(queue, QueueEvent.Kind.REMOVING, by), audit.audited(by, DELETED, queue):
-        _delete_on_broker(queue)
+    with (
+        _intent_recorded(queue, QueueEvent.Kind.REMOVING, by),
+        audit.audited(by, DELETED, queue),
+        broker.session(queue.vhost) as session,
+    ):
+        removed = archive.delete_queue(session, _target(queue, by, Archive.Reason.DELETED, keep))
     _record_deletion(queue, by)
     logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
+    return removed
 
 
-def purge_queue(queue: Queue, by: Owner) -> None:
-    """Purge the ready messages of a queue. Unacknowledged messages stay.
+def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
+    """Purge the ready messages of a queue, and ``keep`` them in an archive. Unacknowledged messages stay.
 
     The event is recorded first, so that a lost answer leaves a trace.
 
@@ -81,8 +87,23 @@ def purge_queue(queue: Queue, by: Owner) -> None:
         audit.audited(by, PURGED, queue),
         broker.session(queue.vhost) as session,
     ):
-        session.purge_queue(queue.name)
+        removed = archive.purge_queue(session, _target(queue, by, Archive.Reason.PURGED, keep))
     logger.info("%s in %s was purged by %s", queue.name, queue.vhost, by)
+    return removed
+
+
+def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Target:
+    return Target(
+        vhost=queue.vhost,
+        name=queue.name,
+        type=queue.type,
+        reason=reason,
+        queue_id=queue.pk,
+        pulse_user_id=queue.pulse_user_id,
+        by=by,
+        is_archived=keep and (queue.pulse_user is None or queue.pulse_user.keeps_archives),
+        held=queue.unacknowledged or 0,
+    )
 
 
 def require_may_destroy(queue: Queue, by: Owner) -> None:
@@ -210,12 +231,6 @@ def live(queue: Queue) -> Live:
         return state
     depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
-
-
-def _delete_on_broker(queue: Queue) -> None:
-    with broker.session(queue.vhost) as session:
-        session.declare_passively(queue.name)  # the deletion of a queue that does not exist succeeds, too
-        session.delete_queue(queue.name)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from accounts.admin import (
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.models import Lease
 from queues import actions
+from queues.archive import Removed
 from queues.brake import brake_limit
 from queues.models import Pass, Queue, QueueEvent, Watch
 from rabbit.names import readable
@@ -169,7 +170,7 @@ class QueueAdmin(ReadOnlyAdmin):
         request: HttpRequest,
         queryset: QuerySet[Queue],
         question: Confirmation,
-        destroy: Callable[[Queue, Owner], None],
+        destroy: Callable[[Queue, Owner], Removed],
         done: str,
     ) -> HttpResponse | None:
         queues = list(chosen_rows(self, request, queryset).exclude(state=Queue.State.GONE))

@@ -67,6 +67,22 @@ class Removed:
         return self.archive.messages if self.archive else 0
 
 
+def what_became_of(removed: Removed) -> str:
+    """Return what became of a queue's messages, in sentences for a page."""
+    sentences = []
+    if removed.archive is not None and removed.archived:
+        until = f"{removed.archive.expires:%-d %B %Y}"
+        sentences.append(f"Archived until {until}: {_counted(removed.archived)}.")
+    if removed.dropped:
+        why = f", because {removed.why_not}" if removed.why_not else ""
+        sentences.append(f"Deleted without a copy: {_counted(removed.dropped)}{why}.")
+    return " ".join(sentences)
+
+
+def _counted(messages: int) -> str:
+    return f"{messages:,} message" if messages == 1 else f"{messages:,} messages"
+
+
 class WithinLimit(Exception):
     """The queue is within its limit, and stays with all its messages."""
 
@@ -119,6 +135,7 @@ class _Attempt:
         self.result.dropped = dropped + self.fetch.unkept
         if self.result.archive is None:
             self.result.dropped += self.fetch.kept
+            _discard_unfinished(self.target.vhost, self.target.name)
         return confirm(self.result)
 
 
@@ -226,7 +243,7 @@ def _why_not(target: Target) -> str:
     if not settings.GUARDIAN_ARCHIVE_DAYS:
         return "archives are switched off"
     if not target.is_archived:
-        return "archives are switched off for its account"
+        return "archives are switched off for it"
     if target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
     return ""

@@ -24,6 +24,7 @@ from django_htmx.middleware import HtmxDetails
 from accounts.models import Owner, PulseUser
 from core.formatting import duration, rate_in_words
 from queues import actions, charts, exchanges, growth, thresholds
+from queues.archive import Removed, what_became_of
 from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, QueueFilter, StateCount, count_by_state, should_have_consumer
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -455,6 +456,12 @@ class NameForm(forms.Form):
         return typed
 
 
+class DestroyForm(NameForm):
+    """Asks for the queue's name, and whether its messages are archived."""
+
+    keep = forms.BooleanField(required=False, initial=True, label="Archive its messages")
+
+
 class LimitsForm(forms.Form):
     """A queue's own limits. ``actions.set_limits`` checks them."""
 
@@ -480,24 +487,24 @@ def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
 def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
     """Purge a queue after its name was typed."""
     its_page = reverse("queue", args=[uuid])
-    return _destroy(request, uuid, "queues/purge.html", actions.purge_queue, "emptied", its_page)
+    return _destroy(request, uuid, "queues/purge.html", actions.purge_queue, "purged", its_page)
 
 
 def _destroy(
-    request: Request, uuid: UUID, template: str, destroy: Callable[[Queue, Owner], None], done: str, afterwards: str
+    request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str, afterwards: str
 ) -> HttpResponse:
     queue = _queue(request, uuid)
     if queue.state == Queue.State.GONE:
         messages.warning(request, "The queue isn't on the broker any more. There is nothing left to do.")
         return redirect("queue", uuid)
     name = readable(queue.name)
-    form = NameForm(name, request.POST if request.method == "POST" else None)
+    form = DestroyForm(name, request.POST if request.method == "POST" else None)
     trouble, status = "", 200
     try:
         actions.require_may_destroy(queue, request.user)
         if form.is_valid():
-            destroy(queue, request.user)
-            messages.success(request, f"The queue {name} is {done}.")
+            removed = destroy(queue, request.user, keep=form.cleaned_data["keep"])
+            messages.success(request, f"The queue {name} is {done}. {what_became_of(removed)}".strip())
             return redirect(afterwards)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)

@@ -52,11 +52,7 @@ def test_a_body_is_shown_as_json_text_or_base64():
 
 
 def test_headers_are_shown_readably():
-    headers = {
-        "at": datetime(2026, 1, 5, 12, tzinfo=UTC).replace(tzinfo=None),
-        "price": Decimal("1.25"),
-        "raw": b"\xff",
-        "inf": float("inf"),
-    }
+    at = datetime(2026, 1, 5, 12, tzinfo=UTC).replace(tzinfo=None)
+    headers = {"at": at, "price": Decimal("1.25"), "raw": b"\xff", "inf": float("inf")}
     shown = as_json(7, Fetched(b"", {}, headers, "", "", False))["headers"]
     assert shown == {"at": "2026-01-05T12:00:00Z", "price": "1.25", "raw": "/w==", "inf": "inf"}

@@ -1,0 +1,294 @@
+"""Archives: what is kept of a queue that is deleted or purged, and what is not."""
+
+import pytest
+from django.db import DatabaseError
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from core import broker
+from queues import actions, archive, archive_reading
+from queues.archive import Target, WithinLimit
+from queues.models import Archive, ArchiveChunk, Queue
+from queues.monitor import run_pass
+from rabbit.amqp import Session
+from rabbit.fetching import Fetch
+from rabbit.management import BrokerUnavailable
+from rabbit.permissions import Permissions
+from tests.toolbox import Killed, amqp_answers_lost, queue_names
+
+NAME = "queue/alice/builds"
+
+
+@pytest.fixture(autouse=True)
+def account(guarded, alice):
+    PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
+
+
+@pytest.fixture
+def listed(amqp, alice):
+    """Return a queue with 8 messages of Alice's account."""
+    amqp.queue(NAME, 8)
+    run_pass()
+    return Queue.objects.get()
+
+
+def bodies(one):
+    return [message.body for _, message in archive_reading.messages(one)]
+
+
+def target(vhost, **changes):
+    return Target(**{"vhost": vhost, "name": NAME, "type": "classic", "reason": Archive.Reason.LENGTH, **changes})
+
+
+@pytest.fixture
+def delete(guarded):
+    def delete(limit=None, **changes):
+        with broker.session(guarded) as session:
+            return archive.delete_queue(session, target(guarded, **changes), limit=limit)
+
+    return delete
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_messages_of_a_deleted_queue_are_archived_in_order(amqp, delete, management, guarded, kind):
+    amqp.queue(NAME, 25, arguments={"x-queue-type": kind})
+    removed = delete(type=kind)
+    assert queue_names(management, guarded) == set()
+    assert (removed.archived, removed.dropped, removed.why_not) == (25, 0, "")
+    kept = Archive.objects.get()
+    assert (kept.state, kept.messages, kept.queue_name, kept.vhost) == ("kept", 25, NAME, guarded)
+    assert bodies(kept) == [b"%d" % number for number in range(25)]
+    assert kept.bytes == sum(len(body) for body in bodies(kept))
+
+
+def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, management, guarded):
+    amqp.queue(NAME, 10)
+    with pytest.raises(WithinLimit):
+        delete(limit=10)
+    assert not Archive.objects.exists()
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 10
+
+
+def test_a_queue_that_others_empty_during_the_fetch_is_put_back(amqp, delete, management, guarded, monkeypatch):
+    amqp.queue(NAME, 20)
+    declare = Fetch.declare_passively
+
+    def empty_first(fetch):
+        monkeypatch.setattr(Fetch, "declare_passively", declare)
+        depth = declare(fetch)
+        amqp.take(NAME, 15)
+        return depth
+
+    monkeypatch.setattr(Fetch, "declare_passively", empty_first)
+    with pytest.raises(WithinLimit):
+        delete(limit=10)
+    assert not Archive.objects.exists()
+    assert queue_names(management, guarded) == {NAME}
+    amqp.take(NAME, 5)
+
+
+def test_the_bounds_leave_the_rest_uncopied(amqp, delete, settings):
+    settings.GUARDIAN_ARCHIVE_MAX_MESSAGES = 6
+    amqp.queue(NAME, 10)
+    removed = delete()
+    assert (removed.archived, removed.dropped) == (6, 4)
+    assert Archive.objects.get().dropped == 4
+
+
+@pytest.mark.parametrize(
+    ("settings_", "changes", "why"),
+    [
+        ({"GUARDIAN_ARCHIVE_DAYS": 0}, {}, "archives are switched off"),
+        ({}, {"is_archived": False}, "archives are switched off for it"),
+    ],
+)
+def test_without_archives_a_queue_is_deleted_and_counted(amqp, delete, settings, settings_, changes, why):
+    for name, value in settings_.items():
+        setattr(settings, name, value)
+    amqp.queue(NAME, 10)
+    removed = delete(**changes)
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 10, why)
+
+
+def test_a_stream_is_deleted_without_an_archive(amqp, delete, management, guarded):
+    amqp.queue(NAME, 3, arguments={"x-queue-type": "stream"})
+    assert delete(type="stream").archive is None
+    assert queue_names(management, guarded) == set()
+
+
+def test_an_empty_queue_has_no_archive(amqp, delete):
+    amqp.queue(NAME)
+    assert delete().archive is None
+    assert not Archive.objects.exists()
+
+
+def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
+    amqp, delete, management, guarded, settings, broker
+):
+    management.put_user("deleter", "secret")
+    management.set_permissions(guarded, "deleter", Permissions(".*", ".*", "^$"))
+    amqp.queue(NAME, 10)
+    settings.RABBIT_URL = f"amqp://deleter:secret@{broker.amqp_url.rpartition('@')[2]}"
+    try:
+        removed = delete()
+    finally:
+        management.delete_user("deleter")
+    assert (removed.archive, removed.dropped) == (None, 10)
+    assert "ACCESS_REFUSED" in removed.why_not
+
+
+def test_a_database_that_fails_does_not_stop_the_deletion(amqp, delete, management, guarded, monkeypatch):
+    def full(*_, **__):
+        raise DatabaseError("the disk is full")
+
+    monkeypatch.setattr(archive, "_store", full)
+    amqp.queue(NAME, 10)
+    removed = delete()
+    assert queue_names(management, guarded) == set()
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 10, "the database could not store it")
+    assert not Archive.objects.exists()
+
+
+@pytest.mark.parametrize("step", ["_begin", "_store", "confirm"])
+def test_a_killed_attempt_leaves_the_messages_or_one_archive(amqp, delete, monkeypatch, step, guarded, management):
+    amqp.queue(NAME, 10)
+    real = getattr(archive, step)
+
+    def die(*arguments, **options):
+        real(*arguments, **options)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive, step, die)
+        with pytest.raises(Killed):
+            delete()
+    if step == "confirm":
+        assert queue_names(management, guarded) == set()
+    else:
+        assert delete().archived == 10
+    assert [one.state for one in Archive.objects.all()] == ["kept"]
+    assert len(bodies(Archive.objects.get())) == 10
+
+
+def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(amqp, delete, monkeypatch):
+    amqp.queue(NAME, 10)
+
+    def die(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive, "_store", die)
+        for _ in range(archive.MAX_ATTEMPTS):
+            with pytest.raises(Killed):
+                delete()
+    removed = delete()
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 10, "2 attempts failed")
+    assert not Archive.objects.exists()
+
+
+def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, broker, settings, monkeypatch, amqp):
+    amqp.queue("another")
+    run_pass()
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
+        actions.delete_queue(listed, alice)
+    kept = Archive.objects.get()
+    assert (kept.state, Archive.objects.seen_by(alice).count()) == ("fetched", 0)
+    for _ in range(2):
+        run_pass()
+    assert Archive.objects.seen_by(alice).get() == kept
+    assert len(bodies(kept)) == 8
+
+
+def test_a_deletion_by_an_owner_is_archived_for_the_account(listed, alice):
+    removed = actions.delete_queue(listed, alice)
+    kept = Archive.objects.seen_by(alice).get()
+    assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
+    assert kept.pulse_user == PulseUser.objects.get(username="alice")
+    assert archive.what_became_of(removed).startswith("Archived until ")
+
+
+def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
+    actions.purge_queue(listed, alice)
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 0
+    assert bodies(Archive.objects.get()) == [b"%d" % number for number in range(8)]
+    assert Archive.objects.get().reason == "purged"
+
+
+def test_a_deletion_without_an_archive_drops_the_messages(listed, alice):
+    removed = actions.delete_queue(listed, alice, keep=False)
+    assert removed.dropped == 8
+    assert not Archive.objects.exists()
+
+
+def test_a_confidential_account_has_no_archives(listed, alice):
+    PulseUser.objects.update(keeps_archives=False)
+    assert actions.purge_queue(Queue.objects.get(), alice).archive is None
+
+
+def test_archives_are_deleted_when_they_expire(listed, alice):
+    actions.delete_queue(listed, alice)
+    assert archive.enforce_bounds() == 0
+    Archive.objects.update(expires=timezone.now())
+    archive.enforce_bounds()
+    assert not Archive.objects.exists()
+    assert not ArchiveChunk.objects.exists()
+
+
+def test_the_oldest_archives_of_an_account_make_room_for_new_ones(amqp, alice, settings):
+    for number in range(4):
+        amqp.queue(f"{NAME}/{number}", 5)
+    run_pass()
+    for queue in Queue.objects.order_by("name"):
+        actions.delete_queue(queue, alice)
+    size = Archive.objects.first().stored_bytes
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = archive.USERS_SHARE * 2 * size
+    archive.enforce_bounds(PulseUser.objects.get().pk)
+    assert {one.queue_name for one in Archive.objects.all()} == {f"{NAME}/2", f"{NAME}/3"}
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = size
+    archive.enforce_bounds()
+    assert [one.queue_name for one in Archive.objects.all()] == [f"{NAME}/3"]
+
+
+def test_only_operators_see_the_archives_of_a_deleted_account(listed, alice, operator):
+    actions.delete_queue(listed, alice)
+    PulseUser.objects.all().delete()
+    assert Archive.objects.seen_by(alice).count() == 0
+    assert Archive.objects.seen_by(operator).count() == 1
+
+
+def test_a_new_account_of_the_same_name_sees_no_old_archives(listed, alice, operator):
+    actions.delete_queue(listed, alice)
+    PulseUser.objects.all().delete()
+    PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
+    assert Archive.objects.seen_by(alice).count() == 0
+
+
+def test_messages_are_read_by_position_from_their_chunks_only(amqp, delete, django_assert_num_queries):
+    amqp.queue(NAME, 1200)
+    delete()
+    kept = Archive.objects.get()
+    assert kept.chunks.count() == 3
+    with django_assert_num_queries(2):
+        found = list(archive_reading.messages(kept, 600, 3))
+    assert [(position, message.body) for position, message in found] == [(600, b"599"), (601, b"600"), (602, b"601")]
+
+
+def test_a_large_message_is_archived_whole(amqp, delete):
+    amqp.queue(NAME)
+    amqp.channel.basic_publish("", NAME, b"x" * 20_000_000)
+    delete()
+    assert [len(body) for body in bodies(Archive.objects.get())] == [20_000_000]
+
+
+def test_sessions_of_others_see_no_archive(listed, alice, bob):
+    actions.delete_queue(listed, alice)
+    assert Archive.objects.seen_by(bob).count() == 0
+
+
+def test_a_session_is_used_for_one_queue_after_the_other(amqp, guarded, broker):
+    for number in range(3):
+        amqp.queue(f"{NAME}/{number}", 4)
+    with Session(broker.amqp_url, guarded) as session:
+        for number in range(3):
+            assert archive.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
+    assert Archive.objects.count() == 3
