@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from notifications.audience import Ownership
 from queues import quiet
 from queues.brake import brake_limit
-from queues.models import QueueEvent
+from queues.models import Queue, QueueEvent
 from queues.quiet import MessageKind, QuietPeriod
 from queues.thresholds import (
     DELETING,
@@ -24,6 +24,7 @@ from queues.thresholds import (
     BrokerState,
     Policy,
     Thresholds,
+    is_spared,
     judge,
     long_length,
     over_unacked_since,
@@ -147,11 +148,11 @@ class Rules:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
 
-    def deletes_for_its_name(self, queue: StoredQueue) -> bool:
+    def deletes_for_its_name(self, queue: StoredQueue | Queue) -> bool:
         """Return whether the namespace policy requires this queue to be deleted, whatever its length."""
         if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost or queue.type == UNKNOWN_TYPE:
             return False
-        if queue.exclusive or queue.registered or queue.unbounded:
+        if is_spared(queue):
             return False
         kind = kind_of_queue(queue.name)
         if self.namespace_policy == "delete-unpatterned":
@@ -509,7 +510,7 @@ class _Comparison:
 
     def _is_spared(self, queue: StoredQueue) -> bool:
         """Return whether a queue must not be deleted for its length now."""
-        if queue.unbounded or queue.exclusive or queue.registered or self.removes_nothing:
+        if is_spared(queue) or self.removes_nothing:
             return True
         since = queue.over_unacked_since
         # With Prometheus figures a deletion verdict only makes the pass fetch the list, so it need not wait.

@@ -14,7 +14,7 @@ from core import bulk
 from queues import growth
 from queues.comparison import StoredQueue
 from queues.models import QueueSample
-from queues.thresholds import Thresholds
+from queues.thresholds import Thresholds, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused
@@ -91,7 +91,7 @@ class Facts:
             "max": thresholds.max,
             "per_second": growing.per_second if growing else None,
             "seconds_to_max": growing.seconds_to_max if growing else None,
-            "spared": queue.unbounded or queue.exclusive or queue.registered,
+            "spared": is_spared(queue),
             **_agents_facts(queue),
             "folded": folded,
             "consumers": feed.consumers,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from django.conf import settings
 
 if TYPE_CHECKING:
+    from queues.comparison import StoredQueue
     from queues.models import Queue
 
 OK, WARNED, DELETING, GONE = "ok", "warned", "deleting", "gone"  # the values of queues.models.Queue.State
@@ -55,6 +56,11 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
     if length >= thresholds.warn:
         return Verdict(WARNED, Action.NOTHING if state == WARNED else Action.WARN)
     return Verdict(OK, Action.NOTHING if state == OK else Action.RECOVER)
+
+
+def is_spared(queue: "Queue | StoredQueue") -> bool:
+    """Return whether a queue is never deleted for its length."""
+    return queue.unbounded or queue.exclusive or queue.registered
 
 
 UNACKED_MINIMUM = timedelta(seconds=12)

@@ -211,12 +211,8 @@ def _rows(queues: Iterable[Queue]) -> list[Row]:
     for queue in queues:
         limits = thresholds.of_queue(queue)
         bar = charts.bar(queue.length, limits) if queue.length is not None else None
-        rows.append(Row(queue, limits, _is_spared(queue), bar))
+        rows.append(Row(queue, limits, thresholds.is_spared(queue), bar))
     return rows
-
-
-def _is_spared(queue: Queue) -> bool:
-    return queue.unbounded or queue.exclusive or queue.registered
 
 
 def _with_choices(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
@@ -307,7 +303,7 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
     if queue.length is not None and (not samples or samples[-1][1] != queue.length):
         # Samples are pruned: a length that has not changed for longer than they are kept has no sample.
         samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
-    drawn = charts.chart(samples, now - span.duration, now, limits, has_maximum=not _is_spared(queue))
+    drawn = charts.chart(samples, now - span.duration, now, limits, has_maximum=not thresholds.is_spared(queue))
     recent = [sample for sample in samples if sample[0] >= now - timedelta(seconds=growth.WINDOW_SECONDS)]
     grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
     (row,) = _rows([queue])
