@@ -175,6 +175,27 @@ class DeleteForm(Form):
         return name
 
 
+class NameForm(forms.Form):
+    """A confirmation: the name as the page shows it, typed."""
+
+    typed = forms.CharField(
+        strip=False,
+        label="Its name, typed or pasted",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
+    )
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.name = name
+
+    def clean_typed(self) -> str:
+        """Refuse another name."""
+        typed: str = self.cleaned_data["typed"]
+        if typed != self.name:
+            raise forms.ValidationError("This is another name. Nothing was done.")
+        return typed
+
+
 class VouchRequestForm(Form):
     """A request to be vouched for."""
 

@@ -14,6 +14,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
+from accounts.forms import NameForm
 from accounts.models import Owner
 from accounts.vouching import may_use_broker
 from agents import deletions
@@ -23,7 +24,7 @@ from core.links import absolute_url
 from core.models import Removal
 from queues import charts, thresholds
 from queues.models import Queue
-from queues.views import NameForm, Request, Row, describe_failure, signed_in
+from queues.views import Request, Row, describe_failure, signed_in
 from rabbit import amqp
 from rabbit.management import BrokerError, Client, NotOnBroker
 from rabbit.names import readable

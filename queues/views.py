@@ -21,6 +21,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRefresh
 from django_htmx.middleware import HtmxDetails
 
+from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
 from core.formatting import duration, rate_in_words
 from queues import actions, charts, exchanges, growth, thresholds
@@ -429,27 +430,6 @@ def _limit(value: bool | int | None) -> str:
 
 
 # What people do to a queue
-
-
-class NameForm(forms.Form):
-    """A confirmation: the name as the page shows it, typed."""
-
-    typed = forms.CharField(
-        strip=False,
-        label="Its name, typed or pasted",
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
-    )
-
-    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.name = name
-
-    def clean_typed(self) -> str:
-        """Refuse another name."""
-        typed: str = self.cleaned_data["typed"]
-        if typed != self.name:
-            raise ValidationError("This is another name. Nothing was done.")
-        return typed
 
 
 class DestroyForm(NameForm):
