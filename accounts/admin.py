@@ -32,9 +32,10 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
+from accounts import addresses, audit, pulse_users, queue_effects, tokens, vouching, withdrawal
 from accounts.forms import ThresholdsForm, WithdrawForm
 from accounts.models import UNCHANGED, AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from core.confirmation import ConfirmableChange, ConfirmationRequired
 from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_executed
 from rabbit.names import readable
 
@@ -70,6 +71,8 @@ class AuditedAdmin(admin.ModelAdmin):
         except ValidationError as error:
             self.message_user(request, f"Nothing was changed. {describe_error(error)}", messages.ERROR)
             return redirect(request.get_full_path())
+        except ConfirmationRequired as required:
+            return ask_again(self, request, required)
 
     def response_action(  # type: ignore[override]  # the stubs are a version ahead
         self, request: HttpRequest, queryset: QuerySet[Any]
@@ -182,8 +185,12 @@ def confirmation_page(
     rows: Sequence[Any],
     shown: Callable[[Any], Row],
     form: forms.Form | None = None,
+    required: ConfirmationRequired | None = None,
 ) -> HttpResponse:
-    """Return the page that asks to confirm an action on these rows. Without rows, redirect back with a message."""
+    """Return the page that asks to confirm an action on these rows. Without rows, redirect back with a message.
+
+    ``required``: the action deletes queues, which the page shows.
+    """
     if not rows:
         report_results(model_admin, request, [], "", [])
         return redirect(request.get_full_path())
@@ -200,9 +207,30 @@ def confirmation_page(
         "chosen": ",".join(str(getattr(row, model_admin.key)) for row in rows),
         "first": getattr(rows[0], model_admin.key),
         "form": form,
+        "required": required,
     }
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/ask.html", context)
+
+
+def given_confirmation(request: HttpRequest) -> str:
+    """Return the confirmation that queues are deleted, as a page of the admin sends it; empty: none."""
+    return str(request.POST.get("confirm", ""))
+
+
+def ask_again(model_admin: AuditedAdmin, request: HttpRequest, required: ConfirmationRequired) -> HttpResponse:
+    """Return the page that shows which queues a change deletes, and sends the same request with the confirmation."""
+    own = ("csrfmiddlewaretoken", "confirm")
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": "Delete these queues?",
+        "opts": model_admin.opts,
+        "back": request.get_full_path(),
+        "fields": [(name, value) for name in request.POST if name not in own for value in request.POST.getlist(name)],
+        "required": required,
+    }
+    request.current_app = model_admin.admin_site.name
+    return TemplateResponse(request, "admin/confirm.html", context)
 
 
 def apply_to_each(
@@ -356,6 +384,12 @@ class OwnerAdmin(AuditedAdmin):
 
     def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
         """Save only the changed fields, because another request may have changed ``vouched`` meanwhile."""
+        if change and "is_active" in form.changed_data and not obj.is_active:
+            # The owner's tokens are no longer valid, so the next clean-up deletes the agents' queues.
+            deactivation = ConfirmableChange(
+                current_operator(request), "deactivate", [obj], {}, given_confirmation(request)
+            )
+            deactivation.require_confirmed(queue_effects.provider().of_agents(obj))
         if not change:
             obj.save()
         elif form.changed_data:
@@ -386,20 +420,15 @@ class OwnerAdmin(AuditedAdmin):
         """Withdraw the vouching of the selected owners; if requested, remove their accounts and tokens."""
         owners = list(chosen_rows(self, request, queryset))
         form = WithdrawForm(request.POST if is_confirmed(request) else None)
-        if form.is_valid():
-            if not form.cleaned_data["remove"] or len(owners) == 1:
-                remove = form.cleaned_data["remove"]
-                reason = form.cleaned_data["reason"] or "in the admin"
-                apply_to_each(
-                    self,
-                    request,
-                    owners,
-                    lambda owner: withdrawal.withdraw(owner, current_operator(request), remove=remove, reason=reason),
-                    "no longer able to make accounts and tokens"
-                    + ("; what was theirs alone goes, and Guardian goes on until it is gone" if remove else ""),
-                )
-                return None
+        required = None
+        if form.is_valid() and form.cleaned_data["remove"] and len(owners) > 1:
             form.add_error("remove", "What owners have is removed for one at a time, so that you see what goes.")
+        if form.is_valid():
+            try:
+                self._withdraw(request, owners, **form.cleaned_data)
+                return None
+            except ConfirmationRequired as error:
+                required = error
         question = Confirmation(
             "withdraw",
             "Withdraw what vouches for these owners",
@@ -408,8 +437,21 @@ class OwnerAdmin(AuditedAdmin):
             "Accounts",
         )
         return confirmation_page(
-            self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form
+            self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form, required
         )
+
+    def _withdraw(self, request: HttpRequest, owners: Sequence[Owner], *, remove: bool, reason: str) -> None:
+        def withdraw(owner: Owner) -> None:
+            withdrawal.withdraw(
+                owner,
+                current_operator(request),
+                remove=remove,
+                reason=reason or "in the admin",
+                confirm=given_confirmation(request),
+            )
+
+        removed = "; what was theirs alone goes, and Guardian goes on until it is gone" if remove else ""
+        apply_to_each(self, request, owners, withdraw, f"no longer able to make accounts and tokens{removed}")
 
 
 @admin.register(Vouching)
@@ -546,7 +588,7 @@ class PulseUserAdmin(AuditedAdmin):
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
         warn, limit = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
         try:
-            pulse_users.set_thresholds(obj, warn, limit, current_operator(request))
+            pulse_users.set_thresholds(obj, warn, limit, current_operator(request), given_confirmation(request))
         except PulseUser.DoesNotExist as error:
             raise Http404(f"{obj} is gone meanwhile") from error
 
@@ -555,16 +597,21 @@ class PulseUserAdmin(AuditedAdmin):
         """Set the warning threshold and the deletion limit for queues without thresholds of their own."""
         accounts = list(chosen_rows(self, request, queryset))
         form = ThresholdsForm(request.POST if is_confirmed(request) else None)
+        required = None
         if form.is_valid():
             warn, limit = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
-            apply_to_each(
-                self,
-                request,
-                accounts,
-                lambda account: pulse_users.set_thresholds(account, warn, limit, current_operator(request)),
-                "given these thresholds",
-            )
-            return None
+            confirm = given_confirmation(request)
+            try:
+                missing = pulse_users.set_thresholds_of_all(accounts, warn, limit, current_operator(request), confirm)
+            except ValidationError as error:
+                form.add_error(None, error)
+            except ConfirmationRequired as error:
+                required = error
+            else:
+                succeeded = [str(account) for account in accounts if account not in missing]
+                failed = [(str(account), PulseUser.DoesNotExist()) for account in missing]
+                report_results(self, request, succeeded, "given these thresholds", failed)
+                return None
         question = Confirmation(
             "set_thresholds",
             "Set the thresholds of these accounts",
@@ -573,7 +620,7 @@ class PulseUserAdmin(AuditedAdmin):
             "Now: warned at / deleted past",
             is_dangerous=False,
         )
-        return confirmation_page(self, request, question, accounts, _with_thresholds, form)
+        return confirmation_page(self, request, question, accounts, _with_thresholds, form, required)
 
 
 def _with_thresholds(pulse_user: PulseUser) -> Row:

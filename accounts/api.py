@@ -15,7 +15,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from accounts import addresses, pulse_users, removal, tokens, vouching, withdrawal
+from accounts import addresses, pulse_users, queue_effects, removal, tokens, vouching, withdrawal
 from accounts.models import (
     UNCHANGED,
     AuthToken,
@@ -48,7 +48,8 @@ from accounts.serializers import (
     VouchSerializer,
     WithdrawSerializer,
 )
-from core.endpoints import SEARCH, SHOWN_ONCE, Conflict, at_field, page_of, read, search_in
+from core.confirmation import ConfirmationRequired
+from core.endpoints import SEARCH, SHOWN_ONCE, ConfirmSerializer, Conflict, at_field, page_of, read, search_in
 from rabbit.management import BrokerError, NotOnBroker
 from rabbit.names import InvalidUserName
 
@@ -115,12 +116,15 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         """
         return self._shown(self.get_object())
 
-    @extend_schema(request=PulseUserChangesSerializer, responses=PulseUserDetailSerializer)
+    @extend_schema(
+        request=PulseUserChangesSerializer, responses={200: PulseUserDetailSerializer, 409: ConfirmationRequired}
+    )
     def partial_update(self, request: Request, username: str) -> Response:
         """Change an account's owners, addresses or thresholds.
 
         Fields that you leave out keep their values. Either all changes are made, or none. Operators can set
-        thresholds; owners can if the installation allows it.
+        thresholds; owners can if the installation allows it. 409: with these thresholds, the next pass would delete
+        queues. To confirm it, send the same request with `confirm`.
         """
         pulse_user = self.get_object()
         body = read(PulseUserChangesSerializer, request)
@@ -134,20 +138,21 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
             if "warn_length" in body or "max_length" in body:
                 warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
                 with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
-                    pulse_users.set_thresholds(pulse_user, warn, limit, request.user)
+                    pulse_users.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
         # From all accounts: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.get(pk=pulse_user.pk))
 
-    @extend_schema(responses={202: None, 204: None, 409: None, 503: None})
+    @extend_schema(request=ConfirmSerializer, responses={202: None, 204: None, 409: ConfirmationRequired, 503: None})
     def destroy(self, request: Request, username: str) -> Response:
         """Delete an account, with its queues and exchanges on the broker.
 
         204: everything is deleted. 202: the deletion has started and finishes within minutes. 503: nothing was
-        deleted.
+        deleted. 409: it has queues. To confirm that they are deleted, send the same request with `confirm`.
         """
         pulse_user = self.get_object()
+        confirm = read(ConfirmSerializer, request).get("confirm", "")
         try:
-            removal.remove_pulse_user(pulse_user)
+            removal.remove_pulse_user(pulse_user, queue_effects.removal_of([pulse_user], request.user, confirm))
         except removal.RemovalPending:
             return Response(status=HTTPStatus.ACCEPTED)
         except BrokerError:
@@ -275,16 +280,15 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
             raise ValidationError({"email": ["Nobody has signed in with this address yet. Ask them to sign in first."]})
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(request=WithdrawSerializer, responses=OwnerDetailSerializer)
+    @extend_schema(request=WithdrawSerializer, responses={200: OwnerDetailSerializer, 409: ConfirmationRequired})
     def withdraw(self, request: Request, uuid: str) -> Response:
         """Withdraw the vouching of an owner.
 
         For operators. The owner can't create new accounts and tokens any more. With `remove`, existing ones are removed
-        too.
+        too. 409: queues are deleted with them. To confirm it, send the same request with `confirm`.
         """
         owner = self.get_object()
-        body = read(WithdrawSerializer, request)
-        withdrawal.withdraw(owner, request.user, remove=body["remove"], reason=body.get("reason", ""))
+        withdrawal.withdraw(owner, request.user, **read(WithdrawSerializer, request))
         return Response(OwnerDetailSerializer(self._found(owner)).data)
 
     @extend_schema(

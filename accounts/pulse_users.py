@@ -5,8 +5,10 @@ the broker has the account. After a crash it stays not ready, until one of its o
 """
 
 import contextlib
+import copy
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
@@ -15,7 +17,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
-from accounts import addresses, audit, vouching
+from accounts import addresses, audit, queue_effects, vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -26,6 +28,7 @@ from accounts.models import (
     normalize_address,
 )
 from core import broker, locks, removals
+from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, permissions
 from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker
@@ -504,28 +507,68 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
 
 
 def set_thresholds(
-    pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner
+    pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner, confirm: str = ""
 ) -> None:
     """Set the warning threshold and the deletion limit of the account's queues, in messages; None: the policy's.
 
     Raises:
         PermissionDenied: owners may not set thresholds.
         ValidationError: a threshold is invalid, or the limit is above what owners may set.
+        ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
         PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
-    largest = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
-    if not by.is_staff and not largest:
+    if set_thresholds_of_all([pulse_user], warn, limit, by, confirm):
+        raise PulseUser.DoesNotExist("The account was deleted meanwhile.")
+
+
+def set_thresholds_of_all(
+    pulse_users: Sequence[PulseUser],
+    warn: int | Unchanged | None,
+    limit: int | Unchanged | None,
+    by: Owner,
+    confirm: str = "",
+) -> list[PulseUser]:
+    """Set the thresholds of several accounts, all or none, and return the accounts that were deleted meanwhile.
+
+    Raises:
+        PermissionDenied: owners may not set thresholds.
+        ValidationError: a threshold is invalid, or the limit is above what owners may set.
+        ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
+    """
+    if not by.is_staff and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
         raise PermissionDenied("Only operators set thresholds here. Ask an operator.")
+    given = {"warn_length": warn, "max_length": limit}
+    values = {name: value for name, value in given.items() if value is not UNCHANGED}
+    change = ConfirmableChange(by, "set thresholds", pulse_users, values, confirm)
     with transaction.atomic():
-        locked = PulseUser.objects.locked(pulse_user)
-        warn = locked.warn_length if warn is UNCHANGED else warn
-        limit = locked.max_length if limit is UNCHANGED else limit
-        check_thresholds(warn, limit)
-        if not by.is_staff and limit is not None and limit > largest and limit != locked.max_length:
-            raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
-        locked.warn_length, locked.max_length = warn, limit
-        locked.save(update_fields=["warn_length", "max_length"])
-    pulse_user.warn_length, pulse_user.max_length = warn, limit
+        keys = [pulse_user.pk for pulse_user in pulse_users]
+        before = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk"))
+        after = {account.pk: _with_thresholds(account, values, by) for account in before}
+        for account in after.values():
+            account.save(update_fields=["warn_length", "max_length"])
+        changed = [(account, after[account.pk]) for account in before]
+        change.require_confirmed(queue_effects.provider().of_thresholds(changed))
+    for pulse_user in pulse_users:
+        if pulse_user.pk in after:
+            account = after[pulse_user.pk]
+            pulse_user.warn_length, pulse_user.max_length = account.warn_length, account.max_length
+    return [pulse_user for pulse_user in pulse_users if pulse_user.pk not in after]
+
+
+def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner) -> PulseUser:
+    """Return a copy of the account with these thresholds.
+
+    Raises:
+        ValidationError: a threshold is invalid, or the limit is above what owners may set.
+    """
+    changed = copy.copy(pulse_user)
+    for name, value in values.items():
+        setattr(changed, name, value)
+    limit, largest = changed.max_length, settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
+    check_thresholds(changed.warn_length, limit)
+    if not by.is_staff and limit is not None and limit > largest and limit != pulse_user.max_length:
+        raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
+    return changed
 
 
 def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:

@@ -16,11 +16,12 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import audit, signals
+from accounts import audit, queue_effects, signals
 from accounts.models import PulseUser
 from accounts.pulse_users import is_free_on_broker, why_not_ownable
 from core import broker, locks, removals
 from core.broker import Clients
+from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, snapshot
 from rabbit.amqp import Sessions
@@ -59,12 +60,14 @@ def belongings_of(pulse_user: PulseUser) -> Belongings:
     return _belongings_of(broker.management(), pulse_user.username)
 
 
-def remove_pulse_user(pulse_user: PulseUser) -> None:
+def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange) -> None:
     """Remove an account with its queues and exchanges from the broker, and then its row.
 
-    The RabbitMQ user goes first and its connections with it, so that its clients create nothing meanwhile.
+    The RabbitMQ user goes first and its connections with it, so that its clients create nothing meanwhile. ``change``
+    is this removal, or one of several accounts with this one among them.
 
     Raises:
+        ConfirmationRequired: the account has queues whose deletion is not confirmed; nothing changed.
         PermissionDenied: it is Guardian's own user, or an administrator by now; nothing changed.
         BrokerError: the broker is away or refused; nothing changed.
         RemovalPending: the account is marked, and something of it is left; Guardian continues.
@@ -74,6 +77,8 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
     with transaction.atomic():
+        locked = PulseUser.objects.select_for_update(no_key=True).filter(pk=pulse_user.pk)
+        change.require_confirmed(queue_effects.provider().of_removal(list(locked)))
         ids = removals.reserve(_mark([pulse_user]))
     outcome = removals.run(ids)
     if PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).exists():

@@ -19,6 +19,7 @@ from accounts.models import (
 from accounts.pulse_users import MAX_OWNERS, MAX_PASSWORD_LENGTH
 from accounts.tokens import DEFAULT_DAYS, MAX_DAYS, MAX_NAME_LENGTH
 from accounts.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
+from core.endpoints import ConfirmField
 from core.links import absolute_url, object_url
 from rabbit.management import Connection
 from rabbit.permissions import Permissions, in_words
@@ -244,6 +245,7 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
     )
     warn_length = ThresholdField(help_text="Warning threshold, in messages; null: the policy's.")
     max_length = ThresholdField(help_text="Deletion limit, in messages; null: the policy's.")
+    confirm = ConfirmField()
 
 
 @extend_schema_serializer(
@@ -409,6 +411,7 @@ class WithdrawSerializer(ReasonSerializer):
     remove = serializers.BooleanField(
         default=False, help_text="Whether to remove the tokens, and the accounts that nobody else owns."
     )
+    confirm = ConfirmField()
 
 
 class AskSerializer(serializers.Serializer[Any]):

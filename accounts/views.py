@@ -19,9 +19,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from accounts import addresses, forms, pulse_users, queue_counts, removal, tokens, vouching, withdrawal
+from accounts import addresses, forms, pulse_users, queue_counts, queue_effects, removal, tokens, vouching, withdrawal
+from accounts.confirm_page import confirm_page, typed_confirmation
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
 from core import broker, limits
+from core.confirmation import ConfirmationRequired
 from rabbit.management import BrokerError, NotOnBroker, Refused
 from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
@@ -307,12 +309,21 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
     """Set the thresholds of an account's queues."""
     form = forms.ThresholdsForm(request.POST)
     if form.is_valid():
+        typed, confirm = typed_confirmation(request, pulse_user.username)
+        warn, limit = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
         try:
-            pulse_users.set_thresholds(
-                pulse_user, form.cleaned_data["warn_length"], form.cleaned_data["max_length"], request.user
-            )
+            pulse_users.set_thresholds(pulse_user, warn, limit, request.user, confirm)
         except ValidationError as error:
             _add_error(form, error, "max_length")
+        except ConfirmationRequired as required:
+            return confirm_page(
+                request,
+                required,
+                typed,
+                title="Set these thresholds?",
+                about="With these thresholds, the next pass deletes the queues, as far as the brake allows.",
+                back=reverse("pulse_user", args=[pulse_user.username]),
+            )
         else:
             messages.success(request, "The lengths are set, for its queues without their own.")
             return _redirect_to(request, pulse_user)
@@ -335,11 +346,18 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
         return redirect("pulse_user", pulse_user.username)
     form = forms.DeleteForm(_form_data(request), username=pulse_user.username)
     belongings, trouble = None, ""
+    effect = queue_effects.provider().of_removal([pulse_user])
+    question = queue_effects.removal_of([pulse_user], request.user).question(effect)
     try:
         if request.method == "POST" and form.is_valid():
-            removal.remove_pulse_user(pulse_user)
-            messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
-            return redirect("pulse_users")
+            change = queue_effects.removal_of([pulse_user], request.user, request.POST.get("confirm", ""))
+            try:
+                removal.remove_pulse_user(pulse_user, change)
+            except ConfirmationRequired as required:
+                question = required
+            else:
+                messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
+                return redirect("pulse_users")
         belongings = removal.belongings_of(pulse_user)
     except (BrokerError, removal.RemovalPending) as error:
         left = PulseUser.objects.filter(pk=pulse_user.pk).first()
@@ -355,6 +373,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
             "owners": pulse_user.owners.all(),
             "queues": [readable(name) for name in belongings.queues] if belongings else [],
             "exchanges": [readable(name) for name in belongings.exchanges] if belongings else [],
+            "question": question,
             "form": form,
             "trouble": trouble,
         },
@@ -489,11 +508,21 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     owner = get_object_or_404(Owner, uuid=uuid)
     form = forms.WithdrawForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
-        remove = form.cleaned_data["remove"]
+        remove, reason = form.cleaned_data["remove"], form.cleaned_data["reason"]
+        typed, confirm = typed_confirmation(request, owner.email)
         try:
-            withdrawal.withdraw(owner, request.user, remove=remove, reason=form.cleaned_data["reason"])
+            withdrawal.withdraw(owner, request.user, remove=remove, reason=reason, confirm=confirm)
         except ValidationError as error:
             _add_error(form, error, "reason")
+        except ConfirmationRequired as required:
+            return confirm_page(
+                request,
+                required,
+                typed,
+                title="Withdraw, and remove what is there?",
+                about="Queues of accounts are deleted now, those of agents by the next clean-up.",
+                back=reverse("owner", args=[owner.uuid]),
+            )
         else:
             kept = "Tokens and accounts are removed too" if remove else "Tokens and accounts stay"
             messages.success(request, f"{owner} can make nothing new on RabbitMQ any more. {kept}.")

@@ -6,11 +6,12 @@ Deleting an owner removes what their agents registered (``agents/deletions.py``)
 
 from django.db import transaction
 
-from accounts import audit, removal, tokens, vouching
+from accounts import audit, queue_effects, removal, tokens, vouching
 from accounts.models import Owner, PulseUser
+from core.confirmation import ConfirmableChange
 
 
-def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "") -> None:
+def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "", confirm: str = "") -> None:
     """Stop an owner from creating accounts and tokens, and record who decided it.
 
     Existing accounts and tokens stay, unless ``remove``: then the tokens are revoked, the accounts that only this owner
@@ -18,19 +19,24 @@ def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "")
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
+        ConfirmationRequired: queues of the accounts, or of the owner's agents, are deleted, and ``confirm`` does not
+            confirm it. Nothing was changed.
         ValidationError: the reason is too long, or contains control characters.
     """
     with transaction.atomic():
         vouching.unvouch(owner, by, reason)
         if remove:
             tokens.revoke_tokens_of(owner)
-            leave_all(owner)
+            leave_all(owner, ConfirmableChange(by, "withdraw and remove", [owner], {}, confirm))
 
 
-def leave_all(owner: Owner) -> None:
+def leave_all(owner: Owner, change: ConfirmableChange) -> None:
     """Remove an owner from all shared accounts, and mark the accounts without another owner for removal.
 
     Call this in a transaction. The number of queries doesn't depend on the number of accounts.
+
+    Raises:
+        ConfirmationRequired: queues are deleted, and the change is not confirmed.
     """
     through = PulseUser.owners.through
     owned = through.objects.filter(owner=owner).values("pulseuser")
@@ -38,7 +44,11 @@ def leave_all(owner: Owner) -> None:
     shared = set(
         through.objects.filter(pulseuser__in=owned).exclude(owner=owner).values_list("pulseuser_id", flat=True)
     )
-    removal.mark_for_removal([account for account in accounts if account.pk not in shared])
+    owned_alone = [account for account in accounts if account.pk not in shared]
+    effects = queue_effects.provider()
+    # Without a token, what the owner's agents registered is deleted by the next clean-up.
+    change.require_confirmed(effects.of_removal(owned_alone) + effects.of_agents(owner))
+    removal.mark_for_removal(owned_alone)
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
     if shared_accounts := [account for account in accounts if account.pk in shared]:
         audit.record(None, "took an owner off", shared_accounts, owner=owner.email)

@@ -12,12 +12,27 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 
 from accounts import vouching
-from accounts.admin import AuditedAdmin, DeletedWithOwnerAdmin, OwnerAdmin, ReadOnlyAdmin, RemovableAdmin, count_related
+from accounts.admin import (
+    AuditedAdmin,
+    DeletedWithOwnerAdmin,
+    OwnerAdmin,
+    ReadOnlyAdmin,
+    RemovableAdmin,
+    ask_again,
+    count_related,
+    current_operator,
+    given_confirmation,
+    is_confirmed,
+)
 from accounts.models import Owner
 from agents import deletions
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
+from core import bulk
+from core.confirmation import ConfirmableChange, ConfirmationRequired
 from core.models import Removal
+from queues import effects
 from queues.admin import brake_refusal
+from queues.models import Queue
 
 
 class RemovingAdmin(AuditedAdmin):
@@ -28,8 +43,18 @@ class RemovingAdmin(AuditedAdmin):
 
     queues_below: Mapping[type[Model], str]
 
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show what is deleted with a row, and delete it. If queues are deleted, ask once more."""
+        try:
+            return super().delete_view(request, object_id, extra_context)
+        except ConfirmationRequired as required:
+            return ask_again(self, request, required)
+
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
         """Delete the row and record what to remove from the broker."""
+        self._require_confirmed(request, [obj])
         deletions.delete(obj)
         self._tell_what_follows(request)
 
@@ -45,7 +70,25 @@ class RemovingAdmin(AuditedAdmin):
         if len(keys) > 1 and (refused := brake_refusal(self._queues_of(keys))):
             self.message_user(request, refused, messages.ERROR)
             return None
+        if is_confirmed(request):
+            try:
+                self._require_confirmed(request, list(queryset))
+            except ConfirmationRequired as required:
+                return ask_again(self, request, required)
         return cast("HttpResponse | None", delete_selected(self, request, queryset))
+
+    def queues_deleted_with(self, rows: Sequence[int]) -> QuerySet[Queue]:
+        """Return the stored queues that are deleted with these rows, given as primary keys."""
+        names = [
+            name
+            for model, lookup in self.queues_below.items()
+            for name in model._default_manager.filter(**{f"{lookup}__in": rows}).values_list("vhost", "queue_name")
+        ]
+        return Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), names)) if names else Queue.objects.none()
+
+    def _require_confirmed(self, request: HttpRequest, rows: Sequence[Model]) -> None:
+        deletion = ConfirmableChange(current_operator(request), "delete", rows, {}, given_confirmation(request))
+        deletion.require_confirmed(effects.of_deletion(self.queues_deleted_with([row.pk for row in rows])))
 
     def _queues_of(self, rows: Sequence[int]) -> int:
         return sum(
@@ -63,6 +106,10 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
     """Owners, with the registrations of their agents."""
 
     queues_below = {SubscriptionQueue: "subscription__owner", Consumer: "identity__owner"}
+
+    def queues_deleted_with(self, rows: Sequence[int]) -> QuerySet[Queue]:
+        """Return all queues of the owners' vhosts, which are deleted with them."""
+        return Queue.objects.filter(owner__in=rows)
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
         """Delete an owner, unless the owner got a RabbitMQ account since the permission was checked."""

@@ -10,7 +10,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework import request as rest
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
-from rest_framework.serializers import Serializer
+from rest_framework.serializers import CharField, Serializer
 from rest_framework.viewsets import GenericViewSet
 
 MAX_SEARCH_LENGTH = 255
@@ -18,6 +18,23 @@ MAX_SEARCH_LENGTH = 255
 SHOWN_ONCE = {"Cache-Control": "no-store"}
 
 SEARCH = OpenApiParameter("search", str, description="A part of the name or of an owner's address.")
+
+
+class ConfirmField(CharField):
+    """The confirmation of a change that deletes queues."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            required=False,
+            allow_blank=True,
+            help_text="Confirms that queues are deleted: the `confirm` of the 409 that the same request got.",
+        )
+
+
+class ConfirmSerializer(Serializer[Any]):
+    """The confirmation of a deletion."""
+
+    confirm = ConfirmField()
 
 
 class Conflict(APIException):

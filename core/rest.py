@@ -24,6 +24,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 
+from core.confirmation import ConfirmationRequired
 from core.limits import RateLimitExceeded
 from core.links import absolute_url
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
@@ -181,6 +182,8 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
     details (RFC 9457). For all others return None, which means 500.
     """
     request: Request = context["request"]
+    if isinstance(error, ConfirmationRequired):
+        return Response(confirmation_details(error, request.path), HTTPStatus.CONFLICT, content_type=PROBLEM)
     retry_after = error.seconds if isinstance(error, RateLimitExceeded) else RETRY_AFTER_SECONDS
     if isinstance(error, InvalidValue):
         error = _of_fields(error)
@@ -218,6 +221,13 @@ def problem_details(status: HTTPStatus, detail: str, path: str) -> dict[str, Any
         "detail": detail,
         "instance": iri_to_uri(path),
     }
+
+
+def confirmation_details(error: ConfirmationRequired, path: str) -> dict[str, Any]:
+    """Return the body of the answer to a change that must be confirmed."""
+    remedy = "To confirm it, send the same request within 10 minutes with this answer's `confirm`."
+    problem = problem_details(HTTPStatus.CONFLICT, f"{error} {remedy}", path)
+    return {**problem, "effect": error.effect.as_json(), "confirm": error.confirm}
 
 
 def _of_fields(error: InvalidValue) -> exceptions.ValidationError:

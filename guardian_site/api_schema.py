@@ -8,7 +8,9 @@ from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import build_bearer_security_scheme_object
 from rest_framework.permissions import SAFE_METHODS, AllowAny
 
-from core.rest import PROBLEM, problem_details
+from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmationRequired, Effect
+from core.endpoints import ConfirmSerializer
+from core.rest import PROBLEM, confirmation_details, problem_details
 
 PROBLEM_SCHEMA = {
     "type": "object",
@@ -21,6 +23,43 @@ PROBLEM_SCHEMA = {
         "instance": {"type": "string", "format": "uri-reference"},
     },
     "required": ["type", "title", "status", "detail", "instance"],
+}
+CONFIRMATION_REQUIRED_SCHEMA = {
+    "description": "The change deletes queues. To confirm it, send the same request within 10 minutes with `confirm`.",
+    "allOf": [
+        {"$ref": "#/components/schemas/Problem"},
+        {
+            "type": "object",
+            "properties": {
+                "effect": {
+                    "type": "object",
+                    "properties": {
+                        "queues": {"type": "integer", "description": "The number of queues that are deleted."},
+                        "messages": {
+                            "type": "integer",
+                            "description": "Messages in them as last listed, without queues of unknown length.",
+                        },
+                        "examples": {
+                            "type": "array",
+                            "description": f"The longest queues, at most {MAX_EXAMPLES}.",
+                            "items": {
+                                "type": "object",
+                                "properties": {
+                                    "name": {"type": "string"},
+                                    "vhost": {"type": "string"},
+                                    "messages": {"type": "integer", "nullable": True},
+                                },
+                                "required": ["name", "vhost", "messages"],
+                            },
+                        },
+                    },
+                    "required": ["queues", "messages", "examples"],
+                },
+                "confirm": {"type": "string", "description": "For this change by this user and these queues."},
+            },
+            "required": ["effect", "confirm"],
+        },
+    ],
 }
 MESSAGES = {"type": "array", "items": {"type": "string"}}
 FIELD_ERRORS_SCHEMA = {
@@ -46,7 +85,11 @@ FIELD_ERRORS_SCHEMA = {
 
 def add_errors(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """Add the schemas of errors. This is one of drf-spectacular's ``POSTPROCESSING_HOOKS``."""
-    result["components"]["schemas"] |= {"FieldErrors": FIELD_ERRORS_SCHEMA, "Problem": PROBLEM_SCHEMA}
+    result["components"]["schemas"] |= {
+        "ConfirmationRequired": CONFIRMATION_REQUIRED_SCHEMA,
+        "FieldErrors": FIELD_ERRORS_SCHEMA,
+        "Problem": PROBLEM_SCHEMA,
+    }
     return result
 
 
@@ -108,7 +151,7 @@ class EndpointSchema(AutoSchema):
 
     The summary and the description are the docstring. Statuses of errors that follow from the endpoint's permissions,
     parameters and pagination are added to those of ``extend_schema``. All errors have the same schemas, so
-    ``extend_schema`` names only their statuses.
+    ``extend_schema`` names only their statuses, except for ``ConfirmationRequired``.
     """
 
     def get_summary(self) -> str | None:
@@ -135,7 +178,7 @@ class EndpointSchema(AutoSchema):
             statuses += [401, 429]
         if self.method not in SAFE_METHODS:
             statuses.append(403)
-        if self._get_request_body():  # type: ignore[no-untyped-call]
+        if self._get_request_body():
             statuses += [400, 408, 411, 413, 415]
         parameters = self._get_parameters()
         if any(parameter["in"] == "query" for parameter in parameters):
@@ -150,6 +193,8 @@ class EndpointSchema(AutoSchema):
     def _get_response_for_code(
         self, serializer: Any, status_code: str, media_types: Any = None, direction: Any = "response"
     ) -> dict[str, Any]:
+        if serializer is ConfirmationRequired:
+            return self._confirmation_required(status_code)
         if int(status_code) >= 400:
             return self._error(status_code)
         response: dict[str, Any] = super()._get_response_for_code(  # type: ignore[no-untyped-call]
@@ -166,6 +211,22 @@ class EndpointSchema(AutoSchema):
             content["application/json"] = {"schema": {"$ref": "#/components/schemas/FieldErrors"}}
         headers = self._get_response_headers_for_code(status)
         return {"description": description, "content": content, **({"headers": headers} if headers else {})}
+
+    def _confirmation_required(self, status: str) -> dict[str, Any]:
+        response = self._error(status)
+        effect = Effect([AffectedQueue(1, "/", "queue/alice/builds", 420)])
+        example = confirmation_details(ConfirmationRequired(effect, "eyJjaGFuZ2Ui…", ""), self.path)
+        schemas = [{"$ref": f"#/components/schemas/{name}"} for name in ("ConfirmationRequired", "Problem")]
+        response["content"][PROBLEM] = {"schema": {"anyOf": schemas}, "example": example}
+        response["description"] = f"It deletes queues and is not confirmed. Or: {response['description']}"
+        return response
+
+    def _get_request_body(self, direction: Any = "request") -> Any:
+        if self.method == "DELETE" and self.get_request_serializer() is ConfirmSerializer:
+            # drf-spectacular describes no bodies of DELETE.
+            schema = self.resolve_serializer(ConfirmSerializer, direction).ref
+            return {"content": {"application/json": {"schema": schema}}}
+        return super()._get_request_body(direction)  # type: ignore[no-untyped-call]
 
     def _get_response_headers_for_code(self, status_code: str, direction: Any = "response") -> dict[str, Any]:
         headers: dict[str, Any] = super()._get_response_headers_for_code(status_code, direction)

@@ -3,6 +3,7 @@
 Callers check with ``Queue.objects.seen_by`` that the visitor may see the queue.
 """
 
+import copy
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from django.utils import timezone
 
 from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
-from core import broker
-from queues import archive, registered
+from core import broker, bulk
+from core.confirmation import ConfirmableChange
+from queues import archive, effects, registered
 from queues.archive import Removed, Target
 from queues.models import Archive, Queue, QueueEvent
 from queues.tombstones import figures, gone_fields
@@ -25,9 +27,6 @@ from rabbit.management import Binding, BrokerError, NotOnBroker, Refused, was_no
 logger = logging.getLogger(__name__)
 
 LIMITS = ("unbounded", "warn_length", "max_length")
-
-LIMITS_BATCH_SIZE = 1000
-"""Queues in one transaction. A pass waits for it."""
 
 # Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
@@ -126,78 +125,104 @@ def set_limits(
     unbounded: bool | Unchanged = UNCHANGED,
     warn_length: int | Unchanged | None = UNCHANGED,
     max_length: int | Unchanged | None = UNCHANGED,
+    confirm: str = "",
 ) -> None:
     """Set a queue's own limits, in messages; None: those of its Pulse user or the policy apply.
 
     Raises:
         PermissionDenied: ``by`` is no operator.
         ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
+        ConfirmationRequired: the next pass would delete the queue, and ``confirm`` does not confirm it.
         Queue.DoesNotExist: its row was deleted in the meantime.
     """
-    limits = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
-    refused = set_limits_of_all([queue], by, {name: value for name, value in limits.items() if value is not UNCHANGED})
+    given = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
+    limits = {name: value for name, value in given.items() if value is not UNCHANGED}
+    refused = set_limits_of_all([queue], by, limits, confirm)
     for error in refused.values():
         raise error
 
 
 def set_limits_of_all(
-    queues: Collection[Queue], by: Owner, limits: Mapping[str, Any]
+    queues: Collection[Queue], by: Owner, limits: Mapping[str, Any], confirm: str = ""
 ) -> dict[int, ValidationError | Queue.DoesNotExist]:
     """Set these limits, any of ``LIMITS``, for several queues, and return the errors by primary key.
 
-    The number of statements is constant for each thousand queues.
-
     Raises:
         PermissionDenied: ``by`` is no operator.
+        ConfirmationRequired: the next pass would delete some of them, and ``confirm`` does not confirm it. Nothing was
+            changed.
     """
     if not by.is_staff:
         raise PermissionDenied("Only operators set the limits of a queue.")
+    change = ConfirmableChange(by, "set limits", queues, limits, confirm)
     refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
-    queues = list(queues)
-    for start in range(0, len(queues), LIMITS_BATCH_SIZE):
-        refused |= _set_limits(queues[start : start + LIMITS_BATCH_SIZE], by, limits)
-    return refused
-
-
-def _set_limits(
-    queues: Collection[Queue], by: Owner, limits: Mapping[str, Any]
-) -> dict[int, ValidationError | Queue.DoesNotExist]:
-    refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
-    changes: list[audit.Change] = []
+    changed: list[tuple[Queue, Queue]] = []
     with transaction.atomic():
         actor = _lock_actor(by)
-        # An empty limit falls back to the Pulse user's threshold, so read both rows now.
-        selected = Queue.objects.filter(pk__in=[queue.pk for queue in queues]).order_by("pk")
-        locked = selected.select_for_update(of=("self",)).select_related("pulse_user")
-        rows = {row.pk: row for row in locked}
+        rows = _lock(queues)
         for queue in queues:
             if (row := rows.get(queue.pk)) is None:
                 refused[queue.pk] = Queue.DoesNotExist("The queue was removed in the meantime.")
                 continue
-            before = {name: getattr(row, name) for name in LIMITS}
             try:
-                for name, value in limits.items():
-                    setattr(row, name, value)
-                row.clean_fields(exclude={field.name for field in Queue._meta.get_fields()} - set(LIMITS))
-                check_limits(row.pulse_user, row.warn_length, row.max_length)
+                before, after = row, _with_limits(row, limits)
             except ValidationError as error:
                 refused[queue.pk] = error
                 continue
-            after = {name: getattr(row, name) for name in LIMITS}
-            if after != before:
-                changes.append(audit.Change(row, before, after))
-        if changes:
-            Queue.objects.filter(pk__in=[change.thing.pk for change in changes]).update(**limits)
-            QueueEvent.objects.bulk_create(
-                _new_event(rows[row.pk], QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})
-                for row, before, after in changes
-            )
-            audit.record_changes(by, changes)
+            rows[queue.pk] = after
+            if _limits_of(before) != _limits_of(after):
+                changed.append((before, after))
+        change.require_confirmed(effects.of_limits(changed))
+        _write_limits(changed, limits, by, actor)
     for queue in queues:
         if queue.pk not in refused:
             for name in LIMITS:
                 setattr(queue, name, getattr(rows[queue.pk], name))
     return refused
+
+
+def _lock(queues: Collection[Queue]) -> dict[int, Queue]:
+    """Lock these queues until the transaction ends, and return their rows by primary key."""
+    if not queues:
+        return {}
+    selected = Queue.objects.filter(bulk.among(Queue, ("id",), [(queue.pk,) for queue in queues]))
+    # An empty limit falls back to the Pulse user's threshold, so read both rows now.
+    locked = selected.select_for_update(of=("self",)).select_related("pulse_user").order_by("pk")
+    return {row.pk: row for row in locked}
+
+
+def _with_limits(queue: Queue, limits: Mapping[str, Any]) -> Queue:
+    """Return a copy of a queue with these limits.
+
+    Raises:
+        ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
+    """
+    changed = copy.copy(queue)
+    for name, value in limits.items():
+        setattr(changed, name, value)
+    changed.clean_fields(exclude={field.name for field in Queue._meta.get_fields()} - set(LIMITS))
+    check_limits(changed.pulse_user, changed.warn_length, changed.max_length)
+    return changed
+
+
+def _limits_of(queue: Queue) -> dict[str, Any]:
+    return {name: getattr(queue, name) for name in LIMITS}
+
+
+def _write_limits(
+    changed: Collection[tuple[Queue, Queue]], limits: Mapping[str, Any], by: Owner, actor: Owner | None
+) -> None:
+    """Write and record these limits. Each queue is given before and after."""
+    if not changed:
+        return
+    changes = [audit.Change(after, _limits_of(before), _limits_of(after)) for before, after in changed]
+    keys = [(change.thing.pk,) for change in changes]
+    Queue.objects.filter(bulk.among(Queue, ("id",), keys)).update(**limits)
+    QueueEvent.objects.bulk_create(
+        _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})
+        for (_, row), (_, before, after) in zip(changed, changes, strict=True)
+    )
+    audit.record_changes(by, changes)
 
 
 def check_limits(pulse_user: PulseUser | None, warn_length: int | None, max_length: int | None) -> None:

@@ -13,7 +13,7 @@ from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from accounts import removal
+from accounts import queue_effects, removal
 from accounts.admin import (
     Confirmation,
     PulseUserAdmin,
@@ -24,12 +24,14 @@ from accounts.admin import (
     confirmation_page,
     count_related,
     current_operator,
+    given_confirmation,
     is_confirmed,
     report_results,
 )
 from accounts.models import Owner, PulseUser, check_thresholds
+from core.confirmation import ConfirmationRequired
 from core.models import Lease
-from queues import actions
+from queues import actions, effects
 from queues.archive import Removed
 from queues.brake import brake_limit
 from queues.models import Pass, Queue, QueueEvent, Watch
@@ -133,9 +135,8 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         """Set only the changed limits: other fields may have been written in the meantime."""
-        actions.set_limits(
-            obj, current_operator(request), **{name: form.cleaned_data[name] for name in form.changed_data}
-        )
+        limits = {name: form.cleaned_data[name] for name in form.changed_data}
+        actions.set_limits(obj, current_operator(request), confirm=given_confirmation(request), **limits)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields except the limits."""
@@ -195,9 +196,12 @@ class QueueAdmin(ReadOnlyAdmin):
     def set_limits(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Set the same limits for the queues."""
         form = BulkLimitsForm(request.POST if is_confirmed(request) else None)
+        queues = chosen_rows(self, request, queryset)
+        required = None
         if form.is_valid():
-            self._limit(request, chosen_rows(self, request, queryset), "given these limits", **form.cleaned_data)
-            return None
+            required = self._limit(request, queues, "given these limits", **form.cleaned_data)
+            if required is None:
+                return None
         question = Confirmation(
             "set_limits",
             "Set the limits of these queues",
@@ -206,9 +210,7 @@ class QueueAdmin(ReadOnlyAdmin):
             "Length now",
             is_dangerous=False,
         )
-        return confirmation_page(
-            self, request, question, list(chosen_rows(self, request, queryset)), _with_length, form
-        )
+        return confirmation_page(self, request, question, list(queues), _with_length, form, required)
 
     @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["change"])
     def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
@@ -217,10 +219,10 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Mark as bounded again", permissions=["change"])
     def make_bounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Mark the queues as bounded after confirmation: the next pass may delete them."""
+        """Mark the queues as bounded. If the next pass would delete some, ask first."""
         queues = chosen_rows(self, request, queryset)
-        if is_confirmed(request):
-            self._limit(request, queues, "bounded again", unbounded=False)
+        required = self._limit(request, queues, "bounded again", unbounded=False)
+        if required is None:
             return None
         question = Confirmation(
             "make_bounded",
@@ -229,11 +231,18 @@ class QueueAdmin(ReadOnlyAdmin):
             "Mark them",
             "Length now",
         )
-        return confirmation_page(self, request, question, list(queues), _with_length)
+        return confirmation_page(self, request, question, list(queues), _with_length, required=required)
 
-    def _limit(self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any) -> None:
+    def _limit(
+        self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any
+    ) -> ConfirmationRequired | None:
+        """Set these limits, and report the results. If it must be confirmed, change nothing and return the question."""
         chosen_queues = list(queues)
-        refused = actions.set_limits_of_all(chosen_queues, current_operator(request), limits)
+        confirm = given_confirmation(request)
+        try:
+            refused = actions.set_limits_of_all(chosen_queues, current_operator(request), limits, confirm)
+        except ConfirmationRequired as required:
+            return required
         succeeded = [str(queue) for queue in chosen_queues if queue.pk not in refused]
         report_results(
             self,
@@ -242,6 +251,7 @@ class QueueAdmin(ReadOnlyAdmin):
             done,
             [(str(queue), refused[queue.pk]) for queue in chosen_queues if queue.pk in refused],
         )
+        return None
 
 
 def brake_refusal(queues: int) -> str:
@@ -320,9 +330,11 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
         """Remove the accounts with their queues and exchanges after confirmation."""
         accounts = list(chosen_rows(self, request, queryset))
         queues = sum(self.queues(account) for account in accounts)
+        change = queue_effects.removal_of(accounts, current_operator(request), given_confirmation(request))
+        required = change.question(effects.of_removal(accounts))
         if len(accounts) > 1 and (refused := brake_refusal(queues)):
             self.message_user(request, refused, messages.ERROR)
-        elif not is_confirmed(request):
+        elif required or not is_confirmed(request):
             question = Confirmation(
                 "remove",
                 "Remove these RabbitMQ accounts from the broker",
@@ -332,15 +344,20 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
                 "Queues, as last seen",
             )
             return confirmation_page(
-                self, request, question, accounts, lambda one: Row(one.username, f"{self.queues(one):,}")
+                self,
+                request,
+                question,
+                accounts,
+                lambda one: Row(one.username, f"{self.queues(one):,}"),
+                required=required,
             )
         else:
             apply_to_each(
                 self,
                 request,
                 accounts,
-                removal.remove_pulse_user,
+                lambda account: removal.remove_pulse_user(account, change),
                 "removed, with queues and exchanges",
-                refusals=(removal.RemovalPending,),
+                refusals=(removal.RemovalPending, ConfirmationRequired),
             )
         return None

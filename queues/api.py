@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
+from core.confirmation import ConfirmationRequired
 from core.endpoints import page_of, read
 from queues import actions, charts, exchanges
 from queues.listing import QueueFilter
@@ -75,11 +76,12 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         """Show a queue as last listed."""
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(request=LimitsSerializer, responses=QueueSerializer)
+    @extend_schema(request=LimitsSerializer, responses={200: QueueSerializer, 409: ConfirmationRequired})
     def partial_update(self, request: Request, uuid: str) -> Response:
         """Set a queue's own limits.
 
-        For operators. Fields that you leave out stay unchanged.
+        For operators. Fields that you leave out stay unchanged. 409: the next pass would delete the queue. To confirm
+        it, send the same request with `confirm`.
         """
         queue = self.get_object()
         actions.set_limits(queue, request.user, **read(LimitsSerializer, request))

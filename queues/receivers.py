@@ -1,4 +1,4 @@
-"""Receivers of Pulse users' signals, and the count of their queues."""
+"""Receivers of Pulse users' signals, and the providers of their queues' number and effects."""
 
 from collections.abc import Collection
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from django.db.models import Count
 from django.dispatch import receiver
 
-from accounts import queue_counts, signals
+from accounts import queue_counts, queue_effects, signals
 from accounts.models import PulseUser
-from queues import tombstones
+from queues import effects, tombstones
 from queues.models import Queue
 
 
@@ -18,6 +18,7 @@ def _count_queues(pulse_users: Collection[int]) -> dict[int, int]:
 
 
 queue_counts.register(_count_queues)
+queue_effects.register(effects)
 
 
 @receiver(signals.pulse_user_removed)

@@ -10,6 +10,7 @@ from rest_framework import serializers
 
 from accounts.models import PulseUser
 from accounts.serializers import HexURLField, HexUUIDField, OwnerEmailField, ThresholdField
+from core.endpoints import ConfirmField
 from core.links import absolute_url
 from queues import thresholds
 from queues.charts import SPANS
@@ -96,6 +97,7 @@ class LimitsSerializer(serializers.Serializer[Any]):
     unbounded = serializers.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
     warn_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
     max_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
+    confirm = ConfirmField()
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A binding", BINDING, response_only=True)])

@@ -21,8 +21,10 @@ from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRefresh
 from django_htmx.middleware import HtmxDetails
 
+from accounts.confirm_page import confirm_page, typed_confirmation
 from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
+from core.confirmation import ConfirmationRequired
 from core.formatting import duration, rate_in_words
 from queues import actions, charts, exchanges, growth, thresholds
 from queues.archive import Removed, what_became_of
@@ -515,11 +517,21 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     initial = {field: getattr(queue, field) for field in actions.LIMITS}
     form = LimitsForm(request.POST if request.method == "POST" else None, initial=initial)
     if form.is_valid():
+        typed, confirm = typed_confirmation(request, name)
         try:
-            changed = {name: form.cleaned_data[name] for name in form.changed_data}
-            actions.set_limits(queue, request.user, **changed)
+            changed = {field: form.cleaned_data[field] for field in form.changed_data}
+            actions.set_limits(queue, request.user, confirm=confirm, **changed)
         except ValidationError as error:
             form.add_error(None, error)
+        except ConfirmationRequired as required:
+            return confirm_page(
+                request,
+                required,
+                typed,
+                title="Set these limits?",
+                about="With these limits, the next pass deletes the queue with its messages.",
+                back=reverse("queue", args=[uuid]),
+            )
         else:
             messages.success(request, "The limits are set. The next pass goes by them.")
             return redirect("queue", uuid)

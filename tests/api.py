@@ -62,5 +62,5 @@ class Program:
     def patch(self, path: str, body: Any = None) -> Any:
         return self.send("PATCH", path, body)
 
-    def delete(self, path: str) -> Any:
-        return self.send("DELETE", path)
+    def delete(self, path: str, body: Any = None) -> Any:
+        return self.send("DELETE", path, body)

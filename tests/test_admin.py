@@ -193,7 +193,13 @@ def confirm(client, page, **answers):
     for name in fields:
         [_, field] = page.text.split(f'name="{name}" value="')
         fields[name] = field.partition('"')[0]
+    fields["confirm"] = confirmation_in(page)
     return client.post(page.request["PATH_INFO"], {**fields, **answers}, follow=False)
+
+
+def confirmation_in(page):
+    """Return the confirmation that queues are deleted, as the page would send it; empty: the page asks for none."""
+    return page.text.partition('name="confirm" value="')[2].partition('"')[0]
 
 
 # Every model
@@ -586,13 +592,13 @@ def test_the_history_of_an_unknown_audit_entry_is_404(admin, db, key):
     assert admin.get(f"/admin/accounts/auditentry/{key}/history/").status_code == 404
 
 
-def test_making_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admin, db):
-    queue = make_queue(warn_length=20, max_length=30)
+def test_making_long_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admin, db):
+    queue = make_queue(warn_length=20, max_length=30, ready=31)
     assert messages_of(choose_action(admin, Queue, "make_unbounded", queue))[0].startswith("1 is unbounded from now on")
     queue.refresh_from_db()
     assert (queue.unbounded, queue.max_length) == (True, 30)
     page = choose_action(admin, Queue, "make_bounded", queue)
-    assert "The next pass deletes those" in page.text
+    assert "This deletes 1 queue with 32 messages." in page.text
     queue.refresh_from_db()
     assert queue.unbounded
     confirm(admin, page)
@@ -684,7 +690,7 @@ def test_an_operator_sets_thresholds_of_accounts(admin):
     accounts = [make_account(), make_account()]
     page = choose_action(admin, PulseUser, "set_thresholds", *accounts)
     assert "policy / policy" in page.text
-    assert "below the deletion limit" in messages_of(confirm(admin, page, warn_length="9", max_length="6"))[0]
+    assert "below the deletion limit" in confirm(admin, page, warn_length="9", max_length="6").text
     assert messages_of(confirm(admin, page, warn_length="6", max_length="9"))[0].startswith(
         "2 are given these thresholds"
     )
@@ -722,6 +728,8 @@ def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
     assert all(Owner.objects.values_list("vouched", flat=True))
     for owner in owners:
         answer = confirm(admin, choose_action(admin, Owner, "withdraw", owner), remove="on")
+        if owner == owners[-1]:
+            answer = confirm(admin, answer, remove="on")  # it deletes a queue
         assert "Guardian goes on until it is gone" in messages_of(answer)[0]
     account.refresh_from_db()
     assert (account.owners.count(), account.removing_since is not None) == (1, True)

@@ -18,7 +18,6 @@ from django.utils import timezone
 
 from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
-from accounts.removal import remove_pulse_user
 from accounts.signin import create_link, prune_visitors
 from agents import deletions
 from agents.models import EventSubscription, SubscriptionQueue
@@ -33,7 +32,7 @@ from rabbit.amqp import Session
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from tests.api import Program
 from tests.test_commands import run
-from tests.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal
+from tests.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal, remove_account
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -309,7 +308,7 @@ def test_changes_of_an_account_are_recorded(account, alice, operator, management
     address = addresses.add_address(account, "team@example.org", alice)
     addresses.confirm_address(addresses.confirmation_token(address))
     addresses.remove_address(address)
-    remove_pulse_user(account)
+    remove_account(account)
     assert [(event, thing) for _, event, thing, _ in trail()] == [
         ("changed", ACCOUNT),
         ("changed", ACCOUNT),

@@ -433,4 +433,5 @@ def assert_error_format(under: str, method: str, answer: Any) -> None:
     else:
         assert kind == "application/problem+json"
         assert json.loads(text)["status"] == answer.status_code
-        assert set(json.loads(text)) == {"type", "title", "status", "detail", "instance"}
+        added = {"effect", "confirm"} if '"confirm"' in text else set()
+        assert set(json.loads(text)) == {"type", "title", "status", "detail", "instance"} | added

@@ -22,6 +22,7 @@ from queues import monitor
 from queues.models import Queue
 from tests.agents import RegisteredAgent
 from tests.api import Program
+from tests.toolbox import confirmed
 
 ADDRESS = "leaving@example.org"
 
@@ -75,7 +76,7 @@ def test_an_owner_who_left_leaves_only_what_the_documents_say(leaving, agents, o
     assert browser.get("/queues/").status_code == 200
     assert len(tables_with(ADDRESS, owner.uuid.hex)) > 5
 
-    withdrawal.withdraw(owner, operator, remove=True)
+    confirmed(lambda confirm: withdrawal.withdraw(owner, operator, remove=True, confirm=confirm))
     admin = Client()
     admin.force_login(operator)
     deleting = admin.post(reverse("admin:accounts_owner_delete", args=[owner.pk]), {"post": "yes"})

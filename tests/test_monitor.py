@@ -18,7 +18,7 @@ from notifications.models import Notification
 from queues import actions, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
-from tests.toolbox import queue_events, queue_names, queue_row, sent
+from tests.toolbox import queue_events, queue_names, queue_row, remove_account, sent
 from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
@@ -364,7 +364,7 @@ def test_an_account_can_be_removed_during_a_pass(amqp, alice, management, monkey
     amqp.queue("stray", 11)
     amqp.publish("queue/alice/old", 1)
     account = PulseUser.objects.get()
-    call_before_write(monkeypatch, lambda: removal.remove_pulse_user(account))
+    call_before_write(monkeypatch, lambda: remove_account(account))
     report = monitor.run_pass()
     assert (report.errors, report.deleted) == ([], 1)
     assert not PulseUser.objects.exists()
@@ -473,7 +473,7 @@ def test_removing_an_account_with_many_queues_is_not_a_short_list(amqp, alice, s
         return left
 
     monkeypatch.setattr(removal, "_remove_from_broker", remove_and_run_pass)
-    removal.remove_pulse_user(PulseUser.objects.get())
+    remove_account(PulseUser.objects.get())
     assert [(report.errors, report.deleted) for report in reports] == [([], 1)]
     assert sent("ops@example.org") == ["deletion"]
 

@@ -50,7 +50,7 @@ from accounts.pulse_users import (
     set_owners,
     set_thresholds,
 )
-from accounts.removal import Belongings, RemovalPending, belongings_of, remove_pulse_user
+from accounts.removal import Belongings, RemovalPending, belongings_of
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks, removals
@@ -72,6 +72,7 @@ from tests.toolbox import (
     is_refused,
     mark_for_removal,
     queue_names,
+    remove_account,
     wait_until,
 )
 
@@ -367,7 +368,7 @@ def test_rotation_and_removal_do_not_take_over_a_manual_account(alice, name, man
     management.declare_queue(guarded, f"queue/{name}/theirs")
     with pytest.raises(ValidationError, match="created manually"):
         rotate_password(pulse_user)
-    remove_pulse_user(pulse_user)
+    remove_account(pulse_user)
     assert management.user(name).tags == {"monitoring"}
     assert queue_names(management, guarded) == {f"queue/{name}/theirs"}
     assert not PulseUser.objects.exists()
@@ -501,7 +502,7 @@ def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, mana
 
     def interfere(self, *arguments):
         with pytest.raises(RemovalPending, match="Guardian continues"):
-            remove_pulse_user(PulseUser.objects.get())
+            remove_account(PulseUser.objects.get())
         return real(self, *arguments)
 
     monkeypatch.setattr(Management, "put_user", interfere)
@@ -550,7 +551,7 @@ def test_a_removal_of_a_locked_pulse_user_is_finished_by_the_task(alice, name, m
     pulse_user, _ = create_pulse_user(name, [alice])
     with locks.lock(name):
         with pytest.raises(RemovalPending, match="is being removed, and Guardian continues"):
-            remove_pulse_user(pulse_user)
+            remove_account(pulse_user)
         assert finish_removals() == 0
         assert management.user(name)
     assert finish_removals() == 1
@@ -566,7 +567,7 @@ def test_a_removal_that_lost_its_lock_keeps_the_next_owners_pulse_user(
     mark_for_removal(*PulseUser.objects.all())
     with paused_at(monkeypatch, removal, place, finish_removals) as slow:
         Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if the lock had expired
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
         made, _ = create_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
     assert slow == [0]
@@ -654,7 +655,7 @@ def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
     with pytest.raises(ValidationError, match=error_text):
         rotate_password(pulse_user)
     with pytest.raises(PermissionDenied, match=error_text):
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     assert PulseUser.objects.get().removing_since is None
     mark_for_removal(*PulseUser.objects.all())  # as a withdrawal does
     assert finish_removals() == 0
@@ -675,7 +676,7 @@ def test_guardians_own_account_is_not_changed_or_removed(alice, operator, name, 
     with pytest.raises(ValidationError, match="Guardian itself"):
         rotate_password(pulse_user)
     with pytest.raises(PermissionDenied, match="Guardian itself"):
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     assert management.user(name)
 
 
@@ -1079,7 +1080,7 @@ def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name,
     management.declare_queue(guarded, f"queue/{name}2/builds")
     goes = belongings_of(pulse_user)
     assert goes == Belongings([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
-    remove_pulse_user(pulse_user)
+    remove_account(pulse_user)
     assert queue_names(management, guarded) == {f"queue/{name}2/builds"}
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
     assert not PulseUser.objects.exists()
@@ -1092,7 +1093,7 @@ def test_a_removal_without_the_broker_changes_nothing(alice, name, settings, rem
     pulse_user, _ = create_pulse_user(name, [alice])
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     with pytest.raises(BrokerUnavailable):
         belongings_of(pulse_user)
     assert PulseUser.objects.get().removing_since is None
@@ -1117,7 +1118,7 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
 
     monkeypatch.setattr(client, step, die)
     with pytest.raises(Killed):
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     monkeypatch.setattr(client, step, real)
     assert PulseUser.objects.get().removing_since is not None
     finish_removals()
@@ -1137,7 +1138,7 @@ def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarde
 
     monkeypatch.setattr(Session, "delete_queue", node_is_down)
     with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
     assert removed == []
@@ -1154,7 +1155,7 @@ def test_a_removal_does_not_trust_a_list_while_nodes_change(alice, name, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
         with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
-            remove_pulse_user(pulse_user)
+            remove_account(pulse_user)
     assert PulseUser.objects.exists()
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -1200,7 +1201,7 @@ def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broke
     pulse_user, password = create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
     rotate_password(pulse_user)
-    remove_pulse_user(pulse_user)
+    remove_account(pulse_user)
     assert {method for method, _ in requests} == {"GET", "PUT", "DELETE"}
     assert not any(in_transaction for _, in_transaction in requests)
 
@@ -1226,7 +1227,7 @@ def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name, manage
     with monkeypatch.context() as patched:
         patched.setattr(Management, "nodes", not_there)
         with pytest.raises(RemovalPending, match="answered 404"):
-            remove_pulse_user(pulse_user)
+            remove_account(pulse_user)
     assert Removal.objects.filter(kind="account", name=name).exists()
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -1297,7 +1298,7 @@ def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, g
         return exchange(self, method, path, **options)
 
     monkeypatch.setattr(Management, "_exchange", count)
-    remove_pulse_user(pulse_user)
+    remove_account(pulse_user)
     assert len(requests) <= 7, requests
 
 
@@ -1305,7 +1306,7 @@ def test_a_pulse_user_without_a_vhost_can_be_removed(alice, name, guarded, manag
     pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_vhost(guarded)
     try:
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     finally:
         management.create_vhost(guarded)
     assert not PulseUser.objects.exists()

@@ -18,10 +18,14 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from accounts.models import PulseUser
+from accounts.models import Owner, PulseUser
+from accounts.queue_effects import removal_of
+from accounts.removal import remove_pulse_user
 from core import removals
+from core.confirmation import ConfirmationRequired
 from core.models import Removal
 from notifications.models import Notification
+from queues import effects
 from queues.models import Queue, QueueEvent
 from rabbit.management import Management
 from rabbit.permissions import Permissions
@@ -41,6 +45,21 @@ def mark_for_removal(*pulse_users: PulseUser) -> None:
     Removal.objects.bulk_create(
         [Removal(kind=Removal.Kind.ACCOUNT, name=one.username) for one in pulse_users], ignore_conflicts=True
     )
+
+
+def remove_account(pulse_user: PulseUser) -> None:
+    """Remove an account as a person does who confirms that its queues are deleted."""
+    person = Owner(pk=0)
+    question = removal_of([pulse_user], person).question(effects.of_removal([pulse_user]))
+    remove_pulse_user(pulse_user, removal_of([pulse_user], person, question.confirm if question else ""))
+
+
+def confirmed(change: Callable[[str], Any]) -> Any:
+    """Call a change that takes a confirmation as a person does who confirms what it deletes. Return its result."""
+    try:
+        return change("")
+    except ConfirmationRequired as required:
+        return change(required.confirm)
 
 
 def finish_removals() -> int:

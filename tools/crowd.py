@@ -219,7 +219,10 @@ class Crowd:
     def _remove_account(self, person: Person, chance: random.Random) -> None:
         name = person.accounts.pop(chance.randrange(len(person.accounts)))
         del self.outcome.accounts[name]
-        person.client(chance).ask("DELETE", f"/api/pulse-users/{name}/", what="remove accounts")
+        client, path = person.client(chance), f"/api/pulse-users/{name}/"
+        body: dict[str, str] = {}
+        while answer := client.ask("DELETE", path, body, what="remove accounts", expected=(202, 204, 409)):
+            body = {"confirm": json.loads(answer)["confirm"]}
         self.outcome.removed_accounts.add(name)
 
     def _change_password(self, person: Person, chance: random.Random) -> None:

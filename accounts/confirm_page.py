@@ -1,0 +1,37 @@
+"""The page on which a person confirms a change that deletes queues, by typing a name as for a deletion."""
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from accounts.forms import NameForm
+from core.confirmation import ConfirmationRequired
+
+OWN_FIELDS = ("csrfmiddlewaretoken", "confirm", "typed")
+"""The fields of the page itself. All others are those of the change."""
+
+
+def typed_confirmation(request: HttpRequest, name: str) -> tuple[NameForm, str]:
+    """Return the form of the typed name, and the confirmation from the page; empty unless the name is right."""
+    form = NameForm(name, request.POST if "confirm" in request.POST else None)
+    form.fields["typed"].label = "To confirm, type or paste what is in the box above"
+    return form, request.POST["confirm"] if form.is_valid() else ""
+
+
+def confirm_page(
+    request: HttpRequest, required: ConfirmationRequired, form: NameForm, *, title: str, about: str, back: str
+) -> HttpResponse:
+    """Show what the change deletes, and the form that sends it again with the confirmation.
+
+    ``about`` says when the queues are deleted. ``back`` is the path of the page without the change.
+    """
+    fields = [(name, value) for name in request.POST if name not in OWN_FIELDS for value in request.POST.getlist(name)]
+    context = {
+        "required": required,
+        "effect": required.effect,
+        "form": form,
+        "fields": fields,
+        "title": title,
+        "about": about,
+        "back": back,
+    }
+    return render(request, "confirm.html", context)

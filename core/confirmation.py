@@ -1,0 +1,152 @@
+"""Confirmation of a person's change that deletes queues, or lets the next pass delete them.
+
+Such a change is refused with :class:`ConfirmationRequired`, which has the queues and a signed text. With this text the
+same person can make the same change, if it affects no further queue.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from django.core import signing
+from django.db.models import Model
+
+from rabbit.names import readable
+
+VALID_FOR = timedelta(minutes=10)
+
+MAX_EXAMPLES = 20
+"""Queues that a page or an answer names."""
+
+_SALT = "core.confirmation"
+
+
+class AffectedQueue(NamedTuple):
+    """A queue that a change deletes. ``messages`` is its length as last listed; None: unknown."""
+
+    id: int
+    vhost: str
+    name: str
+    messages: int | None
+
+    @property
+    def readable_name(self) -> str:
+        """The name as pages show it."""
+        return readable(self.name)
+
+    @property
+    def readable_vhost(self) -> str:
+        """The vhost as pages show it."""
+        return readable(self.vhost)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The queues that a change deletes, now or in the next pass."""
+
+    queues: Sequence[AffectedQueue]
+
+    def __add__(self, other: "Effect") -> "Effect":
+        """Return both effects as one."""
+        return Effect([*self.queues, *other.queues])
+
+    @property
+    def messages(self) -> int:
+        """The number of messages in queues of known length."""
+        return sum(queue.messages or 0 for queue in self.queues)
+
+    @property
+    def examples(self) -> list[AffectedQueue]:
+        """The first ``MAX_EXAMPLES`` queues, longest first."""
+        ordered = sorted(self.queues, key=lambda queue: (-(queue.messages or 0), queue.name, queue.vhost))
+        return ordered[:MAX_EXAMPLES]
+
+    @property
+    def more(self) -> int:
+        """The number of queues that are not among the examples."""
+        return max(0, len(self.queues) - MAX_EXAMPLES)
+
+    @property
+    def sentence(self) -> str:
+        """The effect in words."""
+        unknown = sum(queue.messages is None for queue in self.queues)
+        queues, messages = _number(len(self.queues), "queue"), _number(self.messages, "message")
+        of_unknown = f", and an unknown number in {_number(unknown, 'queue')}" if unknown else ""
+        return f"This deletes {queues} with {messages}{of_unknown}."
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the effect as the API shows it."""
+        examples = [{"name": one.name, "vhost": one.vhost, "messages": one.messages} for one in self.examples]
+        return {"queues": len(self.queues), "messages": self.messages, "examples": examples}
+
+
+class ConfirmationRequired(Exception):
+    """The change deletes queues and is not confirmed. Nothing was changed.
+
+    ``confirm`` is the text that confirms it. ``reason`` says why a given confirmation was not accepted; empty: none was
+    given.
+    """
+
+    def __init__(self, effect: Effect, confirm: str, reason: str) -> None:
+        super().__init__(f"{reason} {effect.sentence}".lstrip())
+        self.effect = effect
+        self.confirm = confirm
+        self.reason = reason
+
+
+class ConfirmableChange:
+    """A change by a person to some rows, and the confirmation that came with it.
+
+    ``values`` are the new values, in types of JSON. ``confirm`` is the text of a :class:`ConfirmationRequired`; empty:
+    not confirmed yet.
+    """
+
+    def __init__(
+        self, by: Model, action: str, rows: Iterable[Model], values: Mapping[str, Any], confirm: str = ""
+    ) -> None:
+        named = [by.pk, action, sorted((row._meta.label, row.pk) for row in rows), values]
+        self._digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+        self._confirmed: frozenset[int] = frozenset()
+        self._reason = ""
+        if confirm:
+            self._read(confirm)
+
+    def _read(self, confirm: str) -> None:
+        try:
+            signed = signing.loads(confirm, salt=_SALT, max_age=VALID_FOR)
+        except signing.SignatureExpired:
+            self._reason = "The confirmation has expired. It is valid for 10 minutes."
+        except signing.BadSignature:
+            self._reason = "The confirmation is invalid. Send it exactly as you got it."
+        else:
+            if signed["change"] == self._digest:
+                self._confirmed = frozenset(signed["queues"])
+            else:
+                self._reason = "The confirmation is for another change, or was given to another person."
+
+    def question(self, effect: Effect) -> ConfirmationRequired | None:
+        """Return what to ask about this effect; None: the change deletes nothing, or all of it is confirmed."""
+        further = sum(queue.id not in self._confirmed for queue in effect.queues)
+        if not further:
+            return None
+        reason = self._reason
+        if self._confirmed:
+            reason = f"Since you were asked, the change affects {_number(further, 'more queue')}."
+        signed = {"change": self._digest, "queues": sorted(queue.id for queue in effect.queues)}
+        return ConfirmationRequired(effect, signing.dumps(signed, salt=_SALT, compress=True), reason)
+
+    def require_confirmed(self, effect: Effect) -> None:
+        """Check that the person confirmed this effect. Call it in the change's transaction.
+
+        Raises:
+            ConfirmationRequired: a queue in the effect is not confirmed.
+        """
+        if (question := self.question(effect)) is not None:
+            raise question
+
+
+def _number(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
