@@ -8,7 +8,7 @@ decided in ``accounts/withdrawal.py`` and, for their agents, in ``agents/deletio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from django.conf import settings
@@ -24,7 +24,7 @@ from core.broker import Clients
 from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, snapshot
-from rabbit.amqp import Sessions
+from rabbit.amqp import Session, Sessions
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,17 @@ REMOVAL_STARTED = "began to remove"
 
 PAUSES = (0.2, 1.0)
 """Seconds between two attempts: the broker takes a moment to close the connections of a deleted user."""
+
+
+QueueDeleter = Callable[[Session, str, PulseUser, Callable[[], None]], object]
+"""Deletes a queue of an account, by name, over a session. It calls the function while it works."""
+
+_queue_deleters: list[QueueDeleter] = []
+
+
+def register_queue_deleter(delete: QueueDeleter) -> None:
+    """Set how the queues of accounts are deleted. The package ``queues`` archives their messages first."""
+    _queue_deleters[:] = [delete]
 
 
 class RemovalPending(Exception):
@@ -143,7 +154,7 @@ def _remove_locked(clients: Clients, username: str, until: float) -> None:
         # The user of a row that never was ready may have been created by another client; then only the row is deleted.
         is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, allow_unfinished=True))
         if is_its_own:
-            _remove_from_broker(clients._replace(management=management), row.username, lock, until)
+            _remove_from_broker(clients._replace(management=management), row, lock, until)
         lock.renew()
         with transaction.atomic():
             row = PulseUser.objects.select_for_update().filter(pk=row.pk).first()
@@ -160,14 +171,14 @@ def _tags(management: Management, username: str) -> frozenset[str]:
         return frozenset()
 
 
-def _remove_from_broker(clients: Clients, username: str, lock: locks.Lock, until: float) -> None:
+def _remove_from_broker(clients: Clients, pulse_user: PulseUser, lock: locks.Lock, until: float) -> None:
     """Delete a user with its queues and exchanges.
 
     Raises:
         NotAllGone: the broker still lists some, or a list may have been incomplete.
         removals.Postponed: it is later than ``until``, in monotonic time.
     """
-    management = clients.management
+    management, username = clients.management, pulse_user.username
     with contextlib.suppress(NotOnBroker):
         management.delete_user(username)
     nodes = snapshot.members(management)
@@ -175,7 +186,7 @@ def _remove_from_broker(clients: Clients, username: str, lock: locks.Lock, until
     for pause in PAUSES:
         if not any(belongings):
             break
-        _delete(clients.sessions, belongings, lock, until)
+        _delete(clients.sessions, pulse_user, belongings, lock, until)
         belongings = _belongings_of(management, username)
         if any(belongings):
             time.sleep(pause)
@@ -188,11 +199,15 @@ def _remove_from_broker(clients: Clients, username: str, lock: locks.Lock, until
         raise NotAllGone("Still there: maybe queues of a node that has just stopped or started")
 
 
-def _delete(sessions: Sessions, belongings: Belongings, lock: locks.Lock, until: float) -> None:
+def _delete(sessions: Sessions, pulse_user: PulseUser, belongings: Belongings, lock: locks.Lock, until: float) -> None:
     """Delete these queues and exchanges. Log those that the broker refuses to delete, and continue."""
     vhost = settings.GUARDIAN_PULSE_VHOST
     session = sessions.of(vhost)
-    kinds = (session.delete_queue, belongings.queues), (session.delete_exchange, belongings.exchanges)
+
+    def delete_queue(name: str) -> None:
+        _queue_deleters[0](session, name, pulse_user, lock.renew)
+
+    kinds = (delete_queue, belongings.queues), (session.delete_exchange, belongings.exchanges)
     for delete, names_of_kind in kinds:
         for name in names_of_kind:
             if time.monotonic() >= until:

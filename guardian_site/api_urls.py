@@ -8,6 +8,7 @@ from guardian_site import api_docs
 from guardian_site.errors import UnknownAddress
 from notifications import api
 from queues import api as queues
+from queues import archive_api as archives
 
 
 def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
@@ -64,6 +65,17 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<str:uuid>/bindings/", queues.Queues.as_view({"get": "bindings"})),
     path("queues/<str:uuid>/samples/", queues.Queues.as_view({"get": "samples"}, pagination_class=None)),
     path("queues/<str:uuid>/events/", queues.Queues.as_view({"get": "events"})),
+    path("queues/<str:uuid>/messages/", queues.Queues.as_view({"get": "messages"}, pagination_class=None)),
+    # Archives
+    path("archives/", archives.Archives.as_view({"get": "list"})),
+    path("archives/<str:uuid>/", archives.Archives.as_view({"get": "retrieve", "delete": "destroy"})),
+    path("archives/<str:uuid>/messages/", archives.Archives.as_view({"get": "messages"}, pagination_class=None)),
+    path("archives/<str:uuid>/download/", archives.Archives.as_view({"get": "download"})),
+    path("archives/<str:uuid>/replay/", archives.Archives.as_view({"post": "replay"})),
+    path(
+        "archives/<str:uuid>/replays/<str:replay_uuid>/",
+        archives.Replays.as_view({"get": "retrieve", "delete": "destroy"}),
+    ),
     # Exchanges
     path("exchanges/", queues.Exchanges.as_view({"get": "list", "delete": "destroy"}), name="api-exchanges"),
     # Channels and settings

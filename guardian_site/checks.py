@@ -249,6 +249,11 @@ def _bounds() -> Iterable[CheckMessage]:
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass may wait several timeouts within its lease of 90 s
         ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
         ("GUARDIAN_FORGET_DAYS", 1, 3650),
+        ("GUARDIAN_ARCHIVE_DAYS", 0, 3650),
+        ("GUARDIAN_ARCHIVE_MAX_MESSAGES", 1, 1_000_000),
+        ("GUARDIAN_ARCHIVE_MAX_BYTES", 1, 1 << 30),
+        ("GUARDIAN_ARCHIVE_SECONDS", 1, 20),  # within the lease of a pass
+        ("GUARDIAN_ARCHIVE_TOTAL_BYTES", 1, 1 << 50),
         ("MESSAGE_STORE_MAX_BODY", 1, 1 << 27),
         ("MESSAGE_STORE_POSTS_PER_MINUTE", 0, 1_000_000_000),
         ("GUARDIAN_EVENTS_PER_MINUTE", 0, 1_000_000_000),

@@ -16,14 +16,16 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
 from core.confirmation import ConfirmationRequired
-from core.endpoints import page_of, read
-from queues import actions, charts, exchanges
+from core.endpoints import Conflict, page_of, read
+from queues import actions, archive_reading, charts, exchanges, peek
+from queues.archive_api import CountSerializer, MessageSerializer
 from queues.listing import QueueFilter
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.serializers import (
     BindingSerializer,
     EventSerializer,
     ExchangeSerializer,
+    KeepSerializer,
     LimitsSerializer,
     LiveSerializer,
     QueueSerializer,
@@ -87,22 +89,42 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         actions.set_limits(queue, request.user, **read(LimitsSerializer, request))
         return Response(self.get_serializer(queue).data)
 
-    @extend_schema(responses={204: None, 409: None, 503: None})
+    @extend_schema(request=KeepSerializer, responses={204: None, 409: None, 503: None})
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Delete a queue and its messages."""
+        """Delete a queue.
+
+        Its ready messages are archived first, unless the body has `{"archive": false}`.
+        """
         with gone_as_404():
-            actions.delete_queue(self.get_object(), request.user)
+            actions.delete_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(request=None, responses={204: None, 409: None, 503: None})
+    @extend_schema(request=KeepSerializer, responses={204: None, 409: None, 503: None})
     def purge(self, request: Request, uuid: str) -> Response:
         """Purge a queue.
 
-        Its ready messages are deleted. Unacknowledged messages stay.
+        Its ready messages are archived and deleted. Unacknowledged messages stay.
         """
         with gone_as_404():
-            actions.purge_queue(self.get_object(), request.user)
+            actions.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(
+        filters=False, parameters=[CountSerializer], responses={200: MessageSerializer(many=True), 409: None, 503: None}
+    )
+    def messages(self, request: Request, uuid: str) -> Response:
+        """Look at the first messages of a classic queue.
+
+        They stay in the queue, marked as redelivered.
+        """
+        query = CountSerializer(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        with gone_as_404():
+            try:
+                found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
+            except peek.NotClassic as error:
+                raise Conflict(str(error)) from error
+        return Response([archive_reading.as_json(position, message) for position, message in enumerate(found, 1)])
 
     @extend_schema(responses=LiveSerializer)
     def live(self, request: Request, uuid: str) -> Response:

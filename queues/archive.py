@@ -15,9 +15,9 @@ from django.db import DatabaseError, transaction
 from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
-from accounts.models import Owner
+from accounts.models import Owner, PulseUser
 from queues.archive_chunks import pack
-from queues.models import Archive, ArchiveChunk
+from queues.models import Archive, ArchiveChunk, Queue
 from rabbit.amqp import Session
 from rabbit.fetching import Bounds, Fetch, Fetched
 from rabbit.management import BrokerError, Refused
@@ -170,6 +170,22 @@ def delete_queue(
             _call_off(attempt)
             raise WithinLimit
     return attempt.confirm(attempt.fetch.delete_queue())
+
+
+def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, between: Callable[[], None]) -> Removed:
+    """Archive the messages of a queue that goes with its account, then delete it."""
+    row = Queue.objects.filter(vhost=session.vhost, name=name).first()
+    target = Target(
+        vhost=session.vhost,
+        name=name,
+        type=row.type if row else CLASSIC,
+        reason=Archive.Reason.ACCOUNT,
+        queue_id=row.pk if row else None,
+        pulse_user_id=pulse_user.pk,
+        is_archived=pulse_user.keeps_archives,
+        held=(row.unacknowledged or 0) if row else 0,
+    )
+    return delete_queue(session, target, between=between)
 
 
 def purge_queue(session: Session, target: Target) -> Removed:

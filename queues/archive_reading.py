@@ -1,4 +1,4 @@
-"""Read an archive's messages: by position, and as JSON."""
+"""Read an archive's messages by position and as JSON, and delete an archive."""
 
 import base64
 import json
@@ -8,9 +8,23 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from django.db import transaction
+
+from accounts import audit
+from accounts.models import Owner
 from queues.archive_chunks import unpack
 from queues.models import Archive
 from rabbit.fetching import Fetched
+
+LOOKED_AT, DOWNLOADED = "looked at messages", "downloaded messages"
+"""Entries of the audit trail."""
+
+
+def delete(archive: Archive, by: Owner) -> None:
+    """Delete an archive and its messages, and record who did it."""
+    with transaction.atomic():
+        audit.record(by, "deleted", [archive])
+        archive.delete()
 
 
 def messages(archive: Archive, first: int = 1, count: int | None = None) -> Iterator[tuple[int, Fetched]]:

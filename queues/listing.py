@@ -8,7 +8,7 @@ from django.db.models.expressions import Expression, OrderBy
 from django.db.models.functions import Cast, Coalesce
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 
-from queues.models import Queue
+from queues.models import Archive, Queue
 from queues.thresholds import BrokerState, policy
 from rabbit.names import DEAD_LETTER_QUEUE
 
@@ -87,6 +87,18 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
             return queryset.order_by(OrderBy(_severity(), descending=backwards), longest, *BY_NAME)
         by = _share() if key == "share" else LENGTH
         return queryset.order_by(OrderBy(by, descending=backwards, nulls_last=True), *BY_NAME)
+
+
+class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters of a list of archives."""
+
+    queue = CharFilter(field_name="queue_name", label="Queue")
+    vhost = CharFilter(label="Virtual host")
+    pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
+
+    class Meta:
+        model = Archive
+        fields: list[str] = []
 
 
 class StateCount(NamedTuple):

@@ -1,10 +1,13 @@
 """Look at the first messages of a live queue. They stay in it, marked as redelivered."""
 
+from accounts import audit
 from accounts.models import Owner
 from core import broker
+from queues.actions import Gone
+from queues.archive_reading import LOOKED_AT
 from queues.models import Queue
 from rabbit.fetching import Bounds, Fetch, Fetched
-from rabbit.management import Refused
+from rabbit.management import NotOnBroker, Refused
 from rabbit.snapshot import CLASSIC
 
 MAX_MESSAGES = 50
@@ -21,17 +24,21 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
 
     Raises:
         NotClassic: the queue is of another type.
-        NotOnBroker: there is no such queue.
+        Gone: the broker has no such queue.
         BrokerError: the broker is unreachable or refuses.
     """
     if queue.type != CLASSIC:
         raise NotClassic(f"You can look into classic queues only; this is a {queue.type} queue.")
     with broker.session(queue.vhost) as session:
         fetch = Fetch(session, queue.name, is_classic=True)
-        depth = fetch.declare_passively()
+        try:
+            depth = fetch.declare_passively()
+        except NotOnBroker as error:
+            raise Gone("The queue is no longer on the broker.") from error
         if depth is None:
             raise Refused("the queue does not respond", status=0, reason="no answer")
         bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
         found = [message for batch in fetch.batches(min(depth.ready, count), bounds) for message in batch]
         fetch.put_back()
+    audit.record(by, LOOKED_AT, [queue], count=len(found))
     return found

@@ -18,6 +18,7 @@ from core import locks
 from core.leases import LeaseTaken, lease
 from core.models import Lease
 from notifications.models import Notification
+from queues import archive
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import GONE
 
@@ -51,7 +52,8 @@ def prune() -> int:
 def _prune(now: datetime) -> int:
     delivered = [Notification.State.SENT, Notification.State.FAILED]
     return (
-        _delete(QueueSample.objects.filter(at__lt=now - KEEP_SAMPLES))
+        archive.enforce_bounds()
+        + _delete(QueueSample.objects.filter(at__lt=now - KEEP_SAMPLES))
         + _thin(now)
         + _delete(Pass.objects.filter(at__lt=now - KEEP_PASSES))
         + _delete(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))

@@ -127,6 +127,12 @@ class LiveSerializer(serializers.Serializer[Any]):
     bindings = BindingSerializer(many=True, allow_null=True)
 
 
+class KeepSerializer(serializers.Serializer[Any]):
+    """Whether the messages of a queue are archived before they are deleted."""
+
+    archive = serializers.BooleanField(default=True)
+
+
 class SampleSerializer(serializers.ModelSerializer[QueueSample]):
     """The length of a queue from one moment until the next sample."""
 

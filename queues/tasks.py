@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from queues import consumer_health, monitor, pruning, weekly
+from queues import consumer_health, monitor, pruning, replay, weekly
 
 
 @shared_task
@@ -10,6 +10,12 @@ def monitor_queues() -> None:
     """Run one pass, unless a failure to reach the broker has delayed the next."""
     if monitor.is_due():
         monitor.run_pass()
+
+
+@shared_task
+def replay_archives() -> None:
+    """Carry out the replays that are running."""
+    replay.run_due()
 
 
 @shared_task

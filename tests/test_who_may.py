@@ -27,7 +27,9 @@ from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, 
 from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
-from queues.models import Queue
+from queues.archive_chunks import pack
+from queues.models import Archive, Queue, Replay
+from rabbit.fetching import Fetched
 from rabbit.management import Management, NotOnBroker
 from tests.agents import broker_restored
 
@@ -207,6 +209,19 @@ TABLE: dict[str, dict[str, str]] = {
     "api/queues/<str:uuid>/bindings/": {"get": "401 404 200 200 404 200"},
     "api/queues/<str:uuid>/samples/": {"get": "401 404 200 200 404 200"},
     "api/queues/<str:uuid>/events/": {"get": "401 404 200 200 404 200"},
+    "api/queues/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
+    "api/archives/": {"get": "401 200 200 200 200 200"},
+    "api/archives/<str:uuid>/": {
+        "get": "401 404 200 200 404 200",
+        "delete": "401 404 204 204 404 204",
+    },
+    "api/archives/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
+    "api/archives/<str:uuid>/download/": {"get": "401 404 200 200 404 200"},
+    "api/archives/<str:uuid>/replay/": {"post": "401 404 202 202 404 202"},
+    "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {
+        "get": "401 404 200 200 404 200",
+        "delete": "401 404 204 204 404 204",
+    },
     "api/exchanges/": {
         "get": "401 200 200 200 200 200",
         "delete": "401 404 204 204 404 204",
@@ -327,6 +342,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/owners/adopt/", "post"): {"username": ADOPTABLE_ACCOUNT, "owners": ["owner@example.org"]},
     ("api/tokens/", "post"): {"name": "another"},
     ("api/queues/<str:uuid>/", "patch"): {"unbounded": True},
+    ("api/archives/<str:uuid>/replay/", "post"): {"to": {"queue": f"queue/{ACCOUNT}/builds"}},
     ("api/channels/", "post"): {"name": "another", "url": "https://1.1.1.1/hook"},
     ("api/settings/", "patch"): {"weekly_summary": False},
     ("api/offerings/<str:uuid>/events/", "post"): {"object_type": "order", "payload": {}},
@@ -387,6 +403,15 @@ class World:
             exclusive=False, ready=1, unacknowledged=0, pulse_user=self.account,
             first_seen=timezone.now(), last_seen=timezone.now(),
         )  # fmt: skip
+        self.archive = Archive.objects.create(
+            vhost=vhost, queue_name=self.queue.name, pulse_user=self.account, queue=self.queue, reason="length",
+            state="kept", messages=1, created=timezone.now(), expires=timezone.now(),
+        )  # fmt: skip
+        message = Fetched(b"1", {}, {}, "", self.queue.name, False)
+        self.archive.chunks.create(first=1, count=1, data=pack([message]))
+        self.replay = Replay.objects.create(
+            archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
+        )
         self.address = NotificationAddress.objects.create(pulse_user=self.account, email="team@example.org")
         self.token, _ = create_token(owner, "theirs")
         self.channel = Channel.objects.create(owner=owner, name="chat", service="json", sealed_url="")
@@ -429,6 +454,7 @@ class World:
             ("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"]),
             ("subscriptions/", self.subscription), ("subscriptions/agents/", self.identity),
             ("subscriptions/consumers/", self.consumer),
+            ("archives/", self.archive),
             ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
             ("event-subscriptions/", self.subscription), ("event-subscription-queues/", self.subscription_queue),
         ):  # fmt: skip
@@ -437,8 +463,9 @@ class World:
         token = confirmation_token(self.address) if route.startswith("addresses/") else "no-such-token"
         for placeholder, value in (
             ("<uuid:uuid>", uuid), ("<str:uuid>", uuid), ("<account:username>", ACCOUNT), ("<str:username>", ACCOUNT),
-            ("<str:token>", token), ("<str:application>", "shop"), ("<str:queue>", "theirs"),
-            ("<str:consumer>", "mail"), ("<str:message_ids>", "0" * 32),
+            ("<str:replay_uuid>", self.replay.uuid), ("<str:token>", token),
+            ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
+            ("<str:message_ids>", "0" * 32),
         ):  # fmt: skip
             route = route.replace(placeholder, str(value))
         return f"/{route}?name=exchange/{ACCOUNT}/events" if "exchanges/" in route else f"/{route}"
