@@ -49,7 +49,7 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
     stopped: frozenset[str] = frozenset()
     if stored.keys() - listed:  # check that the list is complete
         snapshot.require_administrator(run.management)
-        stopped = frozenset(snapshot.stopped_vhosts(run.management))
+        stopped = frozenset(snapshot.stopped_vhosts(run.management, listing.nodes))
     run.keep_lease()
     return Observation(
         snapshot=listing,

@@ -128,10 +128,10 @@ class Account(NamedTuple):
 
 
 class Vhost(NamedTuple):
-    """A virtual host. ``running``: it runs on every node; otherwise lists of its queues are incomplete."""
+    """A virtual host. ``nodes`` are those on which it runs. Lists may lack the queues of other nodes."""
 
     name: str
-    running: bool
+    nodes: frozenset[str]
 
 
 class Binding(NamedTuple):
@@ -348,11 +348,8 @@ class Management:
 
     def vhosts(self) -> list[Vhost]:
         """Return all vhosts."""
-        rows = _rows(self._get("vhosts", params={"columns": "name,cluster_state"}), name=str, cluster_state=dict)
-        return [
-            Vhost(row["name"], bool(states := row["cluster_state"]) and set(states.values()) == {"running"})
-            for row in rows
-        ]
+        rows = _rows(self._get("vhosts", params={"columns": "name,cluster_state"}), name=str)
+        return [Vhost(row["name"], _nodes_that_run(row.get("cluster_state"))) for row in rows]
 
     def create_vhost(self, name: str) -> bool:
         """Create a vhost, on which this client's account gets all permissions. Return whether it is new."""
@@ -891,6 +888,13 @@ def _validated(answer: _Answer, row: Any, shape: Mapping[str, type]) -> Row:
                 f"{answer.request}: the answer has no '{key}' of type {kind.__name__}; {_CHECK_URL}"
             )
     return row
+
+
+def _nodes_that_run(states: Any) -> frozenset[str]:
+    """Return the nodes on which a vhost runs, from its states. RabbitMQ 4.x writes an empty list for none."""
+    if not isinstance(states, dict):
+        return frozenset()
+    return frozenset(node for node, state in states.items() if state == "running")
 
 
 def _tags(answer: _Answer, row: Row) -> frozenset[str]:

@@ -206,9 +206,12 @@ def require_administrator(management: Management) -> None:
         )
 
 
-def stopped_vhosts(management: Management) -> set[str]:
-    """Return the vhosts that don't run on every node. A list may lack their queues."""
-    return {vhost.name for vhost in management.vhosts() if not vhost.running}
+def stopped_vhosts(management: Management, running: frozenset[str]) -> set[str]:
+    """Return the vhosts that don't run on every one of the running nodes. Lists may lack their queues.
+
+    No vhost runs on a node that has just started. A list with lengths is empty then, or lacks the node's queues.
+    """
+    return {vhost.name for vhost in management.vhosts() if not running <= vhost.nodes}
 
 
 def iter_lists(

@@ -38,7 +38,7 @@ from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.masking import mask_secrets
 from core.models import Lease
 from queues import pass_run
-from rabbit import checkup
+from rabbit import checkup, snapshot
 from rabbit.management import BrokerError, Management, NotOnBroker, Row
 from rabbit.names import readable
 from rabbit.permissions import allows
@@ -417,7 +417,9 @@ def _as_administrator(management: Management, overview: Row, account: str) -> Fi
     agents, has_agents = _agents()
     if "listeners" in overview:  # it is missing if the broker collects no statistics
         yield _stomp(overview, has_agents)
-    existing = {vhost.name: vhost.running for vhost in management.vhosts()}
+    running, _ = snapshot.members(management)
+    stopped = snapshot.stopped_vhosts(management, running)
+    existing = {vhost.name: vhost.name not in stopped for vhost in management.vhosts()}
     guarded = pass_run.guarded_vhosts(agents)
     yield _vhosts(existing, guarded, agents)
     vhosts = [vhost for vhost in guarded or existing if vhost in existing]

@@ -731,7 +731,7 @@ def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, 
 
 
 @pytest.mark.soak
-def test_lists_while_a_node_stops_remove_nothing(transactional_db, settings):
+def test_lists_while_a_node_stops_and_starts_remove_nothing(transactional_db, settings):
     with (
         PrivateNode(plugins=["rabbitmq_management"]) as first,
         PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first) as second,
@@ -743,15 +743,13 @@ def test_lists_while_a_node_stops_remove_nothing(transactional_db, settings):
             first_amqp.queue(f"one-{number}")
             second_amqp.queue(f"two-{number}")
         assert monitor.run_pass().queues == 300
-        stopping = threading.Thread(target=second.stop)
-        stopping.start()
-        listed = []
-        while stopping.is_alive():
-            report = monitor.run_pass()
-            assert report.gone == 0
-            listed.append(report.queues)
-        stopping.join()
-        for _ in range(4):
-            assert monitor.run_pass().gone == 0
+        for change in (second.halt, second.start):
+            changing = threading.Thread(target=change)
+            changing.start()
+            while changing.is_alive():
+                assert monitor.run_pass().gone == 0
+            changing.join()
+            for _ in range(4):
+                assert monitor.run_pass().gone == 0
     assert Queue.objects.exclude(state="gone").count() == 300
     assert Watch.objects.get().failures == 0

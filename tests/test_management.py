@@ -135,7 +135,8 @@ def test_a_vhost_is_created_once_listed_and_deleted(management):
     try:
         assert management.create_vhost(name) is True
         assert management.create_vhost(name) is False
-        assert Vhost(name, running=True) in management.vhosts()
+        nodes = frozenset(node.name for node in management.nodes())
+        assert Vhost(name, nodes) in management.vhosts()
     finally:
         management.delete_vhost(name)
     assert name not in {vhost.name for vhost in management.vhosts()}
@@ -143,13 +144,13 @@ def test_a_vhost_is_created_once_listed_and_deleted(management):
         management.delete_vhost(name)
 
 
-def test_a_vhost_that_is_stopped_on_one_node_is_not_running(proxied, proxy):
+def test_the_nodes_of_a_vhost_are_those_on_which_it_runs(proxied, proxy):
     body = (
         b'[{"name": "a", "cluster_state": {"x@1": "running", "x@2": "stopped"}}, {"name": "b", "cluster_state": {}},'
-        b' {"name": "c", "cluster_state": {"x@1": "running"}}]'
+        b' {"name": "c", "cluster_state": []}]'  # of a node of RabbitMQ 4.x that has just started
     )
     proxy.answer(http_answer("200 OK", body))
-    assert proxied.vhosts() == [Vhost("a", False), Vhost("b", False), Vhost("c", True)]
+    assert proxied.vhosts() == [Vhost("a", frozenset({"x@1"})), Vhost("b", frozenset()), Vhost("c", frozenset())]
 
 
 # Queues

@@ -75,5 +75,11 @@ def test_up_to_twenty_vhosts_are_listed_separately_and_more_together(management,
     assert sent.count("GET /api/vhosts") <= 1
 
 
+def test_a_vhost_is_stopped_until_a_node_that_starts_runs_it(management, vhosts):
+    running, _ = snapshot.members(management)
+    assert not snapshot.stopped_vhosts(management, running) & set(vhosts)
+    assert snapshot.stopped_vhosts(management, running | {"rabbit@starting"}) >= set(vhosts)
+
+
 def test_a_vhost_given_twice_is_listed_once(management, vhosts):
     assert len(snapshot.take(management, [vhosts[0], vhosts[0]]).queues) == 1
