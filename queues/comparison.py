@@ -412,7 +412,7 @@ class _Comparison:
         """Return the number of queues that should be listed, the missing ones, and those that Guardian deleted.
 
         Queues that are no longer guarded are gone. A queue whose vhost or node cannot be listed now is neither missing
-        nor deleted.
+        nor deleted. While a node is down, lists may lack quorum queues and streams of any node.
         """
         snapshot = self.observation.snapshot
         unlisted = {*snapshot.unlisted, *self.observation.stopped_vhosts}
@@ -427,6 +427,8 @@ class _Comparison:
                 continue
             expected += 1
             if key in self.listed or row.vhost in unlisted or row.node in snapshot.down:
+                continue
+            if snapshot.down and row.type != CLASSIC:
                 continue
             is_deleted = row.state == DELETING and row.delete_sent_at is not None
             (deleted if is_deleted else missing).append(row)

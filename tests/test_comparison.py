@@ -162,6 +162,15 @@ def test_a_queue_on_a_removed_node_is_gone():
     assert [len(monitor.run(snapshot(listed_queue("a", 0))).gone) for _ in range(2)] == [0, 1]
 
 
+def test_while_a_node_is_down_only_classic_queues_are_missing():
+    monitor = InMemoryMonitor()
+    types = ("classic", "quorum", "stream")
+    monitor.run(snapshot(listed_queue("a", 0), *(listed_queue(type_, 0, type=type_) for type_ in types)))
+    degraded = snapshot(listed_queue("a", 0), down=frozenset({"rabbit@two"}))
+    gone = [row.name for _ in range(3) for row in monitor.run(degraded).gone]
+    assert gone == ["classic"]
+
+
 def test_queues_of_an_unlisted_vhost_stay_as_they_were():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, vhost="other")))
