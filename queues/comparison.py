@@ -32,7 +32,7 @@ from queues.thresholds import (
 )
 from rabbit.amqp import DeclareOk
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
-from rabbit.snapshot import CLASSIC, UNKNOWN_TYPE, ListedQueue, Snapshot, length_of
+from rabbit.snapshot import CLASSIC, UNKNOWN_TYPE, ListedQueue, Snapshot, length_of, with_type
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
@@ -367,12 +367,12 @@ class _Comparison:
         self.observation = observation
         self.rules = rules
         self.now = now
+        self.stored = observation.stored
         self.listed = {
-            (listed.vhost, listed.name): listed
+            (listed.vhost, listed.name): listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
             for listed in observation.snapshot.queues
             if not rules.ignores(listed.vhost, listed.name)
         }
-        self.stored = observation.stored
         accounts = observation.accounts.values()
         self.limits: dict[int | None, tuple[int | None, int | None]] = {
             account.id: (account.warn_length, account.max_length) for account in accounts
@@ -380,6 +380,11 @@ class _Comparison:
         self.staying = {account.id for account in accounts if not account.removing}
         self.changes = Changes(listed=len(self.listed))
         self.removes_nothing = False
+
+    def _with_stored_type(self, listed: ListedQueue) -> ListedQueue:
+        """Return a queue whose row lacks the type with the stored one. A queue that was gone may have another type."""
+        row = self.stored.get((listed.vhost, listed.name))
+        return listed if row is None or row.state == GONE else with_type(listed, row.type)
 
     def compare_missing(self, *, force: bool) -> None:
         """Record the stored queues that the list lacks.

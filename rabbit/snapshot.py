@@ -331,6 +331,13 @@ def parse_row(row: dict[str, Any]) -> ListedQueue:
     )
 
 
+def with_type(queue: ListedQueue, type_: str) -> ListedQueue:
+    """Return a queue whose row lacks the type with this one, and with what follows from it."""
+    if type_ in TYPES_WITHOUT_LENGTH:
+        queue = queue._replace(ready=None, unacknowledged=None)
+    return queue._replace(type=type_, exclusive=queue.exclusive or type_ == MQTT_QOS_0)
+
+
 def _type(row: dict[str, Any]) -> str:
     type_ = _text(row.get("type")) or UNKNOWN_TYPE
     return MQTT_QOS_0 if type_ == _MQTT_QOS_0_MODULE else type_

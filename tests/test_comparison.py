@@ -24,7 +24,7 @@ from queues.comparison import (
 from queues.quiet import MessageKind
 from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
 from rabbit.amqp import DeclareOk
-from rabbit.snapshot import ListedQueue, Snapshot
+from rabbit.snapshot import MQTT_QOS_0, ListedQueue, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = frozenset({"rabbit@one"})
@@ -184,6 +184,44 @@ def test_queues_of_a_stopped_vhost_are_not_missing():
     monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, vhost="other")))
     for _ in range(5):
         assert not monitor.run(snapshot(listed_queue("a", 0)), stopped_vhosts=frozenset({"other"})).gone
+
+
+def test_a_row_without_a_type_keeps_the_stored_type():
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 1, type="quorum")))
+    monitor.run(snapshot(listed_queue("a", 2, type="unknown")))
+    assert (monitor.row("a").type, monitor.row("a").length) == ("quorum", 2)
+
+
+def test_a_new_queue_without_a_type_is_stored_with_an_unknown_type():
+    monitor = InMemoryMonitor()
+    for _ in range(2):
+        monitor.run(snapshot(listed_queue("a", 1, type="unknown")))
+    assert monitor.row("a").type == "unknown"
+
+
+def test_a_queue_that_was_gone_may_have_another_type():
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 1, type="stream"), listed_queue("b", 1)))
+    for _ in range(2):
+        monitor.run(snapshot(listed_queue("b", 1)))
+    monitor.run(snapshot(listed_queue("a", 1, type="unknown"), listed_queue("b", 1)))
+    assert monitor.row("a").type == "unknown"
+
+
+def test_a_stream_without_a_type_is_not_deleted_for_its_length():
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", None, type="stream")))
+    changes = monitor.run(snapshot(listed_queue("a", 11, type="unknown")))
+    assert (changes.condemned, monitor.row("a").length) == ([], None)
+
+
+def test_an_mqtt_subscription_without_a_type_is_not_deleted_for_its_name():
+    rules = Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900)
+    monitor = InMemoryMonitor(rules)
+    monitor.run(snapshot(listed_queue("a", None, type=MQTT_QOS_0, exclusive=True)))
+    changes = monitor.run(snapshot(listed_queue("a", None, type="unknown")))
+    assert (changes.condemned, monitor.row("a").exclusive) == ([], True)
 
 
 def short_queues(count, **fields):
