@@ -145,10 +145,10 @@ POLICIES: dict[str, Callable[[Thresholds], Policy]] = {"static": Static, "memory
 
 
 def long_length(lengths: Sequence[int]) -> int:
-    """Return the length from which a queue is among the longest tenth, at least one queue."""
+    """Return the length of the shortest queue among the longest tenth, or among the longest one of fewer than ten."""
     if not lengths:
         return 0
-    return sorted(lengths, reverse=True)[len(lengths) // 10]
+    return sorted(lengths, reverse=True)[max(1, len(lengths) // 10) - 1]
 
 
 NOT_SET = (None, None)

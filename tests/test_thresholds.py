@@ -1,5 +1,6 @@
 """The rule for one queue's state, and the sources of its thresholds."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,11 +102,16 @@ def test_a_threshold_of_zero_counts_as_set():
 
 
 @given(st.lists(st.integers(0, 100), min_size=1))
-def test_about_a_tenth_of_the_queues_are_long(figures):
+def test_a_tenth_of_the_queues_are_long_and_those_as_long_as_its_shortest(figures):
     at_least = long_length(figures)
-    among = sum(figure >= at_least for figure in figures)
-    assert among >= 1
-    assert sum(figure > at_least for figure in figures) <= len(figures) // 10
+    tenth = max(1, len(figures) // 10)
+    assert sum(figure > at_least for figure in figures) < tenth <= sum(figure >= at_least for figure in figures)
+
+
+@pytest.mark.parametrize(("queues", "long"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (100, 10)])
+def test_of_queues_of_different_lengths_a_tenth_is_long(queues, long):
+    at_least = long_length(range(queues))
+    assert sum(length >= at_least for length in range(queues)) == long
 
 
 def test_the_brake_is_its_number_or_a_quarter_of_all_queues():
