@@ -2,6 +2,14 @@
 
 PYTHON = .venv/bin/python
 
+# Arguments of make. These lines hide variables of the environment by the same names.
+BROKER =
+ONLY =
+SECONDS =
+SEED =
+WEB =
+WORKERS =
+
 # A broker that is named is used, and then none has to be installed.
 RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.

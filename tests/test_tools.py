@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -145,6 +147,59 @@ def test_a_rabbitmq_that_cannot_be_installed_is_refused(series, user, error):
         check=False,
     )
     assert (done.returncode, error in done.stderr) == (1, True)
+
+
+@pytest.fixture
+def installer(tmp_path):
+    """Give a copy of tools/make-rabbitmq in a project where RabbitMQ 4.3 is installed."""
+    if os.getuid() != 0:
+        pytest.skip("it needs root")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "var/rabbitmq-4.3").mkdir(parents=True)
+    (tmp_path / "var/rabbitmq-4.3/installed").touch()
+    return shutil.copy(ROOT / "tools/make-rabbitmq", tmp_path / "tools")
+
+
+def test_a_rabbitmq_that_is_installed_is_found_from_any_directory(installer):
+    done = subprocess.run([installer, "4.3"], cwd="/", capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+
+
+def test_a_second_installation_waits_for_the_first(installer, tmp_path):
+    with (tmp_path / "var/make-rabbitmq.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = subprocess.Popen([installer, "4.3"], stderr=subprocess.PIPE, text=True)
+        assert second.stderr.readline() == "Waiting for another process that installs RabbitMQ\n"
+        assert second.poll() is None
+    with second:
+        assert second.wait(10) == 0
+
+
+# The Makefile
+
+
+def planned(*arguments, **environment):
+    """Return what make would run."""
+    outer = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}  # the arguments of `make soak`
+    command = ["make", "--dry-run", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=outer | environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "value", "command"),
+    [
+        ("test", "BROKER", "4.3", "tools/make-rabbitmq 4.3"),
+        ("test", "ONLY", "test_names", "pytest  tests/test_names.py"),
+        ("run", "WEB", "2", "tools.run --web 2"),
+        ("run", "WORKERS", "2", "tools.run  --workers 2"),
+        ("soak", "SECONDS", "60", "tools.chaos --seconds 60"),
+        ("soak", "SEED", "7", "tools.chaos  --seed 7"),
+    ],
+)
+def test_make_takes_its_arguments_from_the_command_line_only(target, name, value, command):
+    assert command in planned(target, f"{name}={value}")
+    assert command not in planned(target, **{name: value})
 
 
 def test_servers_end_when_their_parent_is_killed(tmp_path):
