@@ -40,6 +40,9 @@ BATCH_SIZE = 500
 
 MAX_CONCURRENT_DELETIONS = 8
 
+SECONDS_PER_PASS = 30
+"""The time for all deletions of a pass, so that other queues are guarded meanwhile. The next pass continues."""
+
 RECHECK_VALID_SECONDS = 30
 """A process that was suspended must not continue to delete by an old recheck."""
 
@@ -145,14 +148,20 @@ class Deletion:
     def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
         """Recheck these queues, delete those still over their limit, and record the outcomes.
 
+        The longest come first. After ``SECONDS_PER_PASS`` the others stay in state deleting.
+
         Raises:
             LeaseLost: the lease expired; the next pass continues.
         """
         outcome = Outcome()
+        end_of_deletions = time.monotonic() + SECONDS_PER_PASS
+        condemned = sorted(condemned, key=lambda one: -(one.queue.length or 0))
         for start in range(0, len(condemned), BATCH_SIZE):
             lease.renew()
             began = time.monotonic()
-            deadline = began + RECHECK_VALID_SECONDS
+            if began > end_of_deletions:
+                break
+            deadline = min(began + RECHECK_VALID_SECONDS, end_of_deletions)
             in_time = partial(_renew_until_deadline, lease, began + LIST_TIMEOUT_SECONDS)
             recheck = self.recheck(condemned[start : start + BATCH_SIZE], exact=exact, between=in_time)
             self._record_kept(recheck.kept, lease, outcome)
