@@ -1,14 +1,17 @@
 """Filters and orders of lists of queues, for the page and the API."""
 
 import re
-from typing import NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
-from django.db.models import Case, Count, F, FloatField, Q, QuerySet, Value, When
+from django.db.models import Case, Count, F, FloatField, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.expressions import Expression, OrderBy
 from django.db.models.functions import Cast, Coalesce
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 
-from queues.models import Archive, Queue
+from accounts.models import Owner, PulseUser
+from queues import growth
+from queues.models import Archive, Queue, QueueSample
 from queues.thresholds import BrokerState, policy
 from rabbit.names import DEAD_LETTER_QUEUE
 
@@ -127,3 +130,22 @@ def _share() -> Expression:
     by_policy = policy()(None, BrokerState()).max
     limit = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
     return Cast(LENGTH, FloatField()) / Cast(limit, FloatField())
+
+
+def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
+    """Annotate queues with ``first_at`` and ``first_length``, the first sample in the time over which growth counts.
+
+    Subqueries find the sample by its index, because a queue may have a hundred samples in that time.
+    """
+    since = now - timedelta(seconds=growth.WINDOW_SECONDS)
+    samples = QueueSample.objects.filter(queue=OuterRef("pk"), at__gte=since).order_by("at")
+    return queues.annotate(
+        first_at=Subquery(samples.values("at")[:1]), first_length=Subquery(samples.values("length")[:1])
+    )
+
+
+def whose(pulse_user: PulseUser | None, owner: Owner | None) -> str:
+    """Return whose a queue is, in words: its Pulse user's, or that of an owner's agents."""
+    if pulse_user is not None:
+        return pulse_user.username
+    return f"agents of {owner.email}" if owner is not None else "nobody"
