@@ -16,7 +16,7 @@ from rabbit.names import readable
 
 MAX_NAME_IN_SUBJECT = 80
 
-FACT_DEFAULTS = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings"), "")
+FACT_DEFAULTS = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings", "blocked"), "")
 """Facts that most notifications lack. Undefined names are expensive in templates: with these defaults, rendering a
 warning takes a fifth less time."""
 

@@ -98,7 +98,7 @@ class QueueAdmin(ReadOnlyAdmin):
         "last_seen",
     ]  # fmt: skip
     list_filter = [
-        "state", "unbounded", OwnerFilter, "registered", "type", "exclusive",
+        "state", "block_reason", "unbounded", OwnerFilter, "registered", "type", "exclusive",
         ("max_length", admin.EmptyFieldListFilter), "vhost",
     ]  # fmt: skip
     list_select_related = ["pulse_user", "owner"]
@@ -106,7 +106,7 @@ class QueueAdmin(ReadOnlyAdmin):
     fields = [
         "name", "vhost", "pulse_user", "owner", "state", "ready", "unacknowledged", "consumers", "unbounded",
         "warn_length", "max_length", "type", "durable", "auto_delete", "exclusive", "registered", "node", "first_seen",
-        "last_seen", "unattended_since", "delete_sent_at",
+        "last_seen", "unattended_since", "delete_sent_at", "block_reason",
     ]  # fmt: skip
     actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 

@@ -4,6 +4,7 @@ Everything here is pure. ``monitor.py`` fetches the input and writes the result.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from notifications.audience import Ownership
 from queues import quiet
-from queues.brake import brake_limit
+from queues.brake import brake_limit, groups_to_block
 from queues.models import Queue, QueueEvent
 from queues.quiet import MessageKind, QuietPeriod
 from queues.thresholds import (
@@ -32,7 +33,15 @@ from queues.thresholds import (
 )
 from rabbit.amqp import DeclareOk
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
-from rabbit.snapshot import CLASSIC, UNKNOWN_TYPE, ListedQueue, Snapshot, length_of, with_type
+from rabbit.snapshot import (
+    CLASSIC,
+    TYPES_WITHOUT_LENGTH,
+    UNKNOWN_TYPE,
+    ListedQueue,
+    Snapshot,
+    length_of,
+    with_type,
+)
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
@@ -62,6 +71,7 @@ class StoredQueue(NamedTuple):
     recovery_notified: bool
     folded: int
     over_unacked_since: datetime | None
+    block_reason: str
     unbounded: bool
     warn_length: int | None
     max_length: int | None
@@ -80,6 +90,11 @@ class StoredQueue(NamedTuple):
     def ownership(self) -> Ownership:
         """The Pulse user or owner that the queue belongs to."""
         return Ownership(self.pulse_user_id, self.owner_id)
+
+    @property
+    def brake_group(self) -> tuple[int | None, str | None]:
+        """The queues with which the brake blocks it: those of its Pulse user or agents' vhost, or all without owner."""
+        return self.pulse_user_id, self.vhost if self.owner_id is not None else None
 
     @property
     def quiet_period(self) -> QuietPeriod:
@@ -164,10 +179,14 @@ NO_REGISTRATIONS = Registrations()
 
 
 class Earlier(NamedTuple):
-    """The running nodes at the last complete list, and how many lists in a row were too short."""
+    """The running nodes at the last complete list, and how many lists in a row were too short.
+
+    ``rules`` are those of the last pass, if they differ from the present ones.
+    """
 
     nodes: frozenset[str]
     short_lists: int
+    rules: Rules | None = None
 
 
 class Event(NamedTuple):
@@ -210,7 +229,7 @@ class Changes:
     ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
     ``returned`` are registered queues that were gone. ``deleted`` are missing because Guardian deleted them.
     ``short`` counts the queues that are missing for no known reason, if there are too many of them.
-    ``blocked`` are the queues that the brake blocks.
+    ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass.
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
     """
 
@@ -233,7 +252,8 @@ class Changes:
     unpatterned: int = 0
     short: int = 0
     short_lists: int = 0
-    blocked: list[QueueName] = field(default_factory=list)
+    blocked: list[Condemned] = field(default_factory=list)
+    newly_blocked: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
 
     def drop(
@@ -272,9 +292,8 @@ class Changes:
         self.messages = [
             one._replace(queue=after) for one in self.messages if (after := replace(one.queue)) is not None
         ]
-        self.condemned = [
-            one._replace(queue=after) for one in self.condemned if (after := replace(one.queue)) is not None
-        ]
+        for condemned in (self.condemned, self.blocked):
+            condemned[:] = [one._replace(queue=after) for one in condemned if (after := replace(one.queue)) is not None]
 
 
 def from_listed(listed: ListedQueue) -> StoredQueue:
@@ -282,7 +301,7 @@ def from_listed(listed: ListedQueue) -> StoredQueue:
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
-        over_unacked_since=None, unbounded=False, warn_length=None, max_length=None,
+        over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
 
 
@@ -330,7 +349,7 @@ class Observation:
 
     ``stored`` has the queues that are not gone, and the gone ones that are listed again, by (vhost, name).
     ``memory`` is the memory use of the fullest node, as a fraction of its watermark. Queues of ``stopped_vhosts`` never
-    count as missing. The brake does not count the queues that an operator ``released``.
+    count as missing. Queues that an operator ``released`` are not blocked.
     """
 
     snapshot: Snapshot
@@ -346,13 +365,12 @@ class Observation:
 def compare(observation: Observation, rules: Rules, *, now: datetime, force: bool) -> Changes:
     """Return the changes that follow from this observation.
 
-    ``force`` lifts the brake, and accepts a list that is too short.
+    ``force`` releases all queues from the brake, and accepts a list that is too short.
     """
-    comparison = _Comparison(observation, rules, now)
-    comparison.compare_missing(force=force)
+    comparison = _Comparison(observation, rules, now, force=force)
+    comparison.compare_missing()
     comparison.compare_listed()
-    if not force:
-        comparison.apply_brake()
+    comparison.apply_brake()
     comparison.condemn()
     return comparison.changes
 
@@ -363,11 +381,13 @@ class _Comparison:
     ``removes_nothing``: the list is too short to remove anything.
     """
 
-    def __init__(self, observation: Observation, rules: Rules, now: datetime) -> None:
+    def __init__(self, observation: Observation, rules: Rules, now: datetime, *, force: bool) -> None:
         self.observation = observation
         self.rules = rules
+        self.earlier_rules = observation.earlier.rules
         self.now = now
         self.stored = observation.stored
+        self.force = force
         self.listed = {
             (listed.vhost, listed.name): listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
             for listed in observation.snapshot.queues
@@ -386,7 +406,7 @@ class _Comparison:
         row = self.stored.get((listed.vhost, listed.name))
         return listed if row is None or row.state == GONE else with_type(listed, row.type)
 
-    def compare_missing(self, *, force: bool) -> None:
+    def compare_missing(self) -> None:
         """Record the stored queues that the list lacks.
 
         A queue is gone when two lists in a row lack it, fetched with the same nodes running. A list that is empty, or
@@ -400,10 +420,10 @@ class _Comparison:
         short = unexplained > 0 and (not self.listed or unexplained > brake_limit(self.rules.brake, expected))
         changes.short = unexplained if short else 0
         changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
-        self.removes_nothing = short and changes.short_lists < SHORT_LISTS_UNTIL_BELIEVED and not force
+        self.removes_nothing = short and changes.short_lists < SHORT_LISTS_UNTIL_BELIEVED and not self.force
         if comparable and not self.removes_nothing:
             changes.deleted = deleted
-        needed = (1 if force else SHORT_LISTS_UNTIL_BELIEVED) if short else MISSES_UNTIL_GONE
+        needed = (1 if self.force else SHORT_LISTS_UNTIL_BELIEVED) if short else MISSES_UNTIL_GONE
         for row in missing:
             misses = row.misses + 1 if comparable else int(snapshot.nodes_unchanged)
             if misses >= needed and not self.removes_nothing:
@@ -447,8 +467,9 @@ class _Comparison:
     def _record_gone(self, row: StoredQueue) -> None:
         """Record that a queue is gone. It keeps its last notified state, in case it is declared again."""
         gone = row._replace(
-            state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None
-        )
+            state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None,
+            block_reason="",
+        )  # fmt: skip
         self.changes.gone.append(gone)
         if row.misses == 0:
             self.changes.listed_last.append(gone)
@@ -467,8 +488,7 @@ class _Comparison:
         if listed.length is None:
             self.changes.unknown += 1
         queue = self._updated_row(key, listed, ownership)
-        by_policy = self.rules.policy(listed.length, broker)
-        thresholds = resolve((queue.warn_length, queue.max_length), self.limits.get(ownership[0], NOT_SET), by_policy)
+        thresholds = self._thresholds(queue, self.rules, broker)
         queue = _with_over_unacked(queue, thresholds, self.now)
         verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
@@ -477,10 +497,50 @@ class _Comparison:
         # The figures of the nodes lack arguments; the list of each minute decides about stored queues.
         may_be_internal = key in snapshot.internal or (snapshot.lagging and key in self.stored)
         for_its_name = not self.removes_nothing and not may_be_internal and self.rules.deletes_for_its_name(queue)
-        if verdict.action is Action.DELETE or for_its_name:
-            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
-        else:
+        if queue.block_reason or self.earlier_rules is not None:
+            queue = queue._replace(block_reason=self._block_reason(queue, thresholds, broker))
+        if verdict.action is not Action.DELETE and not for_its_name:
             self._record_state(queue, verdict.state, thresholds)
+        elif queue.block_reason:
+            self._record_blocked(Condemned(queue, thresholds, for_its_name))
+        else:
+            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
+
+    def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
+        """Return the thresholds of a queue by these rules."""
+        of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
+        return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(queue.length, broker))
+
+    def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
+        """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
+
+        A blocked queue whose length dips below the limit stays blocked until it is below the warning threshold, or
+        until a change of the settings raises the limit above it. A queue of unknown length may turn out to be too long.
+        """
+        key = (queue.vhost, queue.name)
+        if is_spared(queue) or queue.state == DELETING or self._is_released(key):
+            return ""
+        has_length = queue.type not in TYPES_WITHOUT_LENGTH
+        is_too_long = has_length and (queue.length is None or queue.length > thresholds.max)
+        is_misnamed = self.rules.deletes_for_its_name(queue) and key not in self.observation.snapshot.internal
+        if is_too_long or is_misnamed:
+            return queue.block_reason or (Queue.BlockReason.SETTINGS if self._was_allowed(queue, broker) else "")
+        was_raised = self.earlier_rules is not None and not self._was_allowed(queue, broker)
+        is_warned = queue.length is not None and queue.length >= thresholds.warn
+        return queue.block_reason if is_warned and not was_raised else ""
+
+    def _was_allowed(self, queue: StoredQueue, broker: BrokerState) -> bool:
+        """Return whether the settings changed since the last pass, and the earlier ones would not delete this queue."""
+        earlier = self.earlier_rules
+        if earlier is None:
+            return False
+        if earlier.ignores(queue.vhost, queue.name):
+            return True
+        is_too_long = queue.length is not None and queue.length > self._thresholds(queue, earlier, broker).max
+        return not is_too_long and not earlier.deletes_for_its_name(queue)
+
+    def _is_released(self, key: QueueName) -> bool:
+        return self.force or key in self.observation.released
 
     def _ownership_of(self, key: QueueName) -> OwnershipFields:
         """Return the Pulse user by the queue's name, the owner by its vhost, and whether it is registered."""
@@ -524,18 +584,34 @@ class _Comparison:
         return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging
 
     def apply_brake(self) -> None:
-        """Block the deletions if they are too many, but not those decided by an earlier pass, or released."""
-        counted = [one for one in self.changes.condemned if one.key not in self.observation.released]
-        if len(counted) <= brake_limit(self.rules.brake, len(self.listed)):
-            return
-        blocked = [one for one in counted if one.queue.state != DELETING]
-        self.changes.blocked = [one.key for one in blocked]
-        for one in blocked:
-            queue = one.queue
-            state = judge(queue.last_notified_state, queue.length, one.thresholds, spared=True).state
-            self._record_state(queue, state, one.thresholds)
-        keys = set(self.changes.blocked)
-        self.changes.condemned = [one for one in self.changes.condemned if one.key not in keys]
+        """Block the groups that exceed the brake (see ``groups_to_block``), and new queues of a blocked group.
+
+        Queues that an earlier pass decided to delete, or that an operator released, do not count.
+        """
+        blocked = {
+            one.queue.brake_group for one in self.changes.blocked if one.queue.block_reason == Queue.BlockReason.BRAKE
+        }
+        condemned, self.changes.condemned = self.changes.condemned, []
+        counted: list[Condemned] = []
+        for one in condemned:
+            is_decided = one.queue.state == DELETING or self._is_released(one.key)
+            (self.changes.condemned if is_decided else counted).append(one)
+        sizes = Counter(one.queue.brake_group for one in counted if one.queue.brake_group not in blocked)
+        blocked.update(groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed))))
+        for one in counted:
+            if one.queue.brake_group in blocked:
+                queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)
+                self._record_blocked(one._replace(queue=queue))
+            else:
+                self.changes.condemned.append(one)
+
+    def _record_blocked(self, one: Condemned) -> None:
+        """Record a queue whose deletion is blocked, in the state that its length gives."""
+        queue, row = one.queue, self.stored.get(one.key)
+        self.changes.blocked.append(one)
+        self.changes.newly_blocked += row is None or not row.block_reason
+        state = judge(queue.last_notified_state, queue.length, one.thresholds, spared=True).state
+        self._record_state(queue, state, one.thresholds)
 
     def condemn(self) -> None:
         """Record that the condemned queues are about to be deleted."""

@@ -92,6 +92,7 @@ class Facts:
             "per_second": growing.per_second if growing else None,
             "seconds_to_max": growing.seconds_to_max if growing else None,
             "spared": is_spared(queue),
+            "blocked": bool(queue.block_reason),
             **_agents_facts(queue),
             "folded": folded,
             "consumers": feed.consumers,

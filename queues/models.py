@@ -33,6 +33,12 @@ class Queue(models.Model):
         DELETING = "deleting", "about to be deleted"
         GONE = "gone", "gone"
 
+    class BlockReason(models.TextChoices):
+        """Why the deletion of a queue is blocked."""
+
+        BRAKE = "brake", "too many at once"
+        SETTINGS = "settings", "settings or broker are new"
+
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     vhost = models.CharField(max_length=255)
     name = models.CharField(max_length=255)
@@ -75,6 +81,15 @@ class Queue(models.Model):
     over_unacked_since = models.DateTimeField(
         null=True,
         help_text="Since when all lists show the queue over its limit only with unacknowledged messages.",
+    )
+
+    block_reason = models.CharField(
+        max_length=10,
+        choices=BlockReason.choices,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Why Guardian does not delete it until an operator releases it; empty: its deletion is not blocked.",
     )
 
     consumers = models.PositiveIntegerField(null=True, help_text="As counted every minute; empty: unknown.")
@@ -322,9 +337,12 @@ class Watch(models.Model):
     next_pass_at = models.DateTimeField(
         null=True, help_text="The earliest time of the next pass, after the broker could not be reached."
     )
-    brake_since = models.DateTimeField(null=True, help_text="When the brake began to block deletions.")
+    deletion_settings = models.JSONField(
+        null=True, help_text="The settings that decide which queues are deleted, as of the last complete list."
+    )
+    brake_since = models.DateTimeField(null=True, help_text="Since when deletions are blocked.")
     braked = models.PositiveIntegerField(
-        default=0, db_default=0, help_text="The number of queues that the brake blocks."
+        default=0, db_default=0, help_text="The number of queues to delete whose deletion is blocked."
     )
     released = models.JSONField(null=True, help_text="The queues that an operator released: vhost and name of each.")
     released_at = models.DateTimeField(

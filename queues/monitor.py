@@ -1,8 +1,8 @@
 """One pass of the monitor: fetch, load, compare, write, act.
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
-``comparison.py`` decides what follows from a list, ``brake.py`` has the operator's release, ``deletion.py`` deletes,
-``notifications`` sends.
+``comparison.py`` decides what follows from a list, ``brake.py`` has the operator's release, ``earlier_settings.py``
+protects queues from a change of the settings, ``deletion.py`` deletes, ``notifications`` sends.
 """
 
 import logging
@@ -20,6 +20,7 @@ from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import audience, enqueue
 from notifications.enqueue import Notice
 from queues import kinds, registered
+from queues.brake_table import LONGEST_FIRST, in_order, lines_of_pass
 from queues.comparison import (
     Changes,
     Observation,
@@ -31,7 +32,7 @@ from queues.comparison import (
 from queues.deletion import Deletion, Outcome, Recheck
 from queues.facts import Facts
 from queues.models import QueueEvent, Watch
-from queues.pass_run import PassRun, Report, guarded_vhosts, rules, save_report
+from queues.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
 from queues.persistence import load, stored_queues, write
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError
@@ -66,7 +67,7 @@ def seconds_to_wait() -> float:
 def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
     """Run one pass and return its report.
 
-    ``force`` lifts the brake on bulk deletion, and accepts a list that is too short. ``dry_run`` compares and decides,
+    ``force`` deletes blocked queues, too, and accepts a list that is too short. ``dry_run`` compares and decides,
     but changes nothing. If another process is running a pass, nothing is done, and the report says so.
     """
     report = Report(at=timezone.now(), dry_run=dry_run)
@@ -119,7 +120,7 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     facts = _gather_facts(run, changes)
     deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
     if lease is None:
-        _preview(report, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
+        _preview(run, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
         return
     write(run, lease, observation, changes, facts, exchanges)
     _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
@@ -161,7 +162,8 @@ def _may_use_figures(run: PassRun) -> bool:
     """
     watch = run.watch
     is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
-    if settings.GUARDIAN_SNAPSHOT != "prometheus" or run.lease is None or run.force or is_wrong:
+    is_changed = watch.deletion_settings != deletion_settings()
+    if settings.GUARDIAN_SNAPSHOT != "prometheus" or run.lease is None or run.force or is_wrong or is_changed:
         return False
     return watch.exact_at is not None and timedelta(0) <= run.now - watch.exact_at < EXACT_LIST_INTERVAL
 
@@ -182,9 +184,12 @@ def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Sna
     return None
 
 
-def _preview(report: Report, changes: Changes, recheck: Recheck) -> None:
-    """Add the condemned queues, and those that the recheck confirms, to the report of a dry run."""
-    report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.blocked))]
+def _preview(run: PassRun, changes: Changes, recheck: Recheck) -> None:
+    """Add the queues to delete, and those that the recheck confirms, to the report of a dry run."""
+    report, condemned = run.report, [*changes.condemned, *changes.blocked]
+    queues = [one.queue for one in condemned]
+    facts = Facts.gather(run.management, broker.amqp_url(), queues, run.now, total_queues=changes.listed)
+    report.condemned = in_order(lines_of_pass(condemned, facts), LONGEST_FIRST)
     report.would_delete = [_named(one.key) for one in recheck.over]
     report.kept = len(recheck.kept)
 
@@ -292,8 +297,8 @@ def _report_errors(report: Report, changes: Changes, observation: Observation) -
         )
     if changes.blocked:
         report.errors.append(
-            f"the brake blocks the deletion of {len(changes.blocked)} queues; check them, then release the brake "
-            "in the admin, or use --force"
+            f"the deletion of {len(changes.blocked)} queues is blocked; check them, then release them in the admin, or "
+            "use --force"
         )
 
 

@@ -10,9 +10,10 @@ from django.conf import settings
 
 from core.leases import HeldLease
 from queues import registered
+from queues.brake_table import Line
 from queues.comparison import Rules
 from queues.models import Pass, Watch
-from queues.thresholds import policy
+from queues.thresholds import POLICIES, Thresholds
 from rabbit.management import Management
 
 
@@ -20,7 +21,7 @@ from rabbit.management import Management
 class Report:
     """The result of one pass. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
 
-    In a dry run, ``condemned`` are the queues to delete, including those that the brake blocks. ``would_delete`` are
+    In a dry run, ``condemned`` are the queues to delete, with those whose deletion is blocked. ``would_delete`` are
     those that a recheck confirmed.
     """
 
@@ -42,7 +43,7 @@ class Report:
     misnamed_exchanges: list[str] = field(default_factory=list)
     unpatterned: int = 0
     dry_run: bool = False
-    condemned: list[dict[str, str]] = field(default_factory=list)
+    condemned: list[Line] = field(default_factory=list)
     would_delete: list[dict[str, str]] = field(default_factory=list)
     another_pass: bool = False
     away: bool = False
@@ -51,32 +52,57 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
-        return {**asdict(self), "at": self.at.isoformat()}
+        condemned = [line._asdict() for line in self.condemned]
+        return {**asdict(self), "at": self.at.isoformat(), "condemned": condemned}
 
 
-def guarded_vhosts(agents: Iterable[str] | None = None) -> list[str] | None:
+def guarded_vhosts(agents: Iterable[str] | None = None, values: Mapping[str, Any] | None = None) -> list[str] | None:
     """Return the guarded vhosts; None: all. If GUARDIAN_VHOSTS has a list, it is exactly that list.
 
-    ``agents`` are the agents' vhosts; without them, they are read from the database.
+    ``agents`` are the agents' vhosts; without them, they are read from the database. ``values`` are those of
+    ``DELETION_SETTINGS``, by default the current ones.
     """
-    if settings.GUARDIAN_VHOSTS == ["*"]:
+    values = values or deletion_settings()
+    if values["GUARDIAN_VHOSTS"] == ["*"]:
         return None
-    if settings.GUARDIAN_VHOSTS:
-        return list(settings.GUARDIAN_VHOSTS)
+    if values["GUARDIAN_VHOSTS"]:
+        return list(values["GUARDIAN_VHOSTS"])
     if agents is None:
         agents = registered.provider().vhosts()
-    return list(dict.fromkeys(["/", settings.GUARDIAN_PULSE_VHOST, *agents]))
+    return list(dict.fromkeys(["/", values["GUARDIAN_PULSE_VHOST"], *agents]))
 
 
-def rules(vhosts: Iterable[str] | None) -> Rules:
-    """Return the settings of a pass over these vhosts; None: over all."""
-    ignored = settings.GUARDIAN_IGNORED_QUEUES
+DELETION_SETTINGS = (
+    "GUARDIAN_THRESHOLD_POLICY",
+    "GUARDIAN_WARN_QUEUE_LENGTH",
+    "GUARDIAN_MAX_QUEUE_LENGTH",
+    "GUARDIAN_VHOSTS",
+    "GUARDIAN_PULSE_VHOST",
+    "GUARDIAN_IGNORED_QUEUES",
+    "GUARDIAN_NAMESPACE_POLICY",
+)
+"""The settings that decide which queues are deleted."""
+
+
+def deletion_settings() -> dict[str, Any]:
+    """Return the values of ``DELETION_SETTINGS``, as JSON."""
+    return {name: getattr(settings, name) for name in DELETION_SETTINGS}
+
+
+def rules(vhosts: Iterable[str] | None, values: Mapping[str, Any] | None = None) -> Rules:
+    """Return the rules of a pass over these vhosts; None: over all.
+
+    ``values`` are those of ``DELETION_SETTINGS``, by default the current ones.
+    """
+    values = values or deletion_settings()
+    ignored = values["GUARDIAN_IGNORED_QUEUES"]
+    thresholds = Thresholds(values["GUARDIAN_WARN_QUEUE_LENGTH"], values["GUARDIAN_MAX_QUEUE_LENGTH"])
     return Rules(
-        policy=policy(),
-        pulse_vhost=settings.GUARDIAN_PULSE_VHOST,
+        policy=POLICIES[values["GUARDIAN_THRESHOLD_POLICY"]](thresholds),
+        pulse_vhost=values["GUARDIAN_PULSE_VHOST"],
         vhosts=frozenset(vhosts) if vhosts is not None else None,
         ignored=re.compile(ignored) if ignored else None,
-        namespace_policy=settings.GUARDIAN_NAMESPACE_POLICY,
+        namespace_policy=values["GUARDIAN_NAMESPACE_POLICY"],
         brake=settings.GUARDIAN_DELETE_BRAKE,
         quiet_seconds=settings.GUARDIAN_QUIET_SECONDS,
     )

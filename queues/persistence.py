@@ -1,6 +1,7 @@
 """Read and write the rows of a pass, in a constant number of statements for any number of queues."""
 
 import uuid
+from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
 from queues import kinds, registered
-from queues.brake import after_pass, needs_notice, released_queues
+from queues.brake import after_pass, released_queues
 from queues.comparison import (
     NO_REGISTRATIONS,
     Changes,
@@ -26,6 +27,7 @@ from queues.comparison import (
     StoredQueue,
 )
 from queues.deletion import write_events
+from queues.earlier_settings import earlier_rules, settings_to_store
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pass_run import PassRun
@@ -46,8 +48,9 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
     declared, so the registration of every listed queue is already stored.
     """
     listed = {(queue.vhost, queue.name) for queue in listing.queues}
+    earlier = Earlier(frozenset(run.watch.nodes), run.watch.short_lists, earlier_rules(run, listing))
     stopped: frozenset[str] = frozenset()
-    if stored.keys() - listed:  # check that the list is complete
+    if stored.keys() - listed or earlier.rules is not None:  # check that the list is complete
         snapshot.require_administrator(run.management)
         stopped = frozenset(snapshot.stopped_vhosts(run.management, listing.nodes))
     run.keep_lease()
@@ -56,7 +59,7 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
         stored=stored | _returned_queues(listed - stored.keys()),
         accounts=_accounts(),
         registrations=_registrations(run.agents_vhosts),
-        earlier=Earlier(frozenset(run.watch.nodes), run.watch.short_lists),
+        earlier=earlier,
         memory=_memory(run.management) if run.rules.policy.needs_memory else 0.0,
         stopped_vhosts=stopped,
         released=released_queues(run.watch, run.now),
@@ -127,9 +130,9 @@ def write(
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
         notices = [_notice(message, facts) for message in changes.messages]
-        notices += _operator_notices(changes, observation.snapshot, run.watch, run.now)
+        notices += _operator_notices(changes, observation, run.watch, run.now)
         run.report.notifications = enqueue.enqueue(notices, run.now)
-        _update_watch(run.watch, changes, observation.snapshot, exchanges, run.now)
+        _update_watch(run.watch, changes, observation, exchanges, run.now)
 
 
 def _insert(changes: Changes, now: datetime) -> None:
@@ -219,14 +222,15 @@ def _notice(message: Message, facts: Facts) -> Notice:
     return Notice(message.kind.value, content, subject_key(queue.id), *queue.ownership)
 
 
-def _operator_notices(changes: Changes, listing: Snapshot, watch: Watch, now: datetime) -> list[Notice]:
+def _operator_notices(changes: Changes, observation: Observation, watch: Watch, now: datetime) -> list[Notice]:
     """Return the notices for operators about the broker itself."""
-    notices = []
+    notices, listing = [], observation.snapshot
     if watch.outage_since is not None:
         seconds = (now - watch.outage_since).total_seconds()
         notices.append(Notice(kinds.OUTAGE_OVER, {"seconds": seconds}))
-    if needs_notice(watch, len(changes.blocked)):
-        notices.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed}))
+    if _needs_brake_notice(changes, watch, is_changed=observation.earlier.rules is not None):
+        reasons = Counter(one.queue.block_reason for one in changes.blocked)
+        notices.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed, **reasons}))
     if _needs_short_list_notice(changes, watch, now):
         notices.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.listed}))
     if not listing.exact and watch.unresponsive_since is None:
@@ -235,6 +239,15 @@ def _operator_notices(changes: Changes, listing: Snapshot, watch: Watch, now: da
         seconds = (now - watch.unresponsive_since).total_seconds()
         notices.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
     return notices
+
+
+def _needs_brake_notice(changes: Changes, watch: Watch, *, is_changed: bool) -> bool:
+    """Return whether to notify operators of blocked queues.
+
+    They are notified of the first ones, of others after a release, and of those that a change of the settings blocks.
+    Of single queues that follow they are not.
+    """
+    return changes.newly_blocked > 0 and (watch.brake_since is None or watch.released_at is not None or is_changed)
 
 
 def _needs_short_list_notice(changes: Changes, watch: Watch, now: datetime) -> bool:
@@ -246,9 +259,10 @@ def _needs_short_list_notice(changes: Changes, watch: Watch, now: datetime) -> b
 
 
 def _update_watch(
-    watch: Watch, changes: Changes, listing: Snapshot, exchanges: list[str] | None, now: datetime
+    watch: Watch, changes: Changes, observation: Observation, exchanges: list[str] | None, now: datetime
 ) -> None:
     """Write the state that the next pass needs."""
+    listing = observation.snapshot
     state: dict[str, Any] = {
         "failures": 0,
         "nodes": sorted(listing.nodes) if listing.nodes_unchanged else [],
@@ -257,7 +271,8 @@ def _update_watch(
         "unresponsive_since": None if listing.exact else (watch.unresponsive_since or now),
         "outage_since": None,
         "next_pass_at": None,
-        **after_pass(watch, changes.blocked, changes.short > 0, now),
+        "deletion_settings": settings_to_store(watch, observation),
+        **after_pass(watch, len(changes.blocked), changes.short > 0, now),
     }
     if not listing.lagging:
         state["exact_at"] = now

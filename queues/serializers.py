@@ -28,6 +28,7 @@ QUEUE = {
     "pulse_user": "alice",
     "owners": ["alice@example.org"],
     "state": "warned",
+    "blocked": False,
     "length": 2104,
     "ready": 2100,
     "unacknowledged": 4,
@@ -58,6 +59,9 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         slug_field="username", read_only=True, allow_null=True
     )
     owners = serializers.SerializerMethodField(help_text="Their e-mail addresses.")
+    blocked = serializers.SerializerMethodField(
+        help_text="Whether its deletion is blocked until an operator decides, for example while it is over its limit."
+    )
     length = serializers.IntegerField(allow_null=True, help_text="Ready and unacknowledged messages.")
     warn_length = serializers.SerializerMethodField(help_text="The length in messages at which the owners are warned.")
     max_length = serializers.SerializerMethodField(
@@ -74,6 +78,10 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         """Return the addresses of the Pulse user's owners, or of the owner whose agents registered the queue."""
         owners = [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
         return [*owners, queue.owner.email] if queue.owner else owners
+
+    def get_blocked(self, queue: Queue) -> bool:
+        """Return whether its deletion is blocked."""
+        return bool(queue.block_reason)
 
     def get_warn_length(self, queue: Queue) -> int:
         """Return the warning threshold that applies."""

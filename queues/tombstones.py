@@ -48,7 +48,7 @@ def gone_fields() -> dict[str, Any]:
     return {
         "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
         "over_unacked_since": None, "consumers": None, "unattended_since": None, "acknowledged_total": None,
-        "stalled_since": None,
+        "stalled_since": None, "block_reason": "",
     }  # fmt: skip
 
 

@@ -46,6 +46,8 @@ ACCOUNTS_TO_CHOOSE_FROM = 50
 BINDINGS_SHOWN = 50
 LATE_AFTER_POLLS = 3
 
+BLOCKED = "deletion is blocked until an operator decides"
+
 OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in ("state", "-length", "-share", "name")]
 
 View = Callable[..., HttpResponse]
@@ -99,6 +101,18 @@ class Row:
         queue = self.queue
         missed = should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
         return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
+
+    @property
+    def state(self) -> str:
+        """The state of the queue, in words."""
+        if not self.queue.block_reason:
+            return self.queue.get_state_display()
+        return f"{'Over its limit' if self.is_over else self.queue.get_state_display()}; {BLOCKED}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the queue is known to be over its deletion limit."""
+        return self.queue.length is not None and self.queue.length > self.thresholds.max
 
     @property
     def limits(self) -> str:
@@ -350,6 +364,9 @@ def outlook(row: Row, grows: growth.Growth | None) -> str:
         if queue.length > limits.max:
             return "It is over its maximum. It is deleted with all that is in it, if another look says the same."
         return "It is about to be deleted, since its name is outside the pattern that this broker asks for."
+    if queue.block_reason:
+        over = f"It is over its limit of {limits.max:,} messages, and its" if row.is_over else "Its"
+        return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
     if queue.length >= limits.warn:
         if row.dead_letters:
             return (

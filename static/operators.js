@@ -3,7 +3,7 @@
 // A button that was pressed says so, and can't be pressed again.
 document.addEventListener("submit", (event) => {
   if (event.target.matches("form[data-once]")) {
-    for (const button of event.target.querySelectorAll("button")) {
+    for (const button of [...event.target.elements].filter((element) => element.type === "submit")) {
       button.dataset.words = button.textContent;
       button.textContent = "Working …";
       button.disabled = true;
@@ -11,9 +11,19 @@ document.addEventListener("submit", (event) => {
   }
 });
 
+// A box that ticks all others of its form.
+document.addEventListener("change", (event) => {
+  const name = event.target.dataset.ticks;
+  if (name) {
+    for (const box of event.target.form.querySelectorAll(`input[name="${name}"]`)) {
+      box.checked = event.target.checked;
+    }
+  }
+});
+
 // Somebody who goes back finds it as it was.
 addEventListener("pageshow", () => {
-  for (const button of document.querySelectorAll("form[data-once] button[data-words]")) {
+  for (const button of document.querySelectorAll("button[data-words]")) {
     button.textContent = button.dataset.words;
     button.disabled = false;
   }

@@ -244,8 +244,9 @@ class GuardianFacts:
     def _measure_state(self) -> Iterator[Measurement]:
         watch = self.watch
         number = released(watch, self.at)
-        brake_since = None if number else watch.brake_since
-        queues = rules.BRAKE_RELEASE.in_words(watch.braked)
+        left = watch.braked - number
+        brake_since = watch.brake_since if left > 0 else None
+        queues = rules.BRAKE_RELEASE.in_words(left)
         yield self._ongoing(rules.OUTAGE, watch.outage_since)
         yield self._ongoing(rules.BRAKE, brake_since, queues=queues)
         yield Measurement(rules.BRAKE_RELEASE, number, {"by": watch.released_by})

@@ -155,7 +155,7 @@ def _broker(guardian: GuardianFacts) -> Iterator[Metric]:
     )
     for name, description, rule in (
         ("guardian_outage", "1 while the broker can't be reached, otherwise 0.", rules.OUTAGE),
-        ("guardian_brake_held", "1 while the brake blocks deletions and is not released, otherwise 0.", rules.BRAKE),
+        ("guardian_brake_held", "1 while deletions of queues are blocked, otherwise 0.", rules.BRAKE),
         ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, otherwise 0.", rules.REFUSED),
         ("guardian_queue_unresponsive", "1 while a queue's process does not respond, otherwise 0.", rules.UNRESPONSIVE),
     ):

@@ -271,13 +271,13 @@ OUTAGE = Rule(
 
 BRAKE = Rule(
     name="brake",
-    measures="the brake blocks deletions",
+    measures="the deletion of queues is blocked",
     unit=Unit.FLAG,
     critical=1,
-    sentence="The brake has blocked deletions for {duration}: {queues} would be deleted at once.",
+    sentence="The deletion of {queues} has been blocked for {duration}.",
     next_step=(
-        "None is deleted. List them with 'manage.py monitor_queues --once --dry-run', then release the brake in "
-        "/admin/, or start the consumers of these queues."
+        "None of them is deleted until you decide: release them in /admin/, or keep them by starting their consumers "
+        "or raising their limits. List them with 'manage.py monitor_queues --once --dry-run'."
     ),
     runbook="the-brake-holds",
     alert="GuardianBrakeHeld",
@@ -290,7 +290,7 @@ BRAKE_RELEASE = Rule(
     noun="queue",
     warning=1,
     sentence="{by} released the brake for {value}.",
-    next_step="The next pass deletes those that are still too long. The brake still blocks all others.",
+    next_step="The next pass deletes those that are still too long. All other blocked queues stay.",
     runbook="the-brake-holds",
 )
 

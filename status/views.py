@@ -4,16 +4,17 @@ All views are for operators only, and have the admin's headers against caching a
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from django import forms
-from django.conf import settings
 from django.contrib import admin, messages
 from django.core.cache import cache
-from django.http import HttpRequest, HttpResponse
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -24,15 +25,19 @@ from accounts import audit
 from accounts.models import Owner
 from agents import reports, stale, sweep
 from agents.models import Sweep
-from core.formatting import duration
+from core.formatting import duration, rate_in_words
 from queues import brake, monitor, pass_run
-from queues.brake import brake_limit
+from queues.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
+from queues.models import Queue, Watch
 from queues.views import Request
 from rabbit.names import QueueName, readable
 from status import overview
 from status.rules import Level
 
 NAMES_SHOWN = 100
+
+ROWS = 100
+"""The rows of one page of a table."""
 
 DELETIONS_PER_SECOND = 200
 """A healthy broker deletes at least this many queues a second."""
@@ -122,7 +127,7 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
     if report.brake_held:
         return ActionOutcome(
             Level.WARNING,
-            "The pass is done, and the brake held: too many queues would go at once.",
+            "The pass is done. The deletion of some queues is blocked until you decide.",
             did,
             errors,
             to="operate_brake",
@@ -164,6 +169,10 @@ def _cache_key(by: Owner, action: str, key: UUID) -> str:
     return f"shown:{action}:{by.pk}:{key.hex}"
 
 
+NOTHING_SELECTED = ActionOutcome(
+    Level.WARNING, "You selected no queue, so nothing was done.", status=HTTPStatus.BAD_REQUEST
+)
+
 EXPIRED = ActionOutcome(
     Level.WARNING,
     "What you agreed to was shown too long ago, or was agreed to already, so nothing was done. This is how it is now.",
@@ -178,39 +187,121 @@ def _pairs(queues: Sequence[dict[str, str]]) -> list[QueueName]:
 # The brake
 
 
+@dataclass(frozen=True)
+class BlockedRow:
+    """A row of the brake's page. ``number`` is the queue's position in the preview; None: it is released already."""
+
+    line: Line
+    number: int | None
+
+    @property
+    def name(self) -> str:
+        """The queue's readable name."""
+        return readable(self.line.queue)
+
+    @property
+    def vhost(self) -> str:
+        """The vhost's readable name."""
+        return readable(self.line.vhost)
+
+    @property
+    def rate(self) -> str:
+        """The rate in words; empty: unknown."""
+        return rate_in_words(self.line.per_second)
+
+    @property
+    def reason(self) -> str:
+        """Why its deletion is blocked, in words."""
+        return Queue.BlockReason(self.line.reason).label
+
+
+class Column(NamedTuple):
+    """A column's heading: its words, and the order that a click requests."""
+
+    words: str
+    order: str
+    aria_sort: str
+    is_number: bool
+
+
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_brake(request: Request) -> HttpResponse:
-    """Show the queues that the brake blocks. On confirmation, release the brake for these queues."""
-    template, title = "admin/operate/brake.html", "Release the brake"
+    """Show the queues whose deletion is blocked. On confirmation, release all of them, or the selected ones."""
     outcome = None
     if request.method == "POST":
         form = ConfirmationForm(request.POST)
-        if form.is_valid() and (queues := pop_preview(request.user, "brake", form.cleaned_data["shown"])):
-            brake.release_brake(request.user, queues)
-            if number := brake.brake().released:
-                messages.success(request, f"The next pass, within ten minutes, may delete {_queues(number)}.")
-            else:
-                messages.warning(request, "The brake doesn't hold any more, so there was nothing to release.")
-            return redirect("admin:index")
-        outcome = EXPIRED
-    since = brake.brake().since
-    if since is None:
-        return _page(request, template, title, outcome, is_free=True)
-    preview = monitor.run_pass(dry_run=True, force=True)
-    if preview.away:
-        return _page(request, template, title, pass_outcome(preview))
-    context: dict[str, Any] = {
-        "since": since,
-        "queues": names(preview.condemned),
-        "number": len(preview.condemned),
-        "kept": preview.kept,
-        "limit": brake_limit(settings.GUARDIAN_DELETE_BRAKE, preview.queues),
-        "errors": [readable(error) for error in preview.errors],
+        shown = pop_preview(request.user, "brake", form.cleaned_data["shown"]) if form.is_valid() else None
+        if shown and (selected := _selected(request.POST, shown)):
+            _tell_release(request, brake.release_brake(request.user, selected))
+            return redirect("operate_brake")
+        outcome = NOTHING_SELECTED if shown else EXPIRED
+    now = timezone.now()
+    order = request.GET.get("order", LONGEST_FIRST)
+    order = order if order.removeprefix("-") in ORDERS else LONGEST_FIRST
+    lines = in_order(blocked_lines(now), order)
+    watch = Watch.objects.filter(id=1).first() or Watch()
+    released = brake.released_queues(watch, now)
+    left = [line.key for line in lines if line.key not in released]
+    numbers = {key: number for number, key in enumerate(left)}
+    context = {
+        "page": Paginator([BlockedRow(line, numbers.get(line.key)) for line in lines], ROWS).get_page(
+            request.GET.get("page")
+        ),
+        "columns": _columns(order),
+        "order": order,
+        "totals": totals(lines),
+        "total_rate": rate_in_words(totals(lines).per_second),
+        "left": len(left),
+        "released": len(lines) - len(left),
+        "released_by": watch.released_by,
+        "since": watch.brake_since,
+        "key": store_preview(request.user, "brake", left) if left else None,
     }
-    if preview.condemned:
-        context["key"] = store_preview(request.user, "brake", _pairs(preview.condemned))
-    return _page(request, template, title, outcome, **context)
+    return _page(request, "admin/operate/brake.html", "Release blocked queues", outcome, **context)
+
+
+def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
+    """Return the selected queues of those that the operator was shown."""
+    numbers = set(data.getlist("queue"))
+    return [key for number, key in enumerate(shown) if "all" in data or str(number) in numbers]
+
+
+def _tell_release(request: HttpRequest, release: brake.Release) -> None:
+    """Show the outcome of a release on the next page."""
+    others = []
+    if release.earlier:
+        others.append(f"{release.earlier_by} had already released {_queues(release.earlier)}.")
+    if release.not_blocked:
+        others.append(f"The deletion of {_queues(release.not_blocked)} is not blocked any more.")
+    if release.released:
+        did = f"You released {_queues(release.released)}."
+        then = "The next pass within ten minutes deletes those that are still too long."
+        messages.success(request, " ".join([did, then, *others]))
+    else:
+        messages.warning(request, " ".join(["There was nothing left to release.", *others]))
+
+
+def _columns(order: str) -> list[Column]:
+    """Return the headings of the table in this order. A click on the sorted column reverses it."""
+    columns = []
+    for key, words in COLUMNS.items():
+        up, down = key, f"-{key}"
+        first, second = (up, down) if key in ("queue", "owner") else (down, up)
+        aria_sort = {up: "ascending", down: "descending"}.get(order, "none")
+        columns.append(Column(words, second if order == first else first, aria_sort, key in NUMBERS))
+    return columns
+
+
+COLUMNS = {
+    "queue": "Queue",
+    "owner": "Owner",
+    "length": "Messages",
+    "limit": "Deletion limit",
+    "rate": "Rate",
+    "consumers": "Consumers",
+}
+NUMBERS = ("length", "limit", "consumers")
 
 
 # The clean-ups

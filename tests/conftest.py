@@ -38,6 +38,7 @@ from tests.fixtures import (  # noqa: F401
 from tests.plugin import VAR
 from tests.proxy import Proxy
 from tests.served import served  # noqa: F401
+from tests.toolbox import store_strictest_settings
 from tools.mail import MailCatcher
 from tools.rabbitmq import SERIES, PrivateNode, stomp_url_of
 
@@ -315,7 +316,7 @@ def amqp(broker: Broker, vhost: str) -> Iterator[Amqp]:
 
 @pytest.fixture
 def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -> str:
-    """Guard the test's vhost with small thresholds: warned at 5 messages, deleted over 10."""
+    """Guard the test's vhost, not for the first time, with small thresholds: warned at 5 messages, deleted over 10."""
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.RABBIT_URL = broker.amqp_url
     settings.GUARDIAN_VHOSTS = [vhost]
@@ -323,6 +324,7 @@ def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -
     settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+    store_strictest_settings()
     return vhost
 
 

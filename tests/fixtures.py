@@ -11,7 +11,7 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from rabbit.management import Management
 from tests.proxy import Proxy
-from tests.toolbox import AWAY
+from tests.toolbox import AWAY, store_strictest_settings
 from tests.webhooks import Webhook, make_certificate
 from tools.rabbitmq import PrivateNode
 
@@ -70,7 +70,7 @@ def own_node() -> Iterator[PrivateNode]:
 
 
 def guard(node: PrivateNode, settings: Any) -> None:
-    """Configure this node, with small thresholds."""
+    """Guard this node, not for the first time, with small thresholds."""
     settings.RABBITMQ_MANAGEMENT_URL = node.management_url
     settings.RABBIT_URL = node.amqp_url
     settings.GUARDIAN_VHOSTS = ["/"]
@@ -78,6 +78,7 @@ def guard(node: PrivateNode, settings: Any) -> None:
     settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+    store_strictest_settings()
 
 
 @pytest.fixture

@@ -1,16 +1,22 @@
-"""The brake on bulk deletion and its release, on a real broker."""
+"""The brake on bulk deletion, changed settings, and the release of blocked queues, on a real broker."""
+
+import json
+from functools import partial
 
 import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from accounts.models import AuditEntry
+from accounts.models import AuditEntry, Owner, PulseUser
 from notifications.models import Notification
-from queues import brake, monitor, persistence
+from queues import actions, brake, deletion, monitor, persistence
+from queues.brake import groups_to_block
+from queues.comparison import from_listed
 from queues.deletion import Deletion
-from queues.models import Queue, Watch
-from rabbit.management import Management
-from tests.toolbox import Killed, queue_names
+from queues.models import Queue, QueueEvent, Watch
+from rabbit.management import Management, Refused
+from rabbit.snapshot import ListedQueue
+from tests.toolbox import Killed, in_parallel, queue_names
 
 
 def other_notifications():
@@ -60,8 +66,6 @@ def test_the_brake_still_blocks_other_queues_during_a_release(blocked, amqp, ope
     assert (report.deleted, report.brake_held) == (3, True)
     assert (brake.brake().queues, brake.brake().released) == (3, 0)
     assert other_notifications() == ["brake", "brake"]
-    Queue.objects.filter(name="more-0").update(unbounded=True)
-    assert monitor.run_pass().deleted == 2
 
 
 def test_a_few_other_queues_are_deleted_along_with_released_ones(blocked, amqp, operator):
@@ -116,8 +120,9 @@ def test_a_release_given_during_a_pass_applies_to_the_next_one(blocked, operator
 
     with monkeypatch.context() as patch:
         patch.setattr(persistence, "_update_watch", release_another)
-        assert monitor.run_pass().deleted == 3  # the brake allows the other two
-    assert brake.brake().released == 3
+        assert monitor.run_pass().deleted == 1
+    assert brake.brake().released == 2
+    assert monitor.run_pass().deleted == 2
 
 
 def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp, operator, monkeypatch):
@@ -128,7 +133,7 @@ def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp,
     with monkeypatch.context() as patch:
         patch.setattr(monitor.snapshot, "take", lambda *arguments: take(*arguments)._replace(exact=False))
         look = monitor.run_pass(dry_run=True)
-        condemned = {(one["vhost"], one["queue"]) for one in look.condemned}
+        condemned = {line.key for line in look.condemned}
         assert condemned == {*long_queues(blocked), (blocked, "unsure")}
         brake.release_brake(operator, condemned)
         report = monitor.run_pass()
@@ -139,7 +144,7 @@ def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp,
 
 def test_a_dry_run_lists_the_blocked_queues(blocked):
     report = monitor.run_pass(dry_run=True)
-    assert [(one["vhost"], one["queue"]) for one in report.condemned] == long_queues(blocked)
+    assert [line.key for line in report.condemned] == long_queues(blocked)
     assert (report.would_delete, report.brake_held) == ([], True)
 
 
@@ -179,6 +184,330 @@ def test_a_shrunken_list_does_not_lift_the_brake(blocked, operator, monkeypatch)
 def test_the_brake_mail_links_to_its_release(blocked, settings, mailbox):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     call_command("send_notifications", "--once")
-    (mail,) = [mail for mail in mailbox.mails if "brake" in mail.subject]
-    assert "https://guardian.example.org/admin/" in mail.text
-    assert "3 of 3 queues" in mail.text
+    (mail,) = [mail for mail in mailbox.mails if "Blocked: the deletion of 3 queues" in mail.subject]
+    assert "https://guardian.example.org/admin/operate/brake/" in mail.text
+    assert "The deletion of 3 of 3 queues is blocked until an operator decides." in mail.text
+    assert "3 would have been deleted at once, more than the brake allows." in mail.text
+
+
+# Groups
+
+
+def test_within_the_limit_no_group_is_blocked():
+    assert groups_to_block({"alice": 30, "bob": 20}, 50) == []
+
+
+def test_the_fewest_groups_are_blocked_that_leave_the_rest_within_the_limit():
+    assert groups_to_block({"bob": 1, "alice": 60}, 50) == ["alice"]
+    assert groups_to_block({"a": 51, "b": 53, "c": 52, "d": 50}, 50) == ["b", "c", "a"]
+
+
+def test_all_groups_are_blocked_if_blocking_three_is_not_enough():
+    assert set(groups_to_block({"a": 60, "b": 60, "c": 60, "d": 60, "e": 1}, 50)) == set("abcde")
+
+
+@pytest.fixture
+def bobs_account(bob):
+    pulse_user = PulseUser.objects.create(username="bob", ready=True)
+    pulse_user.owners.add(bob)
+    return pulse_user
+
+
+def test_only_the_owner_who_exceeds_the_brake_is_blocked(guarded, account, bobs_account, amqp, settings, management):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    alices = {f"queue/alice/{number}" for number in range(3)}
+    for name in (*alices, "queue/bob/runaway", "unowned"):
+        amqp.queue(name, 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (2, True)
+    assert queue_names(management, guarded) == alices
+    assert block_reasons() == dict.fromkeys(alices, "brake")
+
+
+def test_a_new_queue_of_a_blocked_owner_is_blocked_too(guarded, account, bobs_account, amqp, settings, management):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for name in ("queue/alice/0", "queue/alice/1", "queue/alice/2"):
+        amqp.queue(name, 11)
+    monitor.run_pass()
+    amqp.queue("queue/alice/another", 11)
+    amqp.queue("queue/bob/runaway", 11)
+    assert monitor.run_pass().deleted == 1
+    assert "queue/alice/another" in queue_names(management, guarded)
+    assert brake.brake().queues == 4
+    assert other_notifications() == ["brake"]
+
+
+def test_queues_without_an_owner_and_those_of_each_agents_vhost_are_groups():
+    queue = from_listed(ListedQueue("/", "a", "classic", True, False, False, "rabbit@one", 11, 0))
+    agents = queue._replace(vhost="agents", owner_id=7)
+    assert len({queue.brake_group, queue._replace(vhost="other").brake_group}) == 1
+    assert len({queue.brake_group, agents.brake_group, agents._replace(vhost="more").brake_group}) == 3
+    assert len({queue.brake_group, queue._replace(pulse_user_id=1).brake_group, agents.brake_group}) == 3
+
+
+# Blocked until an operator decides
+
+
+def block_reasons():
+    """Return the reasons why deletions are blocked, by the queue's name."""
+    return dict(Queue.objects.exclude(block_reason="").values_list("name", "block_reason"))
+
+
+def test_a_queue_stays_blocked_when_few_are_left(blocked):
+    Queue.objects.exclude(name="long-0").update(unbounded=True)
+    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert block_reasons() == {"long-0": "brake"}
+
+
+def test_a_blocked_queue_that_dips_below_its_limit_stays_blocked(blocked, amqp):
+    amqp.take("long-0", 2)
+    report = monitor.run_pass()
+    assert (report.deleted, brake.brake().queues) == (0, 2)
+    amqp.publish("long-0", 2)
+    assert (monitor.run_pass().deleted, brake.brake().queues) == (0, 3)
+    assert other_notifications() == ["brake"]
+
+
+def test_a_queue_whose_length_is_back_to_normal_is_no_longer_blocked(blocked, amqp):
+    amqp.take("long-0", 7)
+    monitor.run_pass()
+    assert block_reasons() == dict.fromkeys(["long-1", "long-2"], "brake")
+
+
+def test_a_queue_deleted_by_its_owner_is_no_longer_blocked(blocked, operator):
+    actions.delete_queue(Queue.objects.get(name="long-0"), operator)
+    assert set(block_reasons()) == {"long-1", "long-2"}
+    assert brake.release_brake(operator, long_queues(blocked)) == brake.Release(2, 0, "", 1)
+
+
+# Releases by several operators
+
+
+def test_two_releases_add_up_and_each_queue_is_released_once(blocked, operator):
+    other = Owner.objects.create_superuser("other@example.org")
+    assert brake.release_brake(operator, long_queues(blocked, 2)) == brake.Release(2, 0, "", 0)
+    assert brake.release_brake(other, long_queues(blocked)) == brake.Release(1, 2, "ops@example.org", 0)
+    assert brake.brake().released == 3
+    assert monitor.run_pass().deleted == 3
+    released = AuditEntry.objects.filter(event="released the brake").order_by("id")
+    assert [entry.additional_data["queues"] for entry in released] == [2, 1]
+
+
+def test_operators_who_release_at_the_same_moment_release_each_queue_once(blocked, operator):
+    other = Owner.objects.create_superuser("other@example.org")
+    names = long_queues(blocked)
+    outcomes = in_parallel(*(partial(brake.release_brake, by, names) for by in (operator, other)))
+    assert sorted(outcome.released for outcome in outcomes) == [0, 3]
+    assert AuditEntry.objects.filter(event="released the brake").count() == 1
+
+
+def test_a_released_queue_leaves_the_others_blocked(blocked, operator):
+    brake.release_brake(operator, long_queues(blocked, 1))
+    assert monitor.run_pass().deleted == 1
+    assert monitor.run_pass().brake_held
+    assert brake.brake().queues == 2
+    assert other_notifications() == ["brake"]
+
+
+# The time for deletions
+
+
+def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(blocked, operator, amqp, monkeypatch):
+    brake.release_brake(operator, long_queues(blocked))
+    with monkeypatch.context() as patch:
+        patch.setattr(deletion, "SECONDS_PER_PASS", 0)
+        report = monitor.run_pass()
+    assert (report.deleted, report.errors) == (0, [])
+    assert set(Queue.objects.values_list("state", flat=True)) == {"deleting"}
+    amqp.queue("runaway", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (4, False)
+
+
+def test_the_longest_queues_are_deleted_first(guarded, amqp, monkeypatch):
+    monkeypatch.setattr(deletion, "BATCH_SIZE", 1)
+    for number in (12, 14, 13):
+        amqp.queue(f"of-{number}", number)
+    assert monitor.run_pass().deleted == 3
+    deleted = QueueEvent.objects.filter(kind="deleted").order_by("id").values_list("queue_name", flat=True)
+    assert list(deleted) == ["of-14", "of-13", "of-12"]
+
+
+# The settings
+
+
+@pytest.fixture
+def earlier(guarded, amqp, settings):
+    """Give a queue of 8 messages after a pass with the limit 10."""
+    amqp.queue("long", 8)
+    assert monitor.run_pass().errors == []
+    return guarded
+
+
+def test_a_limit_lowered_in_the_environment_deletes_nothing_that_the_old_one_allowed(earlier, settings, operator):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert [(report.deleted, report.brake_held) for report in reports] == [(0, True)] * 3
+    assert block_reasons() == {"long": "settings"}
+    assert other_notifications() == ["brake"]
+    brake.release_brake(operator, [(earlier, "long")])
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_queue_over_the_old_limit_too_is_deleted(earlier, settings, amqp):
+    amqp.queue("longer", 11)
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
+    assert monitor.run_pass().deleted == 1
+    assert block_reasons() == {"long": "settings"}
+
+
+def test_a_queue_that_passes_the_new_limit_later_is_deleted(earlier, settings, amqp):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
+    amqp.queue("another", 1)
+    monitor.run_pass()
+    amqp.publish("another", 7)
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_lowered_limit_that_is_raised_again_blocks_nothing(earlier, settings):
+    for limit in (7, 10):
+        settings.GUARDIAN_MAX_QUEUE_LENGTH = limit
+        monitor.run_pass()
+    assert (block_reasons(), brake.brake()) == ({}, brake.Brake())
+
+
+def test_the_old_limit_counts_with_a_queues_own_and_its_accounts_limits(guarded, account, amqp, settings):
+    amqp.queue("queue/alice/builds", 8)
+    monitor.run_pass()
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 9
+    PulseUser.objects.update(max_length=7)  # a person confirms such a change
+    assert monitor.run_pass().deleted == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("GUARDIAN_NAMESPACE_POLICY", "report", "delete-unpatterned"),
+        ("GUARDIAN_IGNORED_QUEUES", "^long", ""),
+        ("GUARDIAN_IGNORED_QUEUES", "^lon", "^short"),
+        ("GUARDIAN_VHOSTS", ["no-such-vhost"], None),
+    ],
+)
+def test_any_setting_that_makes_a_queue_deletable_blocks_its_deletion(guarded, amqp, settings, name, before, after):
+    amqp.queue("long", 2 if "NAMESPACE" in name else 11)
+    setattr(settings, name, before)
+    assert monitor.run_pass().deleted == 0
+    setattr(settings, name, [guarded] if after is None else after)
+    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert block_reasons() == {"long": "settings"}
+
+
+def test_a_misnamed_queue_is_no_longer_blocked_once_the_policy_is_revoked(guarded, amqp, settings):
+    amqp.queue("stray", 2)
+    for policy in ("report", "delete-unpatterned", "report"):
+        settings.GUARDIAN_NAMESPACE_POLICY = policy
+        monitor.run_pass()
+    assert block_reasons() == {}
+
+
+@pytest.fixture
+def unseen(guarded):
+    """Guard the broker for the first time."""
+    Watch.objects.all().delete()
+    return guarded
+
+
+def test_the_first_pass_over_a_broker_deletes_nothing(unseen, amqp, management):
+    amqp.queue("long", 11)
+    assert [monitor.run_pass().deleted for _ in range(3)] == [0, 0, 0]
+    assert block_reasons() == {"long": "settings"}
+    assert queue_names(management, unseen) == {"long"}
+
+
+def test_after_the_first_pass_other_queues_are_guarded(unseen, amqp, management):
+    amqp.queue("long", 11)
+    amqp.queue("short", 1)
+    monitor.run_pass()
+    amqp.queue("new", 11)
+    amqp.publish("short", 10)
+    assert monitor.run_pass().deleted == 2
+    assert queue_names(management, unseen) == {"long"}
+
+
+def test_a_dry_run_before_the_first_pass_shows_what_is_blocked(unseen, amqp):
+    amqp.queue("long", 11)
+    report = monitor.run_pass(dry_run=True)
+    assert ([line.reason for line in report.condemned], report.would_delete) == (["settings"], [])
+    assert not Watch.objects.exists()
+
+
+def test_a_forced_first_pass_deletes(unseen, amqp):
+    amqp.queue("long", 11)
+    assert monitor.run_pass(force=True).deleted == 1
+
+
+def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp):
+    Watch.objects.update(nodes=["rabbit@elsewhere"])
+    amqp.queue("there-before", 11)
+    assert monitor.run_pass().deleted == 0
+    assert block_reasons() == {"there-before": "settings"}
+
+
+def test_changed_settings_count_as_new_until_all_vhosts_could_be_listed(
+    guarded, vhosts, amqp, settings, management, monkeypatch
+):
+    unlisted = vhosts[0]
+    settings.GUARDIAN_VHOSTS = [guarded, unlisted]
+    management_lists = Management.list_queues
+
+    def refuse(self, vhost, params):
+        if vhost == unlisted:
+            raise Refused("no", status=500, reason="no")
+        return management_lists(self, vhost, params)
+
+    Watch.objects.all().delete()
+    with monkeypatch.context() as patch:
+        patch.setattr(Management, "list_queues", refuse)
+        monitor.run_pass()
+    assert Watch.objects.get().deletion_settings is None
+    amqp.queue("long", 11)
+    assert monitor.run_pass().deleted == 0
+    assert Watch.objects.get().deletion_settings is not None
+
+
+# What people read
+
+
+def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(
+    client, unseen, account, alice, amqp, mailbox
+):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("queue/alice/short")
+    monitor.run_pass()
+    client.force_login(alice)
+    queue = Queue.objects.get(name="queue/alice/builds")
+    sentence = "Over its limit; deletion is blocked until an operator decides"
+    pages = [client.get(path).text for path in ("/queues/", f"/queues/{queue.uuid}/")]
+    call_command("send_notifications", "--once")
+    (mail,) = [mail for mail in mailbox.mails if "alice@example.org" in mail.recipients]
+    for text in (*pages, mail.text.replace("It is over", "Over"), mail.html.replace("It is over", "Over")):
+        assert sentence in " ".join(text.split())
+        assert "eleted past" not in text
+        assert "it is deleted with all" not in text
+    assert client.get(f"/api/queues/{queue.uuid.hex}/").json()["blocked"] is True
+    assert client.get("/api/queues/?search=short").json()[0]["blocked"] is False
+
+
+def test_the_json_of_a_dry_run_has_the_table(blocked, account, amqp, capsys):
+    amqp.queue("queue/alice/longer", 12)
+    with pytest.raises(SystemExit) as ended:
+        call_command("monitor_queues", "--dry-run", "--json")
+    assert ended.value.code == 3
+    first, *others = json.loads(capsys.readouterr().out)["condemned"]
+    assert first == {
+        "vhost": blocked, "queue": "queue/alice/longer", "owner": "alice", "length": 12, "limit": 10,
+        "per_second": None, "consumers": 0, "reason": "",
+    }  # fmt: skip
+    assert [(line["queue"], line["owner"], line["reason"]) for line in others] == [
+        (name, "nobody", "brake") for _, name in long_queues(blocked)
+    ]

@@ -1,6 +1,7 @@
 """The comparison of a list with the stored rows: properties that hold for any history."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -22,7 +23,7 @@ from queues.comparison import (
     with_exact_lengths,
 )
 from queues.quiet import MessageKind
-from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
+from queues.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
 from rabbit.amqp import DeclareOk
 from rabbit.snapshot import MQTT_QOS_0, ListedQueue, Snapshot
 
@@ -50,11 +51,12 @@ class InMemoryMonitor:
         self.earlier = Earlier(NODES, 0)
         self.now = START
 
-    def run(self, shot, *, seconds=5, force=False, memory=0, **fields):
-        """Run one pass, store its rows, and return its changes."""
+    def run(self, shot, *, seconds=5, force=False, memory=0, rules_before=None, **fields):
+        """Run one pass, store its rows, and return its changes. ``rules_before`` are earlier rules that differ."""
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
-        observation = Observation(shot, known, self.accounts, self.agents, self.earlier, memory, **fields)
+        earlier = self.earlier._replace(rules=rules_before)
+        observation = Observation(shot, known, self.accounts, self.agents, earlier, memory, **fields)
         changes = compare(observation, self.rules, now=self.now, force=force)
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
@@ -419,6 +421,85 @@ def test_a_quarter_of_all_queues_may_exceed_the_brake():
     assert (
         len(monitor.run(snapshot(*short_queues(30), *(listed_queue(f"long{n}", 11) for n in range(9)))).condemned) == 9
     )
+
+
+# Changed settings
+
+NOTHING_GUARDED = replace(RULES, vhosts=frozenset())
+"""The rules before the first pass over a broker."""
+
+
+def with_limits(warn, limit, **fields):
+    return replace(RULES, policy=Static(Thresholds(warn, limit)), **fields)
+
+
+@given(
+    st.lists(st.dictionaries(names, any_length), min_size=1, max_size=4),
+    st.sampled_from([RULES, NOTHING_GUARDED, with_limits(5, 20), with_limits(3, 8), replace(RULES, ignored=None)]),
+    st.sampled_from(["report", "delete-misnamed", "delete-unpatterned"]),
+)
+def test_a_change_of_the_settings_condemns_no_queue_that_the_earlier_ones_allowed(history, before, policy):
+    monitor = InMemoryMonitor(replace(RULES, namespace_policy=policy))
+    queues = [listed_queue(name, length) for name, length in history[0].items()]
+    would_condemn = {one.key for one in InMemoryMonitor(before).run(snapshot(*queues)).condemned}
+    changes = monitor.run(snapshot(*queues), rules_before=before)
+    assert {one.key for one in changes.condemned} <= would_condemn
+    blocked = {one.key for one in changes.blocked}
+    for there in history[1:]:
+        changes = monitor.run(snapshot(*(listed_queue(name, length) for name, length in there.items())))
+        assert blocked.isdisjoint(one.key for one in changes.condemned)
+        blocked = {key for key in blocked if monitor.rows[key].block_reason}
+
+
+def test_a_queue_of_unknown_length_when_the_settings_change_is_blocked():
+    monitor = InMemoryMonitor()
+    changes = monitor.run(snapshot(listed_queue("a", None)), rules_before=NOTHING_GUARDED)
+    assert (changes.condemned, changes.blocked) == ([], [])
+    changes = monitor.run(snapshot(listed_queue("a", 11)))
+    assert (changes.condemned, len(changes.blocked)) == ([], 1)
+
+
+def test_a_queue_of_unknown_length_that_turns_out_to_be_short_is_not_blocked():
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", None)), rules_before=NOTHING_GUARDED)
+    monitor.run(snapshot(listed_queue("a", 1)))
+    assert len(monitor.run(snapshot(listed_queue("a", 11))).condemned) == 1
+
+
+def test_a_stream_is_not_blocked():
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", None, type="stream")), rules_before=NOTHING_GUARDED)
+    assert monitor.row("a").block_reason == ""
+
+
+def test_a_queue_in_a_list_that_is_too_short_is_blocked_when_the_settings_change():
+    monitor = InMemoryMonitor(replace(RULES, brake=0))
+    monitor.run(snapshot(listed_queue("a", 8), *short_queues(3)))
+    monitor.rules = with_limits(5, 7, brake=0)
+    changes = monitor.run(snapshot(listed_queue("a", 8)), rules_before=RULES)
+    assert (changes.short, changes.condemned) == (3, [])
+    changes = monitor.run(snapshot(listed_queue("a", 8), *short_queues(3)))
+    assert (changes.condemned, len(changes.blocked)) == ([], 1)
+
+
+def test_a_queue_over_its_limit_with_unacknowledged_messages_is_blocked_when_the_settings_change():
+    monitor = InMemoryMonitor()
+    queue = listed_queue("a", 4, type="quorum", unacknowledged=8)
+    monitor.run(snapshot(queue), rules_before=NOTHING_GUARDED)
+    for _ in range(4):
+        changes = monitor.run(snapshot(queue))
+        assert changes.condemned == []
+    assert len(changes.blocked) == 1
+
+
+def test_a_policy_that_lowers_limits_under_memory_pressure_is_a_change_and_the_pressure_is_none():
+    queue = listed_queue("a", 8)
+    monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
+    changes = monitor.run(snapshot(queue), rules_before=RULES, memory=1)
+    assert (changes.condemned, len(changes.blocked)) == ([], 1)
+    monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
+    monitor.run(snapshot(queue))
+    assert len(monitor.run(snapshot(queue), memory=1).condemned) == 1
 
 
 def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():

@@ -56,7 +56,7 @@ def good_installation(guarded, mailbox, settings):
     Owner.objects.create_superuser("ops@example.org")
     now = timezone.now()
     Pass.objects.create(at=now, seconds=0.1, listing_seconds=0.05)
-    return Watch.objects.create(listed_at=now, consumers_counted_at=now)
+    return Watch.objects.update_or_create(id=1, defaults={"listed_at": now, "consumers_counted_at": now})[0]
 
 
 def examine():
@@ -430,7 +430,7 @@ def test_a_worker_that_does_not_run_is_a_warning(good_installation, counted):
 
 
 def test_a_blocking_brake_is_a_problem(good_installation):
-    Watch.objects.update(brake_since=timezone.now())
+    Watch.objects.update(brake_since=timezone.now(), braked=60)
     assert_problem("brake", "--dry-run")
 
 

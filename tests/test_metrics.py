@@ -183,8 +183,9 @@ def test_the_last_pass_is_shown_and_pruning_does_not_lower_the_total():
 def test_problems_of_the_broker_are_gauges():
     now = timezone.now()
     Watch.objects.create(
-        failures=3, outage_since=now, brake_since=now, refused_since=now, unresponsive_since=now, listed_at=now
-    )
+        failures=3, outage_since=now, brake_since=now, braked=60, refused_since=now, unresponsive_since=now,
+        listed_at=now,
+    )  # fmt: skip
     figures = scrape()
     for name in ("outage", "brake_held", "deletions_refused", "queue_unresponsive"):
         assert value(figures, f"guardian_{name}") == 1, name

@@ -247,7 +247,8 @@ def test_a_dry_run_reports_deletions_and_changes_nothing(amqp, management, guard
     report = monitor.run_pass(dry_run=True)
     assert report.would_delete == [{"vhost": guarded, "queue": "long"}]
     assert len(management.list_queues(guarded, {"columns": "name"})) == 1
-    assert not any(model.objects.exists() for model in (Queue, QueueEvent, Notification, Pass, Lease, Watch))
+    assert not any(model.objects.exists() for model in (Queue, QueueEvent, Notification, Pass, Lease))
+    assert Watch.objects.get().listed_at is None
 
 
 def test_a_pass_ends_while_another_pass_is_running(amqp):

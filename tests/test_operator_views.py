@@ -5,19 +5,21 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import AuditEntry, AuthToken, Owner
 from agents.models import EventSubscription, Sweep
 from core.leases import lease
-from queues.brake import brake
-from queues.models import Pass, Queue
+from queues.brake import brake, release_brake, released_queues
+from queues.models import Pass, Queue, Watch
 from queues.monitor import run_pass
 from rabbit import snapshot
 from status import views
 from status.views import NAMES_SHOWN, names
 from tests.agents import lose_registrations
-from tests.toolbox import AWAY, queue_names
+from tests.toolbox import AWAY, queue_names, stored_queue
 
 PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))
 
@@ -106,30 +108,100 @@ def braked_queues(guarded, amqp, settings):
     assert brake().since is not None
 
 
-def test_a_brake_that_blocks_nothing_cannot_be_released(ops, guarded):
+def release(ops, address=BRAKE, *numbers):
+    """Open the brake's page, select these rows or all, and release them."""
+    selected = {"queue": [str(number) for number in numbers]} if numbers else {"all": "on"}
+    return ops.post(BRAKE, {"shown": key(ops.get(address)), **selected}, follow=True)
+
+
+def test_without_a_blocked_deletion_there_is_nothing_to_release(ops, guarded):
     page = ops.get(BRAKE)
-    assert "The brake doesn't hold, so there is nothing to release." in words(page)
+    assert "No deletion is blocked, so there is nothing to release." in words(page)
     assert 'method="post" data-once' not in page.text
 
 
-def test_releasing_a_brake_that_no_longer_blocks_says_so(ops, braked_queues):
-    shown = key(ops.get(BRAKE))
-    run_pass(force=True)
-    page = ops.post(BRAKE, {"shown": shown}, follow=True)
-    assert "The brake doesn't hold any more, so there was nothing to release." in words(page)
-
-
-def test_an_operator_releases_the_brake_and_the_next_pass_deletes(ops, braked_queues, guarded, management):
+def test_an_operator_releases_all_queues_and_the_next_pass_deletes_them(ops, braked_queues, guarded, management):
     page = ops.get(BRAKE)
-    assert "At most 2 queues may be deleted at once, and 3 are to be." in words(page)
     assert all(f"long-{number} in {guarded}" in words(page) for number in range(3))
     assert len(management.list_queues(guarded, {"columns": "name"})) == 3
-    page = ops.post(BRAKE, {"shown": key(page)}, follow=True)
-    assert "The next pass, within ten minutes, may delete 3 queues." in words(page)
-    assert "ops@example.org released the brake for 3 queues." in words(page)
+    page = release(ops)
+    assert "You released 3 queues. The next pass within ten minutes deletes those that are still too long." in words(
+        page
+    )
+    assert "ops@example.org released 3 of them." in words(page)
+    assert "ops@example.org released the brake for 3 queues." in words(ops.get("/admin/"))
     assert "3 deleted, 0 kept" in words(ops.post(PASS))
     assert management.list_queues(guarded, {"columns": "name"}) == []
     assert audited_actions() == [("ops@example.org", "released the brake"), ("ops@example.org", "asked for a pass")]
+
+
+def test_an_operator_releases_selected_queues(ops, braked_queues, guarded, management):
+    page = release(ops, f"{BRAKE}?order=-queue", 0, 2)  # long-2 and long-0
+    assert "You released 2 queues." in words(page)
+    assert "Release this queue" in words(page)
+    assert "The deletion of 1 queue has been blocked" in words(ops.get("/admin/"))
+    assert "2 deleted, 0 kept" in words(ops.post(PASS))
+    assert queue_names(management, guarded) == {"long-1"}
+
+
+def test_a_release_without_a_selected_queue_is_400(ops, braked_queues):
+    page = ops.post(BRAKE, {"shown": key(ops.get(BRAKE))})
+    assert (page.status_code, "You selected no queue, so nothing was done." in words(page)) == (400, True)
+    assert ops.post(BRAKE, {"shown": key(page), "queue": ["3", "-1", "x", "\u00b2"]}).status_code == 400
+    assert brake().released == 0
+
+
+def test_the_brakes_page_lists_figures_and_totals(ops, guarded, account, amqp, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 0
+    amqp.queue("queue/alice/builds", 12)
+    amqp.queue("queue/alice/more", 11)
+    run_pass()
+    Queue.objects.filter(name="queue/alice/more").update(consumers=2)
+    page = words(ops.get(BRAKE))
+    row = "queue/alice/builds in {} alice 12 10 unknown unknown too many at once"
+    assert row.format(guarded) in page
+    assert "2 queues in all 23 not growing 2" in page
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("", ["bob", "anna", "carl"]),
+        ("?order=length", ["carl", "anna", "bob"]),
+        ("?order=queue", ["anna", "bob", "carl"]),
+        ("?order=-queue", ["carl", "bob", "anna"]),
+        ("?order=consumers", ["anna", "carl", "bob"]),
+        ("?order=password", ["bob", "anna", "carl"]),
+    ],
+)
+def test_an_operator_sorts_the_brakes_page(ops, guarded, order, names):
+    for name, length, consumers in (("anna", 20, 1), ("bob", 30, None), ("carl", 10, 2)):
+        stored_queue(name, ready=length, unacknowledged=0, consumers=consumers, block_reason="brake")
+    page = ops.get(f"{BRAKE}{order}")
+    assert re.findall(r'<th scope="row"><span class="name">(\w+)</span>', page.text) == names
+
+
+def test_a_long_list_of_blocked_queues_has_pages_and_is_released_as_a_whole(ops, guarded, monkeypatch):
+    monkeypatch.setattr(views, "ROWS", 2)
+    for number in range(5):
+        stored_queue(f"long-{number}", ready=20, unacknowledged=0, block_reason="brake")
+    page = ops.get(f"{BRAKE}?order=queue&page=2")
+    assert "3 to 4 of 5." in words(page)
+    assert "Release all 5 queues" in words(page)
+    ops.post(BRAKE, {"shown": key(page), "queue": ["2"]})
+    assert released_queues(Watch.objects.get(), timezone.now()) == {("/", "long-2")}
+    assert "You released 4 queues." in words(release(ops))
+
+
+def test_the_brakes_page_takes_constant_statements(ops, guarded):
+    found = []
+    for number in (3, 30):
+        for one in range(number):
+            stored_queue(f"long-{number}-{one}", ready=20, unacknowledged=0, block_reason="brake")
+        with CaptureQueriesContext(connection) as captured:
+            ops.get(BRAKE)
+        found.append(len(captured))
+    assert found[0] == found[1]
 
 
 def test_only_the_queues_that_were_shown_are_released(ops, braked_queues, guarded, amqp, management):
@@ -138,52 +210,62 @@ def test_only_the_queues_that_were_shown_are_released(ops, braked_queues, guarde
         amqp.take(f"long-{number}", 11)
     for number in range(3):
         amqp.queue(f"precious-{number}", 11)
-    ops.post(BRAKE, {"shown": shown})
+    run_pass()
+    page = ops.post(BRAKE, {"shown": shown, "all": "on"}, follow=True)
+    assert "You released 1 queue." in words(page)
+    assert "The deletion of 2 queues is not blocked any more." in words(page)
     page = ops.post(PASS)
-    assert "the brake held" in words(page)
+    assert "The deletion of some queues is blocked until you decide." in words(page)
     left = queue_names(management, guarded)
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
+
+
+def test_two_operators_release_each_queue_once(client, ops, braked_queues, operator):
+    other = Owner.objects.create_superuser("others@example.org")
+    shown = key(ops.get(BRAKE))
+    release_brake(other, [(queue.vhost, queue.name) for queue in Queue.objects.all()])
+    page = ops.post(BRAKE, {"shown": shown, "all": "on"}, follow=True)
+    assert "There was nothing left to release. others@example.org had already released 3 queues." in words(page)
+    assert [event for _, event in audited_actions()] == ["released the brake"]
 
 
 def test_a_confirmation_works_once_and_for_its_operator_only(client, ops, braked_queues):
     shown = key(ops.get(BRAKE))
     ops.logout()
     ops.force_login(Owner.objects.create_superuser("others@example.org"))
-    page = ops.post(BRAKE, {"shown": shown})
+    page = ops.post(BRAKE, {"shown": shown, "all": "on"})
     assert (page.status_code, "so nothing was done. This is how it is now." in words(page)) == (409, True)
     assert brake().released == 0
     shown = key(page)
-    assert ops.post(BRAKE, {"shown": shown}).status_code == 302
+    assert ops.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 302
     assert brake().released == 3
-    assert ops.post(BRAKE, {"shown": shown}).status_code == 409
+    assert ops.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 409
 
 
 def test_an_expired_confirmation_is_409(ops, braked_queues, monkeypatch):
     monkeypatch.setattr(views, "PREVIEW_SECONDS", 0)
-    assert confirm(ops, BRAKE).status_code == 409
+    assert release(ops).status_code == 409
     assert brake().released == 0
 
 
 def test_queues_that_need_a_recheck_are_released_with_the_others(ops, braked_queues, guarded, management, monkeypatch):
     take = snapshot.take
     monkeypatch.setattr(snapshot, "take", lambda *given: take(*given)._replace(exact=False))
-    confirm(ops, BRAKE)
+    release(ops)
     ops.post(PASS)
     assert management.list_queues(guarded, {"columns": "name"}) == []
 
 
-def test_a_brake_whose_queues_became_short_needs_no_release(ops, braked_queues, amqp):
+def test_blocked_queues_that_became_short_need_no_release(ops, braked_queues, amqp):
     for number in range(3):
         amqp.take(f"long-{number}", 11)
-    page = ops.get(BRAKE)
-    assert "By now there is nothing to be deleted" in words(page)
-    assert 'method="post" data-once' not in page.text
+    run_pass()
+    assert "No deletion is blocked" in words(ops.get(BRAKE))
 
 
-def test_the_brakes_page_without_the_broker_is_503(ops, braked_queues, settings):
+def test_the_brakes_page_needs_no_broker(ops, braked_queues, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    page = ops.get(BRAKE)
-    assert (page.status_code, "The broker could not be asked" in words(page)) == (503, True)
+    assert "Release all 3 queues" in words(ops.get(BRAKE))
 
 
 @pytest.mark.parametrize("address", [BRAKE, ORPHANS, STALE])

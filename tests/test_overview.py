@@ -130,7 +130,7 @@ def test_guardian_is_healthy_after_a_recent_pass():
         (
             {"watch": {"brake_since": minutes_ago(5), "braked": 312}},
             Level.CRITICAL,
-            "blocked deletions for 5 minutes: 312 queues would be deleted at once",
+            "The deletion of 312 queues has been blocked for 5 minutes.",
         ),
         ({"watch": {"short_lists": 1}}, Level.WARNING, "lacks far more stored queues"),
         ({"watch": {"refused_since": minutes_ago(2)}}, Level.CRITICAL, "refused to delete a queue for 2 minutes"),
@@ -448,7 +448,7 @@ def test_the_front_page_is_accessible_and_refreshes_itself(page: Page, guarded, 
     expect(page.get_by_role("region", name="Guardian")).to_contain_text("Guardian is healthy")
     Watch.objects.update(brake_since=timezone.now(), braked=90)
     page.clock.fast_forward("00:10")
-    expect(page.get_by_role("region", name="Guardian")).to_contain_text("The brake has blocked deletions")
+    expect(page.get_by_role("region", name="Guardian")).to_contain_text("The deletion of 90 queues has been blocked")
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     assert list(violations(page, "/admin/")) == []
     expect(page.get_by_role("region", name="The broker Critical")).to_contain_text("The broker can't be queried")

@@ -131,9 +131,9 @@ def test_a_prometheus_pass_requests_no_list_for_a_minute(wait_for_figures, guard
     assert Queue.objects.get(name="long").durable
 
 
-def test_nothing_is_deleted_by_outdated_prometheus_figures(wait_for_figures, guarded, management, settings):
+def test_nothing_is_deleted_by_outdated_prometheus_figures(wait_for_figures, guarded, management):
     set_age_of_list()
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    Queue.objects.update(max_length=10)
     management.purge_queue(guarded, "long")  # Prometheus still shows 20
     report, sent = run()
     assert "/metrics/detailed" in sent
@@ -142,9 +142,9 @@ def test_nothing_is_deleted_by_outdated_prometheus_figures(wait_for_figures, gua
     assert Queue.objects.get(name="long").ready == 0
 
 
-def test_a_queue_over_its_limit_by_prometheus_is_listed_and_deleted(wait_for_figures, settings):
+def test_a_queue_over_its_limit_by_prometheus_is_listed_and_deleted(wait_for_figures):
     set_age_of_list()
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    Queue.objects.update(max_length=10)
     report, sent = run()
     assert "/metrics/detailed" in sent
     assert (report.deleted, report.errors) == (1, [])

@@ -1167,7 +1167,7 @@ def test_a_removal_does_not_trust_a_list_while_the_vhost_is_stopped(alice, name,
     pulse_user, _ = create_pulse_user(name, [alice])
     broker.node.eval(f'rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"{guarded}">>)')
     with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
-        remove_pulse_user(pulse_user)
+        remove_account(pulse_user)
     assert PulseUser.objects.exists()
     broker.node.eval(f'rabbit_vhost_sup_sup:start_vhost(<<"{guarded}">>)')
     assert finish_removals() == 1

@@ -82,7 +82,8 @@ def delay_passes_in_an_outage(seconds):
 
 def release_the_brake(number):
     names = [["/", f"queue {index}"] for index in range(number)]
-    Watch.objects.update(brake_since=NOW, released=names or None, released_at=NOW if names else None)
+    release = {"released": names or None, "released_at": NOW if names else None}
+    Watch.objects.update(brake_since=NOW, braked=number, **release)
 
 
 def brake_a_sweep(kind):

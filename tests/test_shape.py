@@ -137,14 +137,14 @@ def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings
     assert found[MANY] - found[FEW] == per_claim * (MANY - FEW) / claims.MAX_CLAIMED
 
 
-def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, settings, monkeypatch):
+def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, monkeypatch):
     monkeypatch.setattr(deletion, "BATCH_SIZE", FEW)
     found = []
     for number in (FEW, MANY):
         create_queues(number)
-        settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH = 0, 1
+        PulseUser.objects.update(warn_length=0, max_length=1)
         report, statements, requests, deletes = counted(monitor.run_pass)
-        settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH = 1_000, 2_000
+        PulseUser.objects.update(warn_length=None, max_length=None)
         assert (report.deleted, report.errors, deletes) == (number, [], number)
         assert QueueEvent.objects.filter(kind="deleted").count() == sum((FEW, MANY)[: len(found) + 1])
         found.append((statements, requests))

@@ -26,7 +26,7 @@ from core.confirmation import ConfirmationRequired
 from core.models import Removal
 from notifications.models import Notification
 from queues import effects
-from queues.models import Queue, QueueEvent
+from queues.models import Queue, QueueEvent, Watch
 from rabbit.management import Management
 from rabbit.permissions import Permissions
 from tests.proxy import Proxy
@@ -66,6 +66,21 @@ def finish_removals() -> int:
     """Carry out all removals, as the task has done after some minutes, and return how many succeeded."""
     Removal.objects.update(due_at=timezone.now() - timedelta(minutes=5))
     return removals.run_due(removals.SECONDS_OF_TASK)
+
+
+def store_strictest_settings() -> None:
+    """Store settings that delete every queue as those of the last pass.
+
+    Then the next pass does not count as the first over its broker, nor as one after a change of the settings.
+    """
+    strictest = {
+        "GUARDIAN_WARN_QUEUE_LENGTH": -1,
+        "GUARDIAN_MAX_QUEUE_LENGTH": -1,
+        "GUARDIAN_VHOSTS": ["*"],
+        "GUARDIAN_IGNORED_QUEUES": "",
+        "GUARDIAN_NAMESPACE_POLICY": "delete-unpatterned",
+    }
+    Watch.objects.update_or_create(id=1, defaults={"deletion_settings": strictest})
 
 
 class Killed(BaseException):

@@ -3,6 +3,7 @@ import logging
 import signal
 import threading
 from argparse import ArgumentParser
+from collections.abc import Collection
 from typing import Any
 
 from django.conf import settings
@@ -10,8 +11,11 @@ from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
 from accounts import audit
+from core.formatting import rate_in_words
 from queues import monitor
+from queues.brake_table import Line, totals
 from queues.pass_run import Report
+from rabbit.names import QueueName, readable
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +32,7 @@ class Command(BaseCommand):
         parser.add_argument("--once", action="store_true", help="run one pass and end")
         parser.add_argument("--dry-run", action="store_true", help="compare and decide, change nothing, and end")
         parser.add_argument(
-            "--force", action="store_true", help="lift the brake on bulk deletion, and accept a list that is too short"
+            "--force", action="store_true", help="delete blocked queues, too, and accept a list that is too short"
         )
         parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
 
@@ -36,7 +40,7 @@ class Command(BaseCommand):
         """Run one pass, or passes until SIGTERM or Ctrl-C, and exit with the code of the last.
 
         0: done, or another process is running a pass; 1: the broker could not be queried, or the pass was aborted; 3:
-        the brake blocked deletions. ``--force`` applies to the first pass only.
+        deletions are blocked. ``--force`` applies to the first pass only.
         """
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,10 +96,8 @@ def as_text(report: Report) -> str:
     if report.another_pass:
         return "Another pass is running; nothing was done."
     lines = [f"Error: {error}" for error in report.errors]
-    lines += [f"Would delete {_name(queue)}" for queue in report.would_delete]
-    deleted = {(queue["vhost"], queue["queue"]) for queue in report.would_delete}
-    kept = [queue for queue in report.condemned if (queue["vhost"], queue["queue"]) not in deleted]
-    lines += [f"Would keep {_name(queue)}, though it is to be deleted" for queue in kept]
+    if report.condemned:
+        lines += _table(report)
     if not report.away:
         lines.append(
             f"{report.queues} queues in {report.seconds:.2f} s ({report.listing_seconds:.2f} s for the list): "
@@ -105,5 +107,24 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _name(queue: dict[str, str]) -> str:
-    return f"{queue['queue']} in {queue['vhost']}"
+HEADINGS = ("Decision", "Queue", "Vhost", "Owner", "Messages", "Limit", "Rate", "Consumers")
+
+
+def _table(report: Report) -> list[str]:
+    """Return the table of the queues to delete, with their totals."""
+    would_delete = {(queue["vhost"], queue["queue"]) for queue in report.would_delete}
+    rows = [HEADINGS, *(_row(line, would_delete) for line in report.condemned)]
+    all_ = totals(report.condemned)
+    rows.append(
+        ("", f"{all_.queues:,} in all", "", "", f"{all_.messages:,}", "", rate_in_words(all_.per_second),
+         f"{all_.consumers:,}")
+    )  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _row(line: Line, would_delete: Collection[QueueName]) -> tuple[str, ...]:
+    decision = "blocked" if line.reason else "delete" if line.key in would_delete else "keep after the recheck"
+    length, consumers = ("unknown" if number is None else f"{number:,}" for number in (line.length, line.consumers))
+    rate = rate_in_words(line.per_second) or "unknown"
+    return decision, readable(line.queue), readable(line.vhost), line.owner, length, f"{line.limit:,}", rate, consumers

@@ -1,0 +1,38 @@
+"""The settings of the last pass, so that a change of the environment deletes nothing by surprise.
+
+Nobody confirms such a change. The first pass after it deletes only what the earlier settings would delete, too, and
+blocks the rest. The first pass over a broker is such a pass: no vhost was guarded before.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from queues.comparison import Observation, Rules
+from queues.models import Watch
+from queues.pass_run import PassRun, deletion_settings, guarded_vhosts, rules
+from rabbit.snapshot import Snapshot
+
+
+def earlier_rules(run: PassRun, listing: Snapshot) -> Rules | None:
+    """Return the rules of the last pass over this broker; None: they are the same as now."""
+    current, stored = deletion_settings(), run.watch.deletion_settings
+    if stored is None or _is_another_broker(run.watch, listing):
+        return replace(run.rules, vhosts=frozenset())
+    earlier = current | stored
+    return None if earlier == current else rules(guarded_vhosts(run.agents_vhosts, earlier), earlier)
+
+
+def settings_to_store(watch: Watch, observation: Observation) -> dict[str, Any] | None:
+    """Return the settings for the next pass to compare with: the current ones, if this list was complete.
+
+    Otherwise queues that this pass did not see may still have to be blocked.
+    """
+    listing = observation.snapshot
+    if not (listing.unlisted or observation.stopped_vhosts or listing.lagging):
+        return deletion_settings()
+    return None if _is_another_broker(watch, listing) else watch.deletion_settings
+
+
+def _is_another_broker(watch: Watch, listing: Snapshot) -> bool:
+    """Return whether none of the nodes of the last complete list runs."""
+    return bool(watch.nodes) and listing.nodes.isdisjoint(watch.nodes)
