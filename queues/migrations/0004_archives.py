@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0003_archives'),
-        ('queues', '0002_plain_names'),
+        ('queues', '0003_block_reason'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
