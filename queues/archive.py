@@ -6,9 +6,12 @@ two attempts a queue is deleted without an archive, because each costs a quorum 
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
@@ -16,16 +19,18 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from core import bulk
 from queues.archive_chunks import pack
 from queues.models import Archive, ArchiveChunk, Queue
 from rabbit.amqp import Session
 from rabbit.fetching import Bounds, Fetch, Fetched
-from rabbit.management import BrokerError, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, Refused
 from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH
 
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
+TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
 
 UNFINISHED_EXPIRES = timedelta(days=1)
 """An archive whose queue may not have been deleted is not kept for longer."""
@@ -66,6 +71,17 @@ class Removed:
         """The number of messages with a copy."""
         return self.archive.messages if self.archive else 0
 
+    def as_facts(self) -> dict[str, Any]:
+        """Return what a notification and an event say of it."""
+        return {
+            "archived": self.archived,
+            "dropped": self.dropped,
+            "held": self.held,
+            "why_not_archived": self.why_not,
+            "archive": self.archive.uuid.hex if self.archive else "",
+            "archived_until": self.archive.expires.isoformat() if self.archive else "",
+        }
+
 
 def what_became_of(removed: Removed) -> str:
     """Return what became of a queue's messages, in sentences for a page."""
@@ -83,6 +99,14 @@ def _counted(messages: int) -> str:
     return f"{messages:,} message" if messages == 1 else f"{messages:,} messages"
 
 
+class NotSent(BrokerUnavailable):
+    """No request to delete the queue was sent. The text says why; ``is_away``: AMQP can't be reached."""
+
+    def __init__(self, text: str, *, is_away: bool = False) -> None:
+        super().__init__(text, never_reached=True)
+        self.is_away = is_away
+
+
 class WithinLimit(Exception):
     """The queue is within its limit, and stays with all its messages."""
 
@@ -93,14 +117,10 @@ class _Attempt:
 
     session: Session
     target: Target
-    seconds: float
+    fetch: Fetch
+    until: float
     between: Callable[[], None]
-    fetch: Fetch = field(init=False)
     result: Removed = field(default_factory=Removed)
-
-    def __post_init__(self) -> None:
-        self.fetch = Fetch(self.session, self.target.name, is_classic=self.target.type == CLASSIC)
-        self.result.held = self.target.held
 
     def archive(self, ready: int) -> None:
         """Store the ready messages, as far as the bounds allow, or say why not."""
@@ -109,10 +129,11 @@ class _Attempt:
         if ready and not self.result.why_not:
             archive = _begin(self.target)
             if archive is None:
-                self.result.why_not = f"{MAX_ATTEMPTS} attempts failed"
+                self.result.why_not = TOO_MANY_ATTEMPTS
         if archive is None:
             return
-        bounds = Bounds(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES, settings.GUARDIAN_ARCHIVE_MAX_BYTES, self.seconds)
+        seconds = min(settings.GUARDIAN_ARCHIVE_SECONDS, self.until - time.monotonic())
+        bounds = Bounds(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES, settings.GUARDIAN_ARCHIVE_MAX_BYTES, seconds)
         try:
             for batch in self.fetch.batches(ready, bounds):
                 self.between()
@@ -135,6 +156,7 @@ class _Attempt:
         self.result.dropped = dropped + self.fetch.unkept
         if self.result.archive is None:
             self.result.dropped += self.fetch.kept
+        if self.result.why_not == TOO_MANY_ATTEMPTS:
             _discard_unfinished(self.target.vhost, self.target.name)
         return confirm(self.result)
 
@@ -145,30 +167,35 @@ def delete_queue(
     *,
     limit: int | None = None,
     unacknowledged: int = 0,
-    seconds: float | None = None,
+    until: float = math.inf,
     between: Callable[[], None] = lambda: None,
 ) -> Removed:
     """Archive a queue's messages, then delete it.
 
     With a ``limit``, it is deleted only if it has more messages; ``unacknowledged`` of other consumers count, too.
-    ``seconds`` limits the fetching. ``between`` is called between two batches.
+    Messages are fetched ``until`` this monotonic time at most. ``between`` is called between two batches.
 
     Raises:
         WithinLimit: the queue has no more messages than the limit; nothing changed.
         NotOnBroker: there is no such queue, or its node is down.
-        BrokerUnavailable: the broker does not answer. Unless it ``was_not_executed``, the queue may be deleted.
+        NotSent: the broker did not answer in time; nothing changed.
+        BrokerUnavailable: the answer to the deletion was lost. The queue may be deleted.
         BrokerError: the broker refuses; nothing changed.
     """
-    attempt = _attempt(session, target, seconds, between)
-    depth = _declare(attempt.fetch)
-    if limit is not None and depth + unacknowledged <= limit:
-        raise WithinLimit
-    attempt.archive(depth)
-    if limit is not None and attempt.fetch.fetched:
-        ready = _declare(attempt.fetch)
-        if attempt.fetch.fetched + ready + unacknowledged <= limit:
-            _call_off(attempt)
+    try:
+        attempt = _attempt(session, target, until, between)
+        depth = _declare(attempt.fetch)
+        if limit is not None and depth + unacknowledged <= limit:
+            attempt.fetch.put_back()
             raise WithinLimit
+        attempt.archive(depth)
+        if limit is not None and attempt.fetch.fetched:
+            ready = _declare(attempt.fetch)
+            if attempt.fetch.fetched + ready + unacknowledged <= limit:
+                _call_off(attempt)
+                raise WithinLimit
+    except BrokerUnavailable as error:
+        raise NotSent(str(error), is_away=error.never_reached) from error
     return attempt.confirm(attempt.fetch.delete_queue())
 
 
@@ -195,7 +222,7 @@ def purge_queue(session: Session, target: Target) -> Removed:
         NotOnBroker: there is no such queue, or its node is down.
         BrokerError: the broker refuses, or does not answer.
     """
-    attempt = _attempt(session, target, None, lambda: None)
+    attempt = _attempt(session, target)
     attempt.archive(_declare(attempt.fetch))
     return attempt.confirm(attempt.fetch.remove())
 
@@ -215,9 +242,19 @@ def confirm(removed: Removed) -> Removed:
 
 def confirm_deleted(queues: Sequence[int]) -> dict[int, Archive]:
     """Keep the fetched archives of queues, by id, that were deleted by a request without an answer."""
-    fetched = Archive.objects.filter(queue__in=queues, state=Archive.State.FETCHED)
+    if not queues:
+        return {}
+    fetched = Archive.objects.filter(
+        bulk.among(Archive, ("queue",), [(id_,) for id_ in queues]), state=Archive.State.FETCHED
+    )
     found = {archive.queue_id: archive for archive in fetched if archive.queue_id is not None}
-    fetched.update(state=Archive.State.KEPT, expires=_expires())
+    if found:
+        expires = _expires()
+        Archive.objects.filter(pk__in=[archive.pk for archive in found.values()]).update(
+            state=Archive.State.KEPT, expires=expires
+        )
+        for archive in found.values():
+            archive.expires = expires
     return found
 
 
@@ -243,14 +280,17 @@ def _delete_oldest(of: Q, most: int) -> int:
     return Archive.objects.filter(pk__in=oldest).delete()[0] if oldest else 0
 
 
-def _attempt(session: Session, target: Target, seconds: float | None, between: Callable[[], None]) -> _Attempt:
-    return _Attempt(session, target, settings.GUARDIAN_ARCHIVE_SECONDS if seconds is None else seconds, between)
+def _attempt(
+    session: Session, target: Target, until: float = math.inf, between: Callable[[], None] = lambda: None
+) -> _Attempt:
+    fetch = Fetch(session, target.name, is_classic=target.type == CLASSIC)
+    return _Attempt(session, target, fetch, until, between, Removed(held=target.held))
 
 
 def _declare(fetch: Fetch) -> int:
     depth = fetch.declare_passively()
     if depth is None:
-        raise Refused("its leader did not answer; the next pass rechecks", status=0, reason="no answer of its leader")
+        raise NotSent("its leader did not answer; try again")
     return depth.ready
 
 

@@ -1,4 +1,4 @@
-"""Delete queues that grew too long: recheck, delete, record the outcome.
+"""Delete queues that grew too long: recheck, archive, delete, record the outcome.
 
 The decision is already recorded (state deleting). If the broker confirms the deletion, it is recorded. If not, the next
 list decides. After a crash the next pass finishes the work: a row with ``delete_sent_at`` whose queue is no longer
@@ -13,17 +13,20 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from accounts.models import PulseUser
 from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
-from queues import kinds, registered
+from queues import archive, kinds, registered
+from queues.archive import NotSent, Removed, Target
 from queues.comparison import Condemned, Rules, StoredQueue, judge_kept, with_ready
 from queues.facts import Facts
-from queues.models import Queue, QueueEvent
+from queues.models import Archive, Queue, QueueEvent
 from queues.quiet import QuietPeriod
 from queues.subject import subject_key
 from queues.thresholds import DELETING, GONE
@@ -31,14 +34,11 @@ from rabbit import amqp, snapshot
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
-from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 500
 """Queues between two renewals of the lease. The broker deletes them in half a second."""
-
-MAX_CONCURRENT_DELETIONS = 8
 
 SECONDS_PER_PASS = 30
 """The time for all deletions of a pass, so that other queues are guarded meanwhile. The next pass continues."""
@@ -48,24 +48,6 @@ RECHECK_VALID_SECONDS = 30
 
 LIST_TIMEOUT_SECONDS = 20
 """The time limit for the recheck's list. Queues over the limit by their ready messages alone do not need the list."""
-
-
-class Dropped(NamedTuple):
-    """The queue is deleted, with this many ready messages."""
-
-    messages: int
-
-
-class WithinLimit:
-    """The queue stays: it is within its limit now."""
-
-
-class NotSent(BrokerError):
-    """This pass sent no request to delete the queue. The text says why; ``is_away``: AMQP can't be reached."""
-
-    def __init__(self, text: str, *, is_away: bool = False) -> None:
-        super().__init__(text)
-        self.is_away = is_away
 
 
 class Recheck(NamedTuple):
@@ -155,6 +137,7 @@ class Deletion:
         """
         outcome = Outcome()
         end_of_deletions = time.monotonic() + SECONDS_PER_PASS
+        end_of_archiving = self._end_of_archiving(end_of_deletions) if condemned else end_of_deletions
         condemned = sorted(condemned, key=lambda one: -(one.queue.length or 0))
         for start in range(0, len(condemned), BATCH_SIZE):
             lease.renew()
@@ -168,9 +151,11 @@ class Deletion:
             self._record_still_condemned(recheck.unsure, lease, outcome)
             outcome.kept += len(recheck.unsure)
             to_delete = self._mark_sent(recheck.over, lease, outcome)
-            deleted = self._delete(to_delete, deadline, lease, outcome)
-            facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in deleted}
-            self._record([one.queue for one in deleted], facts, lease, outcome)
+            deleted = self._delete(to_delete, deadline, end_of_archiving, lease, outcome)
+            facts = {
+                one.queue.id: self.facts.of(one.queue, one.thresholds) | removed.as_facts() for one, removed in deleted
+            }
+            self._record([one.queue for one, _ in deleted], facts, lease, outcome)
         return outcome
 
     def finish(self, queues: Sequence[StoredQueue], lease: HeldLease) -> Outcome:
@@ -181,7 +166,10 @@ class Deletion:
         """
         outcome = Outcome()
         if queues:
-            self._record(queues, _last_facts(queues), lease, outcome)
+            facts = _last_facts(queues)
+            for id_, archived in archive.confirm_deleted([queue.id for queue in queues if queue.id]).items():
+                facts[id_] |= Removed(archived, archived.dropped, archived.held).as_facts()
+            self._record(queues, facts, lease, outcome)
         return outcome
 
     def _record(
@@ -269,29 +257,49 @@ class Deletion:
         return [one for one in over if unbounded.get(one.queue.id) is False]
 
     def _delete(
-        self, to_delete: Sequence[Condemned], deadline: float, lease: HeldLease, outcome: Outcome
-    ) -> list[Condemned]:
-        """Send the delete requests concurrently, and return the queues whose deletion the broker confirmed."""
+        self,
+        to_delete: Sequence[Condemned],
+        deadline: float,
+        end_of_archiving: float,
+        lease: HeldLease,
+        outcome: Outcome,
+    ) -> list[tuple[Condemned, Removed]]:
+        """Archive and delete these queues, and return those whose deletion the broker confirmed."""
         if not to_delete:
             return []
-        with amqp.Sessions(self.amqp_url) as sessions, ContextThreadPool(MAX_CONCURRENT_DELETIONS) as threads:
-            results = list(threads.map(lambda one: self._delete_one(one, sessions, deadline), to_delete))
         deleted, undecided, not_deleted = [], [], []
-        for one, result in zip(to_delete, results, strict=True):
-            if isinstance(result, Dropped):
-                deleted.append(one)
-            elif isinstance(result, WithinLimit | NotOnBroker):
-                undecided.append(one.queue)
-                outcome.kept += isinstance(result, WithinLimit)
-            else:
-                outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {result}")
-                if isinstance(result, NotSent):
-                    # An earlier pass's request may still be running, so keep delete_sent_at.
-                    not_deleted.append(one)
-                    outcome.refused += result.is_away
-                elif isinstance(result, Refused):
-                    not_deleted.append(one._replace(queue=one.queue._replace(delete_sent_at=None)))
-                    outcome.refused += 1
+        confidential = _confidential({one.queue.pulse_user_id for one in to_delete})
+        with amqp.Sessions(self.amqp_url) as sessions:
+            for one in to_delete:
+                queue, target = one.queue, _target(one, confidential)
+                try:
+                    if time.monotonic() > deadline:
+                        raise NotSent("there was no time left for its deletion; the next pass rechecks")
+                    removed = archive.delete_queue(
+                        sessions.of(queue.vhost),
+                        target,
+                        limit=None if one.for_its_name else one.thresholds.max,
+                        unacknowledged=one.unacknowledged,
+                        until=min(deadline, end_of_archiving),
+                        between=lease.renew_if_due,
+                    )
+                except archive.WithinLimit:
+                    undecided.append(queue)
+                    outcome.kept += 1
+                except NotOnBroker:
+                    undecided.append(queue)
+                except BrokerError as error:
+                    outcome.errors.append(f"{queue.name} in {queue.vhost}: {error}")
+                    if isinstance(error, NotSent):
+                        # An earlier pass's request may still be running, so keep delete_sent_at.
+                        not_deleted.append(one)
+                        outcome.refused += error.is_away
+                    elif isinstance(error, Refused):
+                        not_deleted.append(one._replace(queue=queue._replace(delete_sent_at=None)))
+                        outcome.refused += 1
+                else:
+                    deleted.append((one, removed))
+                lease.renew_if_due()
         if undecided:
             # It shrank meanwhile, somebody else deleted it, its node is down, or the broker executed an earlier request
             # late. Restore the earlier ``delete_sent_at``; the next list decides.
@@ -302,28 +310,36 @@ class Deletion:
         self._record_still_condemned(not_deleted, lease, outcome)
         return deleted
 
-    def _delete_one(
-        self, one: Condemned, sessions: amqp.Sessions, deadline: float
-    ) -> "Dropped | WithinLimit | BrokerError":
-        """Delete a queue if it is still over its limit, one round trip after its length is read."""
-        if time.monotonic() > deadline:
-            return NotSent("the recheck expired before the deletion; the next pass rechecks")
-        session, name = sessions.of(one.queue.vhost), one.queue.name
+    def _end_of_archiving(self, deadline: float) -> float:
+        """Return until when a pass may fetch messages: under a memory alarm, for the time of one queue."""
         try:
-            depth = session.declare_passively(name)
-        except BrokerUnavailable as error:
-            return NotSent(str(error), is_away=error.never_reached)
-        except BrokerError as error:
-            return error
-        if not one.for_its_name:
-            if depth is None:
-                return NotSent("its leader did not answer; the next pass rechecks")
-            if depth.ready + one.unacknowledged <= one.thresholds.max:
-                return WithinLimit()
-        try:
-            return Dropped(session.delete_queue(name))
-        except BrokerError as error:
-            return error
+            alarms = self.management.alarms()
+        except BrokerError:
+            alarms = []
+        if any(alarm.startswith("memory") for alarm in alarms):
+            return min(deadline, time.monotonic() + float(settings.GUARDIAN_ARCHIVE_SECONDS))
+        return deadline
+
+
+def _confidential(pulse_users: set[int | None]) -> set[int]:
+    """Return those of these Pulse users whose messages are not archived."""
+    known = [pulse_user for pulse_user in pulse_users if pulse_user is not None]
+    chosen = PulseUser.objects.filter(pk__in=known, keeps_archives=False)
+    return set(chosen.values_list("pk", flat=True))
+
+
+def _target(one: Condemned, confidential: set[int]) -> Target:
+    queue = one.queue
+    return Target(
+        vhost=queue.vhost,
+        name=queue.name,
+        type=queue.type,
+        reason=Archive.Reason.NAME if one.for_its_name else Archive.Reason.LENGTH,
+        queue_id=queue.id,
+        pulse_user_id=queue.pulse_user_id,
+        is_archived=queue.pulse_user_id not in confidential,
+        held=one.unacknowledged or queue.unacknowledged or 0,
+    )
 
 
 def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:

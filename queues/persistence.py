@@ -14,7 +14,7 @@ from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
-from queues import kinds, registered
+from queues import archive, kinds, registered
 from queues.brake import after_pass, released_queues
 from queues.comparison import (
     NO_REGISTRATIONS,
@@ -129,6 +129,7 @@ def write(
         _insert(changes, run.now)
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
+        archive.confirm_deleted([queue.id for queue in changes.gone if queue.id is not None])
         notices = [_notice(message, facts) for message in changes.messages]
         notices += _operator_notices(changes, observation, run.watch, run.now)
         run.report.notifications = enqueue.enqueue(notices, run.now)

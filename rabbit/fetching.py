@@ -4,6 +4,7 @@ Everything happens on one channel: if the broker closes it, all fetched messages
 be deleted any more. What the broker does in each case was measured; see ``docs/archives.md``.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,8 @@ class Fetch:
         self.kept_bytes = 0
         self.unkept = 0
         self._session = session
-        self._name = name
+        self.vhost = session.vhost
+        self.name = name
         self._is_classic = is_classic
         self._consumer = ""
         self._arrived: list[Fetched] = []
@@ -80,7 +82,7 @@ class Fetch:
     def declare_passively(self) -> DeclareOk | None:
         """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
         began = time.monotonic()
-        answer = self._request(lambda: self._channel.queue_declare(self._name, passive=True, auto_delete=False))
+        answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
         return DeclareOk.after(answer, time.monotonic() - began)
 
     def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Fetched]]:
@@ -97,13 +99,17 @@ class Fetch:
 
     def delete_queue(self) -> int:
         """Delete the queue with all that was fetched, and return how many other ready messages it had."""
-        return int(self._request(lambda: self._channel.queue_delete(self._name)))
+        dropped = int(self._request(lambda: self._channel.queue_delete(self.name)))
+        self._close()
+        return dropped
 
     def remove(self) -> int:
         """Remove what was fetched, then all other ready messages, and return the number of the latter."""
         if self._last_tag:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
-        return int(self._request(lambda: self._channel.queue_purge(self._name)))
+        dropped = int(self._request(lambda: self._channel.queue_purge(self.name)))
+        self._close()
+        return dropped
 
     def put_back(self) -> None:
         """Return what was fetched to the queue.
@@ -115,7 +121,11 @@ class Fetch:
         if self._last_tag and version and (int(version[1]), int(version[2])) >= (4, 3):
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
-        self._request(lambda: self._channel.close())
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(BrokerError):  # then the session has dropped the connection
+            self._request(self._channel.close)
 
     def _consumed(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
         """Yield what the consumers get. The second one begins when the first messages have shown their size."""
@@ -139,7 +149,7 @@ class Fetch:
     def _got(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
         """Yield what another consumer, which is alone or exclusive, does not keep us from getting one by one."""
         while self._wants_more(target, deadline):
-            message = self._request(lambda: self._channel.basic_get(self._name))
+            message = self._request(lambda: self._channel.basic_get(self.name))
             if message is None:
                 break
             self._keep(message)
@@ -162,7 +172,7 @@ class Fetch:
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
             self._consumer = self._request(
-                lambda: self._channel.basic_consume(self._name, callback=self._keep, on_cancel=lambda _: None)
+                lambda: self._channel.basic_consume(self.name, callback=self._keep, on_cancel=lambda _: None)
             )
         except Refused as error:
             if error.status != ACCESS_REFUSED or self.fetched:

@@ -23,14 +23,14 @@ from notifications.models import Notification
 from queues import monitor
 from queues.deletion import Deletion
 from rabbit import http, snapshot
-from rabbit.amqp import Session
+from rabbit.fetching import Fetch
 
 STEPS = {
     "the list": (snapshot, "take"),
     "the decision": (monitor, "write"),
     "the recheck": (Deletion, "recheck"),
     "the announcement": (Deletion, "_mark_sent"),
-    "the deletion": (Session, "delete_queue"),
+    "the deletion": (Fetch, "delete_queue"),
 }
 """The steps of a pass that deletes a queue, and their functions."""
 

@@ -9,8 +9,8 @@ from accounts.models import PulseUser
 from queues import actions
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
-from rabbit.amqp import Session
 from rabbit.arguments import differences
+from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, Refused
 from tests.proxy import Proxy
 from tests.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, in_parallel, queue_names
@@ -79,14 +79,14 @@ def test_without_the_broker_nothing_is_changed(queue, alice, settings):
 
 
 def test_after_a_timeout_the_decision_stays_recorded(queue, alice, settings, broker, monkeypatch):
-    delete = Session.delete_queue
+    delete = Fetch.delete_queue
     with Proxy.before(broker.amqp_url) as proxy:
 
-        def delete_slowly(self, name):
+        def delete_slowly(self):
             proxy.delay(5)
-            return delete(self, name)
+            return delete(self)
 
-        monkeypatch.setattr(Session, "delete_queue", delete_slowly)
+        monkeypatch.setattr(Fetch, "delete_queue", delete_slowly)
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
         with pytest.raises(BrokerUnavailable):

@@ -28,7 +28,7 @@ from notifications.models import Channel
 from queues import actions, pruning
 from queues.models import Queue
 from queues.monitor import run_pass
-from rabbit.amqp import Session
+from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from tests.api import Program
 from tests.test_commands import run
@@ -270,7 +270,7 @@ def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, 
     def killed(*_):
         raise SystemExit
 
-    monkeypatch.setattr(Session, "delete_queue", killed)
+    monkeypatch.setattr(Fetch, "delete_queue", killed)
     with pytest.raises(SystemExit):
         actions.delete_queue(queue, alice)
     assert [entry[3] for entry in trail()] == ["unknown"]

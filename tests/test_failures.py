@@ -16,7 +16,7 @@ from core.models import Lease
 from notifications.models import Notification
 from queues import deletion, monitor, tasks
 from queues.models import Pass, Queue, Watch
-from rabbit.amqp import Session
+from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
@@ -249,14 +249,14 @@ def test_a_queue_made_unbounded_before_its_deletion_is_kept(amqp, alice, monkeyp
 
 def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
-    delete = Session.delete_queue
+    delete = Fetch.delete_queue
 
-    def delete_and_declare(self, name, **conditions):
-        deleted = delete(self, name, **conditions)
-        management.declare_queue(self.vhost, name)
+    def delete_and_declare(self):
+        deleted = delete(self)
+        management.declare_queue(self.vhost, self.name)
         return deleted
 
-    monkeypatch.setattr(Session, "delete_queue", delete_and_declare)
+    monkeypatch.setattr(Fetch, "delete_queue", delete_and_declare)
     assert monitor.run_pass().deleted == 1
     monitor.run_pass()
     assert sent("alice@example.org") == ["deletion"]
@@ -269,16 +269,16 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
 ):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
-    delete = Session.delete_queue
+    delete = Fetch.delete_queue
 
     with Proxy.before(broker.amqp_url) as proxy:
 
-        def lose_the_answer(self, name, **conditions):
+        def lose_the_answer(self):
             proxy.cut_after(0)
-            return delete(self, name, **conditions)
+            return delete(self)
 
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
-        monkeypatch.setattr(Session, "delete_queue", lose_the_answer)
+        monkeypatch.setattr(Fetch, "delete_queue", lose_the_answer)
         report = monitor.run_pass()
         assert (report.deleted, len(report.errors), sent("alice@example.org")) == (0, 1, [])
         assert monitor.run_pass().deleted == 1
@@ -289,21 +289,21 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
 def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, alice, monkeypatch, when):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
-    delete = Session.delete_queue
+    delete = Fetch.delete_queue
 
-    def time_out(self, *arguments, **conditions):
+    def time_out(self):
         raise BrokerUnavailable("no answer", timed_out=True)
 
-    def carry_out_late(self, name, **conditions):
-        amqp.channel.queue_delete(name)
-        return delete(self, name, **conditions)
+    def carry_out_late(self):
+        amqp.channel.queue_delete(self.name)
+        return delete(self)
 
-    monkeypatch.setattr(Session, "delete_queue", time_out)
+    monkeypatch.setattr(Fetch, "delete_queue", time_out)
     assert monitor.run_pass().deleted == 0
     if when == "at the second request":
-        monkeypatch.setattr(Session, "delete_queue", carry_out_late)
+        monkeypatch.setattr(Fetch, "delete_queue", carry_out_late)
     else:
-        monkeypatch.setattr(Session, "delete_queue", delete)
+        monkeypatch.setattr(Fetch, "delete_queue", delete)
         after_recheck(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
     assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
     assert sent("alice@example.org") == ["deletion"]
@@ -342,7 +342,7 @@ def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
     after_recheck(monkeypatch, lambda: time.sleep(0.3))
     report = monitor.run_pass()
     assert report.deleted == 0
-    assert "the recheck expired" in report.errors[0]
+    assert "no time left for its deletion" in report.errors[0]
     assert "refused" not in sent("ops@example.org")
 
 
@@ -448,18 +448,18 @@ def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, alice,
 def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, alice, monkeypatch, after_the_broker_did_it):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
-    delete = Session.delete_queue
+    delete = Fetch.delete_queue
 
     def die(self, *arguments, **options):
         if after_the_broker_did_it:
             delete(self, *arguments, **options)
         raise Killed
 
-    monkeypatch.setattr(Session, "delete_queue", die)
+    monkeypatch.setattr(Fetch, "delete_queue", die)
     with pytest.raises(Killed):
         monitor.run_pass()
     assert Queue.objects.get(name="queue/alice/builds").state == "deleting"
-    monkeypatch.setattr(Session, "delete_queue", delete)
+    monkeypatch.setattr(Fetch, "delete_queue", delete)
     assert monitor.run_pass().deleted == 1
     monitor.run_pass()
     assert sent("alice@example.org") == ["deletion"]
@@ -486,7 +486,7 @@ def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, alice,
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
         raise NotOnBroker("no such queue")
 
-    monkeypatch.setattr(Session, "delete_queue", gone)
+    monkeypatch.setattr(Fetch, "delete_queue", gone)
     assert "lease" in monitor.run_pass().errors[-1]
 
 
@@ -516,7 +516,7 @@ def test_an_expired_recheck_deletes_nothing(amqp, alice, monkeypatch, management
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     report = monitor.run_pass()
     assert report.deleted == 0
-    assert "the recheck expired" in report.errors[0]
+    assert "no time left for its deletion" in report.errors[0]
     assert queue_names(management, guarded) == {"queue/alice/builds"}
     monkeypatch.undo()
     assert monitor.run_pass().deleted == 1

@@ -137,7 +137,8 @@ def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings
     assert found[MANY] - found[FEW] == per_claim * (MANY - FEW) / claims.MAX_CLAIMED
 
 
-def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, monkeypatch):
+def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, monkeypatch, settings):
+    settings.GUARDIAN_ARCHIVE_DAYS = 0
     monkeypatch.setattr(deletion, "BATCH_SIZE", FEW)
     found = []
     for number in (FEW, MANY):

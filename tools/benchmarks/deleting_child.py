@@ -10,13 +10,14 @@ from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.deletion import MAX_CONCURRENT_DELETIONS
 from queues.monitor import run_pass
 from rabbit import amqp
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks.load import REST_SECONDS, publish_one_each, wait_for_messages
 from tools.benchmarks.passes import counted_requests, timed
+
+THREADS = 8
 
 MESSAGES = 3
 """The length of a queue to delete, one more than the limit."""
@@ -87,7 +88,7 @@ class ExcessQueues:
             assert len(consumers.result()) == len(names)
 
     def _side_by_side(self, do: Any, names: list[str]) -> None:
-        with ThreadPoolExecutor(MAX_CONCURRENT_DELETIONS) as threads:
+        with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(do, names))
 
 

@@ -17,6 +17,7 @@ from queues.monitor import run_pass
 from queues.pass_run import Report
 from rabbit import snapshot
 from rabbit.amqp import Session
+from rabbit.fetching import Fetch
 from rabbit.http import Answer, PooledClient
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
@@ -156,12 +157,19 @@ def counted_requests() -> Iterator[list[str]]:
         sent.append(f"{method} {target.partition('?')[0]}")
         return send(client, method, target, *arguments, **options)
 
+    delete_fetched = Fetch.delete_queue
+
     def recorded_deletion(session: Session, name: str, **conditions: bool) -> int:
         sent.append(f"DELETE {name} in {session.vhost}")
         return delete(session, name, **conditions)
 
+    def recorded_archived_deletion(fetch: Fetch) -> int:
+        sent.append(f"DELETE {fetch.name} in {fetch.vhost}")
+        return delete_fetched(fetch)
+
     with (
         mock.patch.object(PooledClient, "send", recorded),
         mock.patch.object(Session, "delete_queue", recorded_deletion),
+        mock.patch.object(Fetch, "delete_queue", recorded_archived_deletion),
     ):
         yield sent
