@@ -4,8 +4,12 @@ That process must import nothing of Guardian's, or it would hand old code to the
 """
 
 import os
+import runpy
+from pathlib import Path
 
-if os.environ.get("LOG_FORMAT") == "json":
+_variables = runpy.run_path("guardian_site/env_file.py")["parse"](Path(".env")).variables
+
+if os.environ.get("LOG_FORMAT", _variables.get("LOG_FORMAT")) == "json":
     logconfig_dict = {
         "formatters": {
             "json": {

@@ -18,10 +18,9 @@ from django.core.validators import validate_email
 
 from core.addresses import split_address
 from guardian_site import logs
+from guardian_site.environment import IN_PASSWORDS
 from message_store.store import STORES
 from queues.thresholds import POLICIES
-
-_IN_PASSWORDS = "In a user or password write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25."
 
 MAX_QUEUE_NAME_LENGTH = 255
 
@@ -98,18 +97,39 @@ def _addresses() -> Iterable[CheckMessage]:
                 f"{name} is not a valid URL.",
                 hint=(
                     f"Begin it with {' or '.join(f'{scheme}://' for scheme in schemes)}, and name a host. "
-                    f"{_IN_PASSWORDS}"
+                    f"{IN_PASSWORDS}"
                 ),
                 id="guardian.E002",
             )
+        elif problem := _unused_part(name, parts):
+            yield Error(f"{name} {problem[0]}.", hint=problem[1], id="guardian.E030")
     for url in settings.GUARDIAN_PROMETHEUS_URLS:
         parts = split_address(url)
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             yield Error(
                 "GUARDIAN_PROMETHEUS_URLS contains an invalid URL.",
-                hint=f"Write it like http://rabbit-1:15692,http://rabbit-2:15692. {_IN_PASSWORDS}",
+                hint=f"Write it like http://rabbit-1:15692,http://rabbit-2:15692. {IN_PASSWORDS}",
                 id="guardian.E002",
             )
+
+
+def _unused_part(name: str, parts: SplitResult) -> tuple[str, str] | None:
+    """Return what is wrong with a valid URL, a part of which would not be used, and the remedy; None: nothing."""
+    if parts.query or parts.fragment:
+        return "has a ? or a #", f"Remove the part from there on. {IN_PASSWORDS}"
+    if name == "RABBITMQ_MANAGEMENT_URL" and parts.path.rstrip("/").endswith("/api"):
+        return "ends in /api", "Remove /api: Guardian appends it."
+    if name == "RABBIT_URL" and parts.path.strip("/"):
+        return "names a vhost", "Remove the part after the port: GUARDIAN_VHOSTS names the guarded vhosts."
+    if name == "GUARDIAN_BASE_URL":
+        if parts.path.strip("/") or "@" in parts.netloc:
+            return (
+                "has more than a scheme, a host and a port",
+                "Give Guardian a host name of its own: it has no prefix.",
+            )
+        if not parts.netloc.isascii():
+            return "has a host that is not ASCII", "Write it as browsers send it, such as xn--bcher-kva.example."
+    return None
 
 
 def _task_queue() -> Iterable[CheckMessage]:
@@ -119,7 +139,7 @@ def _task_queue() -> Iterable[CheckMessage]:
     if len(addresses) < len(several) or not addresses[0].scheme:
         yield Error(
             "CELERY_BROKER_URL is not a valid URL.",
-            hint=f"For Redis write redis://host:6379/0. {_IN_PASSWORDS}",
+            hint=f"For Redis write redis://host:6379/0. {IN_PASSWORDS}",
             id="guardian.E003",
         )
         return
@@ -254,6 +274,7 @@ def _bounds() -> Iterable[CheckMessage]:
         ("GUARDIAN_ARCHIVE_MAX_BYTES", 1, 1 << 30),
         ("GUARDIAN_ARCHIVE_SECONDS", 1, 20),  # within the lease of a pass
         ("GUARDIAN_ARCHIVE_TOTAL_BYTES", 1, 1 << 50),
+        ("GUARDIAN_PROXIES", 0, 10),
         ("MESSAGE_STORE_MAX_BODY", 1, 1 << 27),
         ("MESSAGE_STORE_POSTS_PER_MINUTE", 0, 1_000_000_000),
         ("GUARDIAN_EVENTS_PER_MINUTE", 0, 1_000_000_000),

@@ -5,80 +5,22 @@ raises none.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import environ
 from csp.constants import NONE, SELF
-from django.core.exceptions import ImproperlyConfigured
 from kombu import Queue
+
+from guardian_site import environment
+from guardian_site.environment import database, env, host_of, items, log_level, mail_server, read, url
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-env = environ.Env()
-environ.Env.read_env(BASE_DIR / ".env")
+environment.load(BASE_DIR / ".env")
 
-# Settings with values that can't be parsed, and the reasons. They get their defaults, and the system checks fail.
-UNREADABLE: dict[str, str] = {}
-
-
-def read(name: str, cast: Callable[..., Any], default: Any) -> Any:
-    """Return a setting. ``cast`` is one of django-environ's parsers, or one of the functions below."""
-    try:
-        return cast(name, default=default)
-    except (ValueError, ImproperlyConfigured) as error:
-        # An error about a URL may quote a part of its password.
-        number = "write a whole number" if cast == env.int else "write a number" if cast == env.float else ""
-        UNREADABLE[name] = "it is not a valid URL" if name.endswith("_URL") else number or str(error)
-        return cast("NO_SUCH_SETTING", default=default)
-
-
-def items(name: str, default: list[str]) -> list[str]:
-    """Return the items of a comma-separated setting, without spaces around them."""
-    return [item.strip() for item in env.list(name, default=default)]
-
-
-def log_level(name: str, default: str) -> str:
-    """Return the name of a log level."""
-    value: str = env.str(name, default=default).upper()
-    if value not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ValueError("write DEBUG, INFO, WARNING or ERROR")
-    return value
-
-
-def url(name: str, default: str) -> str:
-    """Return a URL without a trailing slash."""
-    value: str = env.str(name, default=default).rstrip("/")
-    urlsplit(value)
-    return value
-
-
-def host_of(url: str) -> str:
-    """Return a URL's host as in a Host header: an IPv6 address has brackets."""
-    host = urlsplit(url).hostname or "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
-
-
-def database(name: str, default: str) -> dict[str, Any]:
-    """Return Django's settings for a database's URL."""
-    settings: dict[str, Any] = env.db_url(name, default=default)
-    if settings.get("ENGINE") not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
-        raise ValueError("begin it with sqlite:/// or postgres://")
-    if "postgresql" in settings["ENGINE"] and "@" in settings["NAME"]:
-        raise ValueError("write a slash in the password as %2F")
-    return settings
-
-
-def mail_server(name: str, default: str) -> dict[str, Any]:
-    """Return Django's settings for a mail server's URL."""
-    settings: dict[str, Any] = env.email_url(name, default=default)
-    if settings["EMAIL_BACKEND"].endswith("smtp.EmailBackend") and "@" in settings.get("EMAIL_FILE_PATH", ""):
-        raise ValueError("write a slash in the password as %2F")
-    return settings
-
+# Settings with values that can't be read, and the reasons. They get their defaults, and the system checks fail.
+UNREADABLE = environment.unreadable
 
 VAR_DIR = Path(env.str("GUARDIAN_VAR_DIR", default=str(BASE_DIR / "var")))
 
@@ -300,7 +242,8 @@ ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # the first sign-in creates the owner
 # Requests for codes, for each IP address and each e-mail address.
 ACCOUNT_RATE_LIMITS = {"request_login_code": "20/m/ip,200/h/ip,3/m/key,10/h/key"}
 # The number of proxies that append to X-Forwarded-For. A client can forge the part before theirs.
-ALLAUTH_TRUSTED_PROXY_COUNT = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
+GUARDIAN_PROXIES = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
+ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
 SOCIALACCOUNT_ADAPTER = "accounts.signin.SocialAccountAdapter"
 SOCIALACCOUNT_PROVIDERS = {

@@ -6,10 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-import environ
 import pytest
 
-from guardian_site import checks
+from guardian_site import checks, environment
 from guardian_site.checks import check_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +39,15 @@ def test_good_settings_pass():
         ("RABBIT_URL", "http://rabbit", "guardian.E002"),
         ("GUARDIAN_BASE_URL", "guardian.example.org", "guardian.E002"),
         ("RABBIT_URL", "amqp://guardian:123/hunter2@rabbit", "guardian.E002"),
+        ("RABBITMQ_MANAGEMENT_URL", "http://guest:guest@rabbit:15672/api", "guardian.E030"),
+        ("RABBITMQ_MANAGEMENT_URL", "https://rabbit.example.org/rabbit/api/", "guardian.E030"),
+        ("RABBITMQ_MANAGEMENT_URL", "http://rabbit:15672/?x=1", "guardian.E030"),
+        ("RABBIT_URL", "amqp://guest:guest@rabbit:5672/prod", "guardian.E030"),
+        ("RABBIT_URL", "amqps://rabbit?heartbeat=5", "guardian.E030"),
+        ("GUARDIAN_BASE_URL", "https://example.org/guardian", "guardian.E030"),
+        ("GUARDIAN_BASE_URL", "https://me:word@example.org", "guardian.E030"),
+        ("GUARDIAN_BASE_URL", "https://example.org?x", "guardian.E030"),
+        ("GUARDIAN_BASE_URL", "https://b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example", "guardian.E030"),
         ("CELERY_BROKER_URL", "", "guardian.E003"),
         ("CELERY_BROKER_URL", "redis://:123/hunter2@redis:6379/0", "guardian.E003"),
         ("CELERY_BROKER_URL", "sentinel://:x@one:26379;sentinel://:s3cr/x@two:26379", "guardian.E003"),
@@ -56,6 +64,7 @@ def test_good_settings_pass():
         ("GUARDIAN_VHOSTS", ["*", "/"], "guardian.E010"),
         ("GUARDIAN_POLL_SECONDS", 0, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", -1, "guardian.E011"),
+        ("GUARDIAN_PROXIES", -1, "guardian.E011"),
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", 10**12, "guardian.E011"),
         ("MESSAGE_STORE_MAX_BODY", 0, "guardian.E011"),
@@ -114,6 +123,20 @@ def test_usual_regexes_for_ignored_queues_pass(settings, pattern):
     assert reported_ids() == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RABBITMQ_MANAGEMENT_URL", "https://example.org/rabbit/"),
+        ("RABBITMQ_MANAGEMENT_URL", "http://guest:$%23@rabbit:15672"),
+        ("RABBIT_URL", "amqps://guest:guest@rabbit/"),
+        ("GUARDIAN_BASE_URL", "http://[::1]:8000/"),
+    ],
+)
+def test_addresses_that_are_used_whole_pass(settings, name, value):
+    setattr(settings, name, value)
+    assert reported_ids() == []
+
+
 def test_the_guarded_broker_as_task_queue_is_refused_under_any_loopback_name(settings):
     settings.RABBIT_URL = "amqp://guest:guest@localhost:5672"
     settings.CELERY_BROKER_URL = "amqp://guest:guest@127.0.0.1:5672"
@@ -134,6 +157,7 @@ def test_another_rabbitmq_as_task_queue_is_allowed(settings):
         ({"OIDC_CLIENT_SECRET": ""}, ["guardian.E019"]),
         ({"OIDC_ISSUER": "login.example.org"}, ["guardian.E002"]),
         ({"OIDC_ISSUER": "ldap://login.example.org"}, ["guardian.E002"]),
+        ({"OIDC_ISSUER": "https://login.example.org/#x"}, ["guardian.E030"]),
     ],
 )
 def test_openid_connect_needs_an_issuer_a_client_id_and_a_secret(settings, wrong, ids_):
@@ -179,7 +203,7 @@ def test_a_removed_setting_is_refused_and_names_its_replacement(removed_setting)
 
 def test_a_removed_setting_in_the_env_file_is_refused(removed_setting, tmp_path):
     (tmp_path / ".env").write_text(f"{removed_setting}=true\n")
-    environ.Env.read_env(tmp_path / ".env")
+    environment.load(tmp_path / ".env")
     assert reported_ids() == ["guardian.E021"]
 
 

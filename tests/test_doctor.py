@@ -655,7 +655,7 @@ def test_a_url_broken_by_its_password_is_not_connected_to(setting, tmp_path):
     scheme = "postgres" if setting == "DATABASE_URL" else "smtp"
     environment = {"GUARDIAN_VAR_DIR": str(tmp_path), setting: f"{scheme}://guardian:12345/hunter2@127.0.0.1/x"}
     answer = doctor_of(environment)
-    assert f"{setting} can't be read: it is not a valid URL" in answer.stdout
+    assert f"{setting} can't be read: " in answer.stdout
     assert "12345" not in answer.stdout + answer.stderr
     assert "hunter2" not in answer.stdout + answer.stderr
 

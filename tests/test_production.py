@@ -19,7 +19,7 @@ import yaml
 from django.http.request import split_domain_port, validate_host
 
 from deploy import healthcheck
-from guardian_site.settings import host_of
+from guardian_site.environment import host_of
 from tests.toolbox import wait_until
 from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, free_port

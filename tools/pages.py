@@ -106,8 +106,9 @@ def settings_page() -> str:
         "`make docs` writes this page from `.env.example` and `guardian_site/settings.py`.",
         "",
         "A setting comes from the environment, or from the file `.env` beside `manage.py`; the environment wins.",
-        "Processes read them when they start, so restart them after a change. `manage.py check` says what is wrong",
-        "with yours, and `manage.py doctor` whether what they name answers.",
+        "Either is taken literally: `$`, `#` and blanks inside a value too. In `.env`, quotes around a whole value are",
+        "removed. Processes read settings when they start, so restart them after a change. `manage.py check` says what",
+        "is wrong with yours, and `manage.py doctor` whether what they name answers.",
     ]
     for heading, settings in documented_settings().items():
         lines += ["", f"## {heading}", "", "| setting | what it takes | default | |", "| --- | --- | --- | --- |"]

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, Self
 from urllib.parse import urlsplit
 
-import environ
-
+from guardian_site import env_file
 from tools.mail import Mail, MailCatcher
 from tools.processes import ProcessGroup, StartError, free_port, lock_directory, tail
 from tools.rabbitmq import PrivateNode
@@ -323,9 +322,7 @@ def _answers(address: str) -> bool:
 
 def configured() -> dict[str, str]:
     """Return the environment, with the defaults of ``.env``."""
-    if (PROJECT / ".env").exists():
-        environ.Env.read_env(PROJECT / ".env")
-    return dict(os.environ)
+    return {**env_file.parse(PROJECT / ".env").variables, **os.environ}
 
 
 def documented_defaults() -> dict[str, str]:
