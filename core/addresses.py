@@ -1,5 +1,6 @@
-"""URLs in settings."""
+"""URLs and hosts."""
 
+import ipaddress
 from urllib.parse import SplitResult, urlsplit
 
 
@@ -12,3 +13,11 @@ def split_address(url: str) -> SplitResult | None:
         return None
     # An unescaped slash in a password ends the host too early, and the @ is then in the path.
     return None if "@" in f"{parts.path}{parts.query}{parts.fragment}" else parts
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, as a name or an IP address, is this machine's."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

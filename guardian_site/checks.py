@@ -48,7 +48,6 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
         *_bounds(),
         *_people(),
         *_signing_in(),
-        *_metrics(),
         *_reports(),
     ]
 
@@ -338,15 +337,6 @@ def _signing_in() -> Iterable[CheckMessage]:
             "OIDC_VOUCHED_GROUPS is set, but OIDC_ISSUER is empty: nobody is in a group.",
             hint="Set OIDC_ISSUER, or leave OIDC_VOUCHED_GROUPS empty.",
             id="guardian.W004",
-        )
-
-
-def _metrics() -> Iterable[CheckMessage]:
-    if settings.GUARDIAN_BASE_URL.startswith("https://") and not settings.GUARDIAN_METRICS_TOKEN:
-        yield checks.Warning(
-            "GUARDIAN_METRICS_TOKEN is empty: /metrics is open to everybody.",
-            hint="Set it to a long random text, here and in Prometheus. The metrics name nobody, but count queues.",
-            id="guardian.W005",
         )
 
 

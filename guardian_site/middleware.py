@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from django.middleware.common import CommonMiddleware
 
 from accounts.allauth_private import client_network
 from core import limits
@@ -19,7 +21,18 @@ logger = logging.getLogger(__name__)
 WRONG_KEYS = limits.RateLimit("wrong tokens and keys", 30, 60)
 """From one address. A right token is never refused: another client may have the same address."""
 
+PROBES = ("/healthz", "/readyz", "/metrics")
+"""Paths that health checks and Prometheus request by an IP address. ``/metrics`` has rules of its own."""
+
 View = Callable[[HttpRequest], HttpResponse]
+
+
+class CheckHost(CommonMiddleware):
+    """Django's CommonMiddleware, which refuses hosts that are not in ALLOWED_HOSTS, except for probes."""
+
+    def process_request(self, request: HttpRequest) -> Any:
+        """Refuse a wrong host, or redirect to a path with a trailing slash."""
+        return None if request.path in PROBES else super().process_request(request)
 
 
 class BodyLimits:

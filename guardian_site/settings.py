@@ -134,7 +134,7 @@ MIDDLEWARE = [
     "guardian_site.middleware.BodyLimits",
     "guardian_site.middleware.WrongKeyLimit",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.common.CommonMiddleware",
+    "guardian_site.middleware.CheckHost",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "accounts.audit.Middleware",

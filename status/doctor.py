@@ -33,7 +33,7 @@ from django.utils import timezone
 from accounts.models import Owner
 from agents import registered
 from agents.models import Consumer, EventSubscription
-from core.addresses import split_address
+from core.addresses import is_loopback, split_address
 from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.masking import mask_secrets
 from core.models import Lease
@@ -191,7 +191,7 @@ def _base_url() -> Findings:
         found = f"ALLOWED_HOSTS lacks {url.hostname}, the host of GUARDIAN_BASE_URL"
         yield Finding("address", Status.PROBLEM, found, advice)
         return
-    is_local = _is_local(url.hostname)
+    is_local = is_loopback(url.hostname)
     if settings.DEBUG or (url.scheme == "https" and not is_local):
         yield Finding("address", Status.OK, f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}")
     elif is_local:
@@ -360,13 +360,6 @@ def _addresses(url: str) -> set[str]:
     except OSError:
         return set()
     return {f"{ON_THIS_MACHINE if ipaddress.ip_address(one).is_loopback else one}, port {port}" for one in found}
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 # The broker

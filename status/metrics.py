@@ -11,9 +11,11 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.db.models import Case, Count, F, Max, Q, QuerySet, Sum, Value, When
 from django.http import HttpRequest, HttpResponse
+from django.http.request import split_domain_port
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -24,8 +26,10 @@ from prometheus_client.registry import Collector
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
+from accounts.allauth_private import client_address
 from accounts.authentication import TokenAuthentication
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
+from core.addresses import is_loopback
 from core.models import Removal
 from notifications.models import Notification
 from queues.listing import STALLED
@@ -76,15 +80,15 @@ def scrape(request: HttpRequest) -> HttpResponse:
 def _refusal(request: HttpRequest) -> HttpResponse | None:
     """Return a 401 or 403 for a client that may not read the metrics; None: it may.
 
-    If GUARDIAN_METRICS_TOKEN is set, only clients that present it may, and operators.
+    Operators may, and clients that present GUARDIAN_METRICS_TOKEN. If it is not set, this machine may, too.
     """
     token = settings.GUARDIAN_METRICS_TOKEN
-    if not token:
+    if not token and _is_from_this_machine(request):
         return None
     scheme, _, presented = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     if scheme.lower() == "bearer":
         # WSGI decodes headers as Latin-1.
-        if secrets.compare_digest(presented.strip().encode("latin-1", "replace"), token.encode()):
+        if token and secrets.compare_digest(presented.strip().encode("latin-1", "replace"), token.encode()):
             return None
         return _unauthorized("The bearer token is not GUARDIAN_METRICS_TOKEN.")
     try:
@@ -93,10 +97,21 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
         return _unauthorized(str(error.detail))
     visitor = by_token[0] if by_token else request.user
     if not visitor.is_authenticated:
-        return _unauthorized("Send GUARDIAN_METRICS_TOKEN in the header Authorization: Bearer TOKEN.")
+        first_step = "" if token else "Set GUARDIAN_METRICS_TOKEN: without it only Guardian's own machine may read. "
+        return _unauthorized(f"{first_step}Send GUARDIAN_METRICS_TOKEN in the header Authorization: Bearer TOKEN.")
     if not visitor.is_staff:
         return _plain_text("Only operators may read the metrics.", HTTPStatus.FORBIDDEN)
     return None
+
+
+def _is_from_this_machine(request: HttpRequest) -> bool:
+    """Return whether the client's address and the Host are loopback. Through a proxy, the Host is the public name."""
+    try:
+        address = client_address(request)
+    except ImproperlyConfigured:  # the proxy was bypassed
+        address = request.META.get("REMOTE_ADDR", "")
+    host = split_domain_port(request.META.get("HTTP_HOST", ""))[0]
+    return is_loopback(address) and is_loopback(host)
 
 
 def _unauthorized(reason: str) -> HttpResponse:

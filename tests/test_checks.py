@@ -171,19 +171,6 @@ def test_openid_connect_needs_an_issuer_a_client_id_and_a_secret(settings, wrong
     assert reported_ids() == ids_
 
 
-@pytest.mark.parametrize(
-    ("address", "token", "ids_"),
-    [
-        ("https://guardian.example.org", "", ["guardian.W005"]),
-        ("https://guardian.example.org", "a long random text", []),
-        ("http://127.0.0.1:8000", "", []),
-    ],
-)
-def test_public_metrics_need_a_token(settings, address, token, ids_):
-    settings.GUARDIAN_BASE_URL, settings.GUARDIAN_METRICS_TOKEN = address, token
-    assert reported_ids() == ids_
-
-
 @pytest.fixture
 def removed_setting(monkeypatch):
     """Return the name of a removed setting, which is unset after the test."""

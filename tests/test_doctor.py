@@ -113,10 +113,10 @@ def run(*arguments):
 
 
 def test_with_only_warnings_the_command_exits_with_0(good_installation, settings):
-    settings.GUARDIAN_METRICS_TOKEN = ""
+    settings.GUARDIAN_OPERATOR_EMAILS = []
     code, out = run()
     assert code == 0
-    assert re.search(r"^WARNING  settings +GUARDIAN_METRICS_TOKEN is empty", out, re.M)
+    assert re.search(r"^WARNING  settings +GUARDIAN_OPERATOR_EMAILS is empty", out, re.M)
     assert "To do: " in out
     assert "0 problems" in out.splitlines()[-1]
 

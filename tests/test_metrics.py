@@ -38,7 +38,7 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "guardian.json"
 
 
 def scrape(client=None, **headers):
-    answer = (client or Client()).get("/metrics", headers=headers)
+    answer = (client or Client()).get("/metrics", headers={"Host": "127.0.0.1:8000", **headers})
     assert answer.status_code == 200, answer.text
     return read(answer.text)
 
@@ -257,7 +257,7 @@ def test_no_queue_and_no_owner_is_named(registered):
     account = PulseUser.objects.create(username="pulse-alice", ready=True)
     Queue.objects.bulk_create([make_queue(7, pulse_user=account)])
     Client().get("/api/queues/secret-name/", headers={"Authorization": "Token wrong"})
-    text = Client().get("/metrics").text
+    text = Client().get("/metrics", headers={"Host": "localhost"}).text
     for name in ("alice", "example.org", "queue 7", "secret-name", "compute", "cellar"):
         assert name not in text
 
@@ -297,27 +297,57 @@ def test_a_wrong_metrics_token_is_401(settings, header):
 
 
 @pytest.mark.django_db
-def test_without_a_metrics_token_in_the_settings_everybody_may_read():
-    assert value(scrape(), "guardian_outage") == 0
+def test_with_its_token_metrics_are_answered_on_any_host(settings):
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
+    assert scrape(Host="10.42.0.17:8000", Authorization="Bearer scrape-word")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_without_a_metrics_token_in_the_settings_this_machine_may_read(host, address):
+    assert scrape(Client(REMOTE_ADDR=address), Host=host)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("address", "headers"),
+    [
+        ("192.0.2.7", {"Host": "127.0.0.1:8000"}),
+        ("", {"Host": "127.0.0.1:8000"}),
+        ("127.0.0.1", {"Host": "guardian.example.org"}),  # through a proxy on this machine
+        ("127.0.0.1", {"Host": "127.0.0.1:8000", "X-Forwarded-For": "192.0.2.7"}),
+    ],
+)
+def test_without_a_metrics_token_in_the_settings_nobody_else_may_read(settings, address, headers):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1 if "X-Forwarded-For" in headers else 0
+    answer = Client(REMOTE_ADDR=address).get("/metrics", headers=headers)
+    assert answer.status_code == 401
+    assert "Set GUARDIAN_METRICS_TOKEN" in answer.text
 
 
 @pytest.mark.django_db
 def test_only_get_and_head_are_allowed(client):
-    assert client.post("/metrics").status_code == 405
-    assert client.head("/metrics").status_code == 200
+    local = {"Host": "localhost"}
+    assert client.post("/metrics", headers=local).status_code == 405
+    assert client.head("/metrics", headers=local).status_code == 200
 
 
 @pytest.mark.django_db
 def test_openmetrics_is_sent_to_clients_that_accept_it(client):
-    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"})
+    accepted = "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"
+    answer = client.get("/metrics", headers={"Host": "localhost", "Accept": accepted})
     assert answer["Content-Type"].startswith("application/openmetrics-text")
     assert "guardian_queues" in {family.name for family in read_openmetrics(answer.text)}
     assert "no-store" in answer["Cache-Control"]
 
 
 def test_without_the_database_the_answer_is_503(environment):
-    answer = manage(environment, "from django.test import Client; a = Client().get('/metrics'); print(a.status_code)",
-                    DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")  # fmt: skip
+    program = (
+        "from django.test import Client; a = Client().get('/metrics', headers={'Host': 'localhost'}); "
+        "print(a.status_code)"
+    )
+    answer = manage(environment, program, DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")
     assert answer.stdout.split() == ["503"]
     assert "secret-word" not in answer.stderr
 

@@ -24,6 +24,23 @@ def test_healthz_needs_no_database(client):
     assert client.get("/healthz").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize("host", ["10.42.0.17", "10.42.0.17:8000", "web", "no such host", ""])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probes_are_answered_on_any_host_and_nothing_is_logged(guarded, client, caplog, path, host):
+    answer = client.get(path, headers={"Host": host})
+    assert (answer.status_code, caplog.text) == (200, "")
+
+
+def test_pages_are_refused_on_another_host(client):
+    assert client.get("/signin/", headers={"Host": "10.42.0.17"}).status_code == 400
+
+
+def test_probes_are_answered_over_plain_http(client, settings):
+    settings.SECURE_SSL_REDIRECT = True
+    assert client.get("/healthz", headers={"Host": "10.42.0.17"}).status_code == 200
+    assert client.get("/signin/").status_code == 301
+
+
 @pytest.mark.parametrize("charset", ["rot13", "idna", "undefined", "utf-16"])
 def test_requests_are_read_as_utf_8_regardless_of_their_charset(charset):
     kind = f"multipart/form-data; boundary=x; charset={charset}"

@@ -290,7 +290,7 @@ TABLE: dict[str, dict[str, str]] = {
     "admin/operate/brake/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
     "admin/operate/orphans/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
     "admin/operate/stale/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
-    "metrics": {"get": "200 200 200 200 200 200"},
+    "metrics": {"get": "401 403 403 403 403 200"},
 }
 
 # POST by token: statuses of VISITORS; then of the owner without access, and of the owner after leaving the offering.
