@@ -37,13 +37,13 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
-from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_http_methods
 from requests import RequestException
 
 from accounts import allauth_private, audit, vouching
@@ -341,23 +341,24 @@ def create_link(owner: Owner) -> str:
     return f"{settings.GUARDIAN_BASE_URL}{reverse('sign_in_link', args=[token])}"
 
 
-@csrf_exempt  # a CSRF failure would log the path, which contains a valid token
 @never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
 def sign_in_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Sign in the owner of the link, unless the link was used before or has expired.
+    """Show a button for a valid link. The button's POST signs in the owner and uses the link up.
 
-    Only GET uses the link, because link previews of chats and mail programs send HEAD.
+    A GET changes nothing, because the link previews of chats and mail programs request links.
     """
-    if request.method != "GET":
-        return redirect("account_login")
-    link = SignInLink.objects.select_related("owner").filter(digest=_digest(token)).first()
+    link = SignInLink.objects.select_related("owner").filter(digest=_digest(token), expires_at__gt=timezone.now())
+    found = link.first()
+    if found is not None and request.method != "POST":
+        return render(request, "signin/link.html", {"owner": found.owner})
     # Of two concurrent requests, only one deletes the row.
-    if link is None or not SignInLink.objects.filter(pk=link.pk, expires_at__gt=timezone.now()).delete()[0]:
-        return render(request, "signin/link.html", status=410)
+    if found is None or not link.delete()[0]:
+        return render(request, "signin/link-used.html", status=410)
     if request.user.is_authenticated:
         AccountAdapter(request).logout(request)
-    allauth_private.record_method(request, link.owner, "link")
-    response: HttpResponse = perform_login(request, link.owner, email=link.owner.email)
+    allauth_private.record_method(request, found.owner, "link")
+    response: HttpResponse = perform_login(request, found.owner, email=found.owner.email)
     return response
 
 

@@ -121,3 +121,5 @@ def violations(page: Page, address: str) -> Iterator[str]:
 def sign_in(page: Page, owner: Owner) -> None:
     """Sign the owner in on this page by a link."""
     page.goto(urlsplit(create_link(owner)).path)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/queues/")

@@ -123,7 +123,7 @@ def test_no_cross_origin_request_is_allowed(client, db):
 
 def test_cookies_are_httponly_and_samesite(client, alice):
     client.get("/signin/")
-    client.get(create_link(alice).removeprefix("http://127.0.0.1:8000"))
+    client.post(create_link(alice).removeprefix("http://127.0.0.1:8000"))
     client.get("/queues/")
     assert set(client.cookies) == {"csrftoken", "sessionid"}
     for name, cookie in client.cookies.items():

@@ -152,7 +152,8 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
     link = urlsplit(create_link(operator)).path
     search.plant("the sign-in link", link.rstrip("/").rpartition("/")[2])
     office = Client()
-    ask(office, "GET", link, shows=["the operator's session"], status=302)
+    ask(office, "GET", link, status=200)
+    ask(office, "POST", link, {}, form=True, shows=["the operator's session"], status=302)
     search.plant("the operator's session", office.cookies["sessionid"].value)
     ask(Client(), "GET", link, status=410)
     # Tokens.

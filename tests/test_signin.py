@@ -23,6 +23,7 @@ from django.utils.html import escape
 from accounts.models import Owner, PulseUser, SignInLink
 from accounts.signin import create_link, get_or_create_owner, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
+from guardian_site.logs import LineFormatter
 from tests.chromium import checked_page, sign_in
 from tests.toolbox import in_parallel
 
@@ -392,12 +393,13 @@ def test_login_link_prints_a_link_that_works_once(client, settings):
     link = out.getvalue().strip()
     assert re.fullmatch(r"https://guardian\.example\.org/signin/link/[\w-]{43}/", link)
     assert link.split("/")[-2] not in str(SignInLink.objects.values())
-    answer = client.get(path_of(link))
+    answer = client.post(path_of(link))
     assert (answer.status_code, answer.url) == (302, "/queues/")
     assert is_signed_in(client)
     other = Client()
-    page = other.get(path_of(link))
-    assert (page.status_code, 'href="/signin/"' in page.text) == (410, True)
+    for ask in (other.get, other.post):
+        page = ask(path_of(link))
+        assert (page.status_code, 'href="/signin/"' in page.text) == (410, True)
     assert not is_signed_in(other)
 
 
@@ -420,46 +422,51 @@ def test_a_link_expires_after_ten_minutes(client):
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=1)):
         assert client.get(path).status_code == 410
+        assert client.post(path).status_code == 410
     assert not is_signed_in(client)
 
 
 @pytest.mark.parametrize("token", ["x", "é", "a" * 5000, "%00", "<b>", "%2e%2e"])
 def test_an_invalid_link_signs_nobody_in(client, token):
-    page = client.get(f"/signin/link/{token}/")
-    assert page.status_code == 410
+    for ask in (client.get, client.post):
+        assert ask(f"/signin/link/{token}/").status_code == 410
     assert not is_signed_in(client)
 
 
 def test_one_of_six_concurrent_uses_of_a_link_succeeds(transactional_db):
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
-    assert sorted(in_parallel(*[lambda: Client().get(path).status_code] * 6)) == [302] + [410] * 5
+    assert sorted(in_parallel(*[lambda: Client().post(path).status_code] * 6)) == [302] + [410] * 5
 
 
-def test_other_methods_do_not_use_up_a_link_and_nothing_is_logged(client, caplog):
+def test_a_link_preview_does_not_use_up_a_link_and_nothing_is_logged(client, caplog):
     caplog.set_level(logging.DEBUG)
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     token = path.split("/")[-2]
     strict = Client(enforce_csrf_checks=True)
-    for method in ("head", "options", "post", "put", "delete"):
-        assert getattr(strict, method)(path).url == "/signin/"
+    statuses = {method: getattr(strict, method)(path).status_code for method in ("head", "get", "put", "post")}
+    assert statuses == {"head": 200, "get": 200, "put": 403, "post": 403}
     assert strict.get(path.rstrip("/")).status_code == 301
-    assert client.get(path).url == "/queues/"
-    messages = [record.getMessage() for record in caplog.records if record.name != "django.db.backends"]
-    assert not any(token in line for line in messages)
+    assert not is_signed_in(strict)
+    page = client.get(path)
+    assert "alice@example.org" in page.text
+    assert client.post(path).url == "/queues/"
+    shown = [LineFormatter().format(record) for record in caplog.records if record.name != "django.db.backends"]
+    assert not any(token in line for line in shown)
 
 
 def test_a_link_of_an_inactive_owner_signs_nobody_in(client):
     owner = Owner.objects.create_user("alice@example.org")
     path = path_of(create_link(owner))
     Owner.objects.update(is_active=False)
-    assert client.get(path).status_code == 403
+    assert client.post(path).status_code == 403
     assert not is_signed_in(client)
 
 
 def test_a_link_replaces_the_session_of_another_owner(client):
     client.force_login(Owner.objects.create_user("bob@example.org"))
     path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
-    client.get(path)
+    assert 'You are signed in as <span class="name">bob@example.org' in client.get(path).text
+    client.post(path)
     assert client.get("/signout/").context["user"].email == "alice@example.org"
     page = client.get(path)
     assert (page.status_code, 'href="/queues/"' in page.text) == (410, True)
@@ -585,6 +592,13 @@ def test_a_person_signs_in_and_out_with_the_keyboard(page, mailbox):
     page.get_by_text("You are signed out.").wait_for()
     owner = Owner.objects.get()
     assert owner.last_login is not None
+
+
+def test_a_person_signs_in_with_a_link(live_server, page):
+    page.goto(path_of(create_link(Owner.objects.create_user("alice@example.org"))))
+    assert Axe().run(page).violations_count == 0
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/queues/")
 
 
 def test_the_sign_in_pages_are_accessible(live_server, page):

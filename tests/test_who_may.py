@@ -40,7 +40,7 @@ NEW_ACCOUNT = "who-may-new"
 ADOPTABLE_ACCOUNT = "who-may-adopt"
 SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
 OFFERING = UUID("1f6a0c1d6c0f4d0e8a53c3f8b5d1a7e2")
-HARMLESS_POSTS = ("signin/link/<str:token>/", "signin/oidc/", "signin/oidc/callback/")
+HARMLESS_POSTS = ("signin/oidc/", "signin/oidc/callback/")
 """A POST changes nothing here: it redirects to the sign-in page, or is 404 without OpenID Connect."""
 
 CATCH_ALL = ("api/^", "v1/^")
@@ -61,10 +61,7 @@ TABLE: dict[str, dict[str, str]] = {
     "signin/code/": dict.fromkeys(METHODS, "302 302 302 302 302 302"),
     "signin/link/<str:token>/": {
         "get": "410 410 410 410 410 410",
-        "post": "302 302 302 302 302 302",
-        "put": "302 302 302 302 302 302",
-        "patch": "302 302 302 302 302 302",
-        "delete": "302 302 302 302 302 302",
+        "post": "410 410 410 410 410 410",
     },
     "signin/oidc/": dict.fromkeys(METHODS, "404 404 404 404 404 404"),
     "signin/oidc/callback/": dict.fromkeys(METHODS, "404 404 404 404 404 404"),

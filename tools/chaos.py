@@ -122,10 +122,13 @@ class Chaos:
             offerings.update(dict.fromkeys(members, command("create_offering", f"Offering {number}", *options)))
         people = []
         for email in emails:
-            answer = httpx.get(command("login_link", email), trust_env=False)
-            if "sessionid" not in answer.cookies:
-                raise StartError(f"{email} could not sign in: {answer.status_code} {answer.text!r}")
-            session, token = answer.cookies["sessionid"], command("create_token", email)
+            with httpx.Client(trust_env=False) as browser:
+                link = command("login_link", email)
+                browser.get(link)
+                answer = browser.post(link, data={"csrfmiddlewaretoken": browser.cookies["csrftoken"]})
+                if "sessionid" not in browser.cookies:
+                    raise StartError(f"{email} could not sign in: {answer.status_code} {answer.text!r}")
+                session, token = browser.cookies["sessionid"], command("create_token", email)
             people.append(Person(email, token, session, offerings[email], self._production.stack.addresses))
         return people
 

@@ -182,6 +182,8 @@ def take_screenshots(stack: Stack, warning: Mail) -> None:
         for email in (OWNER, OPERATOR):
             page = browser.new_page(base_url=stack.base_url, locale="en-GB", timezone_id="Europe/Tallinn")
             page.goto(urlsplit(stack.manage("login_link", email).strip()).path)
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_url("**/queues/")
             for shot in pages:
                 if shot.email == email:
                     page.set_viewport_size({"width": shot.width, "height": shot.height or 600})
