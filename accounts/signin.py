@@ -376,23 +376,32 @@ class Claims:
     if the provider says that it is verified, else None.
     """
 
-    def __init__(self, issuer: str, claims: Mapping[str, Any]) -> None:
-        """Read the claims.
+    def __init__(self, issuer: str, userinfo: Mapping[str, Any], id_token: Mapping[str, Any]) -> None:
+        """Read the claims of both documents. A claim of the user info takes precedence.
 
         Raises:
-            ValueError: they contain no valid ``sub``.
+            ValueError: they contain no valid ``sub``, or different ones.
         """
+        if id_token and id_token["sub"] != userinfo["sub"]:
+            raise ValueError("the sub of the ID token and of the user info differ")
+        claims = {**id_token, **userinfo}
         if not isinstance(claims.get("sub"), str) or not claims["sub"]:
             raise ValueError("there is no sub")
         self.uid = hashlib.sha256(f"{issuer}\n{claims['sub']}".encode()).hexdigest()
         self.address = self._address(claims.get("email"))
-        # Some providers send the boolean as a string.
-        verified = claims.get("email_verified")
-        self.verified_address = self.address if verified is True or verified == "true" else None
+        # email_verified is about the address of its own document. The other document may have another address.
+        is_verified = any(self._verified_address(document) == self.address for document in (userinfo, id_token))
+        self.verified_address = self.address if is_verified else None
         groups = claims.get(settings.OIDC_GROUPS_CLAIM)
         self.groups = [group for group in (groups if isinstance(groups, list) else [groups]) if isinstance(group, str)]
         name = claims.get("name") or f"{claims.get('given_name') or ''} {claims.get('family_name') or ''}"
         self.full_name = "".join(filter(str.isprintable, str(name))).strip()[:200]
+
+    @classmethod
+    def _verified_address(cls, document: Mapping[str, Any]) -> str | None:
+        # Some providers send the boolean as a string.
+        verified = document.get("email_verified")
+        return cls._address(document.get("email")) if verified is True or verified == "true" else None
 
     @staticmethod
     def _address(text: object) -> str | None:
@@ -441,9 +450,7 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
         with _parsing("claims"):
             login = super().complete_login(request, app, token, **kwargs)
             userinfo, id_token = login.account.extra_data["userinfo"], login.account.extra_data.get("id_token", {})
-            if id_token and id_token["sub"] != userinfo["sub"]:
-                raise ValueError("the sub of the ID token and of the user info differ")
-            login.claims = Claims(self.openid_config["issuer"], {**id_token, **userinfo})
+            login.claims = Claims(self.openid_config["issuer"], userinfo, id_token)
         login.account.uid, login.account.extra_data = login.claims.uid, {}
         return login
 

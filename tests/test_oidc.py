@@ -1,6 +1,7 @@
 """Sign-in with OpenID Connect at a running provider."""
 
 import re
+import socket
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -128,6 +129,54 @@ def test_an_unverified_address_takes_over_no_account(client, provider, mailbox, 
     assert not is_signed_in(client)
     assert not SocialAccount.objects.exists()
     assert len(mailbox.to(victim.email)) == 1
+
+
+@pytest.fixture
+def provider_that_changes(proxied_provider, running):
+    """Return a function that signs in a person whose claims change between the ID token and the user info."""
+
+    direct = Provider(running)
+
+    def sign_in(client, sub, id_token, userinfo):
+        direct.register(sub, **id_token)
+        forward = proxied_provider._from_client
+
+        def from_client(guardian, provider):
+            if b"/userinfo" in guardian.recv(65536, socket.MSG_PEEK):
+                direct.register(sub, **userinfo)
+            return forward(guardian, provider)
+
+        proxied_provider._from_client = from_client
+        return Provider(proxied_provider.url(running)).sign_in(client, sub)
+
+    return sign_in
+
+
+ELSEWHERE = "mallory@example.org"
+
+
+@pytest.mark.parametrize(
+    ("id_token", "userinfo", "verified"),
+    [
+        (ALICE, {"email": ELSEWHERE}, None),
+        (ALICE, {"email": ELSEWHERE, "email_verified": False}, None),
+        ({"email": ELSEWHERE}, ALICE, "alice@example.org"),
+        (ALICE, {"email_verified": True, "email": ELSEWHERE}, ELSEWHERE),
+        (ALICE, {"email": "Alice@Example.org"}, "alice@example.org"),
+        (ALICE, {"name": "Alice"}, "alice@example.org"),
+        ({"email": "alice@example.org"}, {"email_verified": True}, None),
+        ({"email_verified": True}, {"email": "alice@example.org"}, None),
+    ],
+)
+def test_an_address_is_verified_by_the_document_that_names_it(
+    client, provider_that_changes, mailbox, id_token, userinfo, verified
+):
+    answer = provider_that_changes(client, "two-documents", id_token, userinfo)
+    assert is_signed_in(client) is (verified is not None)
+    if verified is None:
+        assert answer.url == "/signin/code/"
+    else:
+        assert Owner.objects.get().email == verified
 
 
 def test_an_unverified_address_needs_a_code_once(client, provider, mailbox, settings):
