@@ -44,10 +44,11 @@ from django.utils.decorators import method_decorator
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
-from requests import RequestException
+from requests import RequestException, Session
 
 from accounts import allauth_private, audit, vouching
 from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, SignInLink, check_address, normalize_address
+from core.certificates import SystemTrust
 
 log = logging.getLogger(__name__)
 
@@ -455,6 +456,15 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
         return login
 
 
+def check_provider() -> None:
+    """Fetch the provider's configuration.
+
+    Raises:
+        RequestException, OAuth2Error: it can't be fetched, or is invalid.
+    """
+    _ = ProviderAdapter(HttpRequest(), PROVIDER_ID).openid_config
+
+
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
     """Customizes sign-in by OpenID Connect.
 
@@ -462,6 +472,12 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
     the verified address. If the provider did not verify the address, a code must verify it first, so that nobody takes
     over an owner with somebody else's address.
     """
+
+    def get_requests_session(self) -> Session:
+        """Return a session for requests to the provider."""
+        session: Session = super().get_requests_session()  # type: ignore[no-untyped-call]
+        session.mount("https://", SystemTrust())
+        return session
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
         """Find or create the owner."""

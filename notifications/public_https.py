@@ -19,10 +19,12 @@ from typing import Any
 
 import requests
 from django.conf import settings
-from requests.adapters import BaseAdapter, HTTPAdapter
+from requests.adapters import BaseAdapter
 from urllib3.connection import HTTPSConnection
 from urllib3.connectionpool import HTTPSConnectionPool
 from urllib3.util.connection import create_connection
+
+from core.certificates import SystemTrust
 
 CONNECT_SECONDS = 4.0
 READ_SECONDS = 8.0
@@ -175,7 +177,7 @@ class _Pool(HTTPSConnectionPool):
     ConnectionCls = _Connection
 
 
-class _Adapter(HTTPAdapter):
+class _Adapter(SystemTrust):
     """Send one request over HTTPS, with the certificate verified and without a proxy."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import amqp
+from allauth.socialaccount.providers.oauth2.client import OAuth2Error
 from django.conf import settings
 from django.core.checks import ERROR, run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -29,11 +30,14 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
 from django.http.request import split_domain_port, validate_host
 from django.utils import timezone
+from requests import RequestException
 
+from accounts import signin
 from accounts.models import Owner
 from agents import registered
 from agents.models import Consumer, EventSubscription
 from core.addresses import is_loopback, split_address
+from core.certificates import store_error
 from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.masking import mask_secrets
 from core.models import Lease
@@ -109,12 +113,14 @@ def examine() -> list[Finding]:
         ("broker over AMQP", _broker_over_amqp),
         ("broker clock", _broker_clock),
         ("mail server", _mail_server),
+        ("single sign-on", _single_sign_on),
     )
     checks = [_Check(name, check) for name, check in parts]
     deadline = time.monotonic() + TIMEOUT_SECONDS
     for check in checks:
         check.start()
-    return [_without_passwords(finding) for check in checks for finding in check.found_by(deadline)]
+    found = [finding for check in checks for finding in check.found_by(deadline)]
+    return [_without_passwords(_with_certificate_advice(finding)) for finding in found]
 
 
 class _Check(threading.Thread):
@@ -160,6 +166,7 @@ def _settings() -> Findings:
     yield _debug()
     yield from _secret_key()
     yield from _base_url()
+    yield from _certificates()
     yield _var_folder()
 
 
@@ -210,6 +217,14 @@ def _base_url() -> Findings:
 def _is_allowed(host: str) -> bool:
     """Return whether Django accepts requests for this host."""
     return validate_host(host, settings.ALLOWED_HOSTS) or (settings.DEBUG and not settings.ALLOWED_HOSTS)
+
+
+def _certificates() -> Findings:
+    if error := store_error():
+        advice = (
+            "Name a readable file of certificates in PEM format, or unset it. Until then no certificate is trusted."
+        )
+        yield Finding("certificates", Status.PROBLEM, error, advice)
 
 
 def _var_folder() -> Finding:
@@ -615,7 +630,38 @@ def _mail_server() -> Findings:
         yield Finding("mail server", Status.OK, f"{where} answers, {login}")
 
 
+# Single sign-on
+
+
+def _single_sign_on() -> Findings:
+    if not settings.OIDC_ISSUER:
+        return
+    try:
+        signin.check_provider()
+    except (RequestException, OAuth2Error) as error:
+        advice = "Check OIDC_ISSUER, and that it answers. Until then people sign in by a code."
+        yield Finding("single sign-on", Status.PROBLEM, f"{settings.OIDC_ISSUER} can't be used: {error}", advice)
+    else:
+        yield Finding("single sign-on", Status.OK, f"{settings.OIDC_ISSUER} answers")
+
+
 # Words
+
+
+UNKNOWN_AUTHORITY = re.compile(
+    "self-signed certificate|unable to get (local )?issuer certificate|SSL error: certificate verify failed"
+)
+"""OpenSSL's reasons if a certificate's authority is not trusted, and PostgreSQL's text for all reasons."""
+
+TRUST_ADVICE = (
+    "Its certificate is from an authority that this machine doesn't trust. Add the authority's certificate to the "
+    "system's store, or set SSL_CERT_FILE: see docs/operators.md#certificates-of-a-private-authority."
+)
+
+
+def _with_certificate_advice(finding: Finding) -> Finding:
+    """Return a finding with the advice for certificates, if it is about one."""
+    return finding._replace(advice=TRUST_ADVICE) if UNKNOWN_AUTHORITY.search(finding.found) else finding
 
 
 def _names(names: Iterable[str]) -> str:

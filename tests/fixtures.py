@@ -111,4 +111,4 @@ def webhook(certificate: Path) -> Iterator[Webhook]:
 def private_channels(settings: Any, monkeypatch: pytest.MonkeyPatch, certificate: Path) -> None:
     """Allow channels at this machine's own addresses, and trust the certificate."""
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

@@ -287,7 +287,7 @@ def test_an_unknown_host_is_reported(alice):
 
 
 def test_a_self_signed_certificate_is_not_trusted(channel, webhook, monkeypatch):
-    monkeypatch.delenv("REQUESTS_CA_BUNDLE")
+    monkeypatch.delenv("SSL_CERT_FILE")
     assert "certificate can't be verified" in failure(channel)
     assert webhook.received == []
 

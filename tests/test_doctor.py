@@ -24,6 +24,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 from kombu import Connection
+from oidc_provider_mock import run_server_in_thread
 
 from accounts.models import Owner
 from agents.models import AgentIdentity, EventSubscription, Offering
@@ -36,8 +37,9 @@ from rabbit.permissions import FULL_ACCESS, Permissions
 from status import doctor, facts
 from status.doctor import Finding, Status
 from tests.proxy import Proxy
+from tests.test_oidc import provider_at
 from tests.toolbox import broker_version, memory_alarm
-from tests.webhooks import make_certificate
+from tests.webhooks import Webhook, make_certificate
 from tools.benchmarks.passes import counted_requests
 from tools.processes import free_port
 from tools.rabbitmq import PrivateNode
@@ -354,6 +356,65 @@ def test_over_tls_the_password_goes_only_to_the_named_host(tls_server, ask):
         ask(f"amqps://guardian:secret-word@127.0.0.1:{port}")
     assert not isinstance(hung_up.value, ssl.SSLCertVerificationError)
     assert heard == [b"AMQP"]
+
+
+@pytest.fixture
+def untrusted(tmp_path, monkeypatch):
+    """Return an HTTPS server whose certificate is from an authority that this machine doesn't trust, and the file."""
+    certificate = make_certificate(tmp_path)
+    with Webhook(certificate) as server:
+        yield server, certificate
+
+
+AUTHORITY = "SSL_CERT_FILE: see docs/operators.md#certificates-of-a-private-authority"
+
+
+@pytest.mark.parametrize(
+    ("setting", "scheme", "name"),
+    [
+        ("RABBITMQ_MANAGEMENT_URL", "https", "broker"),
+        ("RABBIT_URL", "amqps", "broker over AMQP"),
+        ("OIDC_ISSUER", "https", "single sign-on"),
+        ("EMAIL_PORT", "", "mail server"),
+    ],
+)
+def test_a_certificate_of_a_private_authority_is_a_problem_until_it_is_trusted(
+    good_installation, settings, untrusted, monkeypatch, setting, scheme, name
+):
+    server, certificate = untrusted
+    settings.EMAIL_USE_SSL = setting == "EMAIL_PORT"
+    value = f"{scheme}://guest:secret-word@localhost:{server.port}" if scheme else server.port
+    if setting == "OIDC_ISSUER":
+        value = f"https://localhost:{server.port}"
+        settings.OIDC_CLIENT_ID = settings.OIDC_CLIENT_SECRET = "guardian"
+        settings.SOCIALACCOUNT_PROVIDERS = provider_at(value)
+    setattr(settings, setting, value)
+    assert_problem(name, "CERTIFICATE_VERIFY_FAILED", AUTHORITY)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    answered = examine()[name]  # the server there is no broker, mail server or provider
+    assert AUTHORITY not in answered.advice
+    assert "CERTIFICATE" not in answered.found
+
+
+def test_a_file_of_authorities_that_does_not_exist_is_a_problem(good_installation, monkeypatch, tmp_path):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    assert_problem("certificates", "none.pem", "No such file")
+    (tmp_path / "none.pem").write_text("no certificate")
+    assert_problem("certificates", "none.pem")
+
+
+# Single sign-on
+
+
+def test_an_issuer_that_answers_is_ok(good_installation, settings):
+    with run_server_in_thread() as server:
+        settings.OIDC_ISSUER = f"http://localhost:{server.server_port}"
+        settings.OIDC_CLIENT_ID = settings.OIDC_CLIENT_SECRET = "guardian"
+        settings.SOCIALACCOUNT_PROVIDERS = provider_at(settings.OIDC_ISSUER)
+        assert examine()["single sign-on"].status is Status.OK
+    settings.OIDC_ISSUER += "/elsewhere"
+    settings.SOCIALACCOUNT_PROVIDERS = provider_at(settings.OIDC_ISSUER)
+    assert_problem("single sign-on", "/elsewhere", "OIDC_ISSUER")
 
 
 # The task queue

@@ -49,10 +49,9 @@ def running():
         yield f"http://localhost:{server.server_port}"
 
 
-def use(settings, url):
-    settings.OIDC_ISSUER = url
-    settings.OIDC_NAME = "Example ID"
-    settings.SOCIALACCOUNT_PROVIDERS = {
+def provider_at(url):
+    """Return the setting SOCIALACCOUNT_PROVIDERS for a provider."""
+    return {
         "openid_connect": {
             "OAUTH_PKCE_ENABLED": True,
             "APPS": [
@@ -66,6 +65,12 @@ def use(settings, url):
             ],
         }
     }
+
+
+def use(settings, url):
+    settings.OIDC_ISSUER = url
+    settings.OIDC_NAME = "Example ID"
+    settings.SOCIALACCOUNT_PROVIDERS = provider_at(url)
     directives = {**settings.CONTENT_SECURITY_POLICY["DIRECTIVES"], "form-action": ["'self'", url]}
     settings.CONTENT_SECURITY_POLICY = {"DIRECTIVES": directives}
     return Provider(url)
