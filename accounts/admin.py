@@ -5,7 +5,8 @@ failures and report each result. The admin offers no change that would leave the
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
@@ -18,9 +19,12 @@ from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth.models import Group
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist, PermissionDenied, ValidationError
+from django.db import DataError
 from django.db.models import Count, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
@@ -48,6 +52,31 @@ ACTION_TIMEOUT_SECONDS = 20
 CHOSEN_FIELD = "chosen"
 
 
+@contextmanager
+def _refusing_odd_values() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OverflowError, DataError) as error:
+        raise IncorrectLookupParameters(error) from error
+
+
+class CheckedChangeList(ChangeList):
+    """A list that is shown without filters if a value in its URL has a NUL character, or is out of its type's range.
+
+    Django checks a part of these values. For the others, the database or its driver raises an error.
+    """
+
+    @_refusing_odd_values()
+    def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        """Return the rows that match the filters."""
+        return super().get_queryset(*args, **kwargs)
+
+    @_refusing_odd_values()
+    def get_results(self, request: HttpRequest) -> None:
+        """Count the rows. This is the first query with the filters."""
+        super().get_results(request)
+
+
 class AuditedAdmin(admin.ModelAdmin):
     """The admin of a model whose changes are in the audit trail."""
 
@@ -57,6 +86,18 @@ class AuditedAdmin(admin.ModelAdmin):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """Refuse regex lookups: a regex in a URL could take unlimited time."""
         return not lookup.endswith("regex") and super().lookup_allowed(lookup, value, request)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Return the class of the list."""
+        return CheckedChangeList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Find nothing for a NUL character, which PostgreSQL refuses."""
+        if "\0" in search_term:
+            return queryset.none(), False
+        return super().get_search_results(request, queryset, search_term)
 
     def changeform_view(
         self,

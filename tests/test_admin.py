@@ -275,6 +275,65 @@ def test_regex_filters_in_urls_are_refused(admin, label):
             assert admin.get(path_of(label), {f"{name}__{lookup}": "(a+)+$"}).status_code == 400, (name, lookup)
 
 
+ODD_LOOKUPS = {
+    "CharField": ["exact=\0", "icontains=\0", "in=\0,a", "gt=\0"],
+    "DateTimeField": ["year=99999999", "year=-1", "year__gte=10000", "gte=\0", "gte=99999-01-01", "month=10e99"],
+    "IntegerField": ["exact=99999999999999999999999", "gte=-9e999", "in=\0", "lt=99999999999999999999999"],
+    "TimeField": ["exact=\0", "hour=99999999", "gte=x"],
+    "FloatField": ["exact=1e9999", "exact=nan", "gt=\0"],
+    "JSONField": ["exact=\0", "a=\0", "contains=\0", "a__lt=\0", "has_key=\0"],
+    "BooleanField": ["exact=\0", "isnull=\0"],
+    "UUIDField": ["exact=\0", "exact=x", "gt=\0"],
+    "BinaryField": ["exact=\0"],
+    "ForeignKey": ["id__exact=\0", "id__exact=99999999999999999999999", "pk__in=\0", "isnull=\0"],
+}
+KINDS = {"TextField": "CharField", "EmailField": "CharField", "GenericIPAddressField": "CharField",
+         "OneToOneField": "ForeignKey"}  # fmt: skip
+
+
+def odd_filters(model_admin):
+    """Yield parameters of a list's URL that the database can't compare with."""
+    for field in model_admin.model._meta.concrete_fields:
+        kind = field.get_internal_type()
+        kind = "IntegerField" if "Integer" in kind or "AutoField" in kind else KINDS.get(kind, kind)
+        for lookup in ODD_LOOKUPS[kind]:
+            name, _, value = lookup.partition("=")
+            yield {f"{field.name}__{name}": value}
+    for name in model_admin.list_filter:
+        if isinstance(name, type):
+            yield {name.parameter_name: "\0"}
+    yield {"q": "\0"}
+    yield {"p": "9" * 30}
+    yield {"o": "\0"}
+    if model_admin.date_hierarchy:
+        for year in ("0", "9999", "10000", "9" * 30, "\0"):
+            yield {f"{model_admin.date_hierarchy}__year": year}
+
+
+def test_no_value_in_the_url_of_a_list_is_a_server_error(transactional_db, admin):
+    failed = []
+    admin.raise_request_exception = False
+    for model, model_admin in administration.site._registry.items():
+        for parameters in odd_filters(model_admin):
+            answer = admin.get(path_of(model._meta.label), parameters)
+            if answer.status_code not in (200, 302, 400):
+                failed.append((model._meta.label, parameters, answer.status_code))
+    assert failed == []
+
+
+@pytest.mark.parametrize("parameters", [{"state__exact": "\0"}, {"first_seen__year": "99999999"}])
+def test_a_list_with_a_filter_that_has_no_answer_is_shown_without_it(admin, parameters):
+    answer = admin.get("/admin/queues/queue/", parameters)
+    assert (answer.status_code, answer.url) == (302, "/admin/queues/queue/?e=1")
+    assert admin.get(answer.url).status_code == 200
+
+
+def test_a_search_of_members_for_a_nul_character_finds_nobody(admin):
+    where = {"app_label": "agents", "model_name": "offering", "field_name": "members", "term": "\0"}
+    answer = admin.get("/admin/autocomplete/", where)
+    assert (answer.status_code, answer.json()["results"]) == (200, [])
+
+
 @pytest.mark.parametrize("label", ALLOWED)
 def test_lists_with_search_fields_can_be_searched(admin, label):
     MAKE[label]()
