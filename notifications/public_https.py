@@ -94,7 +94,8 @@ def run_with_deadline(action: Callable[[], bool]) -> tuple[bool, Attempt]:
     thread.join(CONNECT_SECONDS + READ_SECONDS)
     delivered = bool(results and results[0])  # before the connections are closed: a truncated answer may look complete
     if thread.is_alive():
-        attempt.reason = f"no complete answer came within {CONNECT_SECONDS + READ_SECONDS:.0f} s"
+        seconds = CONNECT_SECONDS + READ_SECONDS
+        attempt.reason = attempt.reason or f"no complete answer came within {seconds:.0f} s"
     attempt.end()
     return delivered, attempt
 
@@ -144,33 +145,38 @@ NOT_PUBLIC = (
 )
 
 
+NOT_REACHED = "no server was reached at '{host}'; check its spelling, and that it answers at a public address"
+"""Whether the name is unknown or private, or the connection is refused or times out: the difference would describe the
+network that Guardian is in to anybody who may add a channel."""
+
+
 class _Connection(HTTPSConnection):
     def _new_conn(self) -> socket.socket:
         """Connect to one of the host's IP addresses, if all of them are allowed."""
         host, port, attempt = self._dns_host.strip("[]"), self.port or 443, _attempt.get()
         assert attempt is not None  # noqa: S101 - the client works in an attempt only
+        attempt.reason = NOT_REACHED.format(host=host)
+        not_reached = Unreachable(attempt.reason)
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"there is no host '{host}'; check its spelling") from error
+            raise not_reached from error
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
         if not settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE and not all(map(is_public, addresses)):
-            raise Unreachable(NOT_PUBLIC)
+            raise not_reached
         deadline = time.monotonic() + CONNECT_SECONDS
-        failure: OSError | None = None
         for address in addresses:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
                 connected = create_connection((address, port), left, socket_options=self.socket_options)
-            except OSError as error:
-                failure = error
-            else:
-                attempt.add_socket(connected)
-                return connected
-        why = "no server answers there" if failure is None or isinstance(failure, TimeoutError) else failure.strerror
-        raise Unreachable(f"'{host}' can't be connected to ({why})")
+            except OSError:
+                continue
+            attempt.reason = ""
+            attempt.add_socket(connected)
+            return connected
+        raise not_reached
 
 
 class _Pool(HTTPSConnectionPool):
