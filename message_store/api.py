@@ -20,11 +20,15 @@ from core import body_timeout, limits
 from guardian_store import ids
 from message_store import applications, principals, queues, request_parsing
 from message_store.principals import ANONYMOUS, Caller
-from message_store.queues import Invalid, MessageInput, MessageRef, Page
+from message_store.queues import Invalid, MessageInput, MessageRef
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
-"""The limit for the total size of the message bodies in a response."""
+"""The size from which a response ends early: that of its JSON, where a control character takes six bytes."""
+BATCH_BYTES = 24 * 1024 * 1024
+"""The size of the bodies that are fetched together."""
+MIN_MESSAGES = 2
+"""The messages of a response of any size. A reader that continues from the last one gets that one again, first."""
 RETRY_AFTER_SECONDS = "5"
 
 logger = logging.getLogger(__name__)
@@ -144,10 +148,9 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     partitions = parse("partitions", lambda text: queues.parse_partitions(text, stored.partitions), [1])
     if errors:
         raise Invalid(errors)
-    page = queues.read(
-        stored, partitions, start=start, limit=limit, descending=order == "descending", max_bytes=MAX_RESPONSE_BYTES
-    )
-    return _page(page)
+    is_descending = order == "descending"
+    found = queues.read(stored, partitions, start=start, limit=limit, descending=is_descending, batch_bytes=BATCH_BYTES)
+    return _messages(found)
 
 
 def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
@@ -162,7 +165,7 @@ def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 
 def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_read)
-    return _page(queues.read_ids(stored, queues.parse_ids(message_ids), max_bytes=MAX_RESPONSE_BYTES))
+    return _messages(queues.read_ids(stored, queues.parse_ids(message_ids), batch_bytes=BATCH_BYTES))
 
 
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
@@ -325,11 +328,16 @@ def _message(message: StoredMessage) -> dict[str, Any]:
         return {**fields, "body": base64.b64encode(message.body).decode(), "encoding": request_parsing.BASE64}
 
 
-def _page(page: Page) -> HttpResponse:
-    content: dict[str, Any] = {"messages": [_message(message) for message in page.messages]}
-    if page.is_truncated:
-        content["truncated"] = True
-    return _ok(content)
+def _messages(found: Iterable[StoredMessage]) -> HttpResponse:
+    """Return a response with these messages, or the first of them if it would be too large."""
+    encoded: list[bytes] = []
+    size = 0
+    for message in found:
+        if size >= MAX_RESPONSE_BYTES and len(encoded) >= MIN_MESSAGES:
+            return _ok({"messages": [orjson.Fragment(one) for one in encoded], "truncated": True})
+        encoded.append(orjson.dumps(_message(message)))
+        size += len(encoded[-1])
+    return _ok({"messages": [orjson.Fragment(one) for one in encoded]})
 
 
 def _posted(posted: Iterable[MessageRef]) -> list[dict[str, Any]]:

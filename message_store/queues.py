@@ -7,8 +7,7 @@ Numbers may be given as text: ``"4"``. Clients compare the error texts.
 import re
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,14 +81,6 @@ class MessageRef(NamedTuple):
 
     id: uuid.UUID
     partition: int
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Messages read. ``is_truncated``: the limit of bytes ended the page."""
-
-    messages: list[StoredMessage]
-    is_truncated: bool = False
 
 
 # Queues
@@ -261,65 +252,62 @@ def read(
     start: Place | None = None,
     limit: int = MAX_READ,
     descending: bool = False,
-    max_bytes: int | None = None,
-) -> Page:
-    """Return up to ``limit`` messages of each of these partitions, partition after partition.
+    batch_bytes: int | None = None,
+) -> Iterator[StoredMessage]:
+    """Yield up to ``limit`` messages of each of these partitions, partition after partition.
 
-    Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. Reading stops once the
-    bodies reach ``max_bytes`` in total.
+    Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. With ``batch_bytes``,
+    messages are fetched in batches whose bodies have about this size, so that a caller may stop early.
 
     Raises:
         StoreUnavailable: the store is unreachable.
     """
     used = store()
-    before, found, left, largest = visible_before(used), list[StoredMessage](), max_bytes, 1
+    before = visible_before(used)
+    batch = _first_batch(limit, batch_bytes)
     for partition in dict.fromkeys(partitions):
         place, to_read = start, limit
-        # With a limit of bytes, begin with a batch that surely fits, then grow it if the bodies are small.
-        batch = limit if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
         while to_read > 0:
             asked = min(batch, to_read)
             some = used.read(queue, partition, start=place, before=before, limit=asked, descending=descending)
-            found += some
-            to_read -= len(some)
-            if left is not None:
-                sizes = [len(message.body) for message in some]
-                left -= sum(sizes)
-                if left <= 0:
-                    return Page(found, is_truncated=True)
-                largest = max(largest, *sizes, 1)
-                batch = max(1, min(4 * asked, left // largest))
+            yield from some
             if len(some) < asked:
                 break
+            to_read -= len(some)
             place = (place_before if descending else ids.place_after)(some[-1].id)
-    return Page(found)
+            batch = _next_batch(asked, some, batch_bytes)
 
 
-def read_ids(queue: StoredQueue, refs: Sequence[MessageRef], *, max_bytes: int | None = None) -> Page:
-    """Return the existing messages at these addresses, in this order, without duplicates.
+def read_ids(
+    queue: StoredQueue, refs: Sequence[MessageRef], *, batch_bytes: int | None = None
+) -> Iterator[StoredMessage]:
+    """Yield the existing messages at these addresses, in this order, without duplicates.
 
-    ``max_bytes`` works as in ``read``.
+    ``batch_bytes`` works as in ``read``.
 
     Raises:
         StoreUnavailable: the store is unreachable.
     """
     used = store()
-    before, found, left, largest = visible_before(used), list[StoredMessage](), max_bytes, 1
+    before = visible_before(used)
     waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if ref.partition <= queue.partitions]
-    batch = len(waiting) if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
+    batch = _first_batch(len(waiting), batch_bytes)
     while waiting:
         asked, waiting = waiting[:batch], waiting[batch:]
         some = used.read_ids(queue, asked)
-        some = [message for message in some if before is None or ids.place(message.id).ticks < before]
-        found += some
-        if left is not None:
-            sizes = [len(message.body) for message in some]
-            left -= sum(sizes)
-            if left <= 0:
-                return Page(found, is_truncated=bool(waiting))
-            largest = max(largest, *sizes, 1)
-            batch = max(1, min(4 * batch, left // largest))
-    return Page(found)
+        yield from (message for message in some if before is None or ids.place(message.id).ticks < before)
+        batch = _next_batch(len(asked), some, batch_bytes)
+
+
+def _first_batch(limit: int, batch_bytes: int | None) -> int:
+    """Return a number of messages that surely fits."""
+    return limit if batch_bytes is None else max(1, batch_bytes // settings.MESSAGE_STORE_MAX_BODY)
+
+
+def _next_batch(asked: int, some: Iterable[StoredMessage], batch_bytes: int | None) -> int:
+    """Return a number of messages that fits if they are as large as the largest of these."""
+    largest = max((len(message.body) for message in some), default=1)
+    return asked if batch_bytes is None else max(1, min(4 * asked, batch_bytes // max(largest, 1)))
 
 
 def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:

@@ -275,7 +275,7 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
         read = queues.read(
             found, [partition], start=asked.get("start"), limit=MESSAGES_PER_PAGE + 1, descending=descending
         )
-        messages = read.messages
+        messages = list(read)
         if request.user.is_staff or may_use_positions(found, caller(request.user)):
             consumers = _consumers(found, partition)
     beyond = messages[MESSAGES_PER_PAGE].id.hex if len(messages) > MESSAGES_PER_PAGE else ""

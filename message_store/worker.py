@@ -247,7 +247,7 @@ class Worker:
     def _handle_batch(self, partition: Partition, leased: _LeasedPartition, context: Any) -> bool:
         repositions = leased.repositions
         start = None if leased.done is None else ids.place_after(leased.done)
-        messages = queues.read(leased.queue, [leased.number], start=start, limit=self._batch).messages
+        messages = list(queues.read(leased.queue, [leased.number], start=start, limit=self._batch))
         if not messages:
             longest = max(MAX_POLL_SECONDS, len(self._leased) / MAX_IDLE_READS_PER_SECOND)
             leased.wait = min(max(2 * leased.wait, MIN_POLL_SECONDS), longest)

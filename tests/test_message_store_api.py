@@ -490,17 +490,23 @@ def test_messages_younger_than_the_delay_are_hidden(program, monkeypatch):
     assert [one["message_id"] for one in program.ok("GET", f"/one/{key},{old}")["messages"]] == [old]
 
 
+LARGEST_BODY = "\0" * 100
+LARGEST = 6 * len(LARGEST_BODY) + 200
+"""The bytes of the largest message in JSON."""
+
+
 @pytest.mark.parametrize("order", ["ascending", "descending"])
 def test_a_large_answer_is_truncated_and_says_so(shop, settings, monkeypatch, order):
     settings.MESSAGE_STORE_MAX_BODY = 100
-    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 250)
-    sizes = [100, 1, 1, 1, 100, 100, 100, 1, 60]
-    keys = [shop.post("/one", "x" * size) for size in sizes]
+    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(api, "BATCH_BYTES", 250)
+    bodies = [LARGEST_BODY, "x", "\x1b" * 50, "x", LARGEST_BODY, LARGEST_BODY, '"' * 100, "x", b"\xff" * 60]
+    keys = [shop.post("/one", body) for body in bodies]
     read, since = [], ""
-    for _ in sizes:
+    for _ in bodies:
         page = shop.ok("GET", f"/one?order={order}{since}")
+        assert len(orjson.dumps(page)) < 1000 + LARGEST
         fresh = [message["message_id"] for message in page["messages"] if message["message_id"] not in read]
-        assert sum(len(message["body"]) for message in page["messages"]) < 250 + 2 * 100
         read += fresh
         if not page.get("truncated"):
             break
@@ -512,8 +518,27 @@ def test_a_large_answer_is_truncated_and_says_so(shop, settings, monkeypatch, or
     data = shop.ok("GET", f"/one/{asked}")
     assert data["truncated"]
     assert [message["message_id"] for message in data["messages"]] == read[: len(data["messages"])]
-    assert 250 <= sum(len(message["body"]) for message in data["messages"]) < 250 + 2 * 100
-    assert "truncated" not in shop.ok("GET", f"/one/{','.join(read[:3])}")
+    assert 1000 <= len(orjson.dumps(data)) < 1000 + LARGEST
+    assert "truncated" not in shop.ok("GET", f"/one/{','.join(read[1:3])}")
+
+
+def test_messages_larger_than_an_answer_are_read_two_at_a_time(shop, monkeypatch):
+    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 1)
+    keys = [shop.post("/one", str(number)) for number in range(3)]
+    page = shop.ok("GET", "/one")
+    assert ([message["message_id"] for message in page["messages"]], page["truncated"]) == (keys[:2], True)
+    page = shop.ok("GET", f"/one?since={keys[1]}")
+    assert ([message["message_id"] for message in page["messages"]], "truncated" in page) == (keys[1:], False)
+
+
+def test_an_answer_with_messages_of_nul_bytes_has_at_most_one_message_more_than_the_limit(shop, settings):
+    shop.ok("POST", "", "queue_name=open&type=public")
+    for _ in range(7):
+        shop.post("/open", "\0" * settings.MESSAGE_STORE_MAX_BODY)
+    answer = Client().get("/v1/shop/open")
+    assert answer.status_code == 200
+    assert len(answer.content) < api.MAX_RESPONSE_BYTES + 6 * settings.MESSAGE_STORE_MAX_BODY + 1000
+    assert (len(answer.json()["messages"]), answer.json()["truncated"]) == (6, True)
 
 
 # Access

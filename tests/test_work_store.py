@@ -449,7 +449,7 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(database_store,
         wait_until(lambda: len(queues.queues("shop")) == 2)
         post(orders, "more")
         wait_until(lambda: len(job.messages) == 3)
-    kept = queues.read(queues.find("shop", "errors")).messages
+    kept = list(queues.read(queues.find("shop", "errors")))
     assert [(one.body, one.content_type) for one in kept] == [(b"\xff\x00", "image/png"), (b"bad", ""), (b"more", "")]
     assert set(ttls) - {queues.DEFAULT_TTL_SECONDS} == {30 * 24 * 3600}
     assert {one.queue for one in job.messages} == {"orders"}
@@ -489,7 +489,7 @@ def test_a_failure_in_the_error_queue_is_not_stored_again(database_store):
     job = RecordingJob("bad")
     with run_workers(new_worker(job, queues=["errors"], failure=keep_failure)):
         wait_until(lambda: len(job.messages) == 2)
-    assert [one.body for one in queues.read(errors).messages] == [b"bad", b"2"]
+    assert [one.body for one in queues.read(errors)] == [b"bad", b"2"]
 
 
 def test_an_error_while_recording_positions_releases_the_leases(database_store, monkeypatch):
@@ -874,6 +874,6 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(databas
     for number in range(1, 7):
         handled = {body for _, partition, body in processes.done() if partition == number}
         assert handled == set(range(len(handled)))
-        [message] = queues.read_ids(queue, [MessageRef(recorded[number], number)]).messages
+        [message] = queues.read_ids(queue, [MessageRef(recorded[number], number)])
         assert int(message.body) == [body for what, _, of, body, _ in notes if (what, of) == ("begin", number)][-1]
     assert not WorkerRow.objects.exists()
