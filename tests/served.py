@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from django.db import connection
@@ -14,19 +15,19 @@ from tests.toolbox import wait_until
 from tools.processes import end, free_port, port_answers, spawn
 
 
-@pytest.fixture
-def served(transactional_db: None) -> Iterator[int]:
-    """Return the port of a gunicorn whose timeout for bodies is one second."""
+@contextmanager
+def serving(application: str = "guardian_site.wsgi", threads: int = 8, **settings: str) -> Iterator[int]:
+    """Serve Guardian with the command of the Procfile on the test's database, and give the port."""
     database = connection.settings_dict
     url = f"sqlite:///{database['NAME']}"
     if connection.vendor == "postgresql":
         where = f"{database['USER']}:{database['PASSWORD']}@{database['HOST']}:{database['PORT']}"
         url = f"postgres://{where}/{database['NAME']}"
     port = free_port()
-    command = [sys.executable, "-m", "gunicorn", "tests.impatient", "--bind", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "gunicorn", application, "--bind", f"127.0.0.1:{port}"]
     process = spawn(
-        [*command, "--worker-class", "gthread", "--threads", "4", "--no-control-socket"],
-        environment={**os.environ, "DATABASE_URL": url, "MESSAGE_STORE_MAX_BODY": "100000"},
+        [*command, "--worker-class", "gthread", "--threads", str(threads), "--no-control-socket"],
+        environment={**os.environ, "DATABASE_URL": url, **settings},
         directory=ROOT,
         output=subprocess.DEVNULL,
     )
@@ -35,6 +36,13 @@ def served(transactional_db: None) -> Iterator[int]:
         yield port
     finally:
         end(process, timeout=20)
+
+
+@pytest.fixture
+def served(transactional_db: None) -> Iterator[int]:
+    """Return the port of a gunicorn whose timeout for bodies is one second."""
+    with serving("tests.impatient", 4, MESSAGE_STORE_MAX_BODY="100000") as port:
+        yield port
 
 
 def send_raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:

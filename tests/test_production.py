@@ -196,7 +196,7 @@ def command_of(service):
 
 def test_compose_has_all_services():
     assert set(OUR_SERVICES) == {"migrate", "web", "guard", "worker", "beat"}
-    assert set(SERVICES) - set(OUR_SERVICES) == {"postgres", "redis", "rabbitmq"}
+    assert set(SERVICES) - set(OUR_SERVICES) == {"postgres", "redis", "rabbitmq", "proxy"}
 
 
 @pytest.mark.parametrize("name", ["guard", "worker", "beat"])
@@ -258,8 +258,10 @@ def test_third_party_images_have_a_version_and_a_health_check(name):
     assert volume.partition(":")[0] in COMPOSE["volumes"]
 
 
-def test_only_the_broker_and_the_web_process_publish_ports():
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"rabbitmq", "web"}
+def test_only_the_broker_and_the_proxy_publish_ports():
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"rabbitmq", "proxy"}
+    assert SERVICES["proxy"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8080"]
+    assert "./deploy/nginx:/etc/nginx/conf.d:ro" in SERVICES["proxy"]["volumes"]
 
 
 def test_redis_is_persistent():
@@ -303,7 +305,6 @@ def test_services_can_be_scaled():
     for name in ("web", "guard", "worker"):
         assert "container_name" not in OUR_SERVICES[name]
         assert "hostname" not in OUR_SERVICES[name]
-    assert OUR_SERVICES["web"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8000"]
 
 
 @pytest.mark.parametrize("name", ["guard", "worker"])

@@ -25,6 +25,7 @@ class PrivateNginx(PrivateServer):
                 f"nginx is not installed: there is no {PROGRAM}. On Debian or Ubuntu run `apt-get install nginx-light`."
             )
         super().__init__()
+        self.directory.chmod(0o755)  # nginx's workers have an account of their own, and write temporary files
         temporary = "".join(
             f"{kind}_temp_path {self.directory}/{kind};\n"
             for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
