@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -32,7 +33,7 @@ PACKAGES = sorted(path.parent for path in PROJECT.glob("packages/*/pyproject.tom
 
 SETTINGS = set(re.findall(r"^# ([A-Z_]+)=", (PROJECT / ".env.example").read_text(), re.M))
 PROCFILE = dict(re.findall(r"^(\w+): (.+)$", (PROJECT / "Procfile").read_text(), re.M))
-COMMANDS = {name: shlex.split(command) for name, command in PROCFILE.items()}
+COMMANDS = {name: shlex.split(command) for name, command in PROCFILE.items() if name != "release"}
 
 PRODUCTION_SETTINGS = {
     "SECRET_KEY": "jf93kd02Lqpx84mvbn27sUEwz61tyRAcgh5K-0oiYHdNPlTGFVXBJMQC",
@@ -205,7 +206,7 @@ def test_a_service_runs_the_procfiles_command(name):
 
 
 def test_migrations_run_after_the_database_and_before_the_other_services():
-    assert command_of(OUR_SERVICES["migrate"]) == ["python", "manage.py", "migrate", "--no-input"]
+    assert command_of(OUR_SERVICES["migrate"]) == shlex.split(PROCFILE["release"])
     assert OUR_SERVICES["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert OUR_SERVICES["migrate"]["restart"].startswith("on-failure")
     for name in OUR_SERVICES.keys() - {"migrate"}:
@@ -559,6 +560,66 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
             assert list((tmp_path / "celery").glob("beat-schedule*"))
         finally:
             group.stop()
+
+
+# Heroku and similar platforms
+
+
+def test_the_requirements_of_a_buildpack_are_the_locks_of_the_image():
+    lines = (PROJECT / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "-r requirements-production.lock",
+        "-r requirements-build.lock",
+    ]
+    for package in PACKAGES:
+        assert f" ./{package.relative_to(PROJECT)}" in (PROJECT / "bin" / "post_compile").read_text()
+
+
+@contextmanager
+def procfile_running(folder, settings, logs):
+    """Run the processes of the Procfile like a platform, and give a client of the web process."""
+    group = ProcessGroup(settings, directory=folder, logs=logs)
+    for name in COMMANDS:
+        group.start(name, ["sh", "-c", f"exec {PROCFILE[name]}"])
+    through_the_router = {"Host": "guardian.example.org", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
+    try:
+        wait_until(lambda: group.ended() or healthcheck.problem(int(settings["PORT"])) == "", seconds=60)
+        site = f"http://127.0.0.1:{settings['PORT']}"
+        with httpx.Client(base_url=site, headers=through_the_router, trust_env=False) as client:
+            yield client
+        assert not group.ended()
+    finally:
+        group.stop()
+
+
+def test_the_procfile_works_on_a_disk_that_each_restart_empties(installed, tmp_path):
+    with PrivateCluster() as cluster, PrivateRedis() as redis:
+        settings = environment(
+            PATH=f"{PRODUCTION / 'bin'}:{os.defpath}",
+            PORT=str(free_port()),
+            DATABASE_URL=cluster.create_database("guardian"),
+            CELERY_BROKER_URL=redis.url,
+            GUARDIAN_VAR_DIR=str(tmp_path / "var"),
+        )
+        token = {"Authorization": f"Bearer {settings['GUARDIAN_METRICS_TOKEN']}"}
+
+        def shell(command):
+            done = subprocess.run(
+                ["sh", "-c", command], cwd=installed, env=settings, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout.strip()
+
+        shell(PROCFILE["release"])
+        with procfile_running(installed, settings, tmp_path / "first") as client:
+            shell("python manage.py create_owner ops@example.org --operator")
+            sign_in(client, shell("python manage.py login_link ops@example.org"))
+            cookies = client.headers["Cookie"]
+        shutil.rmtree(tmp_path / "var")
+        shell(PROCFILE["release"])
+        with procfile_running(installed, settings, tmp_path / "second") as client:
+            assert "ops@example.org" in client.get("/queues/", headers={"Cookie": cookies}).text
+            assert "guardian_passes_total" in client.get("/metrics", headers=token).text
 
 
 # The health check
