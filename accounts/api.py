@@ -101,8 +101,9 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         own_password = body.get("password")
         with at_field("username", InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken):
             pulse_user, password = pulse_users.create_pulse_user(
-                body["username"], owners, own_password, body.get("notification_emails", []), by=request.user
-            )
+                body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
+                adopt_namespace=body["adopt_namespace"],
+            )  # fmt: skip
         data = self.get_serializer(pulse_user).data
         if own_password is None:
             data["password"] = password

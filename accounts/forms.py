@@ -91,6 +91,16 @@ class PulseUserForm(Form):
         return pulse_users.find_owners(self.cleaned_data["owners"])
 
 
+class OperatorsPulseUserForm(PulseUserForm):
+    """A new RabbitMQ account, created by an operator."""
+
+    adopt_namespace = forms.BooleanField(
+        label="Adopt queues and exchanges of this name",
+        required=False,
+        help_text="Without the tick, a name whose queues or exchanges are on RabbitMQ already is refused.",
+    )
+
+
 class AdoptForm(Form):
     """A manually created account on the broker, and its future owners."""
 

@@ -17,7 +17,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
-from accounts import addresses, audit, queue_effects, vouching
+from accounts import addresses, audit, namespace, queue_effects, vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -27,6 +27,7 @@ from accounts.models import (
     has_control_characters,
     normalize_address,
 )
+from accounts.namespace import NOTHING, Belongings
 from core import broker, locks, removals
 from core.confirmation import ConfirmableChange
 from core.models import Removal
@@ -38,12 +39,34 @@ MAX_OWNERS = 100
 
 MAX_PASSWORD_LENGTH = 255
 
+MAX_NAMES_SHOWN = 10
+"""Queues and exchanges named in an error."""
+
 HARMLESS_TAGS = frozenset({"management", "monitoring"})
 """These tags only allow reading the management API. Other tags allow more than an account's permissions do."""
 
 
 class NameTaken(ValueError):
     """An account has this name already, here or on the broker."""
+
+
+class NamespaceInUse(NameTaken):
+    """The broker has queues or exchanges of this name. The text names them for operators only."""
+
+    def __init__(self, username: str, used: Belongings, by: Owner | None) -> None:
+        if by is None or by.is_staff:
+            listed = [names.readable(name) for name in (*used.queues, *used.exchanges)]
+            more = f", and {len(listed) - MAX_NAMES_SHOWN} more" if len(listed) > MAX_NAMES_SHOWN else ""
+            shown = ", ".join(listed[:MAX_NAMES_SHOWN]) + more
+            text = (
+                f"The broker already has queues or exchanges of this name: {shown}. Adopt them, or choose another name."
+            )
+        else:
+            text = (
+                f"The broker already has queues or exchanges of this name ({names.queue_prefix(username)}…, "
+                f"{names.exchange_prefix(username)}…). Choose another name, or ask an operator, who can adopt them."
+            )
+        super().__init__(text)
 
 
 class NameReserved(ValueError):
@@ -112,24 +135,31 @@ def create_pulse_user(
     password: str | None = None,
     notification_emails: Sequence[str] = (),
     by: Owner | None = None,
+    *,
+    adopt_namespace: bool = False,
 ) -> tuple[PulseUser, str]:
     """Create a RabbitMQ account with permissions for its own names, and return its row and its password.
 
     Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` adds the
-    further addresses; None: the first owner.
+    further addresses; None: the first owner. With ``adopt_namespace``, the account gets the queues and exchanges of its
+    name that the broker has.
 
     Raises:
+        PermissionDenied: ``by`` is no operator, and adopts the namespace.
         rabbit.names.InvalidUserName: the name is invalid; the text says why.
         NameReserved: the name is reserved.
         NameTaken: the name is taken, or the account is being created, changed or removed.
+        NamespaceInUse: the broker has queues or exchanges of this name.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
         ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
             After an unfinished creation, an address may have got a request within the last hour; the row is then not
             ready.
-        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, the row stays
-            and is not ready; creating the account again finishes it.
+        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
+            ``adopt_namespace``, the row may stay and is not ready; creating the account again finishes it.
     """
+    if adopt_namespace and by is not None:
+        require_operator(by)
     check_name(username)
     if not owners:
         raise LastOwner("An account needs at least one owner.")
@@ -141,36 +171,46 @@ def create_pulse_user(
     management = broker.management()
     try:
         with locks.lock(username) as lock:
+            management = lock.renewing_client(management)
+            pulse_user = _unfinished_row(management, username, owners)
+            if pulse_user is None:
+                used = namespace.used_names(management, username)
+                if any(used) and not adopt_namespace:
+                    raise NamespaceInUse(username, used, by)
+                pulse_user = _create_row(username, owners, used)
             password = password or secrets.token_urlsafe(24)
-            return _create(lock.renewing_client(management), username, owners, password, wanted, by or owners[0])
+            # Undoing would remove an account with its queues, also those that it had before.
+            _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
+            if not _mark_ready(pulse_user, owners, wanted, by or owners[0]):
+                raise NameTaken(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
         raise NameTaken(
             f"'{username}' is being created by another request; try again in a few minutes, or choose another name."
         ) from error
+    return pulse_user, password
 
 
-def _create(
-    management: Management,
-    username: str,
-    owners: Sequence[Owner],
-    password: str,
-    notification_emails: list[str],
-    by: Owner,
-) -> tuple[PulseUser, str]:
+def _unfinished_row(management: Management, username: str, owners: Sequence[Owner]) -> PulseUser | None:
+    """Return the row of an unfinished creation by one of these owners, if there is one.
+
+    Raises:
+        NameTaken: the broker has another account of this name.
+    """
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
         raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
-    pulse_user = unfinished or _create_row(username, owners)
+    return unfinished
+
+
+def _create_on_broker(management: Management, pulse_user: PulseUser, password: str, *, undo: bool) -> None:
     try:
-        management.put_user(username, password)
-        _grant(management, username)
+        management.put_user(pulse_user.username, password)
+        _grant(management, pulse_user.username)
     except BrokerError:
-        _undo_creation(management, pulse_user)
+        if undo:
+            _undo_creation(management, pulse_user)
         raise
-    if not _mark_ready(pulse_user, owners, notification_emails, by):
-        raise NameTaken(f"'{username}' was removed by another request while it was being created.")
-    return pulse_user, password
 
 
 def is_free_on_broker(management: Management, username: str, *, allow_unfinished: bool) -> bool:
@@ -188,7 +228,7 @@ def is_free_on_broker(management: Management, username: str, *, allow_unfinished
     return management.permissions_of(username) in ({}, created)
 
 
-def _create_row(username: str, owners: Sequence[Owner]) -> PulseUser:
+def _create_row(username: str, owners: Sequence[Owner], adopted: Belongings = NOTHING) -> PulseUser:
     try:
         with transaction.atomic():
             # Locked: another request may be withdrawing the vouching, and with it all accounts of the owner.
@@ -196,6 +236,8 @@ def _create_row(username: str, owners: Sequence[Owner]) -> PulseUser:
                 vouching.require_vouched(owner)
             pulse_user = PulseUser.objects.create(username=username)
             pulse_user.owners.set(owners)
+            if any(adopted):
+                audit.record(None, "adopted", pulse_user, **adopted._asdict())
     except IntegrityError as error:
         raise NameTaken(f"'{username}' is taken; choose another name.") from error
     return pulse_user
@@ -332,13 +374,13 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
 
 
 def require_operator(by: Owner) -> None:
-    """Check that this owner may adopt accounts.
+    """Check that this owner may adopt what the broker has.
 
     Raises:
         PermissionDenied: the owner is no operator.
     """
     if not by.is_staff:
-        raise PermissionDenied("Only operators can adopt a manually created account.")
+        raise PermissionDenied("Only operators can adopt accounts, queues and exchanges of the broker.")
 
 
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:

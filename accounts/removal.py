@@ -9,21 +9,21 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import audit, queue_effects, signals
+from accounts import audit, namespace, queue_effects, signals
 from accounts.models import PulseUser
+from accounts.namespace import Belongings
 from accounts.pulse_users import is_free_on_broker, why_not_ownable
 from core import broker, locks, removals
 from core.broker import Clients
 from core.confirmation import ConfirmableChange
 from core.models import Removal
-from rabbit import names, snapshot
+from rabbit import snapshot
 from rabbit.amqp import Session, Sessions
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
 
@@ -55,20 +55,13 @@ class NotAllGone(BrokerError):
     """The broker still has something of an account. The text says what."""
 
 
-class Belongings(NamedTuple):
-    """The names of what is removed with an account."""
-
-    queues: list[str]
-    exchanges: list[str]
-
-
 def belongings_of(pulse_user: PulseUser) -> Belongings:
     """Return what the broker has of this account, all of which is removed with it.
 
     Raises:
         BrokerError: the broker is away or refused.
     """
-    return _belongings_of(broker.management(), pulse_user.username)
+    return namespace.belongings_of(broker.management(), pulse_user.username)
 
 
 def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange) -> None:
@@ -183,15 +176,15 @@ def _remove_from_broker(clients: Clients, pulse_user: PulseUser, lock: locks.Loc
         management.delete_user(username)
     nodes = running, _ = snapshot.members(management)
     may_lack_queues = settings.GUARDIAN_PULSE_VHOST in snapshot.stopped_vhosts(management, running)
-    belongings = _belongings_of(management, username)
+    belongings = namespace.belongings_of(management, username)
     for pause in PAUSES:
         if not any(belongings):
             break
         _delete(clients.sessions, pulse_user, belongings, lock, until)
-        belongings = _belongings_of(management, username)
+        belongings = namespace.belongings_of(management, username)
         if any(belongings):
             time.sleep(pause)
-            belongings = _belongings_of(management, username)
+            belongings = namespace.belongings_of(management, username)
     if any(belongings):
         left = ", ".join(f"'{name}'" for name in (*belongings.queues, *belongings.exchanges)[:5])
         raise NotAllGone(f"Still there: {left}")
@@ -221,20 +214,3 @@ def _delete(sessions: Sessions, pulse_user: PulseUser, belongings: Belongings, l
                 raise
             except BrokerError as error:
                 logger.warning("'%s' in %s can't be deleted: %s", name, vhost, error)
-
-
-def _belongings_of(management: Management, username: str) -> Belongings:
-    vhost = settings.GUARDIAN_PULSE_VHOST
-    try:
-        queues = management.list_queues(vhost, {"disable_stats": "true", "columns": "name,vhost"})
-        exchanges = management.exchanges(vhost)
-    except NotOnBroker as error:
-        if vhost in {there.name for there in management.vhosts()}:
-            raise BrokerUnavailable(
-                f"the vhost '{vhost}' exists and can't be listed; try again later: {error}"
-            ) from error
-        return Belongings([], [])
-    return Belongings(
-        sorted(row["name"] for row in queues if names.user_of_queue(row["name"]) == username),
-        sorted(exchange.name for exchange in exchanges if names.user_of_exchange(exchange.name) == username),
-    )

@@ -231,6 +231,11 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
         min_length=1, max_length=MAX_OWNERS, help_text="E-mail addresses of the owners. Default: you."
     )
     notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Further addresses for notifications.")
+    adopt_namespace = serializers.BooleanField(
+        default=False,
+        help_text="For operators: whether the account gets the queues and exchanges of its name that the broker has. "
+        "Otherwise such a name is refused.",
+    )
 
 
 @extend_schema_serializer(

@@ -85,7 +85,7 @@ def _pulse_users_response(
             "page": page,
             "search": search,
             "may_make": vouching.may_use_broker(request.user),
-            "form": form or forms.PulseUserForm(),
+            "form": form or _new_account_form(request),
             "adopt_form": adopt_form,
             "trouble": trouble,
         },
@@ -93,8 +93,12 @@ def _pulse_users_response(
     )
 
 
+def _new_account_form(request: OwnersRequest, data: QueryDict | None = None) -> forms.PulseUserForm:
+    return (forms.OperatorsPulseUserForm if request.user.is_staff else forms.PulseUserForm)(data)
+
+
 def _create(request: OwnersRequest) -> HttpResponse:
-    form = forms.PulseUserForm(request.POST)
+    form = _new_account_form(request, request.POST)
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
@@ -105,6 +109,7 @@ def _create(request: OwnersRequest) -> HttpResponse:
                 own_password or None,
                 form.cleaned_data["notification_emails"],
                 by=request.user,
+                adopt_namespace=form.cleaned_data.get("adopt_namespace", False),
             )
             return _password_page(request, pulse_user, "" if own_password else password, made=True)
     except vouching.NotVouched as error:
