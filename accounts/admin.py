@@ -38,7 +38,16 @@ from django.utils.safestring import SafeString
 
 from accounts import addresses, audit, pulse_users, queue_effects, tokens, vouching, withdrawal
 from accounts.forms import ThresholdsForm, WithdrawForm
-from accounts.models import UNCHANGED, AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.models import (
+    UNCHANGED,
+    AuditEntry,
+    AuthToken,
+    Invitation,
+    NotificationAddress,
+    Owner,
+    PulseUser,
+    Vouching,
+)
 from core.confirmation import ConfirmableChange, ConfirmationRequired
 from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_executed
 from rabbit.names import readable
@@ -598,8 +607,11 @@ class PulseUserAdmin(AuditedAdmin):
     list_display = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
     list_filter = ["ready", ("removing_since", admin.EmptyFieldListFilter), ("max_length", admin.EmptyFieldListFilter)]
     search_fields = ["username", "owners__email"]
-    fields = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
-    readonly_fields = ["username", "owned_by", "ready", "removing_since", "created"]
+    fields = [
+        "username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "password_exposed_at",
+        "created",
+    ]  # fmt: skip
+    readonly_fields = ["username", "owned_by", "ready", "removing_since", "password_exposed_at", "created"]
     actions = ["set_thresholds"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
@@ -667,6 +679,16 @@ class PulseUserAdmin(AuditedAdmin):
 def _with_thresholds(pulse_user: PulseUser) -> Row:
     at = [str(number) if number is not None else "policy" for number in (pulse_user.warn_length, pulse_user.max_length)]
     return Row(pulse_user.username, " / ".join(at))
+
+
+@admin.register(Invitation)
+class InvitationAdmin(DeletedWithOwnerAdmin):
+    """Invitations to own accounts. Owners and operators withdraw them on the account's page."""
+
+    list_display = ["pulse_user", "invitee", "inviter", "created", "closed_at"]
+    list_filter = [("closed_at", admin.EmptyFieldListFilter), "created"]
+    list_select_related = ["pulse_user", "invitee", "inviter"]
+    search_fields = ["pulse_user__username", "invitee__email", "inviter__email"]
 
 
 @admin.register(NotificationAddress)

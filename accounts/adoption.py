@@ -15,7 +15,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
-from accounts import addresses, audit, pulse_users, vouching
+from accounts import addresses, audit, ownership, pulse_users, vouching
 from accounts.models import Owner, PulseUser, normalize_address
 from core import broker, locks
 from rabbit import names, permissions, snapshot
@@ -166,8 +166,8 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not usable_owners:
             steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "Nobody would own it.")))
-        elif len(usable_owners) > pulse_users.MAX_OWNERS:
-            too_many = f"It has {len(usable_owners)} owners; {pulse_users.MAX_OWNERS} are allowed."
+        elif len(usable_owners) > ownership.MAX_OWNERS:
+            too_many = f"It has {len(usable_owners)} owners; {ownership.MAX_OWNERS} are allowed."
             steps.append(Step("account", username, LEFT_OUT, notes=(too_many,)))
         else:
             notes += differences(username, granted.get(username, {}))

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as InvalidValue
 from django.db import transaction
-from django.db.models import Prefetch, QuerySet
+from django.db.models import QuerySet
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
@@ -15,11 +15,21 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from accounts import addresses, pulse_users, queue_effects, removal, tokens, vouching, withdrawal
+from accounts import (
+    addresses,
+    invitations,
+    ownership,
+    pulse_users,
+    queue_effects,
+    removal,
+    tokens,
+    vouching,
+    withdrawal,
+)
 from accounts.models import (
     UNCHANGED,
     AuthToken,
-    NotificationAddress,
+    Invitation,
     Owner,
     PulseUser,
     normalize_address,
@@ -31,6 +41,7 @@ from accounts.serializers import (
     AskSerializer,
     BelongingsSerializer,
     ConnectionSerializer,
+    InvitationSerializer,
     MadePulseUserSerializer,
     MadeTokenSerializer,
     MeSerializer,
@@ -70,11 +81,10 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
     def get_queryset(self) -> QuerySet[PulseUser]:
         """Return the accounts that the user may see; in a list, those that match the search."""
-        addresses = NotificationAddress.objects.select_related("added_by")
         seen = PulseUser.objects.seen_by(self.request.user)
         if self.action == "list" and (search := search_in(self.request)):
             seen = seen.search(search)
-        return seen.prefetch_related("owners", Prefetch("notification_addresses", addresses))
+        return seen.with_people()
 
     @extend_schema(parameters=[SEARCH])
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
@@ -90,12 +100,13 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
         The account may use the queues `queue/NAME/…` and the exchanges `exchange/NAME/…`. If you give no password, one
         is generated and shown in this response only. You become an owner, unless you are an operator and name other
-        owners. Notification addresses get nothing until they are confirmed.
+        owners. Other owners are invited, and become owners when they accept; an operator assigns them. Notification
+        addresses get nothing until they are confirmed.
         """
         vouching.require_vouched(request.user)
         body = read(NewPulseUserSerializer, request)
         with at_field("owners", InvalidValue):
-            owners = pulse_users.find_owners(body.get("owners", []))
+            owners = ownership.find_owners(body.get("owners", []))
         if not (owners and request.user.is_staff):
             owners = [request.user, *(owner for owner in owners if owner != request.user)]
         own_password = body.get("password")
@@ -104,7 +115,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
                 body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
                 adopt_namespace=body["adopt_namespace"],
             )  # fmt: skip
-        data = self.get_serializer(pulse_user).data
+        data = self.get_serializer(PulseUser.objects.with_people().get(pk=pulse_user.pk)).data
         if own_password is None:
             data["password"] = password
         return Response(data, HTTPStatus.CREATED, headers={**SHOWN_ONCE, "Location": str(data["url"])})
@@ -123,16 +134,22 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
     def partial_update(self, request: Request, username: str) -> Response:
         """Change an account's owners, addresses or thresholds.
 
-        Fields that you leave out keep their values. Either all changes are made, or none. Operators can set
-        thresholds; owners can if the installation allows it. 409: with these thresholds, the next pass would delete
-        queues. To confirm it, send the same request with `confirm`.
+        Fields that you leave out keep their values. Either all changes are made, or none.
+
+        New owners in `owners` are invited, and become owners when they accept; `invited` lists the open invitations.
+        Operators assign owners instead. Owners who are missing from the list are removed, and invitations to others
+        are withdrawn. If the list has new owners only, the present ones stay until you repeat the request after
+        somebody has accepted. Whoever was removed may know the password: change it with `rotate-password/`.
+
+        Operators can set thresholds; owners can if the installation allows it. 409: with these thresholds, the next
+        pass would delete queues. To confirm it, send the same request with `confirm`.
         """
         pulse_user = self.get_object()
         body = read(PulseUserChangesSerializer, request)
         with transaction.atomic():
             if "owners" in body:
-                with at_field("owners", InvalidValue, pulse_users.LastOwner, pulse_users.NotAnOwner):
-                    pulse_users.set_owners(pulse_user, pulse_users.find_owners(body["owners"]))
+                with at_field("owners", InvalidValue, ownership.LastOwner):
+                    ownership.set_owners(pulse_user, ownership.find_owners(body["owners"]), request.user)
             if "notification_emails" in body:
                 with at_field("notification_emails", InvalidValue):
                     addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
@@ -141,7 +158,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
                 with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
                     pulse_users.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
         # From all accounts: a user who is no longer an owner can't see this one any more.
-        return self._shown(PulseUser.objects.get(pk=pulse_user.pk))
+        return self._shown(PulseUser.objects.with_people().get(pk=pulse_user.pk))
 
     @extend_schema(request=ConfirmSerializer, responses={202: None, 204: None, 409: ConfirmationRequired, 503: None})
     def destroy(self, request: Request, username: str) -> Response:
@@ -173,7 +190,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         own_password = body.get("password")
         with at_field("password", InvalidValue):
             password = pulse_users.rotate_password(
-                pulse_user, own_password, close_connections=body["close_connections"]
+                pulse_user, own_password, close_connections=body["close_connections"], by=request.user
             )
         data = {"username": pulse_user.username}
         if own_password is None:
@@ -213,6 +230,41 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
             permissions = None
         context = {**self.get_serializer_context(), "permissions": permissions}
         return Response(PulseUserDetailSerializer(pulse_user, context=context).data)
+
+
+class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Invitation]):
+    """Invitations to the user to own accounts."""
+
+    serializer_class = InvitationSerializer
+    lookup_field = "uuid"
+    filter_backends = []
+
+    def get_queryset(self) -> QuerySet[Invitation]:
+        """Return the open invitations to the user. Operators see no others, either."""
+        return Invitation.objects.received_by(self.request.user)
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List the open invitations to you.
+
+        An invitation is open for seven days, while its inviter owns the account.
+        """
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show an open invitation to you."""
+        return super().retrieve(request, *args, **kwargs)
+
+    @extend_schema(request=None, responses={204: None})
+    def accept(self, request: Request, uuid: str) -> Response:
+        """Accept an invitation. You become an owner of the account."""
+        invitations.accept(self.get_object())
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(request=None, responses={204: None})
+    def decline(self, request: Request, uuid: str) -> Response:
+        """Decline an invitation. The inviter is notified."""
+        invitations.decline(self.get_object())
+        return Response(status=HTTPStatus.NO_CONTENT)
 
 
 class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
@@ -313,7 +365,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         pulse_users.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
         with at_field("owners", InvalidValue):
-            owners = pulse_users.find_owners(body["owners"])
+            owners = ownership.find_owners(body["owners"])
         try:
             with at_field("username", InvalidUserName, pulse_users.NameTaken, pulse_users.CannotAdopt):
                 pulse_user = pulse_users.adopt_pulse_user(body["username"], owners, request.user)

@@ -6,7 +6,7 @@ from typing import Any
 from django import forms
 from django.http import QueryDict
 
-from accounts import pulse_users, tokens, vouching
+from accounts import ownership, pulse_users, tokens, vouching
 from accounts.models import MAX_THRESHOLD, Owner
 from rabbit.names import InvalidUserName
 
@@ -69,7 +69,8 @@ class PulseUserForm(Form):
     owners = AddressesField(
         label="Further owners (optional)",
         required=False,
-        help_text="E-mail addresses of people who signed in here, one to a line. They can do what you can.",
+        help_text="E-mail addresses of people who have signed in here, one a line. We invite each of them. "
+        "Those who accept can do what you can.",
     )
     notification_emails = AddressesField(
         label="Further addresses for its messages (optional)",
@@ -88,12 +89,18 @@ class PulseUserForm(Form):
 
     def clean_owners(self) -> list[Owner]:
         """Return the owners."""
-        return pulse_users.find_owners(self.cleaned_data["owners"])
+        return ownership.find_owners(self.cleaned_data["owners"])
 
 
 class OperatorsPulseUserForm(PulseUserForm):
-    """A new RabbitMQ account, created by an operator."""
+    """A new RabbitMQ account, created by an operator, who assigns owners."""
 
+    owners = AddressesField(
+        label="Further owners (optional)",
+        required=False,
+        help_text="E-mail addresses of people who have signed in here, one a line. You assign them as an operator: "
+        "they become owners at once, and get a mail.",
+    )
     adopt_namespace = forms.BooleanField(
         label="Adopt queues and exchanges of this name",
         required=False,
@@ -120,7 +127,7 @@ class AdoptForm(Form):
 
     def clean_owners(self) -> list[Owner]:
         """Return the owners."""
-        return pulse_users.find_owners(self.cleaned_data["owners"])
+        return ownership.find_owners(self.cleaned_data["owners"])
 
 
 class PasswordForm(Form):
@@ -143,6 +150,18 @@ class OwnerForm(Form):
 
     id_prefix = "owner"
     email = forms.EmailField(label="E-mail address of another owner", help_text="Somebody who has signed in here.")
+
+
+class RemoveOwnerForm(Form):
+    """Whether the account gets a new password when an owner is removed."""
+
+    id_prefix = "remove"
+    new_password = forms.BooleanField(
+        label="Set a new password and close open connections",
+        required=False,
+        initial=True,
+        help_text="We show you the new password once. Programs that use the account need it from then on.",
+    )
 
 
 class AddressForm(Form):

@@ -6,6 +6,7 @@ The broker is the truth about which accounts exist; these rows are the truth abo
 import enum
 import unicodedata
 import uuid
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
 from auditlog.models import AbstractLogEntry
@@ -20,6 +21,8 @@ from django.utils import timezone
 from knox.models import AbstractAuthToken
 
 MAX_ADDRESS_LENGTH = 254
+
+INVITATION_LIFETIME = timedelta(days=7)
 
 INVALID_ADDRESS = "Enter an e-mail address, such as you@example.org."
 
@@ -257,6 +260,14 @@ class PulseUserQuerySet(models.QuerySet["PulseUser"]):
         owned = PulseUser.objects.filter(owners__email__icontains=text)
         return self.filter(models.Q(username__icontains=text) | models.Q(pk__in=owned))
 
+    def with_people(self) -> "PulseUserQuerySet":
+        """Fetch the owners, the open invitations and the notification addresses too, in one query each."""
+        return self.prefetch_related(
+            "owners",
+            models.Prefetch("invitations", Invitation.objects.open().select_related("invitee", "inviter")),
+            models.Prefetch("notification_addresses", NotificationAddress.objects.select_related("added_by")),
+        )
+
     def locked(self, pulse_user: "PulseUser") -> "PulseUser":
         """Return the account from the database, locked until the transaction ends."""
         return self.select_for_update(no_key=True).get(pk=pulse_user.pk)
@@ -286,6 +297,11 @@ class PulseUser(models.Model):
         db_default=True,
         help_text="Keep the messages of deleted and purged queues for a while. Switch it off for confidential data.",
     )
+    password_exposed_at = models.DateTimeField(
+        null=True,
+        editable=False,
+        help_text="When an owner left who may know the password. Empty: it was changed since, or none left.",
+    )
 
     objects = PulseUserQuerySet.as_manager()
 
@@ -299,6 +315,54 @@ class PulseUser(models.Model):
         """Refuse thresholds that would delete queues before their owners are warned."""
         super().clean()
         check_thresholds(self.warn_length, self.max_length)
+
+
+class InvitationQuerySet(models.QuerySet["Invitation"]):
+    """Invitations to own accounts."""
+
+    def open(self) -> "InvitationQuerySet":
+        """Return the invitations that can be accepted: neither answered nor expired, and the inviter is an owner."""
+        inviter_owns = PulseUser.owners.through.objects.filter(
+            pulseuser=models.OuterRef("pulse_user"), owner=models.OuterRef("inviter")
+        )
+        return self.filter(
+            models.Exists(inviter_owns),
+            inviter__is_active=True,
+            pulse_user__removing_since=None,
+            closed_at=None,
+            created__gt=timezone.now() - INVITATION_LIFETIME,
+        )
+
+    def received_by(self, visitor: Owner | AnonymousUser) -> "InvitationQuerySet":
+        """Return the open invitations that this visitor can answer."""
+        return self.open().filter(invitee=visitor.pk).select_related("pulse_user", "inviter", "invitee")
+
+
+class Invitation(models.Model):
+    """An invitation to own an account. It is deleted when it is accepted."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="invitations")
+    invitee = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="invitations")
+    inviter = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="+")
+    created = models.DateTimeField(default=timezone.now)
+    closed_at = models.DateTimeField(null=True, help_text="When it was declined or withdrawn; empty: it was not.")
+
+    objects = InvitationQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["created", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["pulse_user", "invitee"], name="one_invitation_of_an_owner_to_an_account")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.invitee} to {self.pulse_user}"
+
+    @property
+    def expires_at(self) -> datetime:
+        """When it expires."""
+        return self.created + INVITATION_LIFETIME
 
 
 class NotificationAddress(models.Model):

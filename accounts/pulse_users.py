@@ -7,7 +7,7 @@ the broker has the account. After a crash it stays not ready, until one of its o
 import contextlib
 import copy
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +17,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
-from accounts import addresses, audit, namespace, queue_effects, vouching
+from accounts import addresses, audit, invitations, namespace, ownership, queue_effects, vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -25,17 +25,15 @@ from accounts.models import (
     Unchanged,
     check_thresholds,
     has_control_characters,
-    normalize_address,
 )
 from accounts.namespace import NOTHING, Belongings
+from accounts.ownership import LastOwner
 from core import broker, locks, removals
 from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, permissions
 from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker
 from rabbit.permissions import Permissions
-
-MAX_OWNERS = 100
 
 MAX_PASSWORD_LENGTH = 255
 
@@ -71,14 +69,6 @@ class NamespaceInUse(NameTaken):
 
 class NameReserved(ValueError):
     """The name is reserved."""
-
-
-class LastOwner(ValueError):
-    """The account would have no owner."""
-
-
-class NotAnOwner(ValueError):
-    """The person doesn't own the account."""
 
 
 class CannotAdopt(ValueError):
@@ -140,9 +130,9 @@ def create_pulse_user(
 ) -> tuple[PulseUser, str]:
     """Create a RabbitMQ account with permissions for its own names, and return its row and its password.
 
-    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` adds the
-    further addresses; None: the first owner. With ``adopt_namespace``, the account gets the queues and exchanges of its
-    name that the broker has.
+    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it:
+    an operator or None (a command) for these owners, others for themselves, and invite the other owners. With
+    ``adopt_namespace``, the account gets the queues and exchanges of its name that the broker has.
 
     Raises:
         PermissionDenied: ``by`` is no operator, and adopts the namespace.
@@ -165,6 +155,7 @@ def create_pulse_user(
         raise LastOwner("An account needs at least one owner.")
     for owner in owners:
         vouching.require_vouched(owner)
+    owners, invitees = ownership.owners_of_new_account(owners, by)
     wanted = addresses.usable_addresses(notification_emails, owners)
     if password is not None:
         check_password(password, username)
@@ -181,7 +172,7 @@ def create_pulse_user(
             password = password or secrets.token_urlsafe(24)
             # Undoing would remove an account with its queues, also those that it had before.
             _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
-            if not _mark_ready(pulse_user, owners, wanted, by or owners[0]):
+            if not _mark_ready(pulse_user, owners, invitees, wanted, by or owners[0]):
                 raise NameTaken(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
         raise NameTaken(
@@ -253,14 +244,18 @@ def _grant(management: Management, username: str) -> None:
         ) from error
 
 
-def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_emails: list[str], by: Owner) -> bool:
+def _mark_ready(
+    pulse_user: PulseUser, owners: Sequence[Owner], invitees: Sequence[Owner], emails: Sequence[str], by: Owner
+) -> bool:
     """Mark the account as ready, and return whether it is. False if its removal has begun."""
     with transaction.atomic():
         if not _live_row(pulse_user).update(ready=True):
             return False
         pulse_user.ready = True
         pulse_user.owners.set(owners)
-        for email in notification_emails:
+        ownership.assigned(pulse_user, owners, by)
+        invitations.invite(pulse_user, invitees, by)
+        for email in emails:
             if not pulse_user.notification_addresses.filter(email=email).exists():
                 addresses.create_address(pulse_user, email, by)
         return True
@@ -294,16 +289,20 @@ def _live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
 # The password
 
 
-def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False) -> str:
+def rotate_password(
+    pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False, by: Owner | None = None
+) -> str:
     """Change the account's password and return it. Without a password, one is generated. Show it now.
 
-    Permissions and tags stay. Live connections stay open unless ``close_connections``. If the broker lost the account,
-    or it was not ready, it is created again with the permissions of a new account.
+    ``by`` is the owner or operator who does; None: a command. Permissions and tags stay. Live connections stay open
+    unless ``close_connections``. If the broker lost the account, or it was not ready, it is created again with the
+    permissions of a new account.
 
     Raises:
         ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
             the account, it has become Guardian's own or an administrator's, or it was not ready and the broker has
             another, manually created account of that name.
+        PulseUser.DoesNotExist: ``by`` no longer owns the account.
         BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
             password has changed already; repeating the call completes it.
     """
@@ -313,6 +312,9 @@ def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close
     management = broker.management()
     try:
         with locks.lock(username) as lock:
+            # Checked under the lock: the new password of whoever removed ``by`` must be the last one.
+            if by is not None:
+                ownership.require_access(pulse_user, by)
             return _rotate(lock.renewing_client(management), pulse_user, password, close_connections=close_connections)
     except locks.LockTaken as error:
         raise ValidationError(
@@ -345,6 +347,9 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     if not _live_row(row).update(ready=True):
         raise ValidationError(f"'{username}' was removed by another request meanwhile.")
     pulse_user.ready = True
+    if row.password_exposed_at is not None:
+        # Unless another owner left since the row was read, who may know the new password.
+        _live_row(row).filter(password_exposed_at=row.password_exposed_at).update(password_exposed_at=None)
     if close_connections:
         _close_connections(management, username)
     return password
@@ -408,8 +413,10 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
             if reason := why_not_ownable(username, lock.renewing_client(management).user(username).tags):
                 raise CannotAdopt(reason)
             pulse_user = _create_row(username, owners)
-            _live_row(pulse_user).update(ready=True)
-            audit.record(by, "adopted", pulse_user)
+            with transaction.atomic():
+                _live_row(pulse_user).update(ready=True)
+                audit.record(by, "adopted", pulse_user)
+                ownership.assigned(pulse_user, owners, by)
     except locks.LockTaken as error:
         raise NameTaken(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
     pulse_user.ready = True
@@ -460,89 +467,6 @@ def _is_valid_name(name: str) -> bool:
     except names.InvalidUserName:
         return False
     return True
-
-
-# Owners
-
-
-def find_owners(emails: Iterable[str]) -> list[Owner]:
-    """Return the owners with these addresses, without duplicates, in one query.
-
-    Raises:
-        ValidationError: an address doesn't belong to an owner who has signed in and may use the broker. The text names
-            the addresses and doesn't reveal which of them belong to an owner.
-    """
-    wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
-    if len(wanted) > MAX_OWNERS:
-        raise ValidationError(f"An account can have {MAX_OWNERS} owners; you gave {len(wanted)}.")
-    valid = [email for email in wanted if addresses.is_address(email)]
-    found = {owner.email: owner for owner in vouching.possible_owners().filter(email__in=valid)}
-    missing = [email for email in wanted if email not in found]
-    if missing:
-        raise ValidationError(
-            f"No owner who may use the broker has this address: {', '.join(missing)}. "
-            "An owner must have signed in here and be vouched for."
-        )
-    return [found[email] for email in wanted]
-
-
-def add_owner(pulse_user: PulseUser, owner: Owner) -> None:
-    """Add an owner to the account. Idempotent.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
-    """
-    with transaction.atomic():
-        # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
-        for locked in vouching.lock_all([owner]):
-            vouching.require_vouched(locked)
-        PulseUser.objects.locked(pulse_user).owners.add(owner)
-
-
-def remove_owner(pulse_user: PulseUser, owner: Owner) -> None:
-    """Remove an owner from the account.
-
-    Raises:
-        NotAnOwner: this person is not an owner of the account.
-        LastOwner: no owner who can sign in would remain.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
-    """
-    with transaction.atomic():
-        locked = PulseUser.objects.locked(pulse_user)
-        is_active = dict(locked.owners.values_list("pk", "is_active"))
-        if owner.pk not in is_active:
-            raise NotAnOwner(f"{owner.email} isn't an owner of '{pulse_user.username}'.")
-        leaves_active = is_active.pop(owner.pk)
-        if not is_active or (leaves_active and not any(is_active.values())):
-            who = "the last owner who can sign in" if is_active else "the last owner"
-            raise LastOwner(
-                f"{owner.email} is {who} of '{pulse_user.username}' and can't be removed. "
-                "Add another owner first, or delete the account."
-            )
-        locked.owners.remove(owner)
-
-
-def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
-    """Replace the owners of the account.
-
-    Raises:
-        LastOwner: there is no owner, or none who can sign in.
-        NotVouched: a new owner may not use the broker.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
-    """
-    if not owners:
-        raise LastOwner("An account needs at least one owner.")
-    with transaction.atomic():
-        current = vouching.lock_all(owners)
-        locked = PulseUser.objects.locked(pulse_user)
-        present = set(locked.owners.values_list("pk", flat=True))
-        for owner in current:
-            if owner.pk not in present:
-                vouching.require_vouched(owner)
-        if not any(owner.is_active for owner in current):
-            raise LastOwner("An account needs at least one owner who can sign in.")
-        locked.owners.set(current)
 
 
 # Thresholds

@@ -11,12 +11,14 @@ from accounts.models import (
     MAX_ADDRESS_LENGTH,
     MAX_THRESHOLD,
     AuthToken,
+    Invitation,
     NotificationAddress,
     Owner,
     PulseUser,
     Vouching,
 )
-from accounts.pulse_users import MAX_OWNERS, MAX_PASSWORD_LENGTH
+from accounts.ownership import MAX_OWNERS
+from accounts.pulse_users import MAX_PASSWORD_LENGTH
 from accounts.tokens import DEFAULT_DAYS, MAX_DAYS, MAX_NAME_LENGTH
 from accounts.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
 from core.endpoints import ConfirmField
@@ -28,6 +30,7 @@ ALICE = {
     "username": "alice",
     "url": "https://guardian.example.org/api/pulse-users/alice/",
     "owners": ["alice@example.org"],
+    "invited": ["bob@example.org"],
     "notification_emails": ["team@example.org"],
     "notification_addresses": [
         {
@@ -42,6 +45,14 @@ ALICE = {
     "ready": True,
     "created": "2026-01-05T09:00:00Z",
     "removing_since": None,
+    "password_exposed_at": None,
+}
+INVITATION = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "pulse_user": "alice",
+    "inviter": "alice@example.org",
+    "created": "2026-01-05T09:00:00Z",
+    "expires_at": "2026-01-12T09:00:00Z",
 }
 
 
@@ -139,6 +150,7 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
 
     url = CanonicalURLField(view_name="api-pulse-user", lookup_field="username")
     owners = OwnerEmailField(many=True)
+    invited = serializers.SerializerMethodField(help_text="Who was invited to own it, and has not answered yet.")
     notification_emails = serializers.SerializerMethodField(
         help_text="Further addresses for notifications. An address gets them once it is confirmed."
     )
@@ -149,9 +161,29 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
         fields = list(ALICE)
         read_only_fields = fields
 
+    @extend_schema_field(serializers.ListField(child=serializers.EmailField()))
+    def get_invited(self, pulse_user: PulseUser) -> list[str]:
+        """Return the addresses of the open invitations, which the view fetched (``with_people``)."""
+        return [invitation.invitee.email for invitation in pulse_user.invitations.all()]
+
     def get_notification_emails(self, pulse_user: PulseUser) -> list[str]:
         """Return the addresses only."""
         return [address.email for address in pulse_user.notification_addresses.all()]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An invitation", INVITATION, response_only=True)])
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
+    """An open invitation to own an account."""
+
+    uuid = HexUUIDField()
+    pulse_user = serializers.SlugRelatedField[PulseUser](slug_field="username", read_only=True)
+    inviter = OwnerEmailField()
+    expires_at = serializers.DateTimeField(read_only=True)
+
+    class Meta:
+        model = Invitation
+        fields = list(INVITATION)
+        read_only_fields = fields
 
 
 class PermissionsSerializer(serializers.Serializer[Any]):
@@ -228,7 +260,9 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
         help_text="Default: a generated password.",
     )
     owners = AddressesField(
-        min_length=1, max_length=MAX_OWNERS, help_text="E-mail addresses of the owners. Default: you."
+        min_length=1,
+        max_length=MAX_OWNERS,
+        help_text="E-mail addresses of the owners. Default: you. Others are invited.",
     )
     notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Further addresses for notifications.")
     adopt_namespace = serializers.BooleanField(
@@ -244,7 +278,9 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
 class PulseUserChangesSerializer(serializers.Serializer[Any]):
     """Changes to an account. Fields that are left out keep their values."""
 
-    owners = AddressesField(max_length=MAX_OWNERS, help_text="The new list of owners; at least one.")
+    owners = AddressesField(
+        max_length=MAX_OWNERS, help_text="The new list of owners; at least one. New owners are invited."
+    )
     notification_emails = AddressesField(
         max_length=MAX_ADDRESSES, help_text="The new list of further addresses. New addresses are asked to confirm."
     )

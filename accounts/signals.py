@@ -16,3 +16,15 @@ address_added = Signal()
 
 pulse_user_removed = Signal()
 """``pulse_user`` was deleted from the broker with its queues and exchanges. Its row is about to be deleted."""
+
+owners_invited = Signal()
+"""``invitations`` to one account were sent, all by one inviter."""
+
+invitation_answered = Signal()
+"""``invitation`` was accepted, or declined if ``accepted`` is false."""
+
+owners_assigned = Signal()
+"""``by``, an operator, made ``owners`` owners of ``pulse_user``."""
+
+owners_left = Signal()
+"""``owners`` no longer own ``pulse_users``. ``by``: who removed them, or the owner who left."""

@@ -3,7 +3,7 @@
 from django.urls import URLPattern, URLResolver, path, register_converter
 from django.urls.converters import StringConverter
 
-from accounts import signin, views
+from accounts import invitation_views, signin, views
 
 
 class AccountName(StringConverter):
@@ -34,9 +34,15 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("pulse-users/<account:username>/", views.pulse_user_page, name="pulse_user"),
     path("pulse-users/<account:username>/password/", views.pulse_user_password, name="pulse_user_password"),
     path("pulse-users/<account:username>/owners/", views.pulse_user_owners, name="pulse_user_owners"),
+    path(
+        "pulse-users/<account:username>/owners/<uuid:uuid>/remove/",
+        views.pulse_user_owner_remove,
+        name="pulse_user_owner_remove",
+    ),
     path("pulse-users/<account:username>/addresses/", views.pulse_user_addresses, name="pulse_user_addresses"),
     path("pulse-users/<account:username>/thresholds/", views.pulse_user_thresholds, name="pulse_user_thresholds"),
     path("pulse-users/<account:username>/delete/", views.pulse_user_delete, name="pulse_user_delete"),
+    path("invitations/<uuid:uuid>/", invitation_views.invitation_page, name="invitation"),
     path("addresses/<str:token>/", views.confirm_address, name="confirm_address"),
     # Tokens
     path("tokens/", views.tokens_page, name="tokens"),

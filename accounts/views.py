@@ -19,9 +19,20 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from accounts import addresses, forms, pulse_users, queue_counts, queue_effects, removal, tokens, vouching, withdrawal
+from accounts import (
+    addresses,
+    forms,
+    ownership,
+    pulse_users,
+    queue_counts,
+    queue_effects,
+    removal,
+    tokens,
+    vouching,
+    withdrawal,
+)
 from accounts.confirm_page import confirm_page, typed_confirmation
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
+from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
 from core import broker, limits
 from core.confirmation import ConfirmationRequired
 from rabbit.management import BrokerError, NotOnBroker, Refused
@@ -84,6 +95,7 @@ def _pulse_users_response(
         {
             "page": page,
             "search": search,
+            "invitations": Invitation.objects.received_by(request.user),
             "may_make": vouching.may_use_broker(request.user),
             "form": form or _new_account_form(request),
             "adopt_form": adopt_form,
@@ -139,7 +151,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
             )
         except (InvalidUserName, pulse_users.NameTaken, pulse_users.CannotAdopt) as error:
             form.add_error("username", str(error))
-        except (pulse_users.LastOwner, vouching.NotVouched) as error:
+        except (ownership.LastOwner, vouching.NotVouched) as error:
             form.add_error("owners", str(error))
         except NotOnBroker:
             form.add_error("username", "There is no such account on RabbitMQ any more; choose another.")
@@ -189,6 +201,7 @@ def _pulse_user_response(
         {
             "pulse_user": pulse_user,
             "owners": pulse_user.owners.all(),
+            "invitations": pulse_user.invitations.open().select_related("invitee", "inviter"),
             "addresses": pulse_user.notification_addresses.all(),
             "permissions": permissions,
             "connections": live,
@@ -200,7 +213,8 @@ def _pulse_user_response(
             "owner_form": owner_form or forms.OwnerForm(),
             "address_form": address_form or forms.AddressForm(),
             "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
-            "password_form": password_form or forms.PasswordForm(),
+            "password_form": password_form
+            or forms.PasswordForm(initial={"close_connections": pulse_user.password_exposed_at is not None}),
         },
         status=status,
     )
@@ -223,7 +237,7 @@ def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) 
         try:
             return view(request, pulse_user)
         except PulseUser.DoesNotExist:
-            messages.error(request, f"{username} was deleted by somebody meanwhile.")
+            messages.error(request, f"{username} was deleted by somebody meanwhile, or is no longer yours.")
             return redirect("pulse_users")
 
     return checked
@@ -238,7 +252,9 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
     own_password = form.cleaned_data["password"]
     close = form.cleaned_data["close_connections"]
     try:
-        password = pulse_users.rotate_password(pulse_user, own_password or None, close_connections=close)
+        password = pulse_users.rotate_password(
+            pulse_user, own_password or None, close_connections=close, by=request.user
+        )
     except ValidationError as error:
         _add_error(form, error, "password")
         return _pulse_user_response(request, pulse_user, password_form=form)
@@ -250,31 +266,67 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 
 @pulse_user_action
 def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Add an owner by e-mail address, or remove one."""
-    if "remove" in request.POST:
-        owner = pulse_user.owners.filter(uuid__in=_uuids(request.POST["remove"])).first()
-        try:
-            if owner is None:
-                raise pulse_users.NotAnOwner("That isn't an owner of it any more.")
-            pulse_users.remove_owner(pulse_user, owner)
-        except (pulse_users.LastOwner, pulse_users.NotAnOwner) as error:
-            messages.error(request, str(error))
-        else:
-            messages.success(request, f"{owner} is no longer an owner of {pulse_user}.")
+    """Invite an owner by e-mail address, or withdraw an invitation. Operators assign owners."""
+    if "withdraw" in request.POST:
+        for invitation in pulse_user.invitations.open().filter(uuid__in=_uuids(request.POST["withdraw"])):
+            ownership.withdraw_invitation(pulse_user, invitation.invitee, request.user)
+        messages.success(request, "The invitation is withdrawn.")
         return _redirect_to(request, pulse_user)
     form = forms.OwnerForm(request.POST)
     if form.is_valid():
         try:
-            [owner] = pulse_users.find_owners([form.cleaned_data["email"]])
-            pulse_users.add_owner(pulse_user, owner)
+            [owner] = ownership.find_owners([form.cleaned_data["email"]])
+            ownership.add_owner(pulse_user, owner, request.user)
         except ValidationError as error:
             _add_error(form, error, "email")
         except vouching.NotVouched as error:
             form.add_error("email", str(error))
         else:
-            messages.success(request, f"{owner} is an owner of {pulse_user} now.")
+            if pulse_user.owners.filter(pk=owner.pk).exists():
+                messages.success(request, f"{owner} is an owner of {pulse_user} now.")
+            else:
+                messages.success(request, f"{owner} is invited, and becomes an owner of {pulse_user} on accepting.")
             return _redirect_to(request, pulse_user)
     return _pulse_user_response(request, pulse_user, owner_form=form)
+
+
+@login_required
+@page_with_forms
+def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -> HttpResponse:
+    """Remove an owner, or leave, after confirmation. Offer to set a new password, as whoever leaves may know it."""
+    pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
+    owner = pulse_user.owners.filter(uuid=uuid).first()
+    if owner is None:
+        messages.error(request, "That person isn't an owner of it any more.")
+        return redirect("pulse_user", username)
+    is_leaving = owner == request.user
+    form = forms.RemoveOwnerForm(_form_data(request))
+    if request.method != "POST" or not form.is_valid():
+        context = {"pulse_user": pulse_user, "owner": owner, "is_leaving": is_leaving, "form": form}
+        return render(request, "accounts/owner_remove.html", context)
+    try:
+        ownership.remove_owner(pulse_user, owner, request.user)
+        messages.success(request, f"{owner} is no longer an owner of {pulse_user}.")
+        if form.cleaned_data["new_password"] and not is_leaving:
+            return _change_password(request, pulse_user)
+    except (ownership.LastOwner, ownership.NotAnOwner) as error:
+        messages.error(request, str(error))
+    except PulseUser.DoesNotExist:
+        messages.error(request, f"{username} was deleted by somebody meanwhile, or is no longer yours.")
+    return _redirect_to(request, pulse_user)
+
+
+def _change_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Set a generated password, close the connections, and show the password."""
+    try:
+        password = pulse_users.rotate_password(pulse_user, close_connections=True, by=request.user)
+    except ValidationError as error:
+        trouble = " ".join(error.messages)
+    except BrokerError as error:
+        trouble = _broker_trouble(request, error, "Whether the password was changed isn't known: change it below.")
+    else:
+        return _password_page(request, pulse_user, password, closed=True)
+    return _pulse_user_response(request, PulseUser.objects.get(pk=pulse_user.pk), trouble=trouble, status=503)
 
 
 @pulse_user_action

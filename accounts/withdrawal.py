@@ -6,7 +6,7 @@ Deleting an owner removes what their agents registered (``agents/deletions.py``)
 
 from django.db import transaction
 
-from accounts import audit, queue_effects, removal, tokens, vouching
+from accounts import audit, ownership, queue_effects, removal, tokens, vouching
 from accounts.models import Owner, PulseUser
 from core.confirmation import ConfirmableChange
 
@@ -27,10 +27,10 @@ def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "",
         vouching.unvouch(owner, by, reason)
         if remove:
             tokens.revoke_tokens_of(owner)
-            leave_all(owner, ConfirmableChange(by, "withdraw and remove", [owner], {}, confirm))
+            leave_all(owner, by, ConfirmableChange(by, "withdraw and remove", [owner], {}, confirm))
 
 
-def leave_all(owner: Owner, change: ConfirmableChange) -> None:
+def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
     """Remove an owner from all shared accounts, and mark the accounts without another owner for removal.
 
     Call this in a transaction. The number of queries doesn't depend on the number of accounts.
@@ -52,3 +52,4 @@ def leave_all(owner: Owner, change: ConfirmableChange) -> None:
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
     if shared_accounts := [account for account in accounts if account.pk in shared]:
         audit.record(None, "took an owner off", shared_accounts, owner=owner.email)
+        ownership.departed([owner], shared_accounts, by)

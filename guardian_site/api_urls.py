@@ -41,6 +41,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("pulse-users/<str:username>/connections/", accounts.PulseUsers.as_view({"get": "connections"})),
     path("pulse-users/<str:username>/belongings/", accounts.PulseUsers.as_view({"get": "belongings"})),
     path("pulse-users/<str:username>/ask-again/", accounts.PulseUsers.as_view({"post": "ask_again"})),
+    path("invitations/", accounts.Invitations.as_view({"get": "list"})),
+    path("invitations/<str:uuid>/", accounts.Invitations.as_view({"get": "retrieve"})),
+    path("invitations/<str:uuid>/accept/", accounts.Invitations.as_view({"post": "accept"})),
+    path("invitations/<str:uuid>/decline/", accounts.Invitations.as_view({"post": "decline"})),
     # Owners
     path("me/", accounts.Me.as_view({"get": "retrieve"}), name="api-me"),
     path("vouching/ask/", accounts.Me.as_view({"post": "ask"})),

@@ -3,6 +3,7 @@
 The signals are sent in the transaction of the change, so the outbox rows are committed or rolled back with it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -10,9 +11,17 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from accounts import audit, signals
-from accounts.models import NotificationAddress, Owner
+from accounts.models import Invitation, NotificationAddress, Owner, PulseUser
 from notifications import audience, enqueue
-from notifications.account_kinds import CONFIRM_ADDRESS, VOUCH_REQUEST, VOUCHED
+from notifications.account_kinds import (
+    CONFIRM_ADDRESS,
+    INVITATION,
+    INVITATION_ANSWERED,
+    OWNER_ASSIGNED,
+    OWNER_LEFT,
+    VOUCH_REQUEST,
+    VOUCHED,
+)
 from notifications.enqueue import Notice
 from notifications.models import Channel
 
@@ -47,7 +56,54 @@ def notify_vouched(sender: object, owner: Owner, by: Owner | None, **_: Any) -> 
     _enqueue(Notice(VOUCHED, facts, recipients=[owner.email]))
 
 
-def _enqueue(notice: Notice) -> None:
+@receiver(signals.owners_invited)
+def ask_invitees(sender: object, invitations: Sequence[Invitation], **_: Any) -> None:
+    """Ask each invitee to accept or decline."""
+    _enqueue(
+        *(Notice(INVITATION, {"invitation": str(one.uuid)}, recipients=[one.invitee.email]) for one in invitations)
+    )
+
+
+@receiver(signals.invitation_answered)
+def notify_inviter(sender: object, invitation: Invitation, accepted: bool, **_: Any) -> None:
+    """Notify the inviter that an invitation was accepted or declined."""
+    facts = {
+        "pulse_user": invitation.pulse_user.username,
+        "invitee": invitation.invitee.email,
+        "accepted": accepted,
+    }
+    _enqueue(Notice(INVITATION_ANSWERED, facts, recipients=[invitation.inviter.email]))
+
+
+@receiver(signals.owners_assigned)
+def notify_assigned(sender: object, pulse_user: PulseUser, owners: Sequence[Owner], by: Owner, **_: Any) -> None:
+    """Notify owners whom an operator assigned."""
+    facts = {"pulse_user": pulse_user.username, "by": by.email}
+    _enqueue(Notice(OWNER_ASSIGNED, facts, recipients=[owner.email for owner in owners]))
+
+
+@receiver(signals.owners_left)
+def notify_of_departure(
+    sender: object, owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner, **_: Any
+) -> None:
+    """Notify the remaining owners, and those who were removed. ``by`` knows. One message for each recipient."""
+    left = [owner.email for owner in owners]
+    through = PulseUser.owners.through
+    remaining = through.objects.filter(pulseuser__in=pulse_users).exclude(owner=by)
+    accounts: dict[str, list[str]] = {
+        email: [one.username for one in pulse_users] for email in left if email != by.email
+    }
+    for email, username in remaining.order_by("pulseuser__username").values_list("owner__email", "pulseuser__username"):
+        accounts.setdefault(email, []).append(username)
+    _enqueue(
+        *(
+            Notice(OWNER_LEFT, {"left": left, "by": by.email, "pulse_users": names}, recipients=[email])
+            for email, names in accounts.items()
+        )
+    )
+
+
+def _enqueue(*notices: Notice) -> None:
     with transaction.atomic():
-        enqueue.enqueue([notice], timezone.now())
+        enqueue.enqueue(notices, timezone.now())
         transaction.on_commit(enqueue.nudge, robust=True)

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts import audit, removal, vouching
-from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.models import AuditEntry, AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.tokens import create_token
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import locks, sealing
@@ -41,6 +41,7 @@ ALLOWED = {
     "accounts.AuthToken": ("", "made by its owner, who sees it once; revoked by an action"),
     "accounts.PulseUser": ("change", "made and removed with the broker; here its thresholds"),
     "accounts.NotificationAddress": ("delete", "somebody there has to confirm it first"),
+    "accounts.Invitation": ("", "owners send it, and its invitee answers it; it goes with its owner"),
     "accounts.AuditEntry": ("", "a record"),
     "account.EmailAddress": ("", "a proven one lets somebody in; it goes with its owner"),
     "socialaccount.SocialAccount": ("", "it lets somebody in; it goes with its owner"),
@@ -95,6 +96,11 @@ def make_account():
     return account
 
 
+def make_invitation():
+    account = make_account()
+    return Invitation.objects.create(pulse_user=account, inviter=account.owners.first(), invitee=make_owner())
+
+
 def make_notification(**fields):
     fields = {"kind": "warning", "about": f"queue {next(numbers)}", "recipient": "alice@example.org", **fields}
     return Notification.objects.create(**{"facts": {}, "created": NOW, "due_at": NOW, "state": "failed", **fields})
@@ -145,6 +151,7 @@ MAKE = {
     "accounts.NotificationAddress": lambda: NotificationAddress.objects.create(
         pulse_user=make_account(), email="team@example.org", added_by=make_owner()
     ),
+    "accounts.Invitation": make_invitation,
     "accounts.AuditEntry": make_entry,
     "account.EmailAddress": lambda: EmailAddress.objects.create(user=(one := make_owner()), email=one.email),
     "socialaccount.SocialAccount": lambda: SocialAccount.objects.create(

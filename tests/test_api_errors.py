@@ -34,7 +34,7 @@ NEEDS_BROKER = {
 
 # The fields of each body. For the endpoints of agents see test_api_agents.py.
 FIELDS = {
-    ("api/pulse-users/", "post"): ["username", "password", "owners", "notification_emails"],
+    ("api/pulse-users/", "post"): ["username", "password", "owners", "notification_emails", "adopt_namespace"],
     ("api/pulse-users/<str:username>/", "patch"): [
         "owners",
         "notification_emails",

@@ -16,7 +16,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
+from accounts import addresses, audit, ownership, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
 from accounts.signin import create_link, prune_visitors
 from agents import deletions
@@ -302,8 +302,8 @@ def test_a_password_rotation_is_recorded_without_the_password(account, monkeypat
 def test_changes_of_an_account_are_recorded(account, alice, operator, management, guarded, settings):
     bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
     clear_trail()
-    pulse_users.add_owner(account, bob)
-    pulse_users.remove_owner(account, bob)
+    ownership.add_owner(account, bob, operator)
+    ownership.remove_owner(account, bob, alice)
     pulse_users.set_thresholds(account, 6, 9, operator)
     address = addresses.add_address(account, "team@example.org", alice)
     addresses.confirm_address(addresses.confirmation_token(address))

@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from accounts.models import AuthToken, Owner, PulseUser
+from accounts.models import AuthToken, Invitation, Owner, PulseUser
 from accounts.pulse_users import create_pulse_user
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.applications import create_key
@@ -146,6 +146,10 @@ class World:
             QueueSample.objects.create(queue=queue, at=now, length=1)
             QueueEvent.objects.create(queue=queue, vhost=self.vhost, queue_name=self.queue, kind="warned", at=now)
         Queue.objects.filter(pk=queue.pk).update(state="ok", pulse_user=account)
+        invitation = Invitation.objects.get_or_create(
+            pulse_user=account, invitee=self.people["other"], defaults={"inviter": self.owner}
+        )[0]
+        Invitation.objects.update(created=now, closed_at=None)
         channel = Channel.objects.get_or_create(owner=self.owner, name="chat", defaults={"service": "Webhook"})[0]
         spare = AuthToken.objects.filter(user=self.owner, name="spare").first()
         spare = spare or AuthToken.objects.create(user=self.owner, name="spare")[0]
@@ -166,7 +170,7 @@ class World:
         self.uuids = {
             "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.asking.uuid,
             "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-subscriptions": subscription.uuid,
-            "event-subscription-queues": subscribed.uuid,
+            "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid,
             **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
         }  # fmt: skip
 

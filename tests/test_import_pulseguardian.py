@@ -20,7 +20,7 @@ from psycopg2 import sql
 from accounts import adoption, pulseguardian, vouching
 from accounts.adoption import PlanOutdated
 from accounts.models import AuditEntry, Owner, PulseUser, Vouching
-from accounts.pulse_users import find_owners
+from accounts.ownership import find_owners
 from accounts.pulseguardian import SourceError
 from core import locks
 from core.leases import lease

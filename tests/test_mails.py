@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounts import addresses
-from accounts.models import NotificationAddress, Owner, PulseUser
+from accounts.models import Invitation, NotificationAddress, Owner, PulseUser
 from core.formatting import duration, rate_in_words
 from notifications import kinds
 from notifications.kinds import Obsolete
@@ -29,6 +29,8 @@ FACTS = {
     "queues": 3, "ok": 1, "warned": 2, "deleting": 0, "deleted": 1, "more_happened": 0, "more_unattended": 4,
     "happened": [{"queue": "queue/alice/builds", "warnings": 2, "deletions": 1}],
     "orphans": [{"vhost": "a" * 32, "queue": "subscription_1"}], "more": 2, "stale": False,
+    "pulse_user": "alice", "pulse_users": ["alice"], "invitee": "bob@example.org", "accepted": True,
+    "left": ["bob@example.org"],
     "longest": [{"queue": "queue/alice/long", "length": 2104}], "unattended": [{"queue": "queue/alice/lonely"}],
 }  # fmt: skip
 
@@ -51,13 +53,18 @@ def part(mail, kind):
 def address(db):
     alice = Owner.objects.create_user("alice@example.org")
     pulse_user = PulseUser.objects.create(username="alice")
+    pulse_user.owners.add(alice)
     return NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", added_by=alice)
 
 
 @pytest.mark.parametrize("kind", kinds.names())
 @pytest.mark.parametrize("form", ["plain", "html"])
 def test_every_kind_of_notification_has_a_mail(kind, form, address):
-    mail = compose(notification(kind, address=str(address.uuid)))
+    bob = Owner.objects.create_user("bob@example.org")
+    invitation = Invitation.objects.create(
+        pulse_user=address.pulse_user, invitee=bob, inviter=Owner.objects.get(email="alice@example.org")
+    )
+    mail = compose(notification(kind, address=str(address.uuid), invitation=str(invitation.uuid)))
     assert len(part(mail, form)) > 100
     assert mail.subject.startswith("[Guardian] ")
     assert "{" not in part(mail, form).replace("color-scheme", "")

@@ -20,7 +20,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from accounts import removal, signals, vouching
+from accounts import removal, signals
 from accounts.addresses import (
     add_address,
     address_for_token,
@@ -31,23 +31,18 @@ from accounts.addresses import (
     set_addresses,
 )
 from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
+from accounts.ownership import LastOwner
 from accounts.pulse_users import (
     CannotAdopt,
-    LastOwner,
     NameReserved,
     NameTaken,
-    NotAnOwner,
-    add_owner,
     adopt_pulse_user,
     adoptable,
     check_name,
     connections_of,
     create_pulse_user,
-    find_owners,
     permissions_of,
-    remove_owner,
     rotate_password,
-    set_owners,
     set_thresholds,
 )
 from accounts.removal import Belongings, RemovalPending, belongings_of
@@ -301,15 +296,15 @@ def test_refused_permissions_undo_the_creation(alice, name, settings, management
         management.user(name)
 
 
-@pytest.mark.parametrize("lost", [3, 4], ids=["user", "permissions"])
+@pytest.mark.parametrize("lost", [7, 8], ids=["user", "permissions"])
 def test_a_creation_interrupted_by_an_outage_can_be_finished(
     alice, bob, name, settings, broker, guarded, monkeypatch, lost
 ):
-    # Requests from this one on are lost. The first two check that the name is free.
+    # Requests from this one on are lost. The first six check that the name and its namespace are free.
     url = settings.RABBITMQ_MANAGEMENT_URL
     with Proxy.before(url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
-        steps = iter(range(1, 10))
+        steps = iter(range(1, 20))
         exchange = Management._exchange
 
         def count(self, *arguments, **options):
@@ -765,113 +760,6 @@ def test_the_list_of_adoptable_accounts_takes_one_request_and_one_query(
 
 
 # Owners
-
-
-def test_owners_are_found_in_one_query_in_the_given_order(alice, bob, operator, django_assert_num_queries):
-    with django_assert_num_queries(1):
-        found = find_owners(["Bob@example.org ", "ops@example.org", "alice@example.org", "bob@EXAMPLE.org"])
-    assert found == [bob, operator, alice]
-
-
-def test_unknown_and_unvouched_owners_have_the_same_error(alice):
-    Owner.objects.create_user("stranger@example.org")
-    Owner.objects.create_user("gone@example.org", vouched=True, is_active=False)
-    Owner.objects.create_user("never-here@example.org", vouched=True)
-    texts = set()
-    for email in (
-        "stranger@example.org",
-        "gone@example.org",
-        "never-here@example.org",
-        "nobody@example.org",
-        "nonsense",
-        "a\0@b",
-        "\ud800@x.org",
-    ):
-        with pytest.raises(ValidationError) as error:
-            find_owners(["alice@example.org", email])
-        assert email in error.value.message
-        assert "alice" not in error.value.message
-        texts.add(error.value.message.replace(email, "…"))
-    assert len(texts) == 1
-
-
-def test_only_vouched_owners_can_be_added(alice, name):
-    pulse_user, _ = create_pulse_user(name, [alice])
-    stranger = Owner.objects.create_user("stranger@example.org")
-    with pytest.raises(NotVouched):
-        add_owner(pulse_user, stranger)
-    with pytest.raises(NotVouched):
-        set_owners(pulse_user, [alice, stranger])
-    assert list(pulse_user.owners.all()) == [alice]
-
-
-def test_owners_are_added_and_removed_except_the_last(alice, bob, name):
-    pulse_user, _ = create_pulse_user(name, [alice])
-    add_owner(pulse_user, bob)
-    add_owner(pulse_user, bob)
-    assert set(pulse_user.owners.all()) == {alice, bob}
-    remove_owner(pulse_user, alice)
-    with pytest.raises(NotAnOwner):
-        remove_owner(pulse_user, alice)
-    with pytest.raises(LastOwner, match="can't be removed"):
-        remove_owner(pulse_user, bob)
-    with pytest.raises(LastOwner):
-        set_owners(pulse_user, [])
-    set_owners(pulse_user, [alice])
-    assert list(pulse_user.owners.all()) == [alice]
-
-
-@pytest.mark.parametrize("add", [add_owner, lambda pulse_user, owner: set_owners(pulse_user, [owner])])
-def test_an_owner_whose_access_was_just_withdrawn_cannot_be_added(alice, bob, operator, add):
-    pulse_user = PulseUser.objects.create(username="shared", ready=True)
-    pulse_user.owners.add(alice)
-    [stale] = find_owners(["bob@example.org"])
-    vouching.unvouch(bob, operator)
-    with pytest.raises(NotVouched):
-        add(pulse_user, stale)
-    Owner.objects.filter(pk=bob.pk).delete()
-    with pytest.raises(NotVouched, match="removed meanwhile"):
-        add(pulse_user, stale)
-    assert list(pulse_user.owners.all()) == [alice]
-
-
-def test_the_last_active_owner_cannot_be_removed(alice, bob):
-    pulse_user = PulseUser.objects.create(username="shared", ready=True)
-    pulse_user.owners.add(alice, bob)
-    Owner.objects.filter(pk=bob.pk).update(is_active=False)
-    with pytest.raises(LastOwner, match="the last owner who can sign in"):
-        remove_owner(pulse_user, alice)
-    with pytest.raises(LastOwner, match="who can sign in"):
-        set_owners(pulse_user, [bob])
-    remove_owner(pulse_user, bob)
-    assert list(pulse_user.owners.all()) == [alice]
-
-
-def test_an_unvouched_owner_may_remain(alice, bob, name):
-    pulse_user, _ = create_pulse_user(name, [alice, bob])
-    bob.vouched = False
-    bob.save()
-    set_owners(pulse_user, [bob])
-    assert list(pulse_user.owners.all()) == [bob]
-
-
-def test_one_of_two_owners_leaving_concurrently_remains(alice, bob):
-    for number in range(5):
-        pulse_user = PulseUser.objects.create(username=f"both-{number}", ready=True)
-        pulse_user.owners.set([alice, bob])
-        answers = in_parallel(*(partial(remove_owner, pulse_user, owner) for owner in (alice, bob)))
-        assert sorted(str(type(answer).__name__) for answer in answers) == ["LastOwner", "NoneType"]
-        assert pulse_user.owners.count() == 1
-
-
-def test_concurrent_changes_of_the_owners_leave_one_of_them(alice, bob, operator):
-    for number in range(5):
-        pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
-        pulse_user.owners.set([alice])
-        wanted = [{alice, bob}, {operator}]
-        answers = in_parallel(*(partial(set_owners, pulse_user, list(owners)) for owners in wanted))
-        assert answers == [None, None]
-        assert set(pulse_user.owners.all()) in wanted
 
 
 def test_pulse_users_are_visible_to_their_owners_and_operators(alice, bob, operator):

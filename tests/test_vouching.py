@@ -306,9 +306,8 @@ def test_the_statements_of_a_withdrawal_do_not_grow(guarded, bob, operator, sett
     for number in range(40):
         PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
         create_token(bob, "one of many")
-    with django_assert_max_num_queries(
-        59
-    ):  # two for the effect; sixteen for the removals; eight each for passwords, and audit
+    # two for the effect; four for the notifications; sixteen for the removals; eight each for passwords, and audit
+    with django_assert_max_num_queries(63):
         withdraw(bob, operator, remove=True)
     assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
     assert not bob.pulse_users.filter(removing_since=None).exists()

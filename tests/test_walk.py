@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from accounts.models import Owner, PulseUser
+from accounts.models import Invitation, Owner, PulseUser
 from accounts.pulse_users import create_pulse_user
 from accounts.tokens import create_token
 from agents.models import Consumer, EventSubscription, Offering
@@ -130,7 +130,8 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     """Create something to show on every page, and give an operator."""
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
-    create_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
+    pulse_user, _ = create_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
+    Invitation.objects.create(pulse_user=pulse_user, invitee=operator, inviter=alice)
     token, _ = create_token(operator, "for the builds")
     offering = Offering.objects.create(name="Compute")
     identity = make_agent(alice, offering, "agent-1", version="1.0.5")
@@ -155,6 +156,7 @@ def addresses_of_pages() -> dict[str, str]:
     """Return the addresses of all pages by name."""
     queue = Queue.objects.get(name__endswith="/builds")
     username = PulseUser.objects.get().username
+    alice = Owner.objects.get(email="alice@example.org")
     token = Owner.objects.get(email="ops@example.org").auth_token_set.get()
     subscription = EventSubscription.objects.get(object_type="order")
     consumer = Consumer.objects.get()
@@ -168,6 +170,10 @@ def addresses_of_pages() -> dict[str, str]:
         "accounts": "/pulse-users/",
         "account": f"/pulse-users/{username}/",
         "account, delete": f"/pulse-users/{username}/delete/",
+        "account, remove an owner": f"/pulse-users/{username}/owners/{alice.uuid}/remove/",
+        "account, leave": f"/pulse-users/{username}/owners/{token.user.uuid}/remove/",
+        "invitation": f"/invitations/{Invitation.objects.get().uuid}/",
+        "invitation, not open": f"/invitations/{alice.uuid}/",
         "exchanges": "/exchanges/",
         "exchange, delete": f"/exchanges/delete/?name=exchange/{username}/events",
         "subscriptions": "/subscriptions/",
@@ -191,7 +197,7 @@ def addresses_of_pages() -> dict[str, str]:
         "administration, offerings": "/admin/agents/offering/",
         "administration, offering": f"/admin/agents/offering/{subscription.identity.offering_id}/change/",
         "administration, agent": f"/admin/agents/agentidentity/{subscription.identity_id}/change/",
-        "administration, owner": f"/admin/accounts/owner/{Owner.objects.get(email='alice@example.org').id}/change/",
+        "administration, owner": f"/admin/accounts/owner/{alice.id}/change/",
     }
 
 

@@ -21,7 +21,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
 from accounts.addresses import confirmation_token
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser
+from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser
 from accounts.tokens import create_token
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.models import Application
@@ -94,6 +94,10 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 302 302 404 302",
         "post": "302 404 302 302 404 302",
     },
+    "pulse-users/<account:username>/owners/<uuid:uuid>/remove/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
     "pulse-users/<account:username>/addresses/": {
         "get": "302 404 302 302 404 302",
         "post": "302 404 200 200 404 200",
@@ -105,6 +109,10 @@ TABLE: dict[str, dict[str, str]] = {
     "pulse-users/<account:username>/delete/": {
         "get": "302 404 200 200 404 200",
         "post": "302 404 200 200 404 200",  # it has a queue, so it asks first: see test_effects.py
+    },
+    "invitations/<uuid:uuid>/": {
+        "get": "302 404 404 404 200 404",
+        "post": "302 404 404 404 302 404",
     },
     "addresses/<str:token>/": {
         "get": "200 200 200 200 200 200",
@@ -176,6 +184,10 @@ TABLE: dict[str, dict[str, str]] = {
     "api/pulse-users/<str:username>/connections/": {"get": "401 404 200 200 404 200"},
     "api/pulse-users/<str:username>/belongings/": {"get": "401 404 200 200 404 200"},
     "api/pulse-users/<str:username>/ask-again/": {"post": "401 404 204 204 404 204"},
+    "api/invitations/": {"get": "401 200 200 200 200 200"},
+    "api/invitations/<str:uuid>/": {"get": "401 404 404 404 200 404"},
+    "api/invitations/<str:uuid>/accept/": {"post": "401 404 404 404 204 404"},
+    "api/invitations/<str:uuid>/decline/": {"post": "401 404 404 404 204 404"},
     "api/me/": {"get": "401 200 200 200 200 200"},
     "api/vouching/ask/": {"post": "401 204 409 409 409 409"},
     "api/owners/": {"get": "401 403 403 403 403 200"},
@@ -325,7 +337,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
     ("exchanges/delete/", "post"): {"typed": f"exchange/{ACCOUNT}/events"},
     ("pulse-users/<account:username>/delete/", "post"): {"name": ACCOUNT},
-    ("pulse-users/<account:username>/owners/", "post"): {"email": "other@example.org"},
+    ("pulse-users/<account:username>/owners/", "post"): {"email": "operator@example.org"},
+    ("invitations/<uuid:uuid>/", "post"): {"accept": "1"},
     ("subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},
     ("subscriptions/agents/<uuid:uuid>/remove/", "post"): {"typed": "cellar"},
     ("subscriptions/consumers/<uuid:uuid>/remove/", "post"): {"typed": "consumer_1"},
@@ -409,6 +422,9 @@ class World:
         self.replay = Replay.objects.create(
             archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
         )
+        self.invitation = Invitation.objects.create(
+            pulse_user=self.account, inviter=owner, invitee=self.people["other"]
+        )
         self.address = NotificationAddress.objects.create(pulse_user=self.account, email="team@example.org")
         self.token, _ = create_token(owner, "theirs")
         self.channel = Channel.objects.create(owner=owner, name="chat", service="json", sealed_url="")
@@ -449,6 +465,7 @@ class World:
         uuid = self.queue.uuid
         for part, thing in (
             ("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"]),
+            ("pulse-users/", self.people["co-owner"]), ("invitations/", self.invitation),
             ("subscriptions/", self.subscription), ("subscriptions/agents/", self.identity),
             ("subscriptions/consumers/", self.consumer),
             ("archives/", self.archive),
