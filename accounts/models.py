@@ -20,6 +20,8 @@ from django.db.models.functions import Lower
 from django.utils import timezone
 from knox.models import AbstractAuthToken
 
+from core.fields import BrokerJSONField
+
 MAX_ADDRESS_LENGTH = 254
 
 INVITATION_LIFETIME = timedelta(days=7)
@@ -394,6 +396,7 @@ class AuditEntry(AbstractLogEntry):
         UNKNOWN = "unknown", "unknown"
         NOT_DONE = "not-done", "not done"
 
+    additional_data = BrokerJSONField("additional data", blank=True, null=True)
     content_type = models.ForeignKey(  # type: ignore[assignment]  # auditlog's own is not nullable
         "contenttypes.ContentType",
         null=True,

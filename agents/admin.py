@@ -33,6 +33,7 @@ from core.models import Removal
 from queues import effects
 from queues.admin import brake_refusal
 from queues.models import Queue
+from rabbit.names import readable
 
 
 class RemovingAdmin(AuditedAdmin):
@@ -256,9 +257,16 @@ class AgentVhostAdmin(DeletedWithOwnerAdmin):
 class RemovalAdmin(ReadOnlyAdmin):
     """What is still to be removed from the broker. ``last_error`` says why an old removal is pending."""
 
-    list_display = ["name", "kind", "vhost", "created", "due_at", "attempts", "last_error"]
+    list_display = ["shown_name", "kind", "vhost", "created", "due_at", "attempts", "last_error"]
+    exclude = ["name"]
+    readonly_fields = ["shown_name"]
     list_filter = ["kind", "created"]
     search_fields = ["name", "vhost", "last_error"]
+
+    @admin.display(description="name", ordering="name")
+    def shown_name(self, removal: Removal) -> str:
+        """Return the readable name."""
+        return readable(removal.name)
 
 
 @admin.register(Sweep)

@@ -8,6 +8,7 @@ from django.db import models
 
 from accounts.models import AuthToken, Owner, check_line, visible_to
 from agents import access
+from core.fields import BrokerJSONField
 from rabbit.permissions import Permissions, for_consumer, for_subscription
 
 MAX_OFFERING_NAME_LENGTH = 150
@@ -313,7 +314,7 @@ class Sweep(models.Model):
     subscriptions = models.PositiveIntegerField(default=0, help_text="Removed stale subscriptions and consumers.")
     tokens = models.PositiveIntegerField(default=0, help_text="Removed expired tokens.")
     brake_held = models.BooleanField(default=False)
-    errors = models.JSONField(default=list, help_text="Sentences.")
+    errors = BrokerJSONField(default=list, help_text="Sentences.")
     seconds = models.FloatField(default=0)
 
     class Meta:

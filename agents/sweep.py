@@ -43,13 +43,13 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     """Sweep under this lease. Without a lease, only report what would be done."""
     try:
         view = observe(report, lease)
-        orphans = _select_confirmed(report, _orphans(report, view), only)
+        orphans = _select_confirmed(report, _orphans(view), only)
         if len(orphans) > deletion_limit(len(view.queues)) and not force:
             # A queue that was removed while it was listed looks like an orphan: it has neither a row nor a Removal. It
             # must not trigger the brake, so list again. Below the limit it only costs a DELETE that returns 404.
             view = observe(report, lease)
             first_orphans = {(queue.vhost, queue.name) for queue in orphans}
-            orphans = [queue for queue in _orphans(report, view) if (queue.vhost, queue.name) in first_orphans]
+            orphans = [queue for queue in _orphans(view) if (queue.vhost, queue.name) in first_orphans]
     except BrokerError as error:
         report.away = True
         report.add_error(str(error))
@@ -87,7 +87,7 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     reconcile_logins(report, view, lease, force, names)
 
 
-def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
+def _orphans(view: BrokerView) -> list[ListedName]:
     """Return the queues without a row, except those that are being removed already."""
     orphans = [
         queue
@@ -95,10 +95,7 @@ def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
         if queue.vhost in view.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in view.rows
     ]
     leaving = pending() if orphans else set()
-    for queue in orphans:
-        if "\0" in queue.name:  # the database can't store NULs
-            report.add_error(f"Guardian can't delete {readable(queue.name)} in {queue.vhost}; use rabbitmqctl")
-    return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in leaving)
+    return sorted(queue for queue in orphans if (queue.vhost, queue.name) not in leaving)
 
 
 def _select_confirmed(

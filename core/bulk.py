@@ -10,7 +10,17 @@ from typing import Any, cast
 
 import orjson
 from django.db import connection, connections
-from django.db.models import BooleanField, Field, ForeignKey, JSONField, Model
+from django.db.models import (
+    BigAutoField,
+    BooleanField,
+    CharField,
+    Field,
+    ForeignKey,
+    JSONField,
+    Model,
+    PositiveBigIntegerField,
+    TextField,
+)
 from django.db.models.expressions import RawSQL
 
 Row = Sequence[Any]
@@ -44,7 +54,18 @@ def insert(
         sql += f" RETURNING {', '.join(_quoted(_field(model, name).column) for name in returning)}"
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        return cursor.fetchall() if returning else []
+        return _loaded(model, returning, cursor.fetchall()) if returning else []
+
+
+def _loaded(model: type[Model], fields: Sequence[str], rows: list[Row]) -> list[Row]:
+    """Return rows from the database with each value as its field loads it."""
+    loads = [getattr(_field(model, name), "from_db_value", None) for name in fields]
+    if not any(loads):
+        return rows
+    return [
+        tuple(load(value, None, connection) if load else value for load, value in zip(loads, row, strict=True))
+        for row in rows
+    ]
 
 
 def update(model: type[Model], fields: Sequence[str], rows: Sequence[Row]) -> None:
@@ -148,12 +169,12 @@ def _array_element(text: str) -> str:
 def _prepared(field: "Field[Any, Any]", values: Row) -> list[Any]:
     """Return the values of one column as database parameters, which PostgreSQL's arrays accept too."""
     if isinstance(field, JSONField):
-        return [None if value is None else json.dumps(value, cls=field.encoder) for value in values]
+        return [
+            None if value is None else json.dumps(field.get_prep_value(value), cls=field.encoder) for value in values
+        ]
     # Each distinct value is prepared once, because preparing costs more than a lookup. django.db.connection is a proxy
     # that looks up the real connection at each access, so use the real one.
-    unchanged_type = _UNCHANGED_TYPES.get(
-        (field.target_field if isinstance(field, ForeignKey) else field).get_internal_type()
-    )
+    unchanged_type = _UNCHANGED_TYPES.get(type(field.target_field if isinstance(field, ForeignKey) else field))
     database = connections[connection.alias]
     prepared = {
         value: value if type(value) is unchanged_type else field.get_db_prep_save(value, database)
@@ -162,11 +183,11 @@ def _prepared(field: "Field[Any, Any]", values: Row) -> list[Any]:
     return [prepared[value] for value in values]
 
 
-_UNCHANGED_TYPES: dict[str, type] = {
-    "CharField": str,
-    "TextField": str,
-    "BigAutoField": int,
-    "PositiveBigIntegerField": int,
+_UNCHANGED_TYPES: dict[type, type] = {
+    CharField: str,
+    TextField: str,
+    BigAutoField: int,
+    PositiveBigIntegerField: int,
 }
 """Fields that pass a value of this type to the database unchanged."""
 

@@ -3,6 +3,8 @@
 from django.db import models
 from django.db.models.functions import Now
 
+from core.fields import BrokerNameField
+
 
 class Lease(models.Model):
     """The right to do something that only one process may do at a time. See ``core/leases.py``."""
@@ -28,8 +30,8 @@ class Removal(models.Model):
         ACCOUNT = "account", "a Pulse user, with its queues and exchanges"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
-    vhost = models.CharField(max_length=255, blank=True, help_text="Of a queue.")
-    name = models.CharField(max_length=255)
+    vhost = BrokerNameField(max_length=255, blank=True, help_text="Of a queue.")
+    name = BrokerNameField(max_length=255)
     if_unused = models.BooleanField(default=False, help_text="Only while nobody reads from it.")
     created = models.DateTimeField(auto_now_add=True)
     due_at = models.DateTimeField(db_default=Now(), help_text="Nobody is at it, and it may be tried, from here on.")

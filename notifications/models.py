@@ -6,6 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.functional import cached_property
 
+from core.fields import BrokerJSONField
 from notifications import kinds, subjects
 
 
@@ -28,7 +29,7 @@ class Notification(models.Model):
     )
     channel = models.CharField(max_length=40, default="email", help_text="email, or the hex UUID of a channel.")
     recipient = models.CharField(max_length=254)
-    facts = models.JSONField(help_text="The content of the message, as of its creation.")
+    facts = BrokerJSONField(help_text="The content of the message, as of its creation.")
     state = models.CharField(max_length=10, choices=State.choices, default=State.DUE)
     created = models.DateTimeField()
     due_at = models.DateTimeField()

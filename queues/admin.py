@@ -104,7 +104,7 @@ class QueueAdmin(ReadOnlyAdmin):
     list_select_related = ["pulse_user", "owner"]
     search_fields = ["name", "vhost", "pulse_user__username", "owner__email"]
     fields = [
-        "name", "vhost", "pulse_user", "owner", "state", "ready", "unacknowledged", "consumers", "unbounded",
+        "shown_name", "vhost", "pulse_user", "owner", "state", "ready", "unacknowledged", "consumers", "unbounded",
         "warn_length", "max_length", "type", "durable", "auto_delete", "exclusive", "registered", "node", "first_seen",
         "last_seen", "unattended_since", "delete_sent_at", "block_reason",
     ]  # fmt: skip
@@ -274,10 +274,17 @@ def _with_length(queue: Queue) -> Row:
 class QueueEventAdmin(ReadOnlyAdmin):
     """Events of queues."""
 
-    list_display = ["at", "kind", "queue_name", "vhost", "by"]
+    list_display = ["at", "kind", "shown_name", "vhost", "by"]
+    exclude = ["queue_name"]
+    readonly_fields = ["shown_name"]
     list_filter = ["kind", "at", "vhost"]
     list_select_related = ["by"]
     search_fields = ["queue_name", "vhost", "by__email"]
+
+    @admin.display(description="queue", ordering="queue_name")
+    def shown_name(self, event: QueueEvent) -> str:
+        """Return the queue's readable name."""
+        return readable(event.queue_name)
 
 
 @admin.register(Pass)

@@ -231,6 +231,7 @@ class Changes:
     ``short`` counts the queues that are missing for no known reason, if there are too many of them.
     ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass.
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
+    ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
     """
 
     listed: int = 0
@@ -255,6 +256,8 @@ class Changes:
     blocked: list[Condemned] = field(default_factory=list)
     newly_blocked: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
+    long_exclusive: list[QueueName] = field(default_factory=list)
+    unaddressable: list[QueueName] = field(default_factory=list)
 
     def drop(
         self,
@@ -398,7 +401,8 @@ class _Comparison:
             account.id: (account.warn_length, account.max_length) for account in accounts
         }
         self.staying = {account.id for account in accounts if not account.removing}
-        self.changes = Changes(listed=len(self.listed))
+        unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
+        self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable)
         self.removes_nothing = False
 
     def _with_stored_type(self, listed: ListedQueue) -> ListedQueue:
@@ -493,6 +497,8 @@ class _Comparison:
         verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
+        if listed.exclusive and listed.length is not None and listed.length > thresholds.max:
+            self.changes.long_exclusive.append(key)
         snapshot = self.observation.snapshot
         # The figures of the nodes lack arguments; the list of each minute decides about stored queues.
         may_be_internal = key in snapshot.internal or (snapshot.lagging and key in self.stored)

@@ -172,16 +172,9 @@ def _binding_facts(bindings: list[Binding] | None) -> dict[str, Any]:
     # Every queue is bound to the default exchange, whose name is empty.
     shown = [(binding.source, binding.routing_key) for binding in bindings if binding.source]
     return {
-        "bindings": [
-            {"exchange": _storable(exchange), "routing_key": _storable(key)}
-            for exchange, key in shown[:MAX_BINDINGS_SHOWN]
-        ],
+        "bindings": [{"exchange": exchange, "routing_key": key} for exchange, key in shown[:MAX_BINDINGS_SHOWN]],
         "more_bindings": max(0, len(shown) - MAX_BINDINGS_SHOWN),
     }
-
-
-def _storable(name: str) -> str:
-    return name.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL stores no NUL
 
 
 def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[Sample]]:

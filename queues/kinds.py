@@ -17,6 +17,11 @@ def _weekly_context(notification: Notification) -> dict[str, Any]:
     return context
 
 
+def _shown_queues(notification: Notification) -> dict[str, Any]:
+    shown = notification.facts["shown"]
+    return {"shown": [{name: readable(value) for name, value in one.items()} for one in shown]}
+
+
 WARNING = kinds.register("warning", "a queue passed its warn length")
 RECOVERY = kinds.register("recovery", "a queue is back to normal")
 SUMMARY = kinds.register("summary", "what a queue did during its quiet period")
@@ -28,6 +33,7 @@ SHORT_LIST = kinds.register("short-list", "the broker lists far fewer queues tha
 REFUSED = kinds.register("refused", "the broker refuses to delete a queue")
 UNRESPONSIVE = kinds.register("unresponsive", "a queue's process doesn't answer")
 RESPONSIVE = kinds.register("responsive", "all queues answer again")
+UNADDRESSABLE = kinds.register("unaddressable", "a queue has a name that no client can use", context=_shown_queues)
 NO_CONSUMERS = kinds.register("no-consumers", "a queue has no consumer")
 CONSUMERS_BACK = kinds.register("consumers-back", "a queue has a consumer again")
 STALLED = kinds.register("stalled", "a queue's consumers acknowledge nothing")

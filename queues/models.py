@@ -10,7 +10,9 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
 from accounts.models import Owner, PulseUser, check_thresholds, visible_to
+from core.fields import BrokerJSONField, BrokerNameField
 from queues.access import own_archives, own_queues
+from rabbit.names import readable
 from rabbit.snapshot import length_of
 
 
@@ -40,8 +42,8 @@ class Queue(models.Model):
         SETTINGS = "settings", "settings or broker are new"
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    vhost = models.CharField(max_length=255)
-    name = models.CharField(max_length=255)
+    vhost = BrokerNameField(max_length=255)
+    name = BrokerNameField(max_length=255)
     type = models.CharField(max_length=255)
     durable = models.BooleanField()
     auto_delete = models.BooleanField()
@@ -132,7 +134,7 @@ class Queue(models.Model):
         indexes = [models.Index(fields=["state"])]
 
     def __str__(self) -> str:
-        return f"{self.name} in {self.vhost}"
+        return f"{readable(self.name)} in {readable(self.vhost)}"
 
     def clean(self) -> None:
         """Refuse a deletion limit below the warning threshold."""
@@ -180,21 +182,21 @@ class QueueEvent(models.Model):
         REJECTED = "rejected", "full when an event was published"
 
     queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="events")
-    vhost = models.CharField(max_length=255)
-    queue_name = models.CharField(max_length=255)
+    vhost = BrokerNameField(max_length=255)
+    queue_name = BrokerNameField(max_length=255)
     kind = models.CharField(max_length=10, choices=Kind.choices)
     at = models.DateTimeField()
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
     )
-    details = models.JSONField(default=dict, help_text="The figures behind the decision.")
+    details = BrokerJSONField(default=dict, help_text="The figures behind the decision.")
 
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [models.Index(fields=["queue", "-at"]), models.Index(fields=["-at"])]
 
     def __str__(self) -> str:
-        return f"{self.queue_name} in {self.vhost}: {self.get_kind_display()}"
+        return f"{readable(self.queue_name)} in {readable(self.vhost)}: {self.get_kind_display()}"
 
 
 class ArchiveQuerySet(models.QuerySet["Archive"]):
@@ -233,8 +235,8 @@ class Archive(models.Model):
         related_name="archives",
         help_text="Its owners may see it; empty: only operators.",
     )
-    vhost = models.CharField(max_length=255)
-    queue_name = models.CharField(max_length=255)
+    vhost = BrokerNameField(max_length=255)
+    queue_name = BrokerNameField(max_length=255)
     reason = models.CharField(max_length=10, choices=Reason.choices)
     state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
     attempt = models.PositiveSmallIntegerField(default=1)
@@ -258,7 +260,7 @@ class Archive(models.Model):
         indexes = [models.Index(fields=["vhost", "queue_name"]), models.Index(fields=["expires"])]
 
     def __str__(self) -> str:
-        return f"{self.messages} messages of {self.queue_name} in {self.vhost}"
+        return f"{self.messages} messages of {readable(self.queue_name)} in {readable(self.vhost)}"
 
 
 class ArchiveChunk(models.Model):
@@ -290,8 +292,8 @@ class Replay(models.Model):
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="replays")
-    to_queue = models.CharField(max_length=255, blank=True)
-    to_exchange = models.CharField(max_length=255, blank=True)
+    to_queue = BrokerNameField(max_length=255, blank=True)
+    to_exchange = BrokerNameField(max_length=255, blank=True)
     first = models.PositiveIntegerField(help_text="The position of the first message to send.")
     last = models.PositiveIntegerField(help_text="The position of the last message to send.")
     rate = models.PositiveIntegerField(null=True, help_text="Messages a second; empty: as fast as possible.")
@@ -344,7 +346,7 @@ class Watch(models.Model):
     braked = models.PositiveIntegerField(
         default=0, db_default=0, help_text="The number of queues to delete whose deletion is blocked."
     )
-    released = models.JSONField(null=True, help_text="The queues that an operator released: vhost and name of each.")
+    released = BrokerJSONField(null=True, help_text="The queues that an operator released: vhost and name of each.")
     released_at = models.DateTimeField(
         null=True, help_text="When an operator released the brake; empty: no release is open."
     )
@@ -353,7 +355,10 @@ class Watch(models.Model):
     )
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
-    misnamed_exchanges = models.JSONField(default=list)
+    misnamed_exchanges = BrokerJSONField(default=list)
+    unguarded = BrokerJSONField(
+        default=dict, db_default={}, help_text="The queues that Guardian can't bound, by the reason."
+    )
     thinned_by_minute = models.DateTimeField(
         null=True, help_text="Samples before this time are thinned to one a minute."
     )
@@ -380,7 +385,7 @@ class Pass(models.Model):
     unpatterned = models.PositiveIntegerField(default=0)
     misnamed_exchanges = models.PositiveIntegerField(default=0)
     brake_held = models.BooleanField(default=False)
-    errors = models.JSONField(default=list, help_text="Error messages.")
+    errors = BrokerJSONField(default=list, help_text="Error messages.")
     seconds = models.FloatField(default=0)
     listing_seconds = models.FloatField(default=0)
 

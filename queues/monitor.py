@@ -19,7 +19,7 @@ from core import broker, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import audience, enqueue
 from notifications.enqueue import Notice
-from queues import kinds, registered
+from queues import kinds, registered, unguarded
 from queues.brake_table import LONGEST_FIRST, in_order, lines_of_pass
 from queues.comparison import (
     Changes,
@@ -33,7 +33,7 @@ from queues.deletion import Deletion, Outcome, Recheck
 from queues.facts import Facts
 from queues.models import QueueEvent, Watch
 from queues.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
-from queues.persistence import load, stored_queues, write
+from queues.persistence import Inventory, load, stored_queues, write
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 LEASE = "pass"
 
-EXCHANGES_INTERVAL = timedelta(minutes=5)
+INVENTORY_INTERVAL = timedelta(minutes=5)
 EXACT_LIST_INTERVAL = timedelta(minutes=1)
 """Prometheus figures lag and contain only lengths, so the list is still fetched this often."""
 
@@ -113,7 +113,7 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     except BrokerError as error:
         _record_outage(report, watch, str(error), lease)
         return
-    exchanges = _misnamed_exchanges(run)
+    inventory = _take_inventory(run, observation.snapshot)
     run.keep_lease()
     _report_counts(report, changes)
     _report_errors(report, changes, observation)
@@ -122,7 +122,7 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     if lease is None:
         _preview(run, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
         return
-    write(run, lease, observation, changes, facts, exchanges)
+    write(run, lease, observation, changes, facts, inventory)
     _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
 
 
@@ -244,24 +244,26 @@ def _backoff_seconds(failures: int) -> float:
     return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), maximum))
 
 
-def _misnamed_exchanges(run: PassRun) -> list[str] | None:
-    """Report and return the exchanges in the queues' namespace; None: this pass did not list exchanges."""
+def _take_inventory(run: PassRun, listing: Snapshot) -> Inventory | None:
+    """Report the exchanges in the queues' namespace, and return them and the streams without retention.
+
+    None: this pass takes no inventory, or the broker did not answer.
+    """
     watch, report = run.watch, run.report
     report.misnamed_exchanges = watch.misnamed_exchanges
-    since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_INTERVAL
-    if timedelta(0) <= since < EXCHANGES_INTERVAL:
+    since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else INVENTORY_INTERVAL
+    if timedelta(0) <= since < INVENTORY_INTERVAL:
         return None
     try:
         exchanges = run.management.exchanges(run.rules.pulse_vhost)
+        streams = unguarded.streams_without_retention(run.management, listing, run.rules)
     except BrokerError as error:
-        report.errors.append(f"the exchanges could not be listed: {error}")
+        report.errors.append(f"the exchanges and streams could not be listed: {error}")
         return None
     report.misnamed_exchanges = sorted(
-        exchange.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
-        for exchange in exchanges
-        if kind_of_exchange(exchange.name) is NameKind.MISNAMED
+        exchange.name for exchange in exchanges if kind_of_exchange(exchange.name) is NameKind.MISNAMED
     )
-    return report.misnamed_exchanges
+    return Inventory(report.misnamed_exchanges, streams)
 
 
 def _report_counts(report: Report, changes: Changes) -> None:
@@ -285,9 +287,6 @@ def _report_errors(report: Report, changes: Changes, observation: Observation) -
     listing, registrations = observation.snapshot, observation.registrations
     report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in listing.unlisted.items()]
     report.errors += [error for vhost in listing.missing_vhosts if (error := _no_such_vhost(vhost, registrations))]
-    report.errors += [
-        f"the queue {name!r} can't be guarded: its name contains a NUL, or is too long" for name in listing.unreadable
-    ]
     if not listing.exact:
         report.errors.append("a queue's process does not respond; the lengths are the broker's statistics, which lag")
     if changes.short:

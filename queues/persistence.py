@@ -4,7 +4,7 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import Case, F, QuerySet, When
@@ -14,7 +14,7 @@ from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
-from queues import archive, kinds, registered
+from queues import archive, kinds, registered, unguarded
 from queues.brake import after_pass, released_queues
 from queues.comparison import (
     NO_REGISTRATIONS,
@@ -107,6 +107,13 @@ def _memory(management: Management) -> float:
     return max(shares, default=0.0)
 
 
+class Inventory(NamedTuple):
+    """What a pass looks up every few minutes: the misnamed exchanges, and the streams without retention."""
+
+    exchanges: list[str]
+    streams: list[QueueName]
+
+
 LIMITS = ("unbounded", "warn_length", "max_length")
 
 WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS))
@@ -119,7 +126,7 @@ def write(
     observation: Observation,
     changes: Changes,
     facts: Facts,
-    exchanges: list[str] | None,
+    inventory: Inventory | None,
 ) -> None:
     """Write the changes in one transaction, except over concurrent edits, and set the ids of new queues."""
     returned = {row.id for row in observation.stored.values() if row.state == GONE}
@@ -133,7 +140,7 @@ def write(
         notices = [_notice(message, facts) for message in changes.messages]
         notices += _operator_notices(changes, observation, run.watch, run.now)
         run.report.notifications = enqueue.enqueue(notices, run.now)
-        _update_watch(run.watch, changes, observation, exchanges, run.now)
+        _update_watch(run.watch, changes, observation, inventory, run.now)
 
 
 def _insert(changes: Changes, now: datetime) -> None:
@@ -239,7 +246,7 @@ def _operator_notices(changes: Changes, observation: Observation, watch: Watch, 
     if listing.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
         notices.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
-    return notices
+    return notices + unguarded.notices(watch, changes)
 
 
 def _needs_brake_notice(changes: Changes, watch: Watch, *, is_changed: bool) -> bool:
@@ -260,7 +267,7 @@ def _needs_short_list_notice(changes: Changes, watch: Watch, now: datetime) -> b
 
 
 def _update_watch(
-    watch: Watch, changes: Changes, observation: Observation, exchanges: list[str] | None, now: datetime
+    watch: Watch, changes: Changes, observation: Observation, inventory: Inventory | None, now: datetime
 ) -> None:
     """Write the state that the next pass needs."""
     listing = observation.snapshot
@@ -274,11 +281,12 @@ def _update_watch(
         "next_pass_at": None,
         "deletion_settings": settings_to_store(watch, observation),
         **after_pass(watch, len(changes.blocked), changes.short > 0, now),
+        **unguarded.after_pass(watch, changes, inventory.streams if inventory else None, lagging=listing.lagging),
     }
     if not listing.lagging:
         state["exact_at"] = now
-    if exchanges is not None:
-        state |= {"exchanges_listed_at": now, "misnamed_exchanges": exchanges}
+    if inventory is not None:
+        state |= {"exchanges_listed_at": now, "misnamed_exchanges": inventory.exchanges}
     if _needs_short_list_notice(changes, watch, now):
         state["short_notified_at"] = now
     Watch.objects.filter(id=watch.id).update(**state)

@@ -14,7 +14,7 @@ from core.leases import LeaseTaken
 from queues.actions import LIMITS
 from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE
-from rabbit import snapshot
+from rabbit.names import is_amqp_name
 
 MAKE_UNBOUNDED = "make unbounded"
 
@@ -35,11 +35,11 @@ def plan(names: Iterable[str]) -> list[Step]:
     """
     wanted = list(dict.fromkeys(names))
     steps = [
-        Step("queue", name, LEFT_OUT, notes=("The name can't be stored: it is empty, too long, or contains a NUL.",))
+        Step("queue", name, LEFT_OUT, notes=("No queue can have this name: it is empty or longer than 255 bytes.",))
         for name in wanted
-        if not _is_storable(name)
+        if not _is_possible(name)
     ]
-    wanted = [name for name in wanted if _is_storable(name)]
+    wanted = [name for name in wanted if _is_possible(name)]
     if not wanted:
         return steps
     rows = Queue.objects.filter(bulk.among(Queue, ("name",), [(name,) for name in wanted])).order_by()
@@ -64,8 +64,8 @@ def plan(names: Iterable[str]) -> list[Step]:
     return steps
 
 
-def _is_storable(name: str) -> bool:
-    return bool(name) and "\0" not in name and len(name) <= snapshot.MAX_NAME_LENGTH
+def _is_possible(name: str) -> bool:
+    return bool(name) and is_amqp_name(name)
 
 
 def apply(steps: Sequence[Step], command: str) -> None:

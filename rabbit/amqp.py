@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import amqp
 
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
-from rabbit.names import QueueName
+from rabbit.names import MAX_NAME_BYTES, QueueName
 
 TIMEOUT_SECONDS = 5.0
 """For opening a connection, and for each answer."""
@@ -31,8 +31,6 @@ LEADER_TIMEOUT_SECONDS = 0.25
 """The broker reports 0 messages for a quorum queue whose leader does not answer within this time."""
 
 NOT_FOUND = 404
-
-MAX_NAME_BYTES = 255
 
 
 class DeclareOk(NamedTuple):

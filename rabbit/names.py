@@ -11,6 +11,9 @@ from enum import Enum
 QueueName = tuple[str, str]
 """A vhost and the name of a queue in it."""
 
+MAX_NAME_BYTES = 255
+"""The limit of AMQP for the name of a queue, an exchange or a vhost."""
+
 MAX_USER_NAME_BYTES = 100
 """All characters of a Pulse user's name are ASCII, so this is its number of characters too."""
 
@@ -117,6 +120,14 @@ def consumer_queue(consumer: str) -> str:
 def is_agents_queue(name: str) -> bool:
     """Return whether a queue's name begins like that of a registered queue."""
     return _AGENTS_QUEUE.match(name) is not None
+
+
+def is_amqp_name(name: str) -> bool:
+    """Return whether AMQP can carry a name: it is valid UTF-8 of at most 255 bytes."""
+    try:
+        return len(name.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:  # a lone surrogate, which RabbitMQ 3.10 accepts in a queue's name
+        return False
 
 
 def readable(name: str) -> str:

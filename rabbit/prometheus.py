@@ -22,8 +22,8 @@ from rabbit.management import (
     Management,
     NotOnBroker,
 )
-from rabbit.names import QueueName
-from rabbit.snapshot import MQTT_QOS_0, TYPES_WITHOUT_LENGTH, ListedQueue, Snapshot, is_storable, members, parse_row
+from rabbit.names import QueueName, is_amqp_name
+from rabbit.snapshot import MQTT_QOS_0, TYPES_WITHOUT_LENGTH, ListedQueue, Snapshot, members, parse_row
 from rabbit.threads import ContextThreadPool
 
 PATH = "/metrics/detailed"
@@ -217,7 +217,8 @@ class Endpoint:
         if answer.status != 200:
             raise MalformedResponse(f"{self._where}: answered {answer.status} instead of 200")
         try:
-            return parse_metrics(answer.body.decode())
+            # RabbitMQ 3.10 accepts surrogates in a queue's name.
+            return parse_metrics(answer.body.decode(errors="surrogatepass"))
         except (UnicodeDecodeError, MalformedResponse) as error:
             raise MalformedResponse(f"{self._where}: {error}") from error
 
@@ -255,7 +256,9 @@ class Scrape(NamedTuple):
             ListNeeded: too many queues are new or missing.
             BrokerError: a queue could not be looked up.
         """
-        new = {key for key in self.depths.keys() - stored.keys() if all(map(is_storable, key)) and not is_ignored(*key)}
+        new = {
+            key for key in self.depths.keys() - stored.keys() if all(map(is_amqp_name, key)) and not is_ignored(*key)
+        }
         missing = {
             key
             for key in stored.keys() - self.depths.keys()
@@ -276,7 +279,7 @@ class Scrape(NamedTuple):
             down=self.down,
             nodes_unchanged=members(management) == (self.nodes, self.down),
             exact=True,
-            unreadable=[],
+            unaddressable=[],
             missing_vhosts=[],
             seconds=self.seconds,
             lagging=True,

@@ -1,14 +1,14 @@
 """A list of the broker's queues at one moment, and how far to trust it."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
 from rabbit.management import AnotherVhost, BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
-from rabbit.names import QueueName
+from rabbit.names import QueueName, is_amqp_name
 from rabbit.threads import ContextThreadPool
 
 MAX_SEPARATE_LISTS = 20
@@ -45,7 +45,13 @@ The broker asks each classic queue, so their lengths are exact. Lengths of other
 wrong for up to 5 s after a publish, purge, get or ack, and 0 right after a change of leader.
 """
 
-MAX_NAME_LENGTH = 255
+MAX_TEXT_LENGTH = 255
+"""Characters of a queue's type and of a node's name."""
+
+MAX_LOOKUPS = 100
+"""Names with U+FFFD that one list may look up. Further ones count as unaddressable."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
 COLUMNS = IDENTITY + ",arguments,messages_ready,messages_unacknowledged"
@@ -98,7 +104,7 @@ class Snapshot(NamedTuple):
     - ``nodes_unchanged``: the nodes were the same before and after the list.
     - ``exact``: lengths of classic queues are exact (see ``TOTALS``). If a queue's process does not answer, all lengths
       are the broker's statistics, which lag by seconds.
-    - ``unreadable``: names that cannot be stored in a database.
+    - ``unaddressable``: queues whose listed name no client can use (see ``_drop_unaddressable``).
     - ``missing_vhosts``: requested vhosts that do not exist.
     - ``seconds``: the time from the first request to the last list.
     - ``lagging``: the lengths are from the nodes' Prometheus endpoints, so no deletion may rely on them.
@@ -111,7 +117,7 @@ class Snapshot(NamedTuple):
     down: frozenset[str]
     nodes_unchanged: bool
     exact: bool
-    unreadable: list[str]
+    unaddressable: list[QueueName]
     missing_vhosts: list[str]
     seconds: float
     lagging: bool = False
@@ -148,15 +154,16 @@ def take(
     empty = set(vhosts or ()) - {queue.vhost for queue in rows.queues} - unlisted.keys()
     no_such = sorted(empty - {vhost.name for vhost in management.vhosts()}) if empty else []
     between_requests()
+    queues, unaddressable = _drop_unaddressable(management, rows.queues, down)
     nodes_unchanged = members(management) == (nodes, down)
     return Snapshot(
-        queues=rows.queues,
+        queues=queues,
         unlisted=unlisted,
         nodes=nodes,
         down=down,
         nodes_unchanged=nodes_unchanged,
         exact=exact,
-        unreadable=rows.unreadable,
+        unaddressable=unaddressable,
         missing_vhosts=no_such,
         seconds=rows.received_at - began,
         internal=frozenset(rows.internal),
@@ -272,25 +279,54 @@ class _Rows(NamedTuple):
     """The rows of all lists. ``received_at`` is the monotonic time of the last list."""
 
     queues: list[ListedQueue]
-    unreadable: list[str]
     internal: list[QueueName]
     received_at: float
 
 
 def _read(listing: Generator[list[dict[str, Any]], None, None]) -> _Rows:
-    queues, unreadable, internal = [], [], []
+    queues, internal = [], []
     received_at = time.monotonic()
     with closing(listing) as given:  # after an error, send no further requests
         for rows in given:
             received_at = time.monotonic()
             for row in rows:
-                if not is_storable(row["name"]) or not is_storable(row["vhost"]):
-                    unreadable.append(row["name"])
-                    continue
                 queues.append(parse_row(row))
                 if _is_internal(row):
                     internal.append((row["vhost"], row["name"]))
-    return _Rows(queues, unreadable, internal, received_at)
+    return _Rows(queues, internal, received_at)
+
+
+def _drop_unaddressable(
+    management: Management, listed: list[ListedQueue], down: Collection[str]
+) -> tuple[list[ListedQueue], list[QueueName]]:
+    """Return the queues without the unaddressable ones, and the names of these.
+
+    RabbitMQ 3.10 accepts UTF-8 with surrogates in a name, and lists each byte of them as U+FFFD. Such a queue is not
+    found by its listed name, unless another queue has just this name; then the list has the name twice. While a node
+    is down, its queues are not found either, so none is looked up.
+    """
+    invalid = {(queue.vhost, queue.name) for queue in listed if not _is_addressable(queue)}
+    replaced = Counter((queue.vhost, queue.name) for queue in listed if REPLACEMENT in queue.vhost + queue.name)
+    once = sorted(key for key, times in replaced.items() if times == 1 and key not in invalid)
+    found = once if down else [key for key in once[:MAX_LOOKUPS] if _is_found(management, key)]
+    unaddressable = invalid | replaced.keys() - set(found)
+    if not unaddressable:
+        return listed, []
+    return [queue for queue in listed if (queue.vhost, queue.name) not in unaddressable], sorted(unaddressable)
+
+
+def _is_addressable(queue: ListedQueue) -> bool:
+    return is_amqp_name(queue.name) and is_amqp_name(queue.vhost)
+
+
+def _is_found(management: Management, key: QueueName) -> bool:
+    try:
+        management.queue(*key)
+    except NotOnBroker:
+        return False
+    except Refused:  # a vhost like ".." is invalid in a URL
+        return True
+    return True
 
 
 def _is_internal(row: dict[str, Any]) -> bool:
@@ -303,11 +339,6 @@ def _is_internal(row: dict[str, Any]) -> bool:
         return True
     purpose = arguments.get(INTERNAL_PURPOSE) if isinstance(arguments, dict) else None
     return purpose == "federation" and row["name"].startswith("federation: ")
-
-
-def is_storable(name: str) -> bool:
-    """Return whether the database can store a name. PostgreSQL refuses NUL."""
-    return "\0" not in name and len(name) <= MAX_NAME_LENGTH
 
 
 def _messages(value: Any) -> int | None:
@@ -350,4 +381,4 @@ def _is_exclusive(row: dict[str, Any]) -> bool:
 
 def _text(value: Any) -> str:
     """Return the value if it is a text that the database can store, or an empty text."""
-    return value if isinstance(value, str) and is_storable(value) else ""
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH and "\0" not in value else ""

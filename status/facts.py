@@ -6,7 +6,7 @@ statements, and three requests to the broker.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
@@ -23,10 +23,11 @@ from core.formatting import duration
 from core.models import Removal
 from notifications import claims, retries
 from notifications.models import Notification
+from queues import unguarded
 from queues.brake import released
 from queues.models import Pass, Watch
 from rabbit.management import BrokerError, BrokerUnavailable, Management, Node, Row
-from rabbit.names import readable
+from rabbit.names import QueueName, readable
 from status import rules
 from status.rules import Rule, Verdict
 
@@ -38,6 +39,8 @@ SWEEPS_READ = 2
 
 TASK_QUEUE_TIMEOUT_SECONDS = 2
 GIVEN_UP_WITHIN = timedelta(days=2)
+
+NAMES_IN_SENTENCE = 3
 
 
 class Measurement(NamedTuple):
@@ -253,6 +256,10 @@ class GuardianFacts:
         yield Measurement(rules.SHORT_LISTS, watch.short_lists)
         yield self._ongoing(rules.REFUSED, watch.refused_since)
         yield self._ongoing(rules.UNRESPONSIVE, watch.unresponsive_since)
+        found = unguarded.stored(watch)
+        yield _measure_names(rules.UNADDRESSABLE, found.unaddressable)
+        yield _measure_names(rules.STREAMS, found.streams)
+        yield _measure_names(rules.EXCLUSIVE, found.exclusive)
 
     def _ongoing(self, rule: Rule, since: datetime | None, **details: str) -> Measurement:
         return Measurement(rule, since is not None, {"duration": duration(self._seconds_since(since)), **details})
@@ -260,6 +267,13 @@ class GuardianFacts:
     def _seconds_since(self, moment: datetime | None) -> float:
         """Return the seconds since then; 0 if there is no such time, or the clock was set back."""
         return max((self.at - moment).total_seconds(), 0.0) if moment else 0.0
+
+
+def _measure_names(rule: Rule, queues: Collection[QueueName]) -> Measurement:
+    """Return the number of these queues, with the first names."""
+    shown = [f"{readable(name)} in {readable(vhost)}" for vhost, name in list(queues)[:NAMES_IN_SENTENCE]]
+    more = [f"{len(queues) - len(shown):,} more"] if len(queues) > len(shown) else []
+    return Measurement(rule, len(queues), {"queues": ", ".join([*shown, *more])})
 
 
 def measure_guardian(now: datetime) -> GuardianFacts:

@@ -148,6 +148,7 @@ class Overview:
     growing: Sequence[QueueLine]
     stalled: Named | None
     """Queues whose consumers have stalled; None: the check is off."""
+    exclusive: Named
     unowned: Named
     misnamed: Named
     unpatterned: Named
@@ -174,6 +175,7 @@ def overview(now: datetime) -> Overview:
         longest=_longest(),
         growing=_growing(now),
         stalled=_stalled(now) if settings.GUARDIAN_STALLED_MINUTES else None,
+        exclusive=_exclusive(),
         unowned=unowned,
         misnamed=misnamed,
         unpatterned=unpatterned,
@@ -387,6 +389,14 @@ def _stalled_line(queue: Queue, now: datetime) -> QueueLine:
     since = queue.stalled_since
     lasts = f", nothing acknowledged for {duration(max(0.0, (now - since).total_seconds()))}" if since else ""
     return line._replace(figure=f"of {line.whose}, {line.figure}{lasts}")
+
+
+def _exclusive() -> Named:
+    """Return the queues that are exclusive to a connection, the longest first, in two statements."""
+    rows = Queue.objects.exclude(state=GONE).filter(exclusive=True)
+    longest_first = rows.order_by(LENGTH.desc(nulls_last=True), "name", "vhost")
+    queues = longest_first.select_related("pulse_user", "owner")[:NAMES_SHOWN]
+    return Named(rows.count(), [_unowned_line(queue) for queue in queues])
 
 
 def _unowned() -> tuple[Named, Named, Named]:

@@ -331,6 +331,45 @@ UNRESPONSIVE = Rule(
     alert="GuardianQueueUnresponsive",
 )
 
+UNADDRESSABLE = Rule(
+    name="unaddressable queues",
+    measures="queues with a name that no client can use",
+    unit=Unit.COUNT,
+    noun="queue",
+    warning=1,
+    sentence="Guardian can't guard {value} with a name that no client can use: {queues}.",
+    next_step="Delete them with 'rabbitmqctl eval', as the runbook says, or bound them with an operator policy.",
+    runbook="a-queue-cant-be-addressed",
+)
+
+STREAMS = Rule(
+    name="streams without retention",
+    measures="streams that keep all messages",
+    unit=Unit.COUNT,
+    noun="stream",
+    warning=1,
+    sentence="Nothing bounds {value}, which keep all messages: {queues}.",
+    next_step=(
+        "Bound them: rabbitmqctl set_operator_policy -p VHOST streams '^NAME$' "
+        "'{\"max-length-bytes\": 10000000000}' --apply-to queues (with your own size)."
+    ),
+    runbook="a-stream-keeps-all-messages",
+)
+
+EXCLUSIVE = Rule(
+    name="exclusive queues",
+    measures="exclusive queues over their deletion limit",
+    unit=Unit.COUNT,
+    noun="queue",
+    warning=1,
+    sentence="Guardian can't delete {value} over their limit, because they are exclusive to a connection: {queues}.",
+    next_step=(
+        "Close the connection, or bound such queues: rabbitmqctl set_operator_policy -p VHOST exclusive '^NAME' "
+        "'{\"max-length\": 8000}' --apply-to queues (with your own limit)."
+    ),
+    runbook="an-exclusive-queue-is-over-its-limit",
+)
+
 ORPHANS_BRAKE = Rule(
     name="brake on orphans",
     measures="queues that the brake keeps from the sweep of orphans",
@@ -435,6 +474,9 @@ OF_GUARDIAN = (
     SHORT_LISTS,
     REFUSED,
     UNRESPONSIVE,
+    UNADDRESSABLE,
+    STREAMS,
+    EXCLUSIVE,
     ORPHANS_BRAKE,
     STALE_BRAKE,
     OTHER_TASKS,

@@ -179,8 +179,8 @@ def test_an_exchange_of_somebody_else_is_404(exchange_name, alice, client, manag
 
 
 @pytest.mark.parametrize(
-    "name", ["exchange/alice/<script>", "exchange/alice/'\"&?#", "exchange/alice/\x01\u202e", "exchange/alice/%2F/..",
-             "exchange/alice/" + "\N{PILE OF POO}" * 59 + "abc"],
+    "name", ["exchange/alice/<script>", "exchange/alice/'\"&?#", "exchange/alice/\x01\u202e", "exchange/alice/\0",
+             "exchange/alice/%2F/..", "exchange/alice/" + "\N{PILE OF POO}" * 59 + "abc"],
 )  # fmt: skip
 def test_an_exchange_with_any_name_can_be_shown_and_deleted(amqp, alice, client, management, vhost, name):
     amqp.channel.exchange_declare(name, "topic", durable=True)

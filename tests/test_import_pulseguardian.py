@@ -559,7 +559,7 @@ def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_pa
     opened.execute("INSERT INTO users (id, email) VALUES (3, ?)", ["x" * 100_000])
     opened.execute("INSERT INTO pulse_users (id, username) VALUES (1, ?)", ["n" * 100_000])
     opened.execute("INSERT INTO pulse_user_owners VALUES (2, 1), (2, 1), (99, 1), (NULL, 1), (2, NULL)")
-    opened.execute("INSERT INTO queues (name, unbounded, durable) VALUES ('null', NULL, 1), (?, 1, 1)", ["n\0"])
+    opened.execute("INSERT INTO queues (name, unbounded, durable) VALUES ('null', NULL, 1), (?, 1, 1)", ["n" * 256])
     opened.commit()
     opened.close()
     before = hashlib.sha256(path.read_bytes()).digest()

@@ -95,6 +95,10 @@ def delay_a_removal(seconds):
     Removal.objects.update(created=seconds_ago(seconds))
 
 
+def leave_unguarded(reason):
+    return lambda number: Watch.objects.update(unguarded={reason: [["/", str(index)] for index in range(number)]})
+
+
 CAUSES = {
     rules.PASS_AGE: lambda seconds: Pass.objects.update(at=seconds_ago(seconds)),
     rules.PASS_AGE_IN_OUTAGE: delay_passes_in_an_outage,
@@ -106,6 +110,9 @@ CAUSES = {
     rules.SHORT_LISTS: lambda number: Watch.objects.update(short_lists=number),
     rules.REFUSED: set_since("refused_since"),
     rules.UNRESPONSIVE: set_since("unresponsive_since"),
+    rules.UNADDRESSABLE: leave_unguarded("unaddressable"),
+    rules.STREAMS: leave_unguarded("streams"),
+    rules.EXCLUSIVE: leave_unguarded("exclusive"),
     rules.ORPHANS_BRAKE: brake_a_sweep("orphans"),
     rules.STALE_BRAKE: brake_a_sweep("stale"),
     rules.OTHER_TASKS: lambda seconds: Watch.objects.update(consumers_counted_at=seconds_ago(seconds)),
