@@ -24,14 +24,16 @@ from queues.thresholds import (
     Action,
     BrokerState,
     Policy,
+    QueueLoad,
     Thresholds,
     is_spared,
     judge,
-    long_length,
     over_unacked_since,
+    relief_bytes,
     resolve,
 )
 from rabbit.amqp import DeclareOk
+from rabbit.memory import NodeMemory
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
 from rabbit.snapshot import (
     CLASSIC,
@@ -231,6 +233,7 @@ class Changes:
     ``short`` counts the queues that are missing for no known reason, if there are too many of them.
     ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass.
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
+    ``for_memory`` are the queues over a limit that memory pressure lowered.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
     """
 
@@ -256,6 +259,7 @@ class Changes:
     blocked: list[Condemned] = field(default_factory=list)
     newly_blocked: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
+    for_memory: list[QueueName] = field(default_factory=list)
     long_exclusive: list[QueueName] = field(default_factory=list)
     unaddressable: list[QueueName] = field(default_factory=list)
 
@@ -351,8 +355,9 @@ class Observation:
     """The input of a comparison: the snapshot, and the rows that were read after it was fetched.
 
     ``stored`` has the queues that are not gone, and the gone ones that are listed again, by (vhost, name).
-    ``memory`` is the memory use of the fullest node, as a fraction of its watermark. Queues of ``stopped_vhosts`` never
-    count as missing. Queues that an operator ``released`` are not blocked.
+    ``memory`` has the running nodes, if the policy needs it, and ``held`` the bytes of memory that each queue holds, if
+    a node is under pressure. Queues of ``stopped_vhosts`` never count as missing. Queues that an operator ``released``
+    are not blocked.
     """
 
     snapshot: Snapshot
@@ -360,7 +365,8 @@ class Observation:
     accounts: Mapping[str, PulseAccount]
     registrations: Registrations
     earlier: Earlier
-    memory: float = 0.0
+    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
+    held: Mapping[QueueName, int] = field(default_factory=dict)
     stopped_vhosts: frozenset[str] = frozenset()
     released: frozenset[QueueName] = frozenset()
 
@@ -481,10 +487,32 @@ class _Comparison:
 
     def compare_listed(self) -> None:
         """Judge each listed queue: condemn it, or record its state."""
-        lengths = [listed.length for listed in self.listed.values()] if self.rules.policy.needs_memory else []
-        broker = BrokerState(self.observation.memory, long_length([one for one in lengths if one is not None]))
+        states, unknown = self._node_states(), BrokerState()
         for key, listed in self.listed.items():
-            self._judge(key, listed, broker)
+            self._judge(key, listed, states.get(listed.node, unknown))
+
+    def _node_states(self) -> dict[str, BrokerState]:
+        """Return the state of each node that the policy considers."""
+        held: dict[str, list[int]] = {node: [] for node in self.observation.memory}
+        for key, size in self.observation.held.items():
+            listed = self.listed.get(key)
+            if listed is not None and listed.node in held and self._may_relieve(key, listed):
+                held[listed.node].append(size)
+        return {
+            node: BrokerState(memory.share, relief_bytes(memory, held[node]))
+            for node, memory in self.observation.memory.items()
+        }
+
+    def _may_relieve(self, key: QueueName, listed: ListedQueue) -> bool:
+        """Return whether the policy may delete a queue: over its warning threshold, with no limit of its own."""
+        row = self.stored.get(key)
+        pulse_user_id, _, registered = self._ownership_of(key)
+        if row is not None and (row.unbounded or row.max_length is not None or row.block_reason):
+            return False
+        if listed.exclusive or registered:
+            return False
+        has_limit = self.limits.get(pulse_user_id, NOT_SET)[1] is not None
+        return not has_limit and listed.length is not None and listed.length > self.rules.policy.thresholds.warn
 
     def _judge(self, key: QueueName, listed: ListedQueue, broker: BrokerState) -> None:
         ownership = self._ownership_of(key)
@@ -497,6 +525,8 @@ class _Comparison:
         verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
+        if verdict.action is Action.DELETE and thresholds.max < self._thresholds(queue, self.rules, BrokerState()).max:
+            self.changes.for_memory.append(key)
         if listed.exclusive and listed.length is not None and listed.length > thresholds.max:
             self.changes.long_exclusive.append(key)
         snapshot = self.observation.snapshot
@@ -515,7 +545,8 @@ class _Comparison:
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
         """Return the thresholds of a queue by these rules."""
         of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
-        return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(queue.length, broker))
+        load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
+        return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
 
     def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
         """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.

@@ -12,7 +12,7 @@ from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  #
 from accounts.models import Owner, PulseUser
 from queues import growth
 from queues.models import Archive, Queue, QueueSample
-from queues.thresholds import BrokerState, policy
+from queues.thresholds import BrokerState, QueueLoad, policy
 from rabbit.names import DEAD_LETTER_QUEUE
 
 WORST_FIRST = "state"
@@ -127,7 +127,7 @@ def _severity() -> Expression:
 
 def _share() -> Expression:
     """Return the length divided by the limit that applies, as in ``thresholds.of_queue``. No limit is below 1."""
-    by_policy = policy()(None, BrokerState()).max
+    by_policy = policy()(QueueLoad(None), BrokerState()).max
     limit = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
     return Cast(LENGTH, FloatField()) / Cast(limit, FloatField())
 

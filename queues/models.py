@@ -359,6 +359,7 @@ class Watch(models.Model):
     unguarded = BrokerJSONField(
         default=dict, db_default={}, help_text="The queues that Guardian can't bound, by the reason."
     )
+    relieved_at = models.DateTimeField(null=True, help_text="When queues were last deleted for their memory.")
     thinned_by_minute = models.DateTimeField(
         null=True, help_text="Samples before this time are thinned to one a minute."
     )

@@ -32,13 +32,17 @@ from queues.facts import Facts
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pass_run import PassRun
 from queues.subject import subject_key
-from queues.thresholds import GONE
-from rabbit import snapshot
-from rabbit.management import Management
+from queues.thresholds import GONE, MemoryPressure
+from rabbit import memory, snapshot
+from rabbit.management import BrokerError
+from rabbit.memory import NodeMemory
 from rabbit.names import QueueName
 from rabbit.snapshot import Snapshot
 
 SHORT_LIST_NOTICE_INTERVAL = timedelta(hours=1)
+
+RELIEF_INTERVAL = timedelta(seconds=30)
+"""The broker releases the memory of deleted queues over several seconds. Until then no others are deleted for it."""
 
 
 def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> Observation:
@@ -54,13 +58,15 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
         snapshot.require_administrator(run.management)
         stopped = frozenset(snapshot.stopped_vhosts(run.management, listing.nodes))
     run.keep_lease()
+    nodes = memory.of_nodes(run.management) if run.rules.policy.needs_memory else {}
     return Observation(
         snapshot=listing,
         stored=stored | _returned_queues(listed - stored.keys()),
         accounts=_accounts(),
         registrations=_registrations(run.agents_vhosts),
         earlier=earlier,
-        memory=_memory(run.management) if run.rules.policy.needs_memory else 0.0,
+        memory=nodes,
+        held=_held(run, nodes),
         stopped_vhosts=stopped,
         released=released_queues(run.watch, run.now),
     )
@@ -97,14 +103,23 @@ def _registrations(vhosts: Mapping[str, int]) -> Registrations:
     return Registrations(provider.queues(), vhosts, provider.pending_removals())
 
 
-def _memory(management: Management) -> float:
-    """Return the memory use of the fullest running node, as a fraction of its watermark."""
-    shares = [
-        node.mem_used / node.mem_limit
-        for node in management.nodes()
-        if node.running and node.mem_used is not None and node.mem_limit
-    ]
-    return max(shares, default=0.0)
+def _held(run: PassRun, nodes: Mapping[str, NodeMemory]) -> dict[QueueName, int]:
+    """Return the bytes of memory that queues hold, if a node is under pressure.
+
+    Empty for ``RELIEF_INTERVAL`` after queues were deleted for their memory, and if the broker doesn't answer.
+    """
+    relieved_at = run.watch.relieved_at
+    if all(node.share <= MemoryPressure.PRESSURE_START for node in nodes.values()):
+        return {}
+    if relieved_at is not None and abs(run.now - relieved_at) < RELIEF_INTERVAL:
+        return {}
+    try:
+        return memory.of_queues(run.management, run.vhosts)
+    except BrokerError as error:
+        run.report.errors.append(f"the memory of the queues could not be listed: {error}")
+        return {}
+    finally:
+        run.keep_lease()
 
 
 class Inventory(NamedTuple):
@@ -285,6 +300,8 @@ def _update_watch(
     }
     if not listing.lagging:
         state["exact_at"] = now
+    if not set(changes.for_memory).isdisjoint(one.key for one in changes.condemned):
+        state["relieved_at"] = now
     if inventory is not None:
         state |= {"exchanges_listed_at": now, "misnamed_exchanges": inventory.exchanges}
     if _needs_short_list_notice(changes, watch, now):

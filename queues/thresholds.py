@@ -3,13 +3,16 @@
 ``judge`` is the only rule. It is pure: it takes figures, and returns the next state and the action.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from django.conf import settings
+
+from rabbit.memory import NodeMemory
 
 if TYPE_CHECKING:
     from queues.comparison import StoredQueue
@@ -80,16 +83,23 @@ def over_unacked_since(since: datetime | None, ready: int, length: int, limit: i
     return now if since is None else min(since, now)
 
 
+class QueueLoad(NamedTuple):
+    """What a policy considers of a queue: its length in messages, and the bytes of memory it holds (0: unknown)."""
+
+    length: int | None
+    memory: int = 0
+
+
 @dataclass(frozen=True)
 class BrokerState:
-    """The state of the broker that a policy considers.
+    """The state of a queue's node that a policy considers.
 
-    ``memory`` is the highest memory use of any node, as a fraction of its watermark (0: unknown). ``long`` is the
-    length in messages from which a queue counts among the longest.
+    ``memory`` is the node's used memory, as a fraction of its watermark (0: unknown). ``relief`` is the result of
+    ``relief_bytes``.
     """
 
     memory: float = 0.0
-    long: int = 0
+    relief: float = math.inf
 
 
 class Policy(Protocol):
@@ -103,8 +113,8 @@ class Policy(Protocol):
     def needs_memory(self) -> bool:
         """Whether the policy considers the broker's memory, so that the nodes are queried."""
 
-    def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
-        """Return the thresholds of a queue of this length."""
+    def __call__(self, queue: QueueLoad, broker: BrokerState) -> Thresholds:
+        """Return the thresholds of a queue."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +124,14 @@ class Static:
     thresholds: Thresholds
     needs_memory: bool = False
 
-    def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
+    def __call__(self, queue: QueueLoad, broker: BrokerState) -> Thresholds:
         """Return the fixed thresholds."""
         return self.thresholds
 
 
 @dataclass(frozen=True)
 class MemoryPressure:
-    """Lower the deletion limit of the longest queues as the broker's memory nears its watermark.
+    """Lower the deletion limit of the queues that hold the most memory of a node as it nears its watermark.
 
     From ``PRESSURE_START`` of the watermark on, the limit falls linearly. At the watermark it reaches the warning
     threshold, and never falls below it.
@@ -132,10 +142,10 @@ class MemoryPressure:
 
     PRESSURE_START = 0.8
 
-    def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
-        """Return the thresholds, with a lower limit if the queue is among the longest."""
+    def __call__(self, queue: QueueLoad, broker: BrokerState) -> Thresholds:
+        """Return the thresholds, with a lower limit if the queue is among those that hold the most memory."""
         warn, limit = self.thresholds
-        if length is None or length < broker.long or broker.memory <= self.PRESSURE_START:
+        if queue.memory < broker.relief or broker.memory <= self.PRESSURE_START:
             return self.thresholds
         pressure = min(1.0, (broker.memory - self.PRESSURE_START) / (1 - self.PRESSURE_START))
         return Thresholds(warn, max(warn, round(limit - pressure * (limit - warn))))
@@ -144,11 +154,24 @@ class MemoryPressure:
 POLICIES: dict[str, Callable[[Thresholds], Policy]] = {"static": Static, "memory-pressure": MemoryPressure}
 
 
-def long_length(lengths: Sequence[int]) -> int:
-    """Return the length of the shortest queue among the longest tenth, or among the longest one of fewer than ten."""
-    if not lengths:
-        return 0
-    return sorted(lengths, reverse=True)[max(1, len(lengths) // 10) - 1]
+MIN_RELIEF = 0.01
+"""A queue that holds less than this fraction of the watermark is never deleted for the memory that it holds."""
+
+
+def relief_bytes(node: NodeMemory, held: Iterable[int]) -> float:
+    """Return the bytes of memory from which a queue is to be deleted to relieve a node; infinity: none is.
+
+    ``held`` are the bytes that the queues hold that may be deleted. The largest are deleted, until the node's memory
+    would be back at ``PRESSURE_START``.
+    """
+    excess = node.used - MemoryPressure.PRESSURE_START * node.watermark
+    smallest = math.inf
+    for size in sorted(held, reverse=True):
+        if excess <= 0 or size < MIN_RELIEF * node.watermark:
+            break
+        excess -= size
+        smallest = size
+    return smallest
 
 
 NOT_SET = (None, None)
@@ -180,4 +203,4 @@ def of_queue(queue: "Queue") -> Thresholds:
     """Return the thresholds of a queue without memory pressure, as pages show them."""
     user = queue.pulse_user
     of_user = (user.warn_length, user.max_length) if user else NOT_SET
-    return resolve((queue.warn_length, queue.max_length), of_user, policy()(queue.length, BrokerState()))
+    return resolve((queue.warn_length, queue.max_length), of_user, policy()(QueueLoad(queue.length), BrokerState()))

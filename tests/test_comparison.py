@@ -51,12 +51,12 @@ class InMemoryMonitor:
         self.earlier = Earlier(NODES, 0)
         self.now = START
 
-    def run(self, shot, *, seconds=5, force=False, memory=0, rules_before=None, **fields):
+    def run(self, shot, *, seconds=5, force=False, rules_before=None, **fields):
         """Run one pass, store its rows, and return its changes. ``rules_before`` are earlier rules that differ."""
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
         earlier = self.earlier._replace(rules=rules_before)
-        observation = Observation(shot, known, self.accounts, self.agents, earlier, memory, **fields)
+        observation = Observation(shot, known, self.accounts, self.agents, earlier, **fields)
         changes = compare(observation, self.rules, now=self.now, force=force)
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):

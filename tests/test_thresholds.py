@@ -1,6 +1,7 @@
 """The rule for one queue's state, and the sources of its thresholds."""
 
-import pytest
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +13,14 @@ from queues.thresholds import (
     Action,
     BrokerState,
     MemoryPressure,
+    QueueLoad,
     Static,
     Thresholds,
     judge,
-    long_length,
+    relief_bytes,
     resolve,
 )
+from rabbit.memory import NodeMemory
 
 LIMITS = Thresholds(warn=5, max=10)
 states = st.sampled_from([OK, WARNED, DELETING])
@@ -60,29 +63,31 @@ def test_judging_the_same_length_twice_repeats_only_deletions(state, length, spa
 
 
 @given(pairs, st.integers(0, 3000), st.floats(0, 2), st.integers(0, 3000))
-def test_memory_pressure_keeps_the_limit_between_warning_and_maximum(pair, length, memory, long):
-    warn, most = MemoryPressure(pair)(length, BrokerState(memory, long))
+def test_memory_pressure_keeps_the_limit_between_warning_and_maximum(pair, held, memory, relief):
+    warn, most = MemoryPressure(pair)(QueueLoad(7, held), BrokerState(memory, relief))
     assert warn == pair.warn
     assert pair.warn <= most <= pair.max
 
 
-def test_memory_pressure_does_not_lower_the_limit_of_short_queues():
-    assert MemoryPressure(LIMITS)(3, BrokerState(memory=1.0, long=4)) == LIMITS
+def test_memory_pressure_does_not_lower_the_limit_of_queues_that_hold_little():
+    assert MemoryPressure(LIMITS)(QueueLoad(9, 3), BrokerState(memory=1.0, relief=4)) == LIMITS
+    assert MemoryPressure(LIMITS)(QueueLoad(9, 2**40), BrokerState(memory=1.0)) == LIMITS
 
 
-def test_at_the_watermark_long_queues_are_limited_to_the_warning_threshold():
-    assert MemoryPressure(LIMITS)(9, BrokerState(memory=1.0, long=4)) == Thresholds(5, 5)
+def test_at_the_watermark_queues_that_hold_much_are_limited_to_the_warning_threshold():
+    assert MemoryPressure(LIMITS)(QueueLoad(9, 4), BrokerState(memory=1.0, relief=4)) == Thresholds(5, 5)
 
 
 @given(pairs, st.floats(0.8, 1), st.floats(0.8, 1))
 def test_fuller_memory_never_raises_the_limit(pair, one, other):
     low, high = sorted([one, other])
     policy = MemoryPressure(pair)
-    assert policy(5000, BrokerState(high, 0)).max <= policy(5000, BrokerState(low, 0)).max
+    queue = QueueLoad(5000, 1)
+    assert policy(queue, BrokerState(high, 0)).max <= policy(queue, BrokerState(low, 0)).max
 
 
 def test_the_static_policy_is_the_same_for_every_queue():
-    assert Static(LIMITS)(10_000, BrokerState(memory=2.0)) == LIMITS
+    assert Static(LIMITS)(QueueLoad(10_000, 2**40), BrokerState(memory=2.0, relief=0)) == LIMITS
 
 
 def test_thresholds_come_from_the_queue_then_the_user_then_the_policy():
@@ -101,17 +106,22 @@ def test_a_threshold_of_zero_counts_as_set():
     assert resolve((0, None), (2, None), LIMITS).warn == 0
 
 
-@given(st.lists(st.integers(0, 100), min_size=1))
-def test_a_tenth_of_the_queues_are_long_and_those_as_long_as_its_shortest(figures):
-    at_least = long_length(figures)
-    tenth = max(1, len(figures) // 10)
-    assert sum(figure > at_least for figure in figures) < tenth <= sum(figure >= at_least for figure in figures)
+def test_only_the_largest_queues_relieve_a_node_as_far_as_needed():
+    held = [300, 200, 40, 40, 9]
+    assert relief_bytes(NodeMemory(1000, 1000), held) == 300  # 200 too many
+    assert relief_bytes(NodeMemory(1120, 1000), held) == 200
+    assert relief_bytes(NodeMemory(2000, 1000), held) == 40
+    assert relief_bytes(NodeMemory(800, 1000), held) == math.inf
+    assert relief_bytes(NodeMemory(1000, 1000), []) == math.inf
 
 
-@pytest.mark.parametrize(("queues", "long"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (100, 10)])
-def test_of_queues_of_different_lengths_a_tenth_is_long(queues, long):
-    at_least = long_length(range(queues))
-    assert sum(length >= at_least for length in range(queues)) == long
+@given(st.lists(st.integers(0, 10_000)), st.integers(0, 20_000))
+def test_the_queues_that_relieve_a_node_are_no_more_than_needed_and_none_holds_little(held, used):
+    node = NodeMemory(used, 10_000)
+    chosen = [size for size in held if size >= relief_bytes(node, held)]
+    assert all(size >= 0.01 * node.watermark for size in chosen)
+    smallest = min(chosen, default=0)
+    assert sum(size for size in chosen if size > smallest) < max(used - 0.8 * node.watermark, 1)
 
 
 def test_the_brake_is_its_number_or_a_quarter_of_all_queues():
