@@ -7,6 +7,7 @@ blocks the rest. The first pass over a broker is such a pass: no vhost was guard
 from dataclasses import replace
 from typing import Any
 
+from queues import thresholds
 from queues.comparison import Observation, Rules
 from queues.models import Watch
 from queues.pass_run import PassRun, deletion_settings, guarded_vhosts, rules
@@ -16,9 +17,12 @@ from rabbit.snapshot import Snapshot
 def earlier_rules(run: PassRun, listing: Snapshot) -> Rules | None:
     """Return the rules of the last pass over this broker; None: they are the same as now."""
     current, stored = deletion_settings(), run.watch.deletion_settings
+    nothing_guarded = replace(run.rules, vhosts=frozenset())
     if stored is None or _is_another_broker(run.watch, listing):
-        return replace(run.rules, vhosts=frozenset())
+        return nothing_guarded
     earlier = current | stored
+    if earlier["GUARDIAN_THRESHOLD_POLICY"] not in thresholds.POLICIES:
+        return nothing_guarded  # a policy that no longer exists
     return None if earlier == current else rules(guarded_vhosts(run.agents_vhosts, earlier), earlier)
 
 

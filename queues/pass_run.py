@@ -9,11 +9,11 @@ from typing import Any
 from django.conf import settings
 
 from core.leases import HeldLease
-from queues import registered
+from queues import registered, thresholds
 from queues.brake_table import Line
 from queues.comparison import Rules
 from queues.models import Pass, Watch
-from queues.thresholds import POLICIES, Thresholds
+from queues.thresholds import Thresholds
 from rabbit.management import Management
 
 
@@ -96,9 +96,9 @@ def rules(vhosts: Iterable[str] | None, values: Mapping[str, Any] | None = None)
     """
     values = values or deletion_settings()
     ignored = values["GUARDIAN_IGNORED_QUEUES"]
-    thresholds = Thresholds(values["GUARDIAN_WARN_QUEUE_LENGTH"], values["GUARDIAN_MAX_QUEUE_LENGTH"])
+    lengths = Thresholds(values["GUARDIAN_WARN_QUEUE_LENGTH"], values["GUARDIAN_MAX_QUEUE_LENGTH"])
     return Rules(
-        policy=POLICIES[values["GUARDIAN_THRESHOLD_POLICY"]](thresholds),
+        policy=thresholds.POLICIES[values["GUARDIAN_THRESHOLD_POLICY"]](lengths),
         pulse_vhost=values["GUARDIAN_PULSE_VHOST"],
         vhosts=frozenset(vhosts) if vhosts is not None else None,
         ignored=re.compile(ignored) if ignored else None,

@@ -453,6 +453,13 @@ def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp):
     assert block_reasons() == {"there-before": "settings"}
 
 
+def test_after_a_policy_that_no_longer_exists_nothing_is_deleted(earlier, amqp):
+    Watch.objects.update(deletion_settings={"GUARDIAN_THRESHOLD_POLICY": "removed"})
+    amqp.publish("long", 3)
+    assert monitor.run_pass().deleted == 0
+    assert Watch.objects.get().deletion_settings["GUARDIAN_THRESHOLD_POLICY"] == "static"
+
+
 def test_changed_settings_count_as_new_until_all_vhosts_could_be_listed(
     guarded, vhosts, amqp, settings, management, monkeypatch
 ):
