@@ -295,9 +295,10 @@ def _report_errors(report: Report, changes: Changes, observation: Observation) -
             f"(list {changes.short_lists} in a row)"
         )
     if changes.blocked:
+        number = len(changes.blocked)
         report.errors.append(
-            f"the deletion of {len(changes.blocked)} queues is blocked; check them, then release them in the admin, or "
-            "use --force"
+            f"the deletion of {number} queue{'' if number == 1 else 's'} is blocked; check them, then release them in "
+            "the admin, or use --force"
         )
 
 

@@ -104,6 +104,7 @@ class Chaos:
             from tools.findings import Checks
 
             self._crowd = Crowd(self._create_people(), self._production.mail)
+            await_pass()  # the first pass over a broker blocks the deletion of what is there
             self._say(f"{plan.owners} owners and their agents begin, for {plan.seconds:.0f} s.")
             with self._load() as busy:
                 self._checks = Checks(plan.each, plan.complete, self._production, self._crowd, self._queue_load, busy)
