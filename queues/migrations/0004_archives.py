@@ -51,6 +51,9 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['archive', 'first'],
+                'constraints': [
+                    models.UniqueConstraint(fields=('archive', 'first'), name='one_chunk_at_a_position')
+                ],
             },
         ),
         migrations.CreateModel(
@@ -84,10 +87,6 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='archive',
             index=models.Index(fields=['expires'], name='queues_arch_expires_7a3d3c_idx'),
-        ),
-        migrations.AddConstraint(
-            model_name='archivechunk',
-            constraint=models.UniqueConstraint(fields=('archive', 'first'), name='one_chunk_at_a_position'),
         ),
         migrations.AddIndex(
             model_name='replay',
