@@ -9,6 +9,7 @@ import traceback
 from datetime import timedelta
 from typing import NamedTuple
 
+import amqp
 from django.core.cache import cache
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -144,6 +145,19 @@ def _count_effects(last, pipe):
 
     send, commit, send_mail = http.PooledClient.send, BaseDatabaseWrapper.commit, smtplib.SMTP.sendmail
     written = []
+
+    def noting(request):
+        real = getattr(amqp.Channel, request)
+
+        def request_and_note(self, *arguments, **options):
+            answer = real(self, *arguments, **options)
+            note(f"AMQP {request}")
+            return answer
+
+        setattr(amqp.Channel, request, request_and_note)
+
+    for request in ("queue_delete", "queue_purge", "exchange_delete"):
+        noting(request)
 
     def send_and_note(self, method, target, *arguments, **options):
         answer = send(self, method, target, *arguments, **options)

@@ -52,6 +52,7 @@ from core import locks, removals
 from core.broker import Clients
 from core.models import Lease, Removal
 from rabbit.amqp import Session, Sessions
+from rabbit.fetching import Fetch
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import InvalidUserName
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
@@ -576,13 +577,13 @@ def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarde
     for number in range(3):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     mark_for_removal(*PulseUser.objects.all())
-    real = Session.delete_queue
+    real = Fetch.delete_queue
 
     def delete(self, *arguments):
         real(self, *arguments)
         Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
 
-    monkeypatch.setattr(Session, "delete_queue", delete)
+    monkeypatch.setattr(Fetch, "delete_queue", delete)
     assert finish_removals() == 0
     assert len(queue_names(management, guarded)) == 2
 
@@ -996,7 +997,7 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
     for queue in ("one", "two"):
         mine.queue(f"queue/{name}/{queue}")
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    client = Session if hasattr(Session, step) else Management
+    client = {"delete_queue": Fetch, "delete_exchange": Session}.get(step, Management)
     real = getattr(client, step)
 
     def die(self, *arguments, **options):
@@ -1019,18 +1020,18 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
 def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarded, management, monkeypatch, removed):
     pulse_user, password = create_pulse_user(name, [alice])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
-    real = Session.delete_queue
+    real = Fetch.delete_queue
 
     def node_is_down(self, *arguments, **options):
         raise NotOnBroker("not there, or its node is down")
 
-    monkeypatch.setattr(Session, "delete_queue", node_is_down)
+    monkeypatch.setattr(Fetch, "delete_queue", node_is_down)
     with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
         remove_account(pulse_user)
     assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
     assert removed == []
-    monkeypatch.setattr(Session, "delete_queue", real)
+    monkeypatch.setattr(Fetch, "delete_queue", real)
     assert finish_removals() == 1
     assert removed == [(name, True, True)]
 
