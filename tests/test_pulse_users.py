@@ -580,8 +580,9 @@ def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarde
     real = Fetch.delete_queue
 
     def delete(self, *arguments):
-        real(self, *arguments)
+        dropped = real(self, *arguments)
         Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
+        return dropped
 
     monkeypatch.setattr(Fetch, "delete_queue", delete)
     assert finish_removals() == 0
