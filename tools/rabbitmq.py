@@ -289,8 +289,10 @@ class PrivateNode:
         self.start(timeout)
 
     def suspend(self) -> None:
-        """Freeze the broker's process (SIGSTOP): it accepts connections but doesn't answer."""
+        """Freeze the broker's process (SIGSTOP), and wait until it stops. It accepts connections but doesn't answer."""
         os.kill(self.pid, signal.SIGSTOP)
+        # The process stops when one of its threads handles the signal. Under load the others may run for a while.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Resume a suspended broker (SIGCONT)."""
