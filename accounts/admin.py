@@ -522,9 +522,9 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
     """
 
     key = "uuid"
-    list_display = ["name", "user", "created", "expiry", "last_used"]
+    list_display = ["name", "user", "scope", "created", "expiry", "last_used"]
     list_display_links = None
-    list_filter = ["created", "expiry", "last_used"]
+    list_filter = ["scope", "created", "expiry", "last_used"]
     list_select_related = ["user"]
     search_fields = ["name", "user__email"]
     actions = ["revoke"]

@@ -393,26 +393,35 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
         return AuthToken.objects.filter(user=self.request.user.pk)
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your tokens, without their secrets."""
+        """List your tokens, without their secrets.
+
+        Needs a session.
+        """
         return super().list(request, *args, **kwargs)
 
     def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show a token, without its secret."""
+        """Show a token, without its secret.
+
+        Needs a session.
+        """
         return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewTokenSerializer, responses={201: MadeTokenSerializer})
     def create(self, request: Request) -> Response:
         """Create a token for this API.
 
-        The token is shown in this response only.
+        The token is shown in this response only. Needs a session.
         """
         vouching.require_vouched(request.user)
         body = read(NewTokenSerializer, request)
-        row, token = tokens.create_token(request.user, body["name"], body["days"])
+        row, token = tokens.create_token(request.user, body["name"], body["days"], body["scope"])
         return Response({**self.get_serializer(row).data, "token": token}, HTTPStatus.CREATED, headers=SHOWN_ONCE)
 
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Revoke a token."""
+        """Revoke a token.
+
+        With a session, any token of yours; with a token, only itself.
+        """
         tokens.revoke_token(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 

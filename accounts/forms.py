@@ -7,7 +7,7 @@ from django import forms
 from django.http import QueryDict
 
 from accounts import ownership, pulse_users, tokens, vouching
-from accounts.models import MAX_THRESHOLD, Owner
+from accounts.models import MAX_THRESHOLD, AuthToken, Owner
 from rabbit.names import InvalidUserName
 
 
@@ -268,4 +268,18 @@ class TokenForm(Form):
         help_text="What it is for, such as: nightly clean-up.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
+    scope = forms.ChoiceField(
+        label="What may it do?",
+        choices=[
+            (AuthToken.Scope.AGENT, "Register queues: what agents need. It can read and change nothing else."),
+            (AuthToken.Scope.ALL, "Everything that you may do, such as publishing events and deleting queues."),
+        ],
+        initial=AuthToken.Scope.AGENT,
+        required=False,
+        widget=forms.RadioSelect,
+    )
     days = forms.IntegerField(label="Days until it expires", initial=tokens.DEFAULT_DAYS)
+
+    def clean_scope(self) -> str:
+        """Return the scope; by default an agent's."""
+        return self.cleaned_data["scope"] or AuthToken.Scope.AGENT

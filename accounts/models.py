@@ -229,9 +229,18 @@ class SignInLink(models.Model):
 class AuthToken(AbstractAuthToken):
     """A token for the REST API. Only its digest is stored."""
 
+    class Scope(models.TextChoices):
+        """What a token may do. ``accounts/scopes.py`` decides it."""
+
+        AGENT = "agent", "Register queues"
+        ALL = "all", "Do everything"
+
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=100, blank=True, help_text="What the token is for, in its owner's words.")
     last_used = models.DateTimeField(null=True, blank=True, editable=False)
+    scope = models.CharField(
+        max_length=10, choices=Scope.choices, default=Scope.AGENT, db_default=Scope.AGENT, editable=False
+    )
 
     class Meta:
         ordering = ["-created"]

@@ -74,6 +74,7 @@ TOKEN = {
     "created": "2026-01-05T09:00:00Z",
     "expires": "2027-01-05T09:00:00Z",
     "last_used": None,
+    "scope": "agent",
 }
 
 
@@ -485,6 +486,11 @@ class NewTokenSerializer(serializers.Serializer[Any]):
 
     name = serializers.CharField(max_length=MAX_NAME_LENGTH)
     days = serializers.IntegerField(min_value=1, max_value=MAX_DAYS, default=DEFAULT_DAYS)
+    scope = serializers.ChoiceField(
+        AuthToken.Scope.choices,
+        default=AuthToken.Scope.AGENT,
+        help_text="`agent`: register queues, as an agent. `all`: everything that you may do, except manage tokens.",
+    )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A token", {**TOKEN, "token": 8 * "5f1e9c0a"}, response_only=True)])

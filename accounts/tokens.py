@@ -1,6 +1,6 @@
 """API tokens of owners. A token is shown once; only its digest is stored.
 
-A token may do what its owner may. What it may do on the broker, as a password, is in ``rabbit/permissions.py``.
+What a token may do over HTTP is in ``accounts/scopes.py``; on the broker, as a password, in ``rabbit/permissions.py``.
 """
 
 from datetime import timedelta
@@ -23,14 +23,17 @@ CREATION_LIMIT = limits.RateLimit("tokens", 100, 3600)
 """Per owner, so that a runaway program can't fill the table."""
 
 
-def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[AuthToken, str]:
+def create_token(
+    owner: Owner, name: str, days: int = DEFAULT_DAYS, scope: str = AuthToken.Scope.AGENT
+) -> tuple[AuthToken, str]:
     """Create a token that expires after ``days``, and return its row and the plaintext token.
 
     Show the token now, since it can't be retrieved later.
 
     Raises:
         NotVouched: the owner may not use the broker.
-        ValidationError: the name or the number of days is invalid; on the field ``name`` or ``days``.
+        ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
+            ``scope``.
         RateLimitExceeded: the owner created too many tokens within the last hour.
     """
     name = name.strip()
@@ -40,12 +43,16 @@ def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[Aut
         raise ValidationError({"name": error.messages}) from error
     if not 1 <= days <= MAX_DAYS:
         raise ValidationError({"days": [f"A token is valid for 1 to {MAX_DAYS} days."]})
+    if scope not in AuthToken.Scope.values:
+        raise ValidationError({"scope": [f"Choose one of: {', '.join(AuthToken.Scope.values)}."]})
     limits.consume(CREATION_LIMIT, owner.uuid.hex)
     with transaction.atomic():
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
-        token, key = AuthToken.objects.create(user=locked, expiry=timedelta(days=days), name=name)  # type: ignore[no-untyped-call]
-        audit.record(None, audit.CREATED, token, owner=owner.email, days=days)
+        token, key = AuthToken.objects.create(  # type: ignore[no-untyped-call]
+            user=locked, expiry=timedelta(days=days), name=name, scope=scope
+        )
+        audit.record(None, audit.CREATED, token, owner=owner.email, days=days, scope=scope)
     return token, key
 
 

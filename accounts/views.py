@@ -27,6 +27,7 @@ from accounts import (
     queue_counts,
     queue_effects,
     removal,
+    scopes,
     tokens,
     vouching,
     withdrawal,
@@ -612,8 +613,10 @@ def tokens_page(request: OwnersRequest) -> HttpResponse:
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
-            token, key = tokens.create_token(request.user, form.cleaned_data["name"], form.cleaned_data["days"])
-            address = f"{settings.GUARDIAN_BASE_URL}/api/queues/"
+            wanted = (form.cleaned_data[name] for name in ("name", "days", "scope"))
+            token, key = tokens.create_token(request.user, *wanted)
+            path = "queues" if scopes.allows_all(token) else "agent-identities"
+            address = f"{settings.GUARDIAN_BASE_URL}/api/{path}/"
             made = {"token": token, "key": key, "address": address}
             response = render(request, "accounts/token.html", made, status=201)
             response["Cache-Control"] = "no-store"

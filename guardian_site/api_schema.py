@@ -6,7 +6,7 @@ from typing import Any
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import build_bearer_security_scheme_object
-from rest_framework.permissions import SAFE_METHODS, AllowAny
+from rest_framework.permissions import AllowAny
 
 from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmationRequired, Effect
 from core.endpoints import ConfirmSerializer
@@ -107,8 +107,9 @@ ERRORS = {
     400: ("The body, a field or a parameter is invalid.", "The body isn't JSON: unexpected end of data."),
     401: ("There is no token and no session, or the token is unknown, revoked or expired.", "Invalid token."),
     403: (
-        "You may not do this: nobody has vouched for you, it is for operators, it needs a token instead of a session, "
-        "or a session's request has no CSRF token.",
+        "You may not do this: nobody has vouched for you, it is for operators, it needs a token instead of a session "
+        "or a session instead of a token, the token's scope does not allow it, or a session's request has no CSRF "
+        "token.",
         "Nobody has vouched for you yet.",
     ),
     404: ("It does not exist, or is not yours.", "There is nothing at this URL."),
@@ -175,9 +176,7 @@ class EndpointSchema(AutoSchema):
     def _implied_errors(self) -> list[int]:
         statuses = []
         if AllowAny not in self.view.permission_classes:
-            statuses += [401, 429]
-        if self.method not in SAFE_METHODS:
-            statuses.append(403)
+            statuses += [401, 403, 429]
         if self._get_request_body():
             statuses += [400, 408, 411, 413, 415]
         parameters = self._get_parameters()
@@ -253,5 +252,8 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:
         """Return its description for the schema."""
         definition: dict[str, Any] = build_bearer_security_scheme_object("Authorization", "Token")
-        definition["description"] = "`Token`, a space, and a token from `/tokens/` or POST `/api/tokens/`."
+        definition["description"] = (
+            "`Token`, a space, and a token from `/tokens/` or POST `/api/tokens/`. Agents need the scope `agent`; "
+            "everything else needs `all`."
+        )
         return definition

@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.template import loader
 from django.views import defaults
 from rest_framework.exceptions import NotFound
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -94,6 +95,7 @@ class UnknownAddress(APIView):
     """Answers requests to unknown URLs of the API."""
 
     schema = None
+    permission_classes = [IsAuthenticated]  # no scope of a token matters where there is nothing
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Refuse the request, except a GET without a trailing slash. Check authentication first, like all endpoints.

@@ -15,6 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
+from accounts import scopes
 from accounts.authentication import TokenAuthentication
 from core import body_timeout, limits
 from guardian_store import ids
@@ -41,6 +42,9 @@ Call = Callable[..., HttpResponse]
 class AccessDenied(Exception):
     """The caller may not do this."""
 
+    def __init__(self, text: str = "Access was denied") -> None:
+        super().__init__(text)
+
 
 class NoApplication(Exception):
     """The application does not exist."""
@@ -64,8 +68,8 @@ def _view(**calls: Call) -> Call:
             return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
         except NoApplication:
             return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
-        except AccessDenied:
-            return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": "Access was denied"})
+        except AccessDenied as denied:
+            return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": str(denied)})
         except applications.UnknownKey:
             return _unauthorized("Application", {"InvalidApplicationKey": "There is no such key"})
         except AuthenticationFailed as failed:
@@ -222,6 +226,7 @@ def _caller(request: HttpRequest) -> Caller:
     Raises:
         UnknownKey: the application key is unknown.
         AuthenticationFailed: the token is invalid.
+        AccessDenied: the token's scope does not allow using the message store.
     """
     words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
     if not words:
@@ -233,8 +238,11 @@ def _caller(request: HttpRequest) -> Caller:
     found = _tokens.authenticate(cast(Request, request))  # it reads only headers
     if found is None:
         return ANONYMOUS
-    request.user = found[0]  # for the log
-    return Caller(email=found[0].email)
+    owner, token = found
+    request.user = owner  # for the log
+    if not scopes.allows_all(token):
+        raise AccessDenied(scopes.NEEDS_ALL)
+    return Caller(email=owner.email)
 
 
 def _require_manager(request: HttpRequest, application: str) -> None:

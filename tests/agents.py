@@ -39,9 +39,9 @@ class Agents:
         email = f"{name or f'owner-{next(_numbers)}'}@example.org"
         return Owner.objects.create_user(email, **{"vouched": True, "last_login": timezone.now(), **fields})
 
-    def token(self, owner: Owner) -> PresentedToken:
+    def token(self, owner: Owner, scope: str = AuthToken.Scope.AGENT) -> PresentedToken:
         """Create a token of this owner as presented with a request: its row and its key."""
-        token, key = AuthToken.objects.create(user=owner)
+        token, key = AuthToken.objects.create(user=owner, scope=scope)
         return PresentedToken(token, key)
 
     def offering(self, *members: Owner, name: str = "", publishers: tuple[Owner, ...] = ()) -> Offering:

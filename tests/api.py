@@ -1,4 +1,4 @@
-"""A client of the REST API with an owner's token."""
+"""Clients of the REST API: a program with an owner's token, and a visitor with an owner's session."""
 
 import json
 from typing import Any
@@ -35,11 +35,11 @@ def answer_to(**environ: Any) -> HttpResponse:
 
 
 class Program:
-    """A client with the token of an owner, or without one."""
+    """A client with a token of an owner, or without one."""
 
-    def __init__(self, owner: Owner | None = None) -> None:
+    def __init__(self, owner: Owner | None = None, scope: str = AuthToken.Scope.ALL) -> None:
         self.owner = owner
-        self.key = AuthToken.objects.create(user=owner)[1] if owner else ""
+        self.key = AuthToken.objects.create(user=owner, scope=scope)[1] if owner else ""
         """The token in clear."""
         headers = {"Authorization": f"Token {self.key}"} if owner else {}
         self.client = Client(headers=headers)
@@ -64,3 +64,12 @@ class Program:
 
     def delete(self, path: str, body: Any = None) -> Any:
         return self.send("DELETE", path, body)
+
+
+class Visitor(Program):
+    """A client with the session of an owner."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__()
+        self.owner = owner
+        self.client.force_login(owner)

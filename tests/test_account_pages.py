@@ -861,7 +861,7 @@ def test_a_token_is_shown_once_and_stored_nowhere_in_clear(people, visit, settin
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     client = visit("owner")
     assert "Make your first" in client.get("/tokens/").text
-    created = client.post("/tokens/", {"name": "nightly clean-up", "days": "30"})
+    created = client.post("/tokens/", {"name": "nightly clean-up", "days": "30", "scope": "all"})
     assert (created.status_code, created["Cache-Control"]) == (201, "no-store")
     key = secret_in(created, "token")
     assert created.text.count(key) == 1
@@ -872,10 +872,21 @@ def test_a_token_is_shown_once_and_stored_nowhere_in_clear(people, visit, settin
     assert "nightly clean-up" in page
     assert "never" in page
     token = AuthToken.objects.get()
+    assert token.scope == "all"
+    assert "do everything" in page
     assert abs(token.expiry - timezone.now() - timedelta(days=30)) < timedelta(minutes=1)
     dump = StringIO()
     call_command("dumpdata", stdout=dump)
     assert key not in dump.getvalue()
+
+
+@pytest.mark.parametrize("chosen", [{}, {"scope": ""}, {"scope": "agent"}])
+def test_a_token_is_an_agents_unless_the_form_says_otherwise(people, visit, chosen):
+    created = visit("owner").post("/tokens/", {"name": "cellar", "days": "30", **chosen})
+    assert created.status_code == 201
+    assert AuthToken.objects.get().scope == "agent"
+    assert "/api/agent-identities/" in created.text
+    assert "register queues" in visit("owner").get("/tokens/").text
 
 
 def test_the_list_marks_expired_tokens_and_hides_tokens_of_others(people, visit):
@@ -906,7 +917,7 @@ def test_a_token_is_revoked_once_after_a_confirmation(people, visit):
     [
         ("name", ""), ("name", "x" * 101), ("name", "a\x01b"), ("name", "\x00"), ("name", "ä" * 127),
         ("days", ""), ("days", "0"), ("days", "-1"), ("days", "3651"), ("days", "9" * 5000), ("days", "x"),
-        ("days", MARKUP),
+        ("days", MARKUP), ("scope", "everything"),
     ],
 )  # fmt: skip
 def test_an_invalid_token_field_shows_an_error(people, visit, field, value):

@@ -15,7 +15,7 @@ from accounts.addresses import confirm_address, confirmation_token
 from accounts.models import AuthToken, Owner, PulseUser
 from notifications.models import Notification
 from rabbit.management import Management, NotOnBroker
-from tests.api import Program
+from tests.api import Program, Visitor
 from tests.proxy import Proxy
 from tests.toolbox import finish_removals, in_parallel, wait_until
 
@@ -144,12 +144,12 @@ def test_an_operator_creates_an_account_for_another_owner(alice, operator, usern
 
 
 def test_an_owner_without_access_creates_no_account_or_token(db, guarded):
-    program = Program(Owner.objects.create_user("nina@example.org"))
-    for answer in (program.post("pulse-users/", {"username": "a"}), program.post("tokens/", {"name": "a"})):
+    visitor = Visitor(Owner.objects.create_user("nina@example.org"))
+    for answer in (visitor.post("pulse-users/", {"username": "a"}), visitor.post("tokens/", {"name": "a"})):
         assert (answer.status_code, answer["Content-Type"]) == (403, "application/problem+json")
         assert "vouched" in answer.json()["detail"]
     assert not PulseUser.objects.exists()
-    me = program.get("me/").json()
+    me = visitor.get("me/").json()
     assert (me["vouched"], me["may_vouch"], me["vouching"]) == (False, False, None)
 
 
@@ -376,8 +376,8 @@ def test_operators_search_owners(operator, alice, bob):
 
 
 def test_a_token_is_created_used_listed_and_revoked(alice, bob):
-    program = Program(alice)
-    created = program.post("tokens/", {"name": "the agent", "days": 7})
+    visitor = Visitor(alice)
+    created = visitor.post("tokens/", {"name": "the agent", "days": 7, "scope": "all"})
     assert (created.status_code, created["Cache-Control"]) == (201, "no-store")
     token = created.json()
     life = timezone.datetime.fromisoformat(token["expires"]) - timezone.now()
@@ -385,13 +385,13 @@ def test_a_token_is_created_used_listed_and_revoked(alice, bob):
     mine = Program()
     mine.client.defaults["HTTP_AUTHORIZATION"] = f"Token {token['token']}"
     assert mine.get("me/").json()["email"] == "alice@example.org"
-    shown = program.get(f"tokens/{token['uuid']}/").json()
-    assert shown["name"] == "the agent"
+    shown = visitor.get(f"tokens/{token['uuid']}/").json()
+    assert (shown["name"], shown["scope"]) == ("the agent", "all")
     assert shown["last_used"]
     assert "token" not in shown
-    assert token["token"] not in program.get("tokens/").text
-    assert Program(bob).delete(f"tokens/{token['uuid']}/").status_code == 404
-    assert program.delete(f"tokens/{uuid.UUID(token['uuid'])}/").status_code == 204
+    assert token["token"] not in visitor.get("tokens/").text
+    assert Visitor(bob).delete(f"tokens/{token['uuid']}/").status_code == 404
+    assert visitor.delete(f"tokens/{uuid.UUID(token['uuid'])}/").status_code == 204
     assert mine.get("me/").status_code == 401
 
 
@@ -399,11 +399,12 @@ def test_a_token_is_created_used_listed_and_revoked(alice, bob):
     ("body", "field"),
     [
         ({}, "name"), ({"name": ""}, "name"), ({"name": "a" * 101}, "name"), ({"name": "a\nb"}, "name"),
+        ({"name": "a", "scope": "everything"}, "scope"), ({"name": "a", "scope": ""}, "scope"),
         ({"name": "a", "days": 0}, "days"), ({"name": "a", "days": 3651}, "days"), ({"name": "a", "days": ""}, "days"),
     ],
 )  # fmt: skip
 def test_an_invalid_token_field_is_refused(alice, body, field):
-    answer = Program(alice).post("tokens/", body)
+    answer = Visitor(alice).post("tokens/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
 
 
@@ -451,7 +452,7 @@ def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account
 
 @pytest.mark.parametrize("name", ["\u202e", "a\u200bb", "a\u2066b"])
 def test_a_token_name_with_invisible_characters_is_refused(alice, name):
-    answer = Program(alice).post("tokens/", {"name": name})
+    answer = Visitor(alice).post("tokens/", {"name": name})
     assert (answer.status_code, AuthToken.objects.exclude(name="").count()) == (400, 0)
 
 

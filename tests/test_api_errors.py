@@ -10,11 +10,12 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import SubscriptionQueue
-from tests.api import Program
-from tests.test_who_may import BODIES, EXPECTED, REGISTERING, VISITORS, World, ask, undone
+from tests.api import Program, Visitor
+from tests.test_who_may import BODIES, BY_SCOPE, EXPECTED, REGISTERING, VISITORS, World, ask, undone
 
 # Both paths of identities lead to the same views.
-ENDPOINTS = {one: statuses for one, statuses in EXPECTED["token"].items() if "marketplace-site-agent" not in one[0]}
+ENDPOINTS = {one: statuses for one, statuses in EXPECTED["all"].items() if one[0] in BY_SCOPE}
+ENDPOINTS = {one: statuses for one, statuses in ENDPOINTS.items() if re.match("api/(?!marketplace-site-agent)", one[0])}
 
 NEEDS_BROKER = {
     ("api/pulse-users/", "post"),
@@ -50,7 +51,7 @@ FIELDS = {
     ("api/owners/adopt/", "post"): ["username", "owners"],
     ("api/owners/<str:uuid>/vouch/", "post"): ["reason"],
     ("api/owners/<str:uuid>/withdraw/", "post"): ["remove", "reason", "confirm"],
-    ("api/tokens/", "post"): ["name", "days"],
+    ("api/tokens/", "post"): ["name", "days", "scope"],
     ("api/queues/<str:uuid>/", "patch"): ["unbounded", "warn_length", "max_length", "confirm"],
     ("api/channels/", "post"): ["name", "url"],
     ("api/settings/", "patch"): ["quiet_from", "quiet_until", "time_zone", "weekly_summary"],
@@ -75,6 +76,13 @@ def by_operator(world):
     return Program(world.people["operator"])
 
 
+@pytest.fixture
+def as_operator(world, by_operator):
+    """Return a function that returns a client for a route, with a token wherever a token may be used."""
+    by_session = Visitor(world.people["operator"])
+    return lambda route: by_session if route.startswith("api/tokens/") else by_operator
+
+
 def path_of(world, route):
     """Return the path of the owner's belongings as Program expects it."""
     return world.address_of(route).removeprefix("/api/")
@@ -91,7 +99,7 @@ def assert_problem(answer, status):
 
 @pytest.mark.parametrize("visitor", ["owner", "operator"])
 def test_without_the_broker_only_endpoints_that_need_it_answer_503(world, visitor):
-    client, wrong = world.client(visitor, "token"), []
+    client, wrong = world.client(visitor, "all"), []
     for (route, method), statuses in ENDPOINTS.items():
         status = int(statuses.split()[VISITORS.index(visitor)])
         if (status < 400 or status == 409) and (route, method) in NEEDS_BROKER:
@@ -136,10 +144,10 @@ def test_an_unsupported_method_is_refused(by_operator):
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_an_unreadable_body_is_refused(world, by_operator, raw, kind, status):
+def test_an_unreadable_body_is_refused(world, as_operator, raw, kind, status):
     for route, method in FIELDS:
         with undone():
-            answer = by_operator.send(method.upper(), path_of(world, route), raw=raw, content_type=kind)
+            answer = as_operator(route).send(method.upper(), path_of(world, route), raw=raw, content_type=kind)
         if status is None:
             assert answer.status_code < 500 or answer.status_code == 503, (route, method)
         else:
@@ -151,11 +159,11 @@ VALUES = [*TEXTS, None, True, 0, -1, 10**30, 1.5, [], ["\0"], [[]], [1], ["a@b.c
 
 
 @pytest.mark.parametrize(("route", "method"), FIELDS)
-def test_strange_values_of_fields_cause_no_server_error(world, by_operator, route, method):
+def test_strange_values_of_fields_cause_no_server_error(world, as_operator, route, method):
     path, body = path_of(world, route), BODIES.get((route, method), {})
     for field in FIELDS[route, method]:
         for value in VALUES:
-            answer = by_operator.send(method.upper(), path, {**body, field: value})
+            answer = as_operator(route).send(method.upper(), path, {**body, field: value})
             assert answer.status_code in (200, 201, 204, 400, 403, 409, 503), (field, value, answer.text)
             if answer.status_code == 400:
                 assert answer["Content-Type"] == "application/json"
@@ -165,16 +173,16 @@ def test_strange_values_of_fields_cause_no_server_error(world, by_operator, rout
 STRANGE = ["%00", "%ED%A0%80", "..%2F..", "a%0D%0Ab", "%F0%9F%98%80", "'%22%3Cb%3E", "x" * 5000, "%25", "None", "1"]
 
 
-def test_unknown_names_answer_404_however_strange(by_operator):
+def test_unknown_names_answer_404_however_strange(as_operator):
     for name in STRANGE:
         for route, method in ENDPOINTS:
             if "<" in route:
                 path = route.removeprefix("api/").replace(re.search("<.+>", route)[0], name)
-                assert_problem(by_operator.send(method.upper(), path, BODIES.get((route, method))), 404)
-        assert_problem(by_operator.send("DELETE", f"exchanges/?name={name}"), 404)
+                assert_problem(as_operator(route).send(method.upper(), path, BODIES.get((route, method))), 404)
+        assert_problem(as_operator("api/exchanges/").send("DELETE", f"exchanges/?name={name}"), 404)
 
 
-def test_invalid_page_numbers_are_refused(world, by_operator):
+def test_invalid_page_numbers_are_refused(world, as_operator):
     events = path_of(world, "api/queues/<str:uuid>/events/")
     for query, status in [
         ({"page": "1"}, 200), ({"page_size": "1"}, 200), ({"page_size": "1000000000"}, 200), ({"page": "99999"}, 404),
@@ -183,7 +191,7 @@ def test_invalid_page_numbers_are_refused(world, by_operator):
         ({"page_size": "-5"}, 400), ({"page_size": "all"}, 400), ({"format": "xml"}, 200), ({"unknown": "\0"}, 200),
     ]:  # fmt: skip
         for path in ("queues/", "pulse-users/", "tokens/", "channels/", "owners/", events):
-            answer = by_operator.get(path, **query)
+            answer = as_operator(f"api/{path}").get(path, **query)
             assert answer.status_code == status, (path, query, answer.text)
             if status == 400:
                 assert list(answer.json()) == [name for name in query if name.startswith("page")]

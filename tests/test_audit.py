@@ -434,7 +434,9 @@ def test_tokens_and_links_are_recorded_without_their_secrets(alice):
         ("revoked", "nightly"),
     ]
     created = AuditEntry.objects.get(event="made", content_type__model="authtoken")
-    assert (created.object_pk, created.additional_data) == (str(token.uuid), {"owner": "alice@example.org", "days": 30})
+    assert (created.object_pk, created.additional_data) == (str(token.uuid), {
+        "owner": "alice@example.org", "days": 30, "scope": "agent",
+    })  # fmt: skip
     for secret in (key, token.digest, token.token_key, link.rstrip("/").rpartition("/")[2]):
         assert secret not in all_entries()
 

@@ -268,7 +268,8 @@ def test_every_command_of_the_tables_runs(offering, mailbox, command):
 def test_every_documented_request_is_answered(agents, guarded, live_server, settings, management, request_):
     settings.GUARDIAN_METRICS_TOKEN = "a-word"
     owner = agents.owner("you")
-    presented = agents.token(owner)
+    is_agents = re.search("/(agent-identities|event-subscription)", request_)
+    presented = agents.token(owner, "agent" if is_agents else "all")
     offering = agents.offering(owner, publishers=(owner,))
     identity = agents.identity(owner, offering)
     subscription, _ = registration.register_subscription(identity, "order", presented)

@@ -44,7 +44,7 @@ from tests import test_who_may
 from tests.api import answer_to
 from tests.proxy import Proxy
 from tests.test_api_schema import OPERATIONS
-from tests.test_who_may import ACCOUNT, VISITORS, restore_broker, routes, undone
+from tests.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone
 
 LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
 CASES = int(LONG_FORM or 200)
@@ -59,10 +59,10 @@ AS_DOCUMENTED = [
 KINDS = sorted({operation.path.split("/")[2] for operation in OPERATIONS})
 """The resources of the endpoints: the first part of their paths."""
 
-WAYS = [("nobody", ""), ("nobody", "token")] + [
-    (visitor, way) for visitor in VISITORS[1:] for way in ("token", "session")
+WAYS = [("nobody", ""), ("nobody", "all"), ("owner", "agent")] + [
+    (visitor, way) for visitor in VISITORS[1:] for way in ("all", "session")
 ]
-"""Who sends a request, and how they authenticate. Nobody has an invalid token."""
+"""Who sends a request, and how they authenticate: by a token of a scope, or a session. Nobody has an invalid token."""
 
 
 def pick(ways: list[tuple[str, str]], *examples: Any) -> tuple[str, str]:
@@ -119,7 +119,11 @@ class World:
         self.asking = Owner.objects.create_user("asking@example.org", last_login=timezone.now())
         self.username = f"alice-{uuid.uuid4().hex[:8]}"
         self.queue, self.exchange = f"queue/{self.username}/q", f"exchange/{self.username}/e"
-        self.keys = {visitor: AuthToken.objects.create(user=owner)[1] for visitor, owner in self.people.items()}
+        self.keys = {
+            (visitor, scope): AuthToken.objects.create(user=owner, scope=scope)[1]
+            for visitor, owner in self.people.items()
+            for scope in SCOPES
+        }
         self.sessions = {}
         for visitor, owner in self.people.items():
             client = Client()
@@ -194,8 +198,8 @@ class World:
     def send(self, case: schemathesis.Case, who: str, way: str) -> Any:
         """Send this request by a token, or by a session with its CSRF token like a browser."""
         headers, cookies = {}, {}
-        if way == "token":
-            headers["Authorization"] = f"Token {self.keys.get(who, '0' * 64)}"
+        if way in SCOPES:
+            headers["Authorization"] = f"Token {self.keys.get((who, way), '0' * 64)}"
         else:
             case.headers.pop("Authorization", None)  # which schemathesis invents
         if way == "session":
@@ -269,7 +273,7 @@ def test_a_broker_lost_during_a_request_answers_only_503(world, counted, broker,
                 world.point(case)
                 http.close_after(requests)
                 amqp.close_after(requests)
-                answer = world.send(case, who, "token")
+                answer = world.send(case, who, "all")
                 http.forward()
                 amqp.forward()
                 if case.method != "GET":
@@ -299,9 +303,9 @@ FIELDS = [
     "limit", "login", "max_length", "message_id", "messages", "name", "next", "notification_emails", "object_type",
     "object_types", "observable_object_type", "observable_objects", "offering", "offering_uuid", "offset", "order",
     "ordering", "owners", "page", "page_size", "partition", "partitions", "password", "payload", "positions",
-    "principles", "pulse_user", "q", "queue", "queue_name", "quiet_from", "quiet_until", "reason", "remove", "search",
-    "since", "span", "state", "time_zone", "token", "ttl", "type", "typed", "unbounded", "url", "username", "vhost",
-    "warn_length", "weekly_summary", "\0", "a\nb", "[]", LONG,
+    "principles", "pulse_user", "q", "queue", "queue_name", "quiet_from", "quiet_until", "reason", "remove", "scope",
+    "search", "since", "span", "state", "time_zone", "token", "ttl", "type", "typed", "unbounded", "url", "username",
+    "vhost", "warn_length", "weekly_summary", "\0", "a\nb", "[]", LONG,
 ]  # fmt: skip
 HEADERS = [
     "Accept", "Accept-Encoding", "Accept-Language", "Cookie", "Forwarded", "HX-Request", "HX-Target", "Host",
@@ -396,8 +400,8 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
             given_names = iter(names)
             address = "/" + PLACEHOLDER.sub(lambda _: next(given_names, None) or "1", route)
         who, how = way
-        if how == "token":
-            environ |= {"HTTP_AUTHORIZATION": f"Token {world.keys[who]}"}
+        if how in SCOPES:
+            environ |= {"HTTP_AUTHORIZATION": f"Token {world.keys[who, how]}"}
         elif how == "key":
             environ |= {"HTTP_AUTHORIZATION": f"Application {application}"}
         with undone():

@@ -17,7 +17,7 @@ from core.limits import RateLimit, RateLimitExceeded, consume
 from guardian_site import middleware
 from message_store import applications
 from message_store.store import store
-from tests.api import Program
+from tests.api import Program, Visitor
 from tests.toolbox import in_parallel
 
 THREE = RateLimit("tries", 3, 60)
@@ -111,14 +111,14 @@ def three_tokens(monkeypatch):
 
 
 def test_token_creation_is_limited_across_api_page_and_command(alice, three_tokens):
-    program = Program(alice)
-    assert program.post("tokens/", {"name": "first"}).status_code == 201
+    by_api = Visitor(alice)
+    assert by_api.post("tokens/", {"name": "first"}).status_code == 201
     visitor = Client()
     visitor.force_login(alice)
     assert visitor.post("/tokens/", {"name": "second", "days": 7}).status_code == 201
     call_command("create_token", "alice@example.org")
     before = AuthToken.objects.count()
-    refused = program.post("tokens/", {"name": "fourth"})
+    refused = by_api.post("tokens/", {"name": "fourth"})
     assert (refused.status_code, refused["Content-Type"]) == (429, "application/problem+json")
     assert "Too many tokens: the limit is 3 within an hour" in refused.json()["detail"]
     page = visitor.post("/tokens/", {"name": "fourth", "days": 7})
@@ -130,17 +130,15 @@ def test_token_creation_is_limited_across_api_page_and_command(alice, three_toke
     for answer in (refused, page):
         assert 1 <= int(answer["Retry-After"]) <= 3600
     assert AuthToken.objects.count() == before
-    assert (
-        Program(Owner.objects.create_user("bob@example.org", vouched=True)).post("tokens/", {"name": "b"}).status_code
-        == 201
-    )
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    assert Visitor(bob).post("tokens/", {"name": "b"}).status_code == 201
 
 
 def test_an_invalid_token_is_not_counted(alice, three_tokens):
-    program = Program(alice)
+    visitor = Visitor(alice)
     for _ in range(4):
-        assert program.post("tokens/", {"name": "\n"}).status_code == 400
-    assert program.post("tokens/", {"name": "good"}).status_code == 201
+        assert visitor.post("tokens/", {"name": "\n"}).status_code == 400
+    assert visitor.post("tokens/", {"name": "good"}).status_code == 201
 
 
 # Events and messages

@@ -578,7 +578,16 @@ ACCESS = [
 def token(name):
     email = f"{name}@example.org"
     owner = Owner.objects.filter(email=email).first() or Owner.objects.create_user(email)
-    return f"Token {AuthToken.objects.create(user=owner)[1]}"
+    return f"Token {AuthToken.objects.create(user=owner, scope='all')[1]}"
+
+
+def test_an_agents_token_may_not_use_the_store(program):
+    owner = Owner.objects.create_user("ann@example.org")
+    program.ok("POST", "", "queue_name=hers&principles=bid:ann@example.org")
+    for scope, status in (("agent", 403), ("all", 200)):
+        key = AuthToken.objects.create(user=owner, scope=scope)[1]
+        answer = Client(headers={"Authorization": f"Token {key}"}).get("/v1/shop/hers")
+        assert (answer.status_code, "scope 'agent'" in answer.text) == (status, scope == "agent")
 
 
 @pytest.mark.parametrize(("type_", "named", "allowed"), ACCESS)
@@ -834,7 +843,12 @@ SHOWN = re.findall(r"^ {4}(\S.*)$", re.sub(r"^```.*?^```$", "", DOCUMENT, flags=
 
 def test_the_examples_of_the_document_work(live_server):
     owner = Owner.objects.create_user("ann@example.org")
-    data = {"GUARDIAN": live_server.url, "TOKEN": AuthToken.objects.create(user=owner)[1], "KEY": "", "ID": ""}
+    data = {
+        "GUARDIAN": live_server.url,
+        "TOKEN": AuthToken.objects.create(user=owner, scope="all")[1],
+        "KEY": "",
+        "ID": "",
+    }
     done = []
     for line in SHOWN:
         if line.startswith(".venv/bin/python manage.py "):

@@ -186,7 +186,7 @@ def test_positions_of_each_partition_are_set_and_deleted(client):
 
 def test_an_owners_token_reads_and_deletes_messages_only(client, live_server):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
-    _, token = create_token(alice, "reader")
+    _, token = create_token(alice, "reader", scope="all")
     client.create_queue("hers", principals=["bid:alice@example.org"])
     client.create_queue("not-hers")
     posted = client.post("hers", "hello")

@@ -279,8 +279,9 @@ def test_with_a_metrics_token_only_its_bearer_and_operators_may_read(settings):
         signed_in = Client()
         signed_in.force_login(somebody)
         assert signed_in.get("/metrics").status_code == status
-        token = create_token(somebody, "for scraping")[1]
-        assert Client().get("/metrics", headers={"Authorization": f"Token {token}"}).status_code == status
+        for scope, by_token in (("all", status), ("agent", 403)):
+            token = create_token(somebody, "for scraping", scope=scope)[1]
+            assert Client().get("/metrics", headers={"Authorization": f"Token {token}"}).status_code == by_token
 
 
 @pytest.mark.django_db

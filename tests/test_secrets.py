@@ -159,7 +159,7 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
     # Tokens.
     made = ask(visitor, "POST", "/tokens/", {"name": "one", "days": 7}, form=True, shows=["a token"], status=201)
     search.plant("a token", re.search(r"\b[0-9a-f]{64}\b", made.text).group())
-    made = ask(visitor, "POST", "/api/tokens/", {"name": "two"}, shows=["the token"], status=201)
+    made = ask(visitor, "POST", "/api/tokens/", {"name": "two", "scope": "all"}, shows=["the token"], status=201)
     program = Client(headers={"Authorization": f"Token {search.plant('the token', made.json()['token'])}"})
     ask(visitor, "GET", "/tokens/", status=200)
     # Accounts on the broker.

@@ -18,7 +18,7 @@ class Rest:
     """An API client with a token, over a socket."""
 
     def __init__(self, url, owner):
-        self.token, self.key = create_token(owner, "agent")
+        self.token, self.key = create_token(owner, "agent", scope="all")  # it publishes, too
         self.client = httpx.Client(
             base_url=f"{url}/api/",
             headers={"Authorization": f"Token {self.key}"},
@@ -131,7 +131,7 @@ def test_a_revoked_token_closes_the_connection_and_the_next_opens_it(
     registered = register(rest, offering)
     other = Rest(live_server.url, owner)
     with registered.reader(stomp_url, rest.key) as reader:
-        other.delete(f"tokens/{rest.token.uuid}/")
+        rest.delete(f"tokens/{rest.token.uuid}/")
         assert reader.closed.wait(TIMEOUT_SECONDS)
     with pytest.raises(Refused, match="Access refused"):
         registered.reader(stomp_url, rest.key).start()

@@ -8,14 +8,18 @@ from io import StringIO
 import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.utils import timezone
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.test import APIRequestFactory
 
 from accounts.authentication import TokenAuthentication
 from accounts.models import AuthToken, Owner
+from accounts.scopes import TokenScope, why_refused
 from accounts.tokens import create_token, revoke_token
 from accounts.vouching import NotVouched
+from guardian_site import api_urls
+from tests.api import Program
 
 
 def authenticate(header):
@@ -56,6 +60,68 @@ def test_an_invalid_lifetime_is_refused(alice, days):
     with pytest.raises(ValidationError) as error:
         create_token(alice, "a", days)
     assert list(error.value.message_dict) == ["days"]
+
+
+def test_an_unknown_scope_is_refused(alice):
+    with pytest.raises(ValidationError) as error:
+        create_token(alice, "a", scope="everything")
+    assert list(error.value.message_dict) == ["scope"]
+
+
+@pytest.mark.parametrize(
+    ("options", "scope"), [((), "agent"), (("--scope", "agent"), "agent"), (("--scope", "all"), "all")]
+)
+def test_create_token_gives_the_scope_of_its_option(alice, options, scope):
+    call_command("create_token", "alice@example.org", *options, stdout=StringIO())
+    assert AuthToken.objects.get().scope == scope
+
+
+def test_a_token_that_an_older_release_inserts_gets_the_scope_of_agents(alice):
+    create_token(alice, "a", scope="all")
+    with connection.cursor() as cursor:
+        columns = ", ".join(field.column for field in AuthToken._meta.concrete_fields if field.name != "scope")
+        renamed = columns.replace("digest", "'d'").replace("uuid", "'8d9c5b7e-f0a1-4c5f-9e0a-4f6b6f7c8d9e'")
+        cursor.execute(f"INSERT INTO accounts_authtoken ({columns}) SELECT {renamed} FROM accounts_authtoken")
+    assert AuthToken.objects.get(digest="d").scope == "agent"
+
+
+def test_every_endpoint_checks_the_scope_but_those_without_anything_to_protect():
+    unchecked = {
+        view.__name__
+        for pattern in api_urls.urlpatterns
+        if (view := getattr(pattern.callback, "cls", None)) and TokenScope not in view.permission_classes
+    }
+    assert unchecked == {"SchemaView", "SpectacularSwaggerSplitView", "UnknownAddress"}
+
+
+def test_an_unknown_address_is_404_for_a_token_of_any_scope(alice):
+    for scope in AuthToken.Scope.values:
+        assert Program(alice, scope).get("marketplace-orders/").status_code == 404
+
+
+def test_a_refused_request_says_which_scope_it_needs(alice):
+    refused = Program(alice, "agent").get("queues/")
+    assert refused.status_code == 403
+    assert "scope 'agent'" in refused.json()["detail"]
+    assert "scope 'all'" in refused.json()["detail"]
+    refused = Program(alice, "all").post("tokens/", {"name": "another", "days": 3650})
+    assert refused.status_code == 403
+    assert "Sign in" in refused.json()["detail"]
+    assert AuthToken.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "allowed"),
+    [
+        ("version/", "GET", True), ("users/me/", "GET", True), ("version/", "POST", False), ("", "GET", False),
+        ("agent-identities/*/register_service/", "POST", True), ("agent-identities/*/", "PATCH", False),
+        ("marketplace-site-agent-services/*/register_processor/", "POST", True),
+        ("marketplace-site-agent-services/*/set_statistics/", "POST", True), ("agent-identities/", "HEAD", True),
+        ("agent-identities/*", "GET", False), ("offerings/*/events/", "POST", False), ("archives/", "GET", False),
+    ],
+)  # fmt: skip
+def test_an_agents_token_may_only_do_what_agents_do(path, method, allowed):
+    assert (why_refused(AuthToken(scope="agent"), path, method) == "") == allowed
 
 
 def test_an_unvouched_owner_gets_no_token(db):
@@ -110,7 +176,9 @@ def test_a_header_that_is_not_utf_8_is_401(client, alice):
 
     answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION="Token \xff\xfe"))
     assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Token")
-    answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION=f"Token {create_token(alice, 'a')[1]}"))
+    answer = View.as_view()(
+        RequestFactory().get("/", HTTP_AUTHORIZATION=f"Token {create_token(alice, 'a', scope='all')[1]}")
+    )
     assert (answer.status_code, answer.data) == (200, "alice@example.org")
 
 

@@ -302,31 +302,126 @@ TABLE: dict[str, dict[str, str]] = {
     "metrics": {"get": "401 403 403 403 403 200"},
 }
 
-# POST by token: statuses of VISITORS; then of the owner without access, and of the owner after leaving the offering.
-REGISTERING: dict[str, tuple[str, str]] = {
-    "api/agent-identities/": ("401 403 201 400 400 201", "403 400"),
-    "api/agent-identities/<str:uuid>/register_event_subscription/": ("401 404 201 404 404 403", "403 403"),
-    "api/agent-identities/<str:uuid>/register_queue/": ("401 404 201 404 404 403", "403 403"),
-    "api/agent-identities/<str:uuid>/create_queue/": ("401 404 201 404 404 403", "403 400"),
-    "api/event-subscriptions/": ("401 403 201 400 400 201", "403 400"),
-    "api/event-subscriptions/<str:uuid>/create_queue/": ("401 404 201 404 404 403", "403 400"),
+SCOPES = ("agent", "all")
+
+# What reads tokens: the scopes that may send each method. Without a scope, a session is needed.
+BY_SCOPE: dict[str, dict[str, str]] = {
+    "api/pulse-users/": {"get": "all", "post": "all"},
+    "api/pulse-users/<str:username>/": {"get": "all", "patch": "all", "delete": "all"},
+    "api/pulse-users/<str:username>/rotate-password/": {"post": "all"},
+    "api/pulse-users/<str:username>/connections/": {"get": "all"},
+    "api/pulse-users/<str:username>/belongings/": {"get": "all"},
+    "api/pulse-users/<str:username>/ask-again/": {"post": "all"},
+    "api/invitations/": {"get": "all"},
+    "api/invitations/<str:uuid>/": {"get": "all"},
+    "api/invitations/<str:uuid>/accept/": {"post": "all"},
+    "api/invitations/<str:uuid>/decline/": {"post": "all"},
+    "api/me/": {"get": "all"},
+    "api/vouching/ask/": {"post": "all"},
+    "api/owners/": {"get": "all"},
+    "api/owners/vouch/": {"post": "all"},
+    "api/owners/adopt/": {"get": "all", "post": "all"},
+    "api/owners/<str:uuid>/": {"get": "all"},
+    "api/owners/<str:uuid>/vouch/": {"post": "all"},
+    "api/owners/<str:uuid>/withdraw/": {"post": "all"},
+    "api/tokens/": {"get": "", "post": ""},
+    "api/tokens/<str:uuid>/": {"get": "", "delete": "agent all"},
+    "api/queues/": {"get": "all"},
+    "api/queues/<str:uuid>/": {"get": "all", "patch": "all", "delete": "all"},
+    "api/queues/<str:uuid>/purge/": {"post": "all"},
+    "api/queues/<str:uuid>/live/": {"get": "all"},
+    "api/queues/<str:uuid>/bindings/": {"get": "all"},
+    "api/queues/<str:uuid>/samples/": {"get": "all"},
+    "api/queues/<str:uuid>/events/": {"get": "all"},
+    "api/queues/<str:uuid>/messages/": {"get": "all"},
+    "api/archives/": {"get": "all"},
+    "api/archives/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/archives/<str:uuid>/messages/": {"get": "all"},
+    "api/archives/<str:uuid>/download/": {"get": "all"},
+    "api/archives/<str:uuid>/replay/": {"post": "all"},
+    "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {"get": "all", "delete": "all"},
+    "api/exchanges/": {"get": "all", "delete": "all"},
+    "api/channels/": {"get": "all", "post": "all"},
+    "api/channels/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/channels/<str:uuid>/test/": {"post": "all"},
+    "api/settings/": {"get": "all", "patch": "all"},
+    "api/offerings/": {"get": "all"},
+    "api/offerings/<str:uuid>/": {"get": "all"},
+    "api/offerings/<str:uuid>/events/": {"post": "all"},
+    "api/agent-identities/": {"get": "agent all", "post": "agent all"},
+    "api/agent-identities/<str:uuid>/": {"get": "agent all", "put": "agent all", "delete": "agent all"},
+    "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "agent all"},
+    "api/agent-identities/<str:uuid>/register_queue/": {"post": "agent all"},
+    "api/agent-identities/<str:uuid>/create_queue/": {"post": "agent all"},
+    "api/agent-consumers/": {"get": "all"},
+    "api/agent-consumers/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/event-subscriptions/": {"get": "agent all", "post": "agent all"},
+    "api/event-subscriptions/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
+    "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "agent all"},
+    "api/event-subscription-queues/": {"get": "agent all"},
+    "api/event-subscription-queues/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
+    "v1/<str:application>": {"get": "all", "post": "all"},
+    "v1/<str:application>/<str:queue>": {"get": "all", "post": "all", "put": "all", "delete": "all"},
+    "v1/<str:application>/<str:queue>/positions/<str:consumer>": {"get": "all", "put": "all", "delete": "all"},
+    "v1/<str:application>/<str:queue>/<str:message_ids>": {"get": "all", "put": "all", "delete": "all"},
+    "metrics": {"get": "all"},
+}
+
+# Requests whose statuses by a token differ from those by a session.
+BY_TOKEN: dict[tuple[str, str], str] = {
+    ("api/schema/", "get"): "401 200 200 200 200 200",
+    ("api/tokens/<str:uuid>/", "delete"): "401 404 403 404 404 404",  # the owner's request names another token
+    ("api/agent-identities/<str:uuid>/register_event_subscription/", "post"): "401 404 201 404 404 403",
+    ("api/agent-identities/<str:uuid>/register_queue/", "post"): "401 404 201 404 404 403",
+    ("api/agent-identities/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
+    ("api/event-subscriptions/", "post"): "401 403 201 400 400 201",
+    ("api/event-subscriptions/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
+    ("v1/<str:application>/<str:queue>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "put"): "401 403 400 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "delete"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/<str:message_ids>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/<str:message_ids>", "delete"): "401 403 200 403 403 403",
+}
+
+# Statuses of registering, by a token of any scope, for the owner without access, and after leaving the offering.
+REGISTERING: dict[str, str] = {
+    "api/agent-identities/": "403 400",
+    "api/agent-identities/<str:uuid>/register_event_subscription/": "403 403",
+    "api/agent-identities/<str:uuid>/register_queue/": "403 403",
+    "api/agent-identities/<str:uuid>/create_queue/": "403 400",
+    "api/event-subscriptions/": "403 400",
+    "api/event-subscriptions/<str:uuid>/create_queue/": "403 400",
 }
 # fmt: on
 
 OTHER_PATH = "api/agent-identities/", "api/marketplace-site-agent-identities/"
 """Identities have two paths."""
 
-for table in (TABLE, REGISTERING):
+for table in (TABLE, BY_SCOPE, REGISTERING):
     table |= {route.replace(*OTHER_PATH): row for route, row in table.items() if route.startswith(OTHER_PATH[0])}
+BY_TOKEN |= {
+    (route.replace(*OTHER_PATH), method): statuses
+    for (route, method), statuses in BY_TOKEN.items()
+    if route.startswith(OTHER_PATH[0])
+}
+
+
+def expected_by_token(scope: str, route: str, method: str, by_session: str) -> str:
+    """Return the statuses of VISITORS with a token of this scope; "nobody" presents an unknown token."""
+    if route not in BY_SCOPE and (route, method) not in BY_TOKEN:  # it reads no token
+        return " ".join([by_session.split()[0]] * len(VISITORS))
+    if route in BY_SCOPE and scope not in BY_SCOPE[route][method].split():
+        return "401 " + " ".join(["403"] * (len(VISITORS) - 1))
+    return BY_TOKEN.get((route, method), "401" + by_session[3:])
+
 
 EXPECTED = {
     "session": {(route, method): statuses for route, rows in TABLE.items() for method, statuses in rows.items()}
 }
-# Tokens are used only for the API, where it is not public.
-EXPECTED["token"] = {
-    (route, method): REGISTERING[route][0] if method == "post" and route in REGISTERING else statuses
-    for (route, method), statuses in EXPECTED["session"].items()
-    if route.startswith("api/") and statuses.startswith("401")
+EXPECTED |= {
+    scope: {one: expected_by_token(scope, *one, statuses) for one, statuses in EXPECTED["session"].items()}
+    for scope in SCOPES
 }
 
 QUEUE_WANTED = {"offering_uuid": OFFERING.hex, "object_type": "call"}
@@ -397,12 +492,14 @@ class World:
             "other": Owner.objects.create_user("other@example.org", vouched=True, last_login=timezone.now()),
             "operator": Owner.objects.create_superuser("operator@example.org"),
         }
-        self.keys = {"nobody": "0" * 64} | {
-            visitor: AuthToken.objects.create(user=person)[1] for visitor, person in self.people.items() if person
+        self.keys = {
+            (visitor, scope): AuthToken.objects.create(user=person, scope=scope)[1] if person else "0" * 64
+            for visitor, person in self.people.items()
+            for scope in SCOPES
         }
         self.clients = {
-            (visitor, "token"): Client(headers={"Authorization": f"Token {key}"}, raise_request_exception=False)
-            for visitor, key in self.keys.items()
+            one: Client(headers={"Authorization": f"Token {key}"}, raise_request_exception=False)
+            for one, key in self.keys.items()
         }
         self.cookies: dict[str, SimpleCookie] = {}
         owner = self.people["owner"]
@@ -455,9 +552,10 @@ class World:
             self.cookies[visitor] = copy.deepcopy(client.cookies)
 
     def client(self, visitor: str, by: str = "session") -> Client:
-        """Return a client with this visitor's session or token ("nobody": no session, an unknown token)."""
+        """Return a client with this visitor's session or token of a scope ("nobody": no session, an unknown token)."""
         client = self.clients[visitor, by]
-        client.cookies = copy.deepcopy(self.cookies.get(visitor, SimpleCookie()))
+        cookies = self.cookies.get(visitor) if by == "session" else None
+        client.cookies = copy.deepcopy(cookies or SimpleCookie())
         return client
 
     def address_of(self, route: str) -> str:
@@ -479,7 +577,7 @@ class World:
             ("<uuid:uuid>", uuid), ("<str:uuid>", uuid), ("<account:username>", ACCOUNT), ("<str:username>", ACCOUNT),
             ("<str:replay_uuid>", self.replay.uuid), ("<str:token>", token),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
-            ("<str:message_ids>", "0" * 32),
+            ("<str:message_ids>", "00000000000010008000000000000000"),
         ):  # fmt: skip
             route = route.replace(placeholder, str(value))
         return f"/{route}?name=exchange/{ACCOUNT}/events" if "exchanges/" in route else f"/{route}"
@@ -521,7 +619,7 @@ def ask(world: World, client: Client, method: str, route: str) -> Any:
         return client.generic(method.upper(), world.address_of(route), *content)
 
 
-@pytest.mark.parametrize("by", ["session", "token"])
+@pytest.mark.parametrize("by", ["session", *SCOPES])
 def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
     wrong = []
     for (route, method), statuses in EXPECTED[by].items():
@@ -534,17 +632,33 @@ def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_endpoint_that_reads_tokens_is_in_the_table_of_scopes():
+    public = {"api/schema/", "api/docs/"}
+    read_tokens = {route for route in TABLE if route.startswith(("api/", "v1/", "metrics"))} - public
+    assert {route: {*methods} for route, methods in BY_SCOPE.items()} == {
+        route: {*TABLE[route]} for route in read_tokens
+    }
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_token_may_revoke_itself(world, scope):
+    token = AuthToken.objects.get(user=world.people["owner"], scope=scope, name="")
+    path = f"/api/tokens/{token.uuid.hex}/"
+    assert world.client("owner", scope).delete(path).status_code == 204
+    assert world.client("owner", scope).delete(path).status_code == 401
+
+
 def test_registration_needs_access_and_membership_of_the_offering(world):
     losses = {
         "access": lambda: Owner.objects.filter(pk=world.people["owner"].pk).update(vouched=False),
         "the offering": world.offering.members.clear,
     }
     wrong = []
-    for route, (_, statuses) in REGISTERING.items():
+    for route, statuses in REGISTERING.items():
         for (lost, lose), status in zip(losses.items(), map(int, statuses.split()), strict=True):
             with undone():
                 lose()
-                got = ask(world, world.client("owner", "token"), "post", route).status_code
+                got = ask(world, world.client("owner", "agent"), "post", route).status_code
             if got != status:
                 wrong.append(f"{route} without {lost}: {got}, not {status}")
     assert not wrong, "\n".join(wrong)

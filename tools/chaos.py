@@ -129,7 +129,7 @@ class Chaos:
                 answer = browser.post(link, data={"csrfmiddlewaretoken": browser.cookies["csrftoken"]})
                 if "sessionid" not in browser.cookies:
                     raise StartError(f"{email} could not sign in: {answer.status_code} {answer.text!r}")
-                session, token = browser.cookies["sessionid"], command("create_token", email)
+                session, token = browser.cookies["sessionid"], command("create_token", email, "--scope", "all")
             people.append(Person(email, token, session, offerings[email], self._production.stack.addresses))
         return people
 

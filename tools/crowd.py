@@ -96,7 +96,9 @@ class Person:
     def client(self, chance: random.Random, *, by_session: bool = False) -> Client:
         """Return a client of a random web process that sends the token or the session."""
         name = chance.choice(list(self._addresses))
-        headers = {"Cookie": f"sessionid={self.session}"} if by_session else self._token
+        csrf = "c" * 32
+        by_cookie = {"Cookie": f"sessionid={self.session}; csrftoken={csrf}", "X-CSRFToken": csrf}
+        headers = by_cookie if by_session else self._token
         return Client(name, self._addresses[name], headers, self.requests)
 
     def browser(self, chance: random.Random) -> tuple[str, httpx.Client]:
@@ -278,7 +280,7 @@ class Crowd:
         self.outcome.events.append(event)
 
     def _change_token(self, person: Person, chance: random.Random) -> None:
-        client = person.client(chance)
+        client = person.client(chance, by_session=True)
         body = {"name": f"token{next(self._numbers)}", "days": 30}
         content = client.ask("POST", "/api/tokens/", body, what="create tokens")
         client.ask("DELETE", f"/api/tokens/{json.loads(content)['uuid']}/", what="revoke tokens")

@@ -425,7 +425,7 @@ class Demo:
         self.stack.manage(
             "create_offering", OFFERING, "--uuid", offering, *("--member", OWNER), *("--publisher", OWNER)
         )
-        token = self.stack.manage("create_token", OWNER).strip()
+        token = self.stack.manage("create_token", OWNER, "--scope", "all").strip()  # it publishes, too
         self._agent = httpx.Client(
             base_url=f"{self.stack.base_url}/api/",
             headers={"Authorization": f"Token {token}"},

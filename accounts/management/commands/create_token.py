@@ -4,7 +4,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from accounts.models import Owner, normalize_address
+from accounts.models import AuthToken, Owner, normalize_address
 from accounts.tokens import DEFAULT_DAYS, create_token
 from accounts.vouching import NotVouched
 from core.limits import RateLimitExceeded
@@ -16,9 +16,15 @@ class Command(BaseCommand):
     help = "Create a token for the REST API and print only the token. It can't be shown again."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the address and the lifetime."""
+        """Add the address, the lifetime and the scope."""
         parser.add_argument("email")
         parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help="lifetime in days (default: %(default)s)")
+        parser.add_argument(
+            "--scope",
+            choices=AuthToken.Scope.values,
+            default=AuthToken.Scope.AGENT.value,
+            help="agent: register queues; all: do what the owner may (default: %(default)s)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Create the token."""
@@ -27,7 +33,7 @@ class Command(BaseCommand):
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; create one with: manage.py create_owner EMAIL --vouched")
         try:
-            _, key = create_token(owner, "create_token", options["days"])
+            _, key = create_token(owner, "create_token", options["days"], options["scope"])
         except NotVouched as error:
             raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
         except ValidationError as error:

@@ -1,0 +1,94 @@
+"""What a token may do: its scope.
+
+An agent's token is stored on other machines, and is a password on the broker. So its scope ``agent`` allows only the
+requests that agents send. A token with the scope ``all`` may do what its owner may, except manage tokens.
+"""
+
+import re
+from typing import Any
+
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+
+from accounts.models import AuthToken
+
+IDENTITIES = ("marketplace-site-agent-identities/", "agent-identities/")
+"""Older agents use one prefix, newer ones another."""
+
+AGENT_REQUESTS: dict[str, tuple[str, ...]] = {
+    "version/": ("GET",),
+    "users/me/": ("GET",),
+    **{
+        f"{identities}{path}": methods
+        for identities in IDENTITIES
+        for path, methods in (
+            ("", ("GET", "POST")),
+            ("*/", ("GET", "PUT", "DELETE")),
+            ("*/register_event_subscription/", ("POST",)),
+            ("*/register_queue/", ("POST",)),
+            ("*/create_queue/", ("POST",)),
+            ("*/register_service/", ("POST",)),
+        )
+    },
+    "marketplace-site-agent-services/*/register_processor/": ("POST",),
+    "marketplace-site-agent-services/*/set_statistics/": ("POST",),
+    "event-subscriptions/": ("GET", "POST"),
+    "event-subscriptions/*/": ("GET", "DELETE"),
+    "event-subscriptions/*/create_queue/": ("POST",),
+    "event-subscription-queues/": ("GET",),
+    "event-subscription-queues/*/": ("GET", "DELETE"),
+    "tokens/*/": ("DELETE",),
+}
+"""Paths under ``/api/`` with the methods that an agent's token may use. A ``*`` is any object.
+
+Guardian does not have all of these paths yet.
+"""
+
+NEEDS_ALL = (
+    "This token has the scope 'agent', which allows only what agents need: registering queues. "
+    "Create a token with the scope 'all' on the page Tokens."
+)
+NEEDS_SESSION = "A token can't create or list tokens. Sign in and use the page Tokens."
+ONLY_ITSELF = "A token can revoke only itself. Sign in and use the page Tokens to revoke others."
+
+
+def why_refused(token: AuthToken, path: str, method: str) -> str:
+    """Return why a token may not send this request, or "" if it may.
+
+    ``path`` is below ``/api/``, as in ``AGENT_REQUESTS``.
+    """
+    method = "GET" if method == "HEAD" else method
+    if path == "tokens/" or (path == "tokens/*/" and method != "DELETE"):
+        return NEEDS_SESSION
+    if allows_all(token) or method in AGENT_REQUESTS.get(path, ()):
+        return ""
+    return NEEDS_ALL
+
+
+def allows_all(token: AuthToken) -> bool:
+    """Return whether a token may do what its owner may."""
+    return token.scope == AuthToken.Scope.ALL
+
+
+class TokenScope(BasePermission):
+    """Refuses what a token's scope does not allow. It allows every request without a token."""
+
+    message = ""
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        """Return whether the token may send this request."""
+        if isinstance(request.auth, AuthToken):
+            self.message = why_refused(request.auth, _path(request), str(request.method))
+        return not self.message
+
+    def has_object_permission(self, request: Request, view: Any, obj: Any) -> bool:
+        """Return whether the token may use this object: of all tokens, only itself."""
+        if isinstance(request.auth, AuthToken) and isinstance(obj, AuthToken) and obj != request.auth:
+            self.message = ONLY_ITSELF
+        return not self.message
+
+
+def _path(request: Request) -> str:
+    """Return the path of the request's URL pattern below ``/api/``, with a ``*`` for each parameter."""
+    match = request.resolver_match
+    return re.sub("<[^>]+>", "*", match.route).removeprefix("api/") if match else ""
