@@ -11,6 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from accounts import audit, signals
+from accounts.mailboxes import mailbox
 from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normalize_address
 from core import limits
 
@@ -131,7 +132,7 @@ def _request_confirmation(address: NotificationAddress) -> None:
     Raises:
         ValidationError: the address got a request within the last hour.
     """
-    digest = hashlib.sha256(address.email.encode()).hexdigest()
+    digest = hashlib.sha256(mailbox(address.email).encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
     if not limits.add(key, now, MIN_REQUEST_INTERVAL.total_seconds()):
         again = cache.get(key, now - MIN_REQUEST_INTERVAL) + MIN_REQUEST_INTERVAL

@@ -41,17 +41,6 @@ def client_network(request: HttpRequest) -> str:
 # Codes
 
 
-def count_code_request(request: HttpRequest, address: str) -> None:
-    """Count a request for a code against the rate limits of this client and this e-mail address.
-
-    Raises:
-        RateLimited: a limit is exceeded.
-    """
-    ratelimit.consume(
-        request, app="allauth.account", action="request_login_code", key=address, limit_get=True, raise_exception=True
-    )
-
-
 def start_code(request: HttpRequest, user: AbstractBaseUser | None, address: str) -> None:
     """Send a code to this address and expect it in this session. Without a user, no code is valid."""
     LoginCodeVerificationProcess.initiate(request=request, user=user, email=address)

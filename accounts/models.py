@@ -20,6 +20,7 @@ from django.db.models.functions import Lower
 from django.utils import timezone
 from knox.models import AbstractAuthToken
 
+from accounts.mailboxes import unquoted
 from core.fields import BrokerJSONField
 
 MAX_ADDRESS_LENGTH = 254
@@ -64,8 +65,8 @@ def owners_matching(text: str) -> models.Q:
 
 
 def normalize_address(email: str) -> str:
-    """Return the e-mail address stripped and in lower case, as it is stored and compared."""
-    return email.strip().lower()
+    """Return the e-mail address as it is stored and compared: stripped, in lower case, and quoted only if needed."""
+    return unquoted(email.strip().lower())
 
 
 def check_address(email: str) -> None:

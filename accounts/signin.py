@@ -20,7 +20,7 @@ from allauth.account.forms import ConfirmLoginCodeForm, RequestLoginCodeForm
 from allauth.account.models import EmailAddress
 from allauth.account.utils import get_next_redirect_url, passthrough_next_redirect_url, perform_login
 from allauth.account.views import LogoutView
-from allauth.core.exceptions import ImmediateHttpResponse, RateLimited
+from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from allauth.socialaccount.adapter import get_adapter as social_adapter
 from allauth.socialaccount.models import SocialAccount, SocialToken
@@ -46,9 +46,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 from requests import RequestException, Session
 
-from accounts import allauth_private, audit, vouching
+from accounts import allauth_private, audit, code_limits, vouching
 from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, SignInLink, check_address, normalize_address
 from core.certificates import SystemTrust
+from core.limits import RateLimitExceeded
 
 log = logging.getLogger(__name__)
 
@@ -182,10 +183,10 @@ def send_code(request: HttpRequest, address: str) -> None:
     The response doesn't reveal whether an owner exists. A deactivated owner gets a mail that says so.
 
     Raises:
-        RateLimited: too many codes were requested by this client or for this address.
+        RateLimitExceeded: too many codes were requested by this client or for this mailbox.
         MailRefused, MailUnavailable: nothing was sent.
     """
-    allauth_private.count_code_request(request, address)
+    code_limits.count_code(request, address)
     owner = get_or_create_owner(address)
     try:
         if not owner.is_active:
@@ -212,8 +213,8 @@ class SignInView(allauth_private.AskForAddressView):
         self.request.session.pop(PENDING_CLAIMS_KEY, None)
         try:
             send_code(self.request, form.cleaned_data["email"])
-        except RateLimited:
-            return too_many_codes(self.request)
+        except RateLimitExceeded as error:
+            return too_many_codes(self.request, error)
         except MailRefused:
             form.add_error("email", "Our mail server can't send to this address. Check it, or use another one.")
             return self.form_invalid(form)
@@ -253,8 +254,8 @@ class CodeView(allauth_private.EnterCodeView):
             return super().post(request, *args, **kwargs)
         try:
             send_code(request, self.address)
-        except RateLimited:
-            return too_many_codes(request)
+        except RateLimitExceeded as error:
+            return too_many_codes(request, error)
         except (MailUnavailable, MailRefused):
             page = self.get_context_data(form=CodeForm(code=""), mail_away=True)
             return self.render_to_response(page, status=503)
@@ -269,10 +270,10 @@ class CodeView(allauth_private.EnterCodeView):
         return super().form_valid(form)
 
 
-def too_many_codes(request: HttpRequest) -> HttpResponse:
+def too_many_codes(request: HttpRequest, error: RateLimitExceeded) -> HttpResponse:
     """Return the page that says that too many codes were requested."""
-    response = render(request, "signin/too-many.html", status=429)
-    response["Retry-After"] = "60"
+    response = render(request, "signin/too-many.html", {"minutes": -(-error.seconds // 60)}, status=429)
+    response["Retry-After"] = str(error.seconds)
     return response
 
 
@@ -548,8 +549,8 @@ def _verify_by_code(request: HttpRequest, claims: Claims, next_url: str | None) 
         return _provider_page(request, "no-address", 403)
     try:
         send_code(request, claims.address)
-    except RateLimited:
-        return too_many_codes(request)
+    except RateLimitExceeded as error:
+        return too_many_codes(request, error)
     except (MailUnavailable, MailRefused):
         return _provider_page(request, "mail-away", 503)
     request.session[PENDING_CLAIMS_KEY] = {

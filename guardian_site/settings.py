@@ -239,8 +239,6 @@ ACCOUNT_LOGIN_BY_CODE_ENABLED = True
 ACCOUNT_LOGIN_BY_CODE_TIMEOUT = 600
 ACCOUNT_EMAIL_VERIFICATION = "none"  # a sign-in verifies the address
 ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # the first sign-in creates the owner
-# Requests for codes, for each IP address and each e-mail address.
-ACCOUNT_RATE_LIMITS = {"request_login_code": "20/m/ip,200/h/ip,3/m/key,10/h/key"}
 # The number of proxies that append to X-Forwarded-For. A client can forge the part before theirs.
 GUARDIAN_PROXIES = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
 ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES
