@@ -254,7 +254,7 @@ class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewS
         """Show an open invitation to you."""
         return super().retrieve(request, *args, **kwargs)
 
-    @extend_schema(request=None, responses={204: None})
+    @extend_schema(request=None, responses={204: None, 400: None})
     def accept(self, request: Request, uuid: str) -> Response:
         """Accept an invitation. You become an owner of the account."""
         invitations.accept(self.get_object())

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.http import QueryDict
 
 from accounts import ownership, pulse_users, tokens, vouching
@@ -18,6 +19,8 @@ class Form(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, auto_id=f"{self.id_prefix}-%s", label_suffix="")
+        if settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS:
+            self.fields.pop("password", None)
 
     def get_context(self) -> dict[str, Any]:
         """Return the rendering context, with the focus on the first invalid field."""

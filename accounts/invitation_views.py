@@ -5,7 +5,7 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
-from accounts import invitations, vouching
+from accounts import invitations, quotas, vouching
 from accounts.models import Invitation, PulseUser
 from accounts.views import OwnersRequest, page_with_forms
 
@@ -30,4 +30,6 @@ def invitation_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
         return render(request, "accounts/invitation.html", status=404)
     except vouching.NotVouched as error:
         trouble, status = str(error), 403
+    except quotas.QuotaReached as error:
+        trouble, status = " ".join(error.messages), 400
     return render(request, "accounts/invitation.html", {"invitation": invitation, "trouble": trouble}, status=status)

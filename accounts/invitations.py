@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import audit, signals, vouching
+from accounts import audit, quotas, signals, vouching
 from accounts.models import INVITATION_LIFETIME, Invitation, InvitationQuerySet, Owner, PulseUser
 
 MIN_INVITATION_INTERVAL = timedelta(days=1)
@@ -51,6 +51,7 @@ def accept(invitation: Invitation) -> None:
 
     Raises:
         NotVouched: the invitee may not use the broker.
+        QuotaReached: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` accounts.
         Invitation.DoesNotExist: the invitation is no longer open.
         PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
@@ -59,6 +60,7 @@ def accept(invitation: Invitation) -> None:
         [invitee] = vouching.lock_all([invitation.invitee])
         vouching.require_vouched(invitee)
         locked = _lock(invitation)
+        quotas.require_room(quotas.PULSE_USERS, invitee, invitee.pulse_users.all())
         locked.pulse_user.owners.add(invitee)
         locked.delete()
         audit.record(invitee, "accepted an invitation to own", locked.pulse_user, inviter=locked.inviter.email)

@@ -17,7 +17,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
-from accounts import addresses, audit, invitations, namespace, ownership, queue_effects, vouching
+from accounts import addresses, audit, invitations, namespace, ownership, queue_effects, quotas, vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -28,6 +28,7 @@ from accounts.models import (
 )
 from accounts.namespace import NOTHING, Belongings
 from accounts.ownership import LastOwner
+from accounts.reserved_names import is_reserved
 from core import broker, locks, removals
 from core.confirmation import ConfirmableChange
 from core.models import Removal
@@ -89,7 +90,8 @@ def check_name(username: str) -> None:
         NameTaken: an account here has the name.
     """
     names.check_user_name(username)
-    if username.casefold() in {name.casefold() for name in (*settings.GUARDIAN_RESERVED_USERS, *guardian_usernames())}:
+    of_guardian = {name.casefold() for name in guardian_usernames()}
+    if is_reserved(username) or username.casefold() in of_guardian:
         raise NameReserved(f"'{username}' is reserved; choose another name.")
     if names.is_agents_login(username):
         raise NameReserved("Names of 32 hex digits are reserved for agents' logins; choose another name.")
@@ -109,6 +111,8 @@ def check_password(password: str, username: str) -> None:
         ValidationError: the password is invalid; on the field ``password``.
     """
     try:
+        if settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS:
+            raise ValidationError("Passwords are generated here. Leave yours out.")
         # SASL PLAIN separates name and password by a NUL.
         if has_control_characters(password):
             raise ValidationError("The password contains a control character, such as a line break. Remove it.")
@@ -142,6 +146,7 @@ def create_pulse_user(
         NamespaceInUse: the broker has queues or exchanges of this name.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
+        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` accounts.
         ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
             After an unfinished creation, an address may have got a request within the last hour; the row is then not
             ready.
@@ -168,7 +173,7 @@ def create_pulse_user(
                 used = namespace.used_names(management, username)
                 if any(used) and not adopt_namespace:
                     raise NamespaceInUse(username, used, by)
-                pulse_user = _create_row(username, owners, used)
+                pulse_user = _create_row(username, owners, by, used)
             password = password or secrets.token_urlsafe(24)
             # Undoing would remove an account with its queues, also those that it had before.
             _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
@@ -219,12 +224,14 @@ def is_free_on_broker(management: Management, username: str, *, allow_unfinished
     return management.permissions_of(username) in ({}, created)
 
 
-def _create_row(username: str, owners: Sequence[Owner], adopted: Belongings = NOTHING) -> PulseUser:
+def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopted: Belongings = NOTHING) -> PulseUser:
     try:
         with transaction.atomic():
             # Locked: another request may be withdrawing the vouching, and with it all accounts of the owner.
             for owner in vouching.lock_all(owners):
                 vouching.require_vouched(owner)
+            if by is not None:
+                quotas.require_room(quotas.PULSE_USERS, by, by.pulse_users.all())
             pulse_user = PulseUser.objects.create(username=username)
             pulse_user.owners.set(owners)
             if any(adopted):
@@ -412,7 +419,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
         with locks.lock(username) as lock:
             if reason := why_not_ownable(username, lock.renewing_client(management).user(username).tags):
                 raise CannotAdopt(reason)
-            pulse_user = _create_row(username, owners)
+            pulse_user = _create_row(username, owners, by)
             with transaction.atomic():
                 _live_row(pulse_user).update(ready=True)
                 audit.record(by, "adopted", pulse_user)

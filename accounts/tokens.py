@@ -8,8 +8,9 @@ from datetime import timedelta
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils import timezone
 
-from accounts import audit, vouching
+from accounts import audit, quotas, vouching
 from accounts.models import AuthToken, Owner, check_line
 from core import limits
 
@@ -34,6 +35,7 @@ def create_token(
         NotVouched: the owner may not use the broker.
         ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
             ``scope``.
+        QuotaReached: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
         RateLimitExceeded: the owner created too many tokens within the last hour.
     """
     name = name.strip()
@@ -49,6 +51,7 @@ def create_token(
     with transaction.atomic():
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
+        quotas.require_room(quotas.TOKENS, locked, locked.auth_token_set.filter(expiry__gt=timezone.now()))
         token, key = AuthToken.objects.create(  # type: ignore[no-untyped-call]
             user=locked, expiry=timedelta(days=days), name=name, scope=scope
         )

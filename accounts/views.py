@@ -26,6 +26,7 @@ from accounts import (
     pulse_users,
     queue_counts,
     queue_effects,
+    quotas,
     removal,
     scopes,
     tokens,
@@ -115,7 +116,7 @@ def _create(request: OwnersRequest) -> HttpResponse:
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
-            own_password = form.cleaned_data["password"]
+            own_password = form.cleaned_data.get("password", "")
             pulse_user, password = pulse_users.create_pulse_user(
                 form.cleaned_data["username"],
                 [request.user, *(owner for owner in form.cleaned_data["owners"] if owner != request.user)],
@@ -250,7 +251,7 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
     form = forms.PasswordForm(request.POST)
     if not form.is_valid():
         return _pulse_user_response(request, pulse_user, password_form=form)
-    own_password = form.cleaned_data["password"]
+    own_password = form.cleaned_data.get("password", "")
     close = form.cleaned_data["close_connections"]
     try:
         password = pulse_users.rotate_password(
@@ -689,7 +690,13 @@ def _uuids(text: str) -> list[UUID]:
 
 
 def _add_error(form: forms.Form, error: ValidationError, field: str) -> None:
-    """Add the errors to the fields they name, or to ``field`` if the form has no such field."""
+    """Add the errors to the fields they name, or to ``field`` if the form has no such field.
+
+    That an owner has reached a quota is an error of the whole form.
+    """
+    if isinstance(error, quotas.QuotaReached):
+        form.add_error(None, error)
+        return
     if not hasattr(error, "error_dict"):
         form.add_error(field, error)
         return

@@ -102,13 +102,14 @@ def create_identity(
 
     Raises:
         NotVouched: the owner may not use the broker.
+        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities.
         IdentityExists: the owner already has an identity of this name for this offering.
         NoSuchOffering: the offering was removed meanwhile.
         ObjectDoesNotExist: the owner was removed meanwhile.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
-        insert(lambda: identity.save(force_insert=True), owner)
+        insert(lambda: identity.save(force_insert=True), owner, AgentIdentity)
     except IntegrityError as error:
         raise _conflict(identity) from error
     return identity

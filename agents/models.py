@@ -92,6 +92,8 @@ class Offering(models.Model):
 class AgentVhost(models.Model):
     """The vhost of an owner's agents, named after the owner's UUID. It is deleted with the owner."""
 
+    OWNER_FIELD = "owner"
+
     owner = models.OneToOneField(Owner, on_delete=models.CASCADE, related_name="agent_vhost")
     name = models.CharField(max_length=255, unique=True)
     ready = models.BooleanField(default=False, help_text="Whether the broker has the vhost and its dead-letter queue.")

@@ -6,12 +6,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import IntegrityError, OperationalError
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from accounts.models import Owner
+from accounts.quotas import SUBSCRIPTIONS, require_room
 from accounts.vouching import require_vouched
 from agents.deletions import is_deadlock
 from core import removals
@@ -47,6 +48,7 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
 
     Raises:
         NotVouched: the row doesn't exist, and the owner may not use the broker.
+        QuotaReached: the row doesn't exist, and the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
         Busy: the statement failed in a deadlock several times.
         ObjectDoesNotExist: a row that the new one would refer to was removed.
     """
@@ -55,24 +57,27 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
         if row is not None:
             return row, False
         with contextlib.suppress(IntegrityError):  # another request created the row, or a referenced row was removed
-            return insert(lambda: rows.create(**unique, **defaults), owner), True
+            return insert(lambda: rows.create(**unique, **defaults), owner, rows.model), True
     raise ObjectDoesNotExist("What this was to be registered for was removed meanwhile.")
 
 
-def insert(insert: Callable[[], T], owner: Owner) -> T:
-    """Insert a row of an owner who may use the broker.
+def insert(insert: Callable[[], T], owner: Owner, model: Any) -> T:
+    """Insert a row of this model, of an owner who may use the broker.
 
     Raises:
         NotVouched: the owner may not use the broker.
+        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
         Busy: the statement failed in a deadlock several times.
         ObjectDoesNotExist: the owner was removed.
         IntegrityError: the row exists, or another row that it refers to was removed.
     """
-    # Unlike for an account, the owner is not locked: a concurrent withdrawal does no harm.
-    require_vouched(owner)
+    require_vouched(owner)  # without a lock: a concurrent withdrawal does no harm
+    own_rows = model.objects.filter(**{model.OWNER_FIELD: owner})
     for _ in range(MAX_ATTEMPTS):
         try:
-            return insert()
+            with transaction.atomic():
+                require_room(SUBSCRIPTIONS, owner, own_rows, str(model._meta.verbose_name_plural))
+                return insert()
         except IntegrityError as error:
             if Owner.objects.filter(pk=owner.pk).exists():
                 raise

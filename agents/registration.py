@@ -101,7 +101,7 @@ def create_subscription(
     subscription = EventSubscription(
         owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
     )
-    insert(lambda: subscription.save(force_insert=True), owner)
+    insert(lambda: subscription.save(force_insert=True), owner, EventSubscription)
     _grant_or_undo(subscription, True, presented, management)
     return subscription
 

@@ -16,6 +16,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_email
 
+from accounts import reserved_names
 from core.addresses import split_address
 from guardian_site import logs
 from guardian_site.environment import IN_PASSWORDS
@@ -25,7 +26,7 @@ from queues.thresholds import POLICIES
 MAX_QUEUE_NAME_LENGTH = 255
 
 SEARCH_SECONDS = 3
-"""The timeout for searching the sample names with GUARDIAN_IGNORED_QUEUES."""
+"""The timeout for searching the sample names with a regular expression of a setting."""
 
 NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
 SNAPSHOTS = ("management", "prometheus")
@@ -47,6 +48,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
         *_choices(),
         *_bounds(),
         *_people(),
+        *_reserved_users(),
         *_signing_in(),
         *_reports(),
     ]
@@ -222,11 +224,7 @@ for name in names:
 
 
 def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
-    """Check the regular expression: its syntax, and its run time.
-
-    Clients choose the names of queues. Some names make a careless expression backtrack for hours, which would stop the
-    passes. So search sample names that are composed of parts of the expression.
-    """
+    """Check the regular expression: its syntax, and its run time."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -236,8 +234,16 @@ def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
             id="guardian.E009",
         )
         return
-    if not pattern:
-        return
+    if pattern:
+        yield from _run_time("GUARDIAN_IGNORED_QUEUES", pattern, "A queue of such a name would stop Guardian's passes.")
+
+
+def _run_time(setting: str, pattern: str, consequence: str) -> Iterable[CheckMessage]:
+    """Check that a regular expression takes no long time on any name.
+
+    Clients choose the names. Some names make a careless expression backtrack for hours. So search sample names that are
+    composed of parts of the expression.
+    """
     words = {"", *re.findall(r"[\w/.-]+", pattern)}
     repeated = {*pattern, *words, *re.findall(r"\w+", pattern), "a", "0"} - {""}
     names = [
@@ -256,8 +262,8 @@ def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
         )
     except subprocess.TimeoutExpired:
         yield checks.Warning(
-            "GUARDIAN_IGNORED_QUEUES takes too long on some names.",
-            hint="Avoid nested repetition, such as (a+)+. A queue of such a name would stop Guardian's passes.",
+            f"{setting} takes too long on some names.",
+            hint=f"Avoid nested repetition, such as (a+)+. {consequence}",
             id="guardian.W006",
         )
 
@@ -277,6 +283,11 @@ def _bounds() -> Iterable[CheckMessage]:
         ("MESSAGE_STORE_MAX_BODY", 1, 1 << 27),
         ("MESSAGE_STORE_POSTS_PER_MINUTE", 0, 1_000_000_000),
         ("GUARDIAN_EVENTS_PER_MINUTE", 0, 1_000_000_000),
+        ("GUARDIAN_MAX_PULSE_USERS", 0, 1_000_000_000),
+        ("GUARDIAN_MAX_TOKENS", 0, 1_000_000_000),
+        ("GUARDIAN_MAX_SUBSCRIPTIONS", 0, 1_000_000_000),
+        ("GUARDIAN_MAX_CHANNELS", 0, 1_000_000_000),
+        ("MESSAGE_STORE_MAX_BYTES", 0, 1 << 60),
         ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
         ("GUARDIAN_STALLED_MINUTES", 0, 525_600),
     ):
@@ -314,6 +325,31 @@ def _people() -> Iterable[CheckMessage]:
             hint="Add at least one address.",
             id="guardian.W002",
         )
+
+
+def _reserved_users() -> Iterable[CheckMessage]:
+    for entry in settings.GUARDIAN_RESERVED_USERS:
+        if reserved_names.is_name(entry):
+            continue
+        if fault := _fault_of_pattern(entry):
+            yield Error(
+                f"GUARDIAN_RESERVED_USERS has '{entry}', which is neither a name nor a usable expression: {fault}.",
+                hint="Separate names and regular expressions by commas, such as guest,admin,^ops-.",
+                id="guardian.E031",
+            )
+        else:
+            yield from _run_time("GUARDIAN_RESERVED_USERS", entry, "The creation of such an account would never end.")
+
+
+def _fault_of_pattern(entry: str) -> str:
+    """Return what is wrong with an entry of GUARDIAN_RESERVED_USERS that is no name; "": nothing."""
+    try:
+        pattern = reserved_names.pattern(entry)
+    except re.error as error:
+        return str(error)
+    if entry.count("{") != entry.count("}"):
+        return "a comma between braces separates entries"
+    return "it matches every name" if pattern.search("") else ""
 
 
 def _signing_in() -> Iterable[CheckMessage]:

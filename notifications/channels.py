@@ -19,14 +19,11 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from accounts import vouching
+from accounts import quotas, vouching
 from accounts.models import Owner, check_line
 from core import limits, sealing
 from notifications import public_https
 from notifications.models import Channel
-
-MAX_CHANNELS = 10
-"""Channels of one owner. Each gets every message."""
 
 TEST_LOCK_SECONDS = 15
 """A killed sender blocks the owner's next test for this long. A test takes at most 12 seconds."""
@@ -88,7 +85,8 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
     Raises:
         accounts.vouching.NotVouched: the owner is not vouched.
         BadChannel: the address is not usable.
-        ValidationError: the name is invalid or taken (its key is ``name``), or the owner has ``MAX_CHANNELS``.
+        ValidationError: the name is invalid or taken; its key is ``name``.
+        QuotaReached: the owner has ``GUARDIAN_MAX_CHANNELS``.
     """
     vouching.require_vouched(owner)
     name = name.strip()
@@ -101,9 +99,7 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
     sealed = sealing.seal(sealing.CHANNELS, url.strip())
     try:
         with transaction.atomic():
-            Owner.objects.select_for_update().get(id=owner.id)
-            if owner.channels.count() >= MAX_CHANNELS:
-                raise ValidationError(f"You have {MAX_CHANNELS} channels, the maximum; delete one first.")
+            quotas.require_room(quotas.CHANNELS, owner, owner.channels.all())
             return Channel.objects.create(owner=owner, name=name, service=sender.shown(), sealed_url=sealed)
     except IntegrityError as error:
         raise ValidationError({"name": "You have a channel of this name; choose another name."}) from error

@@ -7,6 +7,7 @@ from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
+from accounts import quotas
 from accounts.views import OwnersRequest, page_with_forms
 from accounts.vouching import NotVouched, may_use_broker
 from notifications import channels, preferences
@@ -105,14 +106,14 @@ def _settings(
 ) -> HttpResponse:
     owner = request.user
     hours = {name: getattr(owner, name) for name in ("quiet_from", "quiet_until", "time_zone")}
-    own_channels = list(owner.channels.all())
+    may_have_more = quotas.has_room(quotas.CHANNELS, owner, owner.channels.all())
     return render(
         request,
         "settings/settings.html",
         {
-            "channels": own_channels,
-            "may_add": may_use_broker(owner) and len(own_channels) < channels.MAX_CHANNELS,
-            "is_full": len(own_channels) >= channels.MAX_CHANNELS,
+            "channels": list(owner.channels.all()),
+            "may_add": may_use_broker(owner) and may_have_more,
+            "is_full": not may_have_more,
             "channel_form": channel_form or ChannelForm(),
             "quiet_form": quiet_form or QuietHoursForm(initial=hours),
             "weekly_form": WeeklyForm(initial={"weekly_summary": owner.weekly_summary}),

@@ -1,5 +1,6 @@
 """Pulse users: created, changed, adopted and removed on the broker and in the database together, or not at all."""
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -240,6 +241,34 @@ def test_reserved_names_and_guardians_own_are_refused(alice, settings, reserved)
         with pytest.raises(NameReserved):
             refuse(reserved)
     assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("entries", "username", "is_reserved"),
+    [
+        (["^ops-"], "ops-builds", True), (["^ops-"], "OPS-builds", True), (["^ops-"], "my-ops-builds", False),
+        (["svc-.*"], "svc-mail", True), (["^(root|admin)$"], "admin", True), (["^(root|admin)$"], "admins", False),
+        (["guest", "^team[0-9]+"], "team7", True), (["a.b"], "a.b", True), (["a.b"], "axb", False),
+        ([], "guest", False),
+        (["admin"], "admins", False), (["admin"], "the-admin", False),
+    ],
+)  # fmt: skip
+def test_reserved_users_are_names_and_expressions(db, settings, entries, username, is_reserved):
+    settings.GUARDIAN_RESERVED_USERS = entries
+    with pytest.raises(NameReserved) if is_reserved else contextlib.nullcontext():
+        check_name(username)
+
+
+def test_a_password_of_ones_own_is_refused_if_passwords_must_be_generated(alice, name, settings, management):
+    settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS = True
+    with pytest.raises(ValidationError) as error:
+        create_pulse_user(name, [alice], "a password of my own")
+    assert list(error.value.message_dict) == ["password"]
+    pulse_user, password = create_pulse_user(name, [alice])
+    assert len(password) == 32
+    with pytest.raises(ValidationError, match="Passwords are generated"):
+        rotate_password(pulse_user, "a password of my own")
+    assert len(rotate_password(pulse_user)) == 32
 
 
 def test_a_pulse_user_needs_vouched_owners(alice, name):

@@ -81,6 +81,7 @@ class Production:
             "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
             "GUARDIAN_POLL_SECONDS": "0.7",  # at 1 s, the time a worker blocks on Redis, one guard gets all passes
             "GUARDIAN_POLL_MAX_SECONDS": "5",
+            "GUARDIAN_MAX_PULSE_USERS": "0",
             "GUARDIAN_DELETE_BRAKE": "10000",  # many queues are due after an outage
             "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
             "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
