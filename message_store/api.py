@@ -22,6 +22,7 @@ from guardian_store import ids
 from message_store import applications, principals, queues, request_parsing
 from message_store.principals import ANONYMOUS, Caller
 from message_store.queues import Invalid, MessageInput, MessageRef
+from message_store.quota import QuotaReached
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
@@ -64,6 +65,8 @@ def _view(**calls: Call) -> Call:
             return call(request, **named)
         except Invalid as invalid:
             return error_answer(HTTPStatus.BAD_REQUEST, invalid.errors)
+        except QuotaReached as error:
+            return error_answer(HTTPStatus.BAD_REQUEST, {"quota": str(error)})
         except NoQueue:
             return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
         except NoApplication:

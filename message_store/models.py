@@ -24,6 +24,9 @@ class Application(models.Model):
 
     name = models.CharField(max_length=MAX_NAME_LENGTH, unique=True)
     created = models.DateTimeField(db_default=Now(), editable=False)
+    stored_bytes = models.BigIntegerField(
+        default=0, db_default=0, editable=False, help_text="At least the bytes of its messages. See quota.py."
+    )
 
     class Meta:
         ordering = ["name"]

@@ -16,7 +16,7 @@ from django.conf import settings
 from accounts.models import has_control_characters
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
-from message_store import principals
+from message_store import principals, quota
 from message_store.models import MAX_NAME_LENGTH
 from message_store.store import (
     MessageStore,
@@ -187,6 +187,7 @@ def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
 
     Raises:
         Invalid: for the fields ``body``, ``ttl``, ``partition``, ``content_type``.
+        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
         NoQueue: the queue was deleted.
         StoreUnavailable: the store is unreachable.
     """
@@ -202,6 +203,7 @@ def post_all(
 
     Raises:
         Invalid: for the fields of ``post`` after the entry's index, as in ``1.partition``, or for ``messages``.
+        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
         NoQueue: the queue was deleted.
         StoreUnavailable: the store is unreachable.
     """
@@ -231,6 +233,7 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
 
     Raises:
         Invalid: for the fields ``body``, ``ttl``, ``partition``, ``content_type``, ``message_id``.
+        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
         NoQueue: the queue was deleted.
         StoreUnavailable: the store is unreachable.
     """
@@ -241,8 +244,9 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
     for partition, message_id in ahead:
         if (partition, message_id) not in existing:
             raise Invalid({"message_id": f'"{message_id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
-    for ref, message in zip(refs, messages, strict=True):
-        store().overwrite(queue, ref.id, message)
+    with quota.reserved(queue.application, sum(len(message.body) for message in messages)):
+        for ref, message in zip(refs, messages, strict=True):
+            store().overwrite(queue, ref.id, message)
 
 
 def read(
@@ -486,7 +490,8 @@ def parse_ids(text: str) -> list[MessageRef]:
 
 
 def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
-    new_ids = store().push(queue, messages)
+    with quota.reserved(queue.application, sum(len(message.body) for message in messages)):
+        new_ids = store().push(queue, messages)
     return [MessageRef(message_id, message.partition) for message_id, message in zip(new_ids, messages, strict=True)]
 
 

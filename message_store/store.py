@@ -196,6 +196,13 @@ class MessageStore(ABC):
         """Return the number of messages of each queue. Some stores only estimate it."""
 
     @abstractmethod
+    def stored_bytes(self, application: str) -> int:
+        """Return the bytes of the bodies of an application's messages. Some stores only estimate it.
+
+        The cost grows with the number of messages.
+        """
+
+    @abstractmethod
     def truncate(self, queue: StoredQueue) -> None:
         """Delete all messages of a queue. Reads miss them immediately; a task frees the disk space.
 
