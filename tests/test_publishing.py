@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import core.broker
+from rabbit.amqp import Session
 from rabbit.management import BrokerUnavailable, Management, Refused
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
@@ -57,9 +58,10 @@ def account(broker, management, vhosts):
 def breakable(own_node):
     """Give a node that tests may break, with the empty queues a, b and c."""
     management = Management(own_node.management_url)
-    for name in "abc":
-        management.declare_queue("/", name)
-        management.purge_queue("/", name)
+    with Session(own_node.amqp_url, "/", 10) as session:
+        for name in "abc":
+            management.declare_queue("/", name)
+            session.purge_queue(name)
     yield own_node
     management.close()
 

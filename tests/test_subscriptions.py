@@ -50,7 +50,7 @@ from tests.agents import make_removals_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, in_background, in_parallel, wait_until_blocked
+from tests.toolbox import AWAY, AWAY_AMQP, Killed, in_background, in_parallel, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -726,10 +726,10 @@ def test_a_consumer_deleted_during_its_registration_is_registered_again(
 
 def test_a_registration_cancels_a_pending_removal(settings, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
-    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
+    working, settings.RABBIT_URL = settings.RABBIT_URL, AWAY_AMQP
     SubscriptionQueue.objects.all().delete()
     assert len(pending()) == 1
-    settings.RABBITMQ_MANAGEMENT_URL = working
+    settings.RABBIT_URL = working
     assert create_queue(subscription, offering, "order", presented)[1]
     assert not Removal.objects.exists()
 
