@@ -16,7 +16,10 @@ from rabbit.names import readable
 
 MAX_NAME_IN_SUBJECT = 80
 
-FACT_DEFAULTS = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings", "blocked"), "")
+FACT_DEFAULTS = dict.fromkeys(
+    ("agents", "registered", "dead_letters", "account", "more_bindings", "more_upstream", "broker_limit", "blocked"),
+    "",
+)
 """Facts that most notifications lack. Undefined names are expensive in templates: with these defaults, rendering a
 warning takes a fifth less time."""
 
@@ -69,6 +72,7 @@ def _context(notification: Notification) -> dict[str, Any]:
         "queue": readable(facts.get("queue", "")),
         "vhost": readable(facts.get("vhost", "")),
         "bindings": _readable_bindings(facts.get("bindings")),
+        "upstream": _readable_bindings(facts.get("upstream")),
         "pace": rate_in_words(facts.get("per_second")),
         "time_to_max": duration(facts.get("seconds_to_max")),
         "lasted": duration(facts.get("seconds")),

@@ -17,12 +17,13 @@ from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker, bulk
 from core.confirmation import ConfirmableChange
-from queues import archive, effects, registered
+from queues import archive, effects, feeding, registered
 from queues.archive import Removed, Target
 from queues.models import Archive, Queue, QueueEvent
 from queues.tombstones import figures, gone_fields
 from rabbit import amqp
-from rabbit.management import Binding, BrokerError, NotOnBroker, Refused, was_not_executed
+from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused, was_not_executed
+from rabbit.policies import LengthLimit, limit_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +40,16 @@ class Gone(Exception):
 class Live(NamedTuple):
     """A queue's current state on the broker; None: the broker did not answer, or does not report it.
 
-    ``ready`` counts messages. ``bindings`` lacks the one to the default exchange.
+    ``ready`` counts messages. ``bindings`` lacks the one to the default exchange. ``upstream`` are the bindings between
+    exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length; None, too, if it has none.
     """
 
     ready: int | None = None
     consumers: int | None = None
     bindings: list[Binding] | None = None
     arguments: Mapping[str, Any] | None = None
+    upstream: list[Binding] | None = None
+    limit: LengthLimit | None = None
 
 
 def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
@@ -249,6 +253,7 @@ def live(queue: Queue) -> Live:
         state = state._replace(bindings=[binding for binding in bindings if binding.source])
         arguments = management.queue(queue.vhost, queue.name).get("arguments")
         state = state._replace(arguments=arguments if isinstance(arguments, dict) else None)
+        state = _with_surroundings(state, queue, management)
     except (NotOnBroker, Refused):
         pass  # the name is invalid in a URL, or the queue's node is down: AMQP may still answer
     except BrokerError as error:
@@ -256,6 +261,22 @@ def live(queue: Queue) -> Live:
         return state
     depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
+
+
+def _with_surroundings(state: Live, queue: Queue, management: Management) -> Live:
+    """Return the state with what leads to the queue's exchanges, and with the broker's own limit of its length.
+
+    Raises:
+        BrokerError: the broker did not answer.
+    """
+
+    def bindings_to(names: Collection[str]) -> dict[str, list[Binding]]:
+        return {name: management.bindings_to_exchange(queue.vhost, name) for name in names}
+
+    upstream = feeding.upstream(state.bindings or [], bindings_to)
+    row = {"name": queue.name, "type": queue.type, "arguments": state.arguments}
+    policies = management.policies(queue.vhost), management.operator_policies(queue.vhost)
+    return state._replace(upstream=upstream, limit=limit_of(row, *policies))
 
 
 @contextmanager

@@ -4,35 +4,41 @@ It is gathered before anything is written, and only for queues with a message du
 """
 
 import contextlib
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from core import bulk
-from queues import growth
+from queues import feeding, growth
 from queues.comparison import StoredQueue
 from queues.models import QueueSample
 from queues.thresholds import Thresholds, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
-from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused
+from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused, Row
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
+from rabbit.policies import BrokerPolicy, LengthLimit, limit_of
 from rabbit.threads import ContextThreadPool
 
 MAX_SINGLE_REQUESTS = 10
-"""Up to this many queues are requested singly for their bindings. For more, one request lists a vhost's bindings."""
+"""Up to this many queues are requested singly, for their bindings and arguments. For more, a vhost's are listed."""
 
 QUEUES_PER_SINGLE_REQUEST = 20
 """Up to one in this many of all queues is requested singly too. Each queue has at least one binding, so a list of a
 vhost's bindings takes the broker longer than these requests."""
 
 MAX_CONCURRENT_REQUESTS = 8
-"""Concurrent requests for the bindings of a queue."""
+"""Concurrent requests about single queues and exchanges."""
+
+MAX_EXCHANGES_REQUESTED = 500
+"""The bindings to up to this many exchanges are requested for the messages of one pass."""
 
 BINDINGS_TIMEOUT_SECONDS = 10.0
-"""The time limit for all bindings together. Later answers are left out of the messages: a pass must not wait."""
+"""The time limit for all requests together. Later answers are left out of the messages: a pass must not wait."""
 
 MAX_BINDINGS_SHOWN = 20
 
@@ -40,10 +46,16 @@ Sample = tuple[datetime, int]
 
 
 class Feed(NamedTuple):
-    """The number of consumers and the bindings of a queue; None: the broker did not answer."""
+    """What the broker answers about a queue; None: it did not answer.
+
+    ``upstream`` are the bindings between exchanges that lead to ``bindings``, nearest first. ``limit`` is None, too, if
+    the broker does not limit the queue.
+    """
 
     consumers: int | None = None
     bindings: list[Binding] | None = None
+    upstream: Sequence[Binding] = ()
+    limit: LengthLimit | None = None
 
 
 class Facts:
@@ -70,7 +82,9 @@ class Facts:
         """
         if not queues:
             return cls({}, {}, now)
-        feeds = fetch_feeds(management, amqp_url, list({(queue.vhost, queue.name) for queue in queues}), total_queues)
+        names = {(queue.vhost, queue.name): queue.registered for queue in queues}
+        registered = {name for name, is_registered in names.items() if is_registered}
+        feeds = fetch_feeds(management, amqp_url, list(names), total_queues, registered)
         return cls(feeds, _samples([queue.id for queue in queues], now), now)
 
     def of(self, queue: StoredQueue, thresholds: Thresholds, folded: int = 0) -> dict[str, Any]:
@@ -96,62 +110,169 @@ class Facts:
             **_agents_facts(queue),
             "folded": folded,
             "consumers": feed.consumers,
-            **_binding_facts(feed.bindings),
+            "broker_limit": _limit_facts(queue, feed.limit, thresholds),
+            **_binding_facts(feed),
         }
 
 
 def fetch_feeds(
-    management: Management, amqp_url: str, queues: Sequence[QueueName], total_queues: int
+    management: Management,
+    amqp_url: str,
+    queues: Sequence[QueueName],
+    total_queues: int,
+    registered: Collection[QueueName] = frozenset(),
 ) -> dict[QueueName, Feed]:
-    """Return the feed of each of these queues. ``total_queues`` is the number of all queues."""
+    """Return the feed of each of these queues, of ``registered`` ones without their limit, which Guardian sets itself.
+
+    ``total_queues`` is the number of all queues.
+    """
     with ContextThreadPool(1) as thread:  # both mostly wait for the broker
         consumers_future = thread.submit(amqp.declare_passively, amqp_url, queues)
-        bindings = _fetch_bindings(
-            management,
-            queues,
-            one_by_one=len(queues) <= max(MAX_SINGLE_REQUESTS, total_queues // QUEUES_PER_SINGLE_REQUEST),
-        )
+        singly = len(queues) <= max(MAX_SINGLE_REQUESTS, total_queues // QUEUES_PER_SINGLE_REQUEST)
+        with_limit = [queue for queue in queues if queue not in registered]
+        feeds = _query_management(management, queues, with_limit, singly=singly)
     consumers = {queue: depth.consumers for queue, depth in consumers_future.result().items()}
-    return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
+    return {queue: feed._replace(consumers=consumers.get(queue)) for queue, feed in feeds.items()}
 
 
-def _fetch_bindings(
-    management: Management, queues: Sequence[QueueName], *, one_by_one: bool
-) -> dict[QueueName, list[Binding]]:
-    """Return the bindings of at least these queues, as far as the broker answers in time.
-
-    The first failure cancels all further requests: each would wait as long.
-    """
+def _query_management(
+    management: Management, queues: Sequence[QueueName], with_limit: Sequence[QueueName], *, singly: bool
+) -> dict[QueueName, Feed]:
+    """Return the feed of each of these queues without its consumers, as far as the broker answers in time."""
+    vhosts = sorted({vhost for vhost, _ in queues})
+    limited_vhosts = sorted({vhost for vhost, _ in with_limit})
     # Vhosts are listed one after the other, as each list keeps the broker busy.
-    threads = ContextThreadPool(MAX_CONCURRENT_REQUESTS if one_by_one else 1)
-    if one_by_one:
-        requests = [threads.submit(_bindings_of_queue, management, queue) for queue in queues]
+    requests = _Requests(management, MAX_CONCURRENT_REQUESTS if singly else 1)
+    if singly:
+        bindings = requests.ask(_bindings_to_queue, queues)
+        to_exchanges: ToExchanges = {}
+        arguments = requests.ask(_arguments_of_queue, with_limit)
     else:
-        requests = [
-            threads.submit(_bindings_of_vhost, management, vhost) for vhost in sorted({one[0] for one in queues})
-        ]
-    answered, _ = wait(requests, BINDINGS_TIMEOUT_SECONDS, FIRST_EXCEPTION)
-    threads.shutdown(wait=False, cancel_futures=True)  # do not wait for requests that hang
-    bindings: dict[QueueName, list[Binding]] = {}
-    for answer in answered:
-        with contextlib.suppress(BrokerError):
-            bindings.update(answer.result())
-    return bindings
+        bindings, to_exchanges = _by_destination(requests.ask(_bindings_in_vhost, vhosts))
+        arguments = requests.ask(_arguments_in_vhost, limited_vhosts)
+    policies = requests.ask(_policies_of_vhost, limited_vhosts)
+
+    if singly:
+        for vhost in vhosts:
+            in_vhost = [one for queue in queues if queue[0] == vhost for one in bindings.get(queue, ())]
+            request = partial(_request_upstream, requests, vhost, to_exchanges)
+            feeding.upstream(in_vhost, request, MAX_EXCHANGES_REQUESTED)
+    requests.close()
+
+    def feed(queue: QueueName) -> Feed:
+        vhost, _ = queue
+        known = queue in arguments and vhost in policies
+        return Feed(
+            bindings=bindings.get(queue),
+            upstream=feeding.upstream(bindings.get(queue, ()), partial(_of_vhost, to_exchanges, vhost)),
+            limit=limit_of(arguments[queue], *policies[vhost]) if known else None,
+        )
+
+    return {queue: feed(queue) for queue in queues}
 
 
-def _bindings_of_queue(management: Management, queue: QueueName) -> dict[QueueName, list[Binding]]:
-    with contextlib.suppress(Refused, NotOnBroker):  # the queue is gone, or its name is invalid in a URL, such as ".."
+ToExchanges = dict[QueueName, list[Binding]]
+"""The bindings to exchanges, by vhost and exchange."""
+
+
+def _request_upstream(
+    requests: "_Requests", vhost: str, to_exchanges: ToExchanges, names: Collection[str]
+) -> dict[str, list[Binding]]:
+    """Request the bindings to these exchanges, add them to ``to_exchanges``, and return them."""
+    to_exchanges.update(requests.ask(_bindings_to_exchange, [(vhost, name) for name in names]))
+    return _of_vhost(to_exchanges, vhost, names)
+
+
+def _of_vhost(to_exchanges: ToExchanges, vhost: str, names: Collection[str]) -> dict[str, list[Binding]]:
+    return {name: to_exchanges.get((vhost, name), []) for name in names}
+
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class _Requests:
+    """Concurrent requests to the broker, with one time limit. A failure ends them: each would wait as long."""
+
+    def __init__(self, management: Management, concurrent: int) -> None:
+        self._management = management
+        self._threads = ContextThreadPool(concurrent)
+        self._until = time.monotonic() + BINDINGS_TIMEOUT_SECONDS
+        self._failed = False
+
+    def ask(self, request: Callable[[Management, T], dict[K, Any]], about: Iterable[T]) -> dict[K, Any]:
+        """Return the answers to these requests, as far as there are any."""
+        if self._failed:
+            return {}
+        sent = [self._threads.submit(request, self._management, one) for one in about]
+        answered, missing = wait(sent, max(0.0, self._until - time.monotonic()), FIRST_EXCEPTION)
+        self._failed = bool(missing)
+        answers: dict[K, Any] = {}
+        for answer in answered:
+            try:
+                answers.update(answer.result())
+            except BrokerError:
+                self._failed = True
+        if self._failed:
+            self.close()
+        return answers
+
+    def close(self) -> None:
+        """Cancel the requests that were not sent yet. Do not wait for those that hang."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+NO_ANSWER = (Refused, NotOnBroker)
+"""The queue, exchange or vhost is gone, or its name is invalid in a URL, such as ".."."""
+
+
+def _bindings_to_queue(management: Management, queue: QueueName) -> dict[QueueName, list[Binding]]:
+    with contextlib.suppress(*NO_ANSWER):
         return {queue: management.queue_bindings(*queue)}
     return {}
 
 
-def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:
-    found = defaultdict(list)
-    with contextlib.suppress(Refused, NotOnBroker):  # the vhost was just deleted
-        for binding in management.bindings(vhost):
-            if binding.destination_type == "queue":
-                found[vhost, binding.destination].append(binding)
-    return found
+def _bindings_to_exchange(management: Management, exchange: QueueName) -> dict[QueueName, list[Binding]]:
+    with contextlib.suppress(*NO_ANSWER):
+        return {exchange: management.bindings_to_exchange(*exchange)}
+    return {}
+
+
+def _bindings_in_vhost(management: Management, vhost: str) -> dict[str, list[Binding]]:
+    with contextlib.suppress(*NO_ANSWER):
+        return {vhost: management.bindings(vhost)}
+    return {}
+
+
+def _arguments_of_queue(management: Management, queue: QueueName) -> dict[QueueName, Row]:
+    with contextlib.suppress(*NO_ANSWER):
+        return {queue: management.queue_arguments(*queue)}
+    return {}
+
+
+def _arguments_in_vhost(management: Management, vhost: str) -> dict[QueueName, Row]:
+    with contextlib.suppress(*NO_ANSWER):
+        return {(row["vhost"], row["name"]): row for row in management.list_arguments(vhost)}
+    return {}
+
+
+def _policies_of_vhost(management: Management, vhost: str) -> dict[str, tuple[list[BrokerPolicy], list[BrokerPolicy]]]:
+    with contextlib.suppress(*NO_ANSWER):
+        return {vhost: (management.policies(vhost), management.operator_policies(vhost))}
+    return {}
+
+
+def _by_destination(
+    listed: Mapping[str, list[Binding]],
+) -> tuple[dict[QueueName, list[Binding]], ToExchanges]:
+    """Return the bindings of these vhosts by queue, and by exchange."""
+    queues: dict[QueueName, list[Binding]] = defaultdict(list)
+    exchanges: ToExchanges = defaultdict(list)
+    for vhost, bindings in listed.items():
+        for binding in bindings:
+            to = queues if binding.destination_type == "queue" else exchanges
+            to[vhost, binding.destination].append(binding)
+    return queues, exchanges
 
 
 def _agents_facts(queue: StoredQueue) -> dict[str, Any]:
@@ -166,15 +287,25 @@ def _agents_facts(queue: StoredQueue) -> dict[str, Any]:
     return facts
 
 
-def _binding_facts(bindings: list[Binding] | None) -> dict[str, Any]:
-    if bindings is None:
-        return {"bindings": None, "more_bindings": 0}
-    # Every queue is bound to the default exchange, whose name is empty.
-    shown = [(binding.source, binding.routing_key) for binding in bindings if binding.source]
-    return {
-        "bindings": [{"exchange": exchange, "routing_key": key} for exchange, key in shown[:MAX_BINDINGS_SHOWN]],
-        "more_bindings": max(0, len(shown) - MAX_BINDINGS_SHOWN),
-    }
+def _limit_facts(queue: StoredQueue, limit: LengthLimit | None, thresholds: Thresholds) -> dict[str, Any] | None:
+    """Return the broker's limit of a queue, if it is reached before Guardian deletes the queue."""
+    if limit is None or queue.registered:
+        return None
+    messages = limit.messages
+    if messages is not None and messages >= thresholds.max and not is_spared(queue):
+        messages = None
+    if messages is None and limit.size is None:
+        return None
+    return {"messages": messages, "bytes": limit.size, "drops_oldest": limit.drops_oldest}
+
+
+def _binding_facts(feed: Feed) -> dict[str, Any]:
+    upstream = feeding.described(feed.upstream)
+    leading = {"upstream": upstream[:MAX_BINDINGS_SHOWN], "more_upstream": len(upstream[MAX_BINDINGS_SHOWN:])}
+    if feed.bindings is None:
+        return {"bindings": None, "more_bindings": 0, **leading}
+    bindings = feeding.described(feed.bindings)
+    return {"bindings": bindings[:MAX_BINDINGS_SHOWN], "more_bindings": len(bindings[MAX_BINDINGS_SHOWN:]), **leading}
 
 
 def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[Sample]]:

@@ -122,7 +122,14 @@ class BindingSerializer(serializers.Serializer[Binding]):
 @extend_schema_serializer(
     examples=[
         OpenApiExample(
-            "A queue", {"ready": 2100, "consumers": 1, "arguments": {"x-queue-type": "classic"}, "bindings": [BINDING]}
+            "A queue",
+            {
+                "ready": 2100,
+                "consumers": 1,
+                "arguments": {"x-queue-type": "classic"},
+                "bindings": [BINDING],
+                "upstream": [],
+            },
         )
     ]
 )
@@ -133,6 +140,9 @@ class LiveSerializer(serializers.Serializer[Any]):
     consumers = serializers.IntegerField(allow_null=True)
     arguments = serializers.DictField(allow_null=True, help_text="The arguments of its declaration.")
     bindings = BindingSerializer(many=True, allow_null=True)
+    upstream = BindingSerializer(
+        many=True, allow_null=True, help_text="The bindings between exchanges that lead to these, nearest first."
+    )
 
 
 class KeepSerializer(serializers.Serializer[Any]):

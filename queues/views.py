@@ -26,7 +26,7 @@ from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
 from core.confirmation import ConfirmationRequired
 from core.formatting import duration, rate_in_words
-from queues import actions, charts, exchanges, growth, thresholds
+from queues import actions, charts, exchanges, feeding, growth, thresholds
 from queues.archive import Removed, what_became_of
 from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, QueueFilter, StateCount, count_by_state, should_have_consumer
@@ -273,6 +273,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "holds": REGISTERED_MAX_LENGTH if queue.registered else None,
             "live": live,
             "bindings": _bindings_shown(live.bindings),
+            "upstream": _bindings_shown(live.upstream),
             "arguments": _arguments_shown(live),
             "limits": limits if request.user.is_staff else None,
             "may_destroy": request.user.is_staff or not queue.registered,
@@ -398,7 +399,7 @@ def outlook(row: Row, grows: growth.Growth | None) -> str:
 
 
 def _bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
-    shown = [(readable(one.source), readable(one.routing_key)) for one in bindings or []]
+    shown = [{key: readable(text) for key, text in one.items()} for one in feeding.described(bindings or [])]
     return {"shown": shown[:BINDINGS_SHOWN], "more": max(0, len(shown) - BINDINGS_SHOWN)}
 
 

@@ -17,6 +17,7 @@ import orjson
 from rabbit.arguments import Difference, differences_from_row, inequivalent_reason, parse_inequivalent
 from rabbit.http import NoAnswer, PooledClient, TooLarge
 from rabbit.permissions import Permissions
+from rabbit.policies import BrokerPolicy
 from rabbit.urls import split_url
 
 Row = dict[str, Any]
@@ -36,6 +37,7 @@ NODE_COLUMNS = (
     "name,running,mem_used,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,"
     "fd_used,fd_total,uptime,partitions"
 )
+ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,arguments"}
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal"
 CLIENT_COLUMNS = "user,vhost,protocol,connected_at"
 
@@ -43,7 +45,9 @@ _PATH_TEMPLATES = {
     "bindings": ("bindings", "{vhost}", "e", "{exchange}", "q", "{queue}"),
     "connections": ("connections", "username", "{user}"),
     "exchanges": ("exchanges", "{vhost}", "{name}"),
+    "operator-policies": ("operator-policies", "{vhost}"),
     "permissions": ("permissions", "{vhost}", "{user}"),
+    "policies": ("policies", "{vhost}"),
     "queues": ("queues", "{vhost}", "{name}"),
     "users": ("users", "{name}"),
     "vhosts": ("vhosts", "{name}"),
@@ -389,6 +393,41 @@ class Management:
         _require_vhost(answer, row, vhost)
         return row
 
+    def queue_arguments(self, vhost: str, name: str) -> Row:
+        """Return a queue's ``name``, ``vhost``, ``type`` and ``arguments``, without its lagging statistics.
+
+        Raises:
+            NotOnBroker: it does not exist, or its node is down.
+        """
+        answer = self._get("queues", vhost, name, params=ARGUMENTS_ONLY)
+        row = _object(answer, name=str, vhost=str)
+        _require_vhost(answer, row, vhost)
+        return row
+
+    def list_arguments(self, vhost: str) -> list[Row]:
+        """Return the same of all queues of a vhost. The broker asks no queue's process.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        return self.list_queues(vhost, ARGUMENTS_ONLY)
+
+    def policies(self, vhost: str) -> list[BrokerPolicy]:
+        """Return the policies of a vhost.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        return _policies(self._get("policies", vhost), vhost)
+
+    def operator_policies(self, vhost: str) -> list[BrokerPolicy]:
+        """Return the operator policies of a vhost.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        return _policies(self._get("operator-policies", vhost), vhost)
+
     def declare_queue(
         self,
         vhost: str,
@@ -482,6 +521,10 @@ class Management:
     def queue_bindings(self, vhost: str, name: str) -> list[Binding]:
         """Return the bindings of a queue. The broker shows one to the default exchange even if no queue exists."""
         return _bindings(self._get("queues", vhost, name, "bindings"), vhost)
+
+    def bindings_to_exchange(self, vhost: str, name: str) -> list[Binding]:
+        """Return the bindings of an exchange to other exchanges, which feed it; none if it does not exist."""
+        return _bindings(self._get("exchanges", vhost, name, "bindings", "destination"), vhost)
 
     def exchange_bindings(self, vhost: str, name: str) -> list[Binding]:
         """Return the bindings from an exchange; none if it does not exist."""
@@ -920,6 +963,11 @@ def _bindings(answer: _Answer, vhost: str) -> list[Binding]:
         properties_key=str,
     )
     return [Binding(**{key: row[key] for key in Binding._fields}) for row in rows]
+
+
+def _policies(answer: _Answer, vhost: str) -> list[BrokerPolicy]:
+    rows = _rows(answer, vhost, **{"pattern": str, "apply-to": str, "priority": int, "definition": dict})
+    return [BrokerPolicy(row["pattern"], row["apply-to"], row["priority"], row["definition"]) for row in rows]
 
 
 def _number(value: Any) -> int | None:

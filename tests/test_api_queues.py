@@ -137,6 +137,7 @@ def test_a_queue_is_inspected_purged_and_deleted(alice, real, amqp, management, 
         {"source": "exchange/alice/x", "destination": real.name, "destination_type": "queue",
          "routing_key": "build.#", "arguments": {}}
     ]  # fmt: skip
+    assert live["upstream"] == []
     assert program.post(f"queues/{real.uuid}/purge/").status_code == 204
     assert amqp.channel.queue_declare(real.name, passive=True).method.message_count == 0
     assert program.delete(f"queues/{real.uuid}/").status_code == 204
@@ -179,7 +180,7 @@ def test_without_the_broker_a_queue_is_neither_deleted_nor_purged(alice, account
     assert not QueueEvent.objects.exists()
     assert program.get(f"queues/{queue.uuid}/").json()["state"] == "ok"
     live = program.get(f"queues/{queue.uuid}/live/").json()
-    assert live == {"ready": None, "consumers": None, "arguments": None, "bindings": None}
+    assert live == {"ready": None, "consumers": None, "arguments": None, "bindings": None, "upstream": None}
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,15 @@ ALL = {f"q{number}": [f"build.{number}"] for number in range(QUEUES)}
 def test_bindings_of_few_queues_are_requested_one_by_one(management, broker, queues):
     with counted_requests() as sent:
         feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
-    assert len(sent) == QUEUES
+    # The bindings and the arguments of each queue, two kinds of policies, and the bindings of the exchange.
+    assert len(sent) == 2 * QUEUES + 2 + 1
     assert routing_keys(feeds) == ALL
 
 
-def test_bindings_of_many_queues_are_listed_in_one_request(management, broker, queues):
+def test_bindings_and_arguments_of_many_queues_are_listed_in_one_request_each(management, broker, queues):
     with counted_requests() as sent:
         feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST - 1)
-    assert len(sent) == 1
+    assert len(sent) == 2 + 2
     assert routing_keys(feeds) == ALL
 
 

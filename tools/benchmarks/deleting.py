@@ -16,8 +16,8 @@ MAX_RATIO = 1.2
 def measure(services: Services) -> list[Figure]:
     """Run the benchmark on each database. The floor is bare parallel DELETEs, the listing, and passive declares.
 
-    With notifications to owners, the floor includes the parallel requests for their mails: bindings and consumers. The
-    brake does not block: 500 are fewer than a quarter of all.
+    With notifications to owners, the floor includes the parallel requests for their mails: bindings, consumers and
+    arguments. The brake does not block: 500 are fewer than a quarter of all.
     """
     figures: list[Figure] = []
     settings = {"GUARDIAN_WARN_QUEUE_LENGTH": "1", "GUARDIAN_MAX_QUEUE_LENGTH": "2"}
@@ -40,7 +40,7 @@ def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
         Figure(where, "bare: the DELETEs alone", "s", measured["deletes"]),
         Figure(where, "bare: the listing alone", "s", measured["listing"]),
         Figure(where, "bare: the passive declares alone", "s", measured["declares"]),
-        Figure(where, "bare: consumers and bindings, for the mails", "s", measured["surroundings"]),
+        Figure(where, "bare: consumers, bindings and arguments, for the mails", "s", measured["surroundings"]),
         Figure(where, "SQL statements", "", [measured["statements"]]),
         Figure(where, "HTTP requests", "", [measured["requests"]]),
     ]

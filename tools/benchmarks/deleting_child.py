@@ -65,7 +65,7 @@ class ExcessQueues:
     def bare(self) -> dict[str, float]:
         """Return the seconds of bare parallel ``deletes``, the ``listing``, and passive ``declares``.
 
-        ``surroundings`` are the parallel requests for notifications: consumers and bindings.
+        ``surroundings`` are the parallel requests for notifications: consumers, bindings and arguments.
         """
         names = self.make("nobody")
         self.fill(names)
@@ -85,6 +85,7 @@ class ExcessQueues:
         with ThreadPoolExecutor(1) as beside:
             consumers = beside.submit(amqp.declare_passively, broker.amqp_url(), [(self.vhost, name) for name in names])
             self._side_by_side(partial(self.management.queue_bindings, self.vhost), names)
+            self._side_by_side(partial(self.management.queue_arguments, self.vhost), names)
             assert len(consumers.result()) == len(names)
 
     def _side_by_side(self, do: Any, names: list[str]) -> None:

@@ -1,0 +1,79 @@
+"""The limits of a queue's length that the broker itself applies: arguments, policy and operator policy."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+DROP_HEAD = "drop-head"
+"""The broker's default for a full queue: it drops the oldest messages. Every other value rejects new ones."""
+
+MAX_LENGTH, MAX_BYTES, OVERFLOW = "max-length", "max-length-bytes", "overflow"
+
+TYPES = {
+    "classic": ("all", "queues", "classic_queues"),
+    "quorum": ("all", "queues", "quorum_queues"),
+    "stream": ("all", "queues", "streams"),
+}
+"""The values of ``apply_to`` with which a policy applies to a queue, by the queue's type."""
+
+
+class BrokerPolicy(NamedTuple):
+    """A policy or operator policy of a vhost. ``pattern`` is a regular expression, searched in a queue's name."""
+
+    pattern: str
+    apply_to: str
+    priority: int
+    definition: Mapping[str, Any]
+
+    def applies_to(self, name: str, type_: str) -> bool:
+        """Return whether this policy matches a queue. Erlang's expressions are read as Python's."""
+        try:
+            # The broker compares bytes.
+            matches = re.search(self.pattern.encode(), name.encode()) is not None
+        except re.error:
+            return False
+        return matches and self.apply_to in TYPES.get(type_, ("all", "queues"))
+
+
+class LengthLimit(NamedTuple):
+    """The broker's limits of a queue: messages, and bytes of their bodies; None: no limit."""
+
+    messages: int | None
+    size: int | None
+    drops_oldest: bool
+
+
+def limit_of(
+    row: Mapping[str, Any], policies: Iterable[BrokerPolicy], operator_policies: Iterable[BrokerPolicy]
+) -> LengthLimit | None:
+    """Return the limits of a listed queue, given its ``name``, ``type`` and ``arguments``, and its vhost's policies."""
+    arguments = row.get("arguments")
+    return length_limit(
+        arguments if isinstance(arguments, dict) else {},
+        *(effective(of, row["name"], str(row.get("type"))) for of in (policies, operator_policies)),
+    )
+
+
+def effective(policies: Iterable[BrokerPolicy], name: str, type_: str) -> Mapping[str, Any]:
+    """Return the definition of the policy that applies to a queue: the matching one with the highest priority."""
+    matching = [policy for policy in policies if policy.applies_to(name, type_)]
+    return max(matching, key=lambda policy: policy.priority).definition if matching else {}
+
+
+def length_limit(
+    arguments: Mapping[str, Any], policy: Mapping[str, Any], operator_policy: Mapping[str, Any]
+) -> LengthLimit | None:
+    """Return the limits that apply to a queue; None: the broker does not limit it.
+
+    The lowest number applies, wherever it is set. For the overflow behaviour an argument precedes a policy.
+    """
+
+    def lowest(key: str) -> int | None:
+        numbers = [arguments.get(f"x-{key}"), policy.get(key), operator_policy.get(key)]
+        return min((number for number in numbers if type(number) is int), default=None)
+
+    messages, size = lowest(MAX_LENGTH), lowest(MAX_BYTES)
+    if messages is None and size is None:
+        return None
+    overflow = arguments.get(f"x-{OVERFLOW}") or operator_policy.get(OVERFLOW) or policy.get(OVERFLOW) or DROP_HEAD
+    return LengthLimit(messages, size, overflow == DROP_HEAD)
