@@ -44,6 +44,11 @@ def max_remaining(length: float) -> timedelta:
     return timedelta(seconds=length + CLOCK_SLACK_SECONDS)
 
 
+def holders() -> QuerySet[Lease, uuid.UUID | None]:
+    """Return the holders of all leases that are held, as a subquery."""
+    return Lease.objects.filter(is_held()).values_list("holder", flat=True)
+
+
 class HeldLease:
     """A lease that this process has."""
 

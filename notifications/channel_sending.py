@@ -4,20 +4,20 @@ import logging
 import time
 import uuid
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from functools import partial
 
 from django.utils import timezone
 
-from notifications import channels, claims, mails
+from notifications import channels, claims, grouping, mails
 from notifications.claims import (
     DeliveryCounts,
     claim,
     drop_outdated,
     postpone,
     record_sent,
-    release_claim,
+    release,
     render_or_fail,
 )
+from notifications.grouping import Delivery
 from notifications.models import Channel, Notification
 from rabbit.threads import ContextThreadPool
 
@@ -28,7 +28,8 @@ MAX_SENDING_SECONDS = 30
 
 MAX_CONCURRENT_CHANNELS = 8
 
-Message = tuple[Notification, str, str]
+Message = tuple[Delivery, str, str]
+"""The notifications of a message, its title and its text."""
 
 
 def send_to_channels(counts: DeliveryCounts) -> None:
@@ -37,7 +38,8 @@ def send_to_channels(counts: DeliveryCounts) -> None:
     with ContextThreadPool(MAX_CONCURRENT_CHANNELS) as pool:
         while time.monotonic() < deadline and (batch := claim(claims.MAX_CLAIMED, to_channels=True)):
             counts.claimed += len(batch)
-            _send_concurrently(pool, _render_by_channel(drop_outdated(batch), counts), deadline, counts)
+            messages = _render_by_channel(grouping.deliveries(drop_outdated(batch)), counts)
+            _send_concurrently(pool, messages, deadline, counts)
 
 
 def _send_concurrently(
@@ -61,12 +63,12 @@ def _send_concurrently(
                 was_sent = future.result()
             except channels.ChannelFailed as error:
                 channels.record_result(channel, str(error))
-                for notification, _, _ in messages:
-                    postpone(notification, error, counts)
+                for delivery, _, _ in messages:
+                    postpone(delivery, error, counts)
                 continue
             if not was_sent:
-                for notification, _, _ in messages:
-                    release_claim(notification, state=Notification.State.DUE, due_at=timezone.now())
+                for delivery, _, _ in messages:
+                    release(delivery, state=Notification.State.DUE, due_at=timezone.now())
                 continue
             channels.record_result(channel)
             record_sent([messages[0][0]], counts)
@@ -74,18 +76,19 @@ def _send_concurrently(
                 begin(channel, messages[1:])
 
 
-def _render_by_channel(batch: list[Notification], counts: DeliveryCounts) -> dict[Channel, list[Message]]:
+def _render_by_channel(batch: list[Delivery], counts: DeliveryCounts) -> dict[Channel, list[Message]]:
     """Return the rendered messages by channel. Notifications to deleted channels become failed."""
-    existing = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in={uuid.UUID(n.channel) for n in batch})}
+    uuids = {uuid.UUID(delivery[0].channel) for delivery in batch}
+    existing = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in=uuids)}
     messages: dict[Channel, list[Message]] = {}
-    for notification in batch:
-        channel = existing.get(notification.channel)
+    for delivery in batch:
+        channel = existing.get(delivery[0].channel)
         if channel is None:
-            release_claim(notification, state=Notification.State.FAILED, last_error="The channel was removed.")
+            release(delivery, state=Notification.State.FAILED, last_error=claims.CHANNEL_REMOVED)
             continue
-        rendered = render_or_fail(notification, partial(mails.in_text, notification), counts)
+        rendered = render_or_fail(delivery, mails.in_text, counts)
         if rendered is not None:
-            messages.setdefault(channel, []).append((notification, *rendered))
+            messages.setdefault(channel, []).append((delivery, *rendered))
     return messages
 
 

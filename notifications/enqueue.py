@@ -10,6 +10,7 @@ from typing import Any
 from celery import current_app
 
 from core import bulk
+from core.leases import HeldLease
 from notifications import claims, kinds
 from notifications.audience import EMAIL, Ownership, Recipient, operators, recipients_of
 from notifications.models import Notification
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = (
     "uuid", "recipient", "channel", "kind", "about", "facts", "deferred_until", "state", "created", "due_at",
-    "attempts", "last_error",
+    "attempts", "last_error", "group",
 )  # fmt: skip
 
 
@@ -50,33 +51,30 @@ class Notice:
         return self.subject or (self.kind if self.recipients else "the broker")
 
 
-def enqueue(notices: Sequence[Notice], now: datetime) -> int:
+def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = None) -> int:
     """Write the outbox rows of these notices, one for each recipient, and return their number.
 
-    Call it in the transaction that writes the state that caused them. After the commit, call ``nudge``.
+    Call it in the transaction that writes the state that caused them. After the commit, call ``nudge``. Notifications
+    about subjects that are written under one ``lease`` are a group: they are sent when it ends, many as one message.
     """
     people = recipients_of(notice.ownership for notice in notices)
     operator_addresses = operators()
     rows: list[tuple[Any, ...]] = []
-    overtaken = []
     for notice in notices:
         interested = people.get(notice.ownership, [])
         owners = [one.address for one in interested if one.channel == EMAIL and not one.account]
-        is_deletion = kinds.get(notice.kind).is_final
+        kind = kinds.get(notice.kind)
+        group = lease.holder if lease is not None and kind.topic else None
         for to in _recipients(notice, interested, operator_addresses):
             deferred = notice.deferred_until
-            if not is_deletion and (to.channel != EMAIL or to.address not in operator_addresses):
+            if not kind.is_final and (to.channel != EMAIL or to.address not in operator_addresses):
                 deferred = deferred or deferred_until(*to.quiet, now)
             facts = {**notice.facts, "owners": owners}
             if to.account:
                 facts |= {"account": to.account, "added_by": to.added_by}
             common = (notice.kind, notice.about, facts, deferred)
-            state = (Notification.State.DUE, now, now, 0, "")
+            state = (Notification.State.DUE, now, now, 0, "", group)
             rows.append((uuid.uuid4(), to.address, to.channel, *common, *state))
-            if is_deletion:
-                overtaken.append((notice.about, to.address, to.channel))
-    if overtaken:
-        _release_deferred(overtaken)
     bulk.insert(Notification, COLUMNS, rows)
     return len(rows)
 
@@ -89,14 +87,6 @@ def _recipients(notice: Notice, interested: list[Recipient], operator_addresses:
     for recipient in [*interested, *map(Recipient, operator_addresses)]:
         distinct.setdefault((recipient.address, recipient.channel), recipient)
     return list(distinct.values())
-
-
-def _release_deferred(keys: Sequence[tuple[str, str, str]]) -> None:
-    """Release deferred notifications with these (subject, recipient, channel): a deletion must not wait for them."""
-    these = bulk.among(Notification, ("about", "recipient", "channel"), keys)
-    # Leave out those being sent, which are past their time: their sender updates several rows, so locks could deadlock.
-    deferred = Notification.objects.filter(these, state=Notification.State.DUE, deferred_until__isnull=False)
-    deferred.update(deferred_until=None)
 
 
 def nudge(written: int = 1) -> None:

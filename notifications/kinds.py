@@ -3,9 +3,9 @@
 The templates of a kind are ``templates/mails/NAME.subject.txt``, ``NAME.txt`` and ``NAME.html``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from notifications.models import Notification
@@ -15,20 +15,33 @@ class Obsolete(Exception):
     """The subject no longer exists, or the request was handled in the meantime, so nothing is sent."""
 
 
+class Brief(NamedTuple):
+    """What happened to a subject, in a few words, for a table, and in fewer, to count by: "deleted"."""
+
+    text: str
+    counted_as: str
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of notification.
 
-    ``is_final``: it makes earlier notifications about its subject untrue, so it waits for no other and no quiet hours.
-    ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in. ``context``
-    returns the templates' context besides the facts, and raises ``Obsolete``.
+    - ``topic``: what it says about its subject. A later notification of this topic replaces an unsent one. A
+      notification with a topic is not sent once its subject is gone, and may be sent in one message with others.
+    - ``is_final``: it replaces unsent notifications of all topics, is itself never replaced, and waits for no quiet
+      hours.
+    - ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in.
+    - ``context`` returns the templates' context besides the facts, and raises ``Obsolete``.
+    - ``brief`` returns what the facts say, for a table. A kind with a topic needs it.
     """
 
     name: str
     text: str
+    topic: str = ""
     is_final: bool = False
     needs_active_recipient: bool = False
     context: Callable[["Notification"], dict[str, Any]] = lambda notification: {}
+    brief: Callable[[Mapping[str, Any]], Brief] = lambda facts: Brief("", "")
 
 
 _kinds: dict[str, Kind] = {}
@@ -55,6 +68,11 @@ def names() -> list[str]:
     return list(_kinds)
 
 
-def final() -> list[str]:
-    """Return the names of the final kinds."""
-    return [kind.name for kind in _kinds.values() if kind.is_final]
+def replacements() -> list[tuple[list[str], list[str]]]:
+    """Return, for each topic, the names of the kinds that can be replaced, and of those that replace them."""
+    final = [kind.name for kind in _kinds.values() if kind.is_final]
+    by_topic: dict[str, list[str]] = {}
+    for kind in _kinds.values():
+        if kind.topic and not kind.is_final:
+            by_topic.setdefault(kind.topic, []).append(kind.name)
+    return [(kinds, [*kinds, *final]) for kinds in by_topic.values()]

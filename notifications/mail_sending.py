@@ -4,26 +4,26 @@ import logging
 import smtplib
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from django.core.mail import EmailMessage, get_connection
 from django.core.mail.backends.base import BaseEmailBackend
 from django.utils import timezone
 
-from notifications import claims, mails
+from notifications import claims, grouping, mails
 from notifications.claims import (
     DeliveryCounts,
     claim,
     drop_outdated,
     postpone,
     record_sent,
-    release_claim,
+    release,
     render_or_fail,
 )
+from notifications.grouping import Delivery
 from notifications.models import Notification
 from rabbit.threads import ContextThreadPool
 
@@ -48,7 +48,7 @@ def send_mails(counts: DeliveryCounts) -> None:
         try:
             while time.monotonic() < deadline and (batch := claim(claims.MAX_CLAIMED)):
                 counts.claimed += len(batch)
-                if not _send(pool, usable, drop_outdated(batch), deadline, counts):
+                if not _send(pool, usable, grouping.deliveries(drop_outdated(batch)), deadline, counts):
                     break
         finally:
             list(pool.map(_close, connections))
@@ -77,13 +77,13 @@ class Connections(NamedTuple):
 class MailBatch:
     """Rendered mails that wait for a connection, and the outcomes of the others."""
 
-    waiting: deque[tuple[Notification, EmailMessage]]
-    sent: list[Notification] = field(default_factory=list)
-    failed: list[tuple[Notification, Exception]] = field(default_factory=list)
+    waiting: deque[tuple[Delivery, EmailMessage]]
+    sent: list[Delivery] = field(default_factory=list)
+    failed: list[tuple[Delivery, Exception]] = field(default_factory=list)
 
 
 def _send(
-    pool: ContextThreadPool, usable: Connections, batch: list[Notification], deadline: float, counts: DeliveryCounts
+    pool: ContextThreadPool, usable: Connections, batch: list[Delivery], deadline: float, counts: DeliveryCounts
 ) -> bool:
     """Send these mails until the deadline, and return whether the mail server is still reachable.
 
@@ -101,33 +101,36 @@ def _send(
         finally:
             wait(sending)  # close no connection in use
             record_sent(mail_batch.sent, counts)
-        for notification, error in mail_batch.failed:
-            postpone(notification, error, counts)
-        left.extendleft(notification for notification, _ in reversed(mail_batch.waiting))
+        for delivery, error in mail_batch.failed:
+            postpone(delivery, error, counts)
+        left.extendleft(delivery for delivery, _ in reversed(mail_batch.waiting))
         failed = {connection: reason for connection, reason in zip(trying, reasons, strict=True) if reason}
         usable.record(trying, failed)
         away = next(iter(failed.values()), away)
     if any(usable):
-        for notification in left:
-            release_claim(notification, state=Notification.State.DUE, due_at=timezone.now())
+        release(_all(left), state=Notification.State.DUE, due_at=timezone.now())
         return True
     # Postpone the rest: each would wait as long, and passes need a free worker.
-    logger.warning("The mail server is unreachable (%s); %d notifications wait.", away, len(left))
-    for notification in left:
-        postpone(notification, away, counts)
+    logger.warning("The mail server is unreachable (%s); %d notifications wait.", away, len(_all(left)))
+    for delivery in left:
+        postpone(delivery, away, counts)
     return False
 
 
+def _all(deliveries: Iterable[Delivery]) -> list[Notification]:
+    return [one for delivery in deliveries for one in delivery]
+
+
 def _render_next(
-    left: deque[Notification], deadline: float, counts: DeliveryCounts
-) -> deque[tuple[Notification, EmailMessage]]:
-    """Remove up to ``MAIL_BATCH_SIZE`` notifications from ``left``, and return those that could be rendered."""
-    rendered: deque[tuple[Notification, EmailMessage]] = deque()
+    left: deque[Delivery], deadline: float, counts: DeliveryCounts
+) -> deque[tuple[Delivery, EmailMessage]]:
+    """Remove up to ``MAIL_BATCH_SIZE`` messages from ``left``, and return those that could be rendered."""
+    rendered: deque[tuple[Delivery, EmailMessage]] = deque()
     while left and len(rendered) < MAIL_BATCH_SIZE and time.monotonic() < deadline:
-        notification = left.popleft()
-        message = render_or_fail(notification, partial(mails.compose, notification), counts)
+        delivery = left.popleft()
+        message = render_or_fail(delivery, mails.compose, counts)
         if message is not None:
-            rendered.append((notification, message))
+            rendered.append((delivery, message))
     return rendered
 
 
@@ -138,24 +141,24 @@ def _send_over(connection: BaseEmailBackend, mail_batch: MailBatch, deadline: fl
     """
     while True:
         try:
-            notification, message = mail_batch.waiting.popleft()
+            delivery, message = mail_batch.waiting.popleft()
         except IndexError:
             return None
         try:
             _send_one(message, connection)
         except _NotOpened as reason:
-            mail_batch.waiting.appendleft((notification, message))
+            mail_batch.waiting.appendleft((delivery, message))
             return reason.error
         except OSError as error:
-            mail_batch.failed.append((notification, error))
+            mail_batch.failed.append((delivery, error))
             return error
         except _NotSent as reason:
-            mail_batch.failed.append((notification, reason.error))
+            mail_batch.failed.append((delivery, reason.error))
         except Exception as error:  # only of this mail: it must not delay the others
-            logger.exception("Notification %s could not be sent.", notification.uuid)
-            mail_batch.failed.append((notification, error))
+            logger.exception("Notification %s could not be sent.", delivery[0].uuid)
+            mail_batch.failed.append((delivery, error))
         else:
-            mail_batch.sent.append(notification)
+            mail_batch.sent.append(delivery)
         if time.monotonic() >= deadline:
             return None
 

@@ -1,5 +1,9 @@
-"""Render notifications as e-mails. The templates are in ``templates/mails/``, three for each kind."""
+"""Render notifications as e-mails. The templates are in ``templates/mails/``, three for each kind.
 
+Mails about one subject to one recipient share a thread: all refer to the id of a mail that was never sent.
+"""
+
+import uuid
 from datetime import UTC
 from email.utils import parseaddr
 from typing import Any
@@ -10,7 +14,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 
 from core.formatting import duration, rate_in_words
-from notifications import kinds
+from notifications import grouping, kinds, subjects
 from notifications.models import Notification
 from rabbit.names import readable
 
@@ -24,42 +28,67 @@ FACT_DEFAULTS = dict.fromkeys(
 warning takes a fifth less time."""
 
 
-def compose(notification: Notification) -> EmailMultiAlternatives:
-    """Return the notification as a mail with text and HTML.
+GROUP = "group"
+"""The templates of a message with several notifications."""
+
+
+def compose(*notifications: Notification) -> EmailMultiAlternatives:
+    """Return a mail with text and HTML: one notification, or a table of several.
 
     Raises:
         Obsolete: there is nothing to send any more.
     """
-    context = _context(notification)
-    subject, body = _in_text(notification.kind, context)
-    domain = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
+    name, context = _render_with(notifications)
     mail = EmailMultiAlternatives(
-        subject=subject,
-        body=body,
-        to=[notification.recipient],
-        headers={
-            "Message-ID": f"<{notification.uuid}@{domain}>",  # the same in each attempt
-            "Auto-Submitted": "auto-generated",
-            "X-Guardian-Kind": notification.kind,
-        },
+        subject=_subject(name, context),
+        body=render_to_string(f"mails/{name}.txt", context),
+        to=[notifications[0].recipient],
+        headers={"Auto-Submitted": "auto-generated", "X-Guardian-Kind": name, **_thread(notifications)},
     )
-    mail.attach_alternative(render_to_string(f"mails/{notification.kind}.html", context), "text/html")
+    mail.attach_alternative(render_to_string(f"mails/{name}.html", context), "text/html")
     return mail
 
 
-def in_text(notification: Notification) -> tuple[str, str]:
-    """Return the notification's subject and text, for channels.
+def in_text(*notifications: Notification) -> tuple[str, str]:
+    """Return the subject and text for channels, which get only the first lines of a table.
 
     Raises:
         Obsolete: there is nothing to send any more.
     """
-    return _in_text(notification.kind, _context(notification))
+    name, context = _render_with(notifications)
+    text = f"mails/{name}.brief.txt" if name == GROUP else f"mails/{name}.txt"
+    return _subject(name, context), render_to_string(text, context)
 
 
-def _in_text(kind: str, context: dict[str, Any]) -> tuple[str, str]:
+def _render_with(notifications: grouping.Delivery) -> tuple[str, dict[str, Any]]:
+    """Return the name of the templates, and their context."""
+    contexts = [_context(one) for one in notifications]
+    if len(contexts) == 1:
+        return notifications[0].kind, contexts[0]
+    lines = [grouping.line(one, context) for one, context in zip(notifications, contexts, strict=True)]
+    accounts = sorted({context["account"] for context in contexts} - {""})
+    to_operator = all(context["to_operator"] for context in contexts)
+    return GROUP, {
+        **contexts[0], **grouping.table(lines), "accounts": accounts, "to_operator": to_operator, "url": ""
+    }  # fmt: skip
+
+
+def _subject(name: str, context: dict[str, Any]) -> str:
     shortened = {**context, "queue": _shortened(context["queue"])}
-    subject = render_to_string(f"mails/{kind}.subject.txt", shortened)
-    return " ".join(subject.split()), render_to_string(f"mails/{kind}.txt", context)
+    return " ".join(render_to_string(f"mails/{name}.subject.txt", shortened).split())
+
+
+def _thread(notifications: grouping.Delivery) -> dict[str, str]:
+    """Return the headers that identify a mail, the same in each attempt, and its thread."""
+    first = notifications[0]
+    domain = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
+    if len(notifications) > 1 and first.group is not None:
+        return {"Message-ID": f"<{grouping.message_id(first.group, first.recipient)}@{domain}>"}
+    headers = {"Message-ID": f"<{first.uuid}@{domain}>"}
+    if subjects.is_key(first.about):
+        thread = uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.GUARDIAN_BASE_URL} {first.about} {first.recipient}")
+        headers |= dict.fromkeys(("In-Reply-To", "References"), f"<thread-{thread}@{domain}>")
+    return headers
 
 
 def _context(notification: Notification) -> dict[str, Any]:

@@ -38,6 +38,9 @@ class Notification(models.Model):
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(blank=True)
     deferred_until = models.DateTimeField(null=True, help_text="The end of its recipient's quiet hours.")
+    group = models.UUIDField(
+        null=True, help_text="Shared by the notifications of one pass: many to one recipient are sent as one message."
+    )
 
     class Meta:
         ordering = ["id"]

@@ -11,10 +11,11 @@ from notifications.audience import Ownership
 
 
 class Subject(NamedTuple):
-    """The current ownership of a subject, and the path of its page."""
+    """The current ownership of a subject, the path of its page, and whether it is gone."""
 
     ownership: Ownership
     path: str
+    is_gone: bool = False
 
 
 Lookup = Callable[[Collection[int]], Mapping[int, Subject]]
@@ -31,6 +32,11 @@ def register(kind: str, lookup: Lookup) -> None:
 def key(kind: str, id_: int) -> str:
     """Return the key of a subject."""
     return f"{kind} {id_}"
+
+
+def is_key(text: str) -> bool:
+    """Return whether this is the key of a subject of a registered kind."""
+    return text.rpartition(" ")[0] in _lookups
 
 
 def look_up(keys: Collection[str]) -> dict[str, Subject]:

@@ -185,7 +185,7 @@ def _count(lease: HeldLease) -> int:
             consumers=None, unattended_since=None, acknowledged_total=None, stalled_since=None
         )
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
-        return enqueue.enqueue(list(notices.values()), now)
+        return enqueue.enqueue(list(notices.values()), now, lease)
 
 
 def _changed(before: Mapping[int, ConsumerState], after: Mapping[int, ConsumerState], told_at: str) -> set[int]:

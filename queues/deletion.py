@@ -193,7 +193,7 @@ class Deletion:
                 Notice(kinds.DELETION, facts[queue.id], subject_key(queue.id), *queue.ownership)
                 for queue in still_deleting
             ]
-            outcome.notifications += enqueue.enqueue(notices, now)
+            outcome.notifications += enqueue.enqueue(notices, now, lease)
         outcome.deleted += len(still_deleting)
 
     def _list_again(self, vhosts: set[str], between: Callable[[], None]) -> Snapshot | None:
@@ -234,7 +234,7 @@ class Deletion:
             write_states(after)
             if not stays_condemned:
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
-            outcome.notifications += enqueue.enqueue(notices, now)
+            outcome.notifications += enqueue.enqueue(notices, now, lease)
         if not stays_condemned:
             outcome.kept += len(ones)
 

@@ -154,7 +154,7 @@ def write(
         archive.confirm_deleted([queue.id for queue in changes.gone if queue.id is not None])
         notices = [_notice(message, facts) for message in changes.messages]
         notices += _operator_notices(changes, observation, run.watch, run.now)
-        run.report.notifications = enqueue.enqueue(notices, run.now)
+        run.report.notifications = enqueue.enqueue(notices, run.now, lease)
         _update_watch(run.watch, changes, observation, inventory, run.now)
 
 

@@ -18,8 +18,11 @@ def subject_key(queue_id: int | None) -> str:
 
 
 def _look_up(ids: Collection[int]) -> dict[int, Subject]:
-    rows = Queue.objects.filter(pk__in=ids).values_list("pk", "pulse_user_id", "owner_id", "uuid")
-    return {pk: Subject(Ownership(account, owner), reverse("queue", args=[uuid])) for pk, account, owner, uuid in rows}
+    rows = Queue.objects.filter(pk__in=ids).values_list("pk", "pulse_user_id", "owner_id", "uuid", "state")
+    return {
+        pk: Subject(Ownership(account, owner), reverse("queue", args=[uuid]), state == Queue.State.GONE)
+        for pk, account, owner, uuid, state in rows
+    }
 
 
 subjects.register(KIND, _look_up)

@@ -8,7 +8,7 @@ from django.utils import timezone
 from agents import registration
 from agents.models import SubscriptionQueue
 from core.models import Removal
-from notifications import retries, sending
+from notifications import claims, retries, sending
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Pass, Queue, QueueEvent
@@ -75,7 +75,7 @@ def test_a_notification_deferred_by_quiet_hours_is_not_lost(after_pass):
 
 @pytest.mark.soak
 def test_a_notification_given_up_for_a_wrong_reason_is_lost(after_pass):
-    notification(state="failed", last_error=invariants.OUT_OF_DATE)
+    notification(state="failed", last_error=claims.REPLACED)
     assert invariants.missing_notifications() == []
     notification(state="failed", last_error="KeyError('queue')", attempts=1)
     assert invariants.missing_notifications() == [

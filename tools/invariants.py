@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from agents.models import AgentVhost, Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.models import Removal
-from notifications import audience, claims, retries
+from notifications import audience, claims, grouping, retries
 from notifications.models import Notification
 from queues import pass_run, quiet
 from queues.models import Pass, Queue, QueueEvent
@@ -27,16 +27,7 @@ from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue
 from tools.mail import Mail
 
-OUT_OF_DATE = "The queue was deleted in the meantime."
-"""The reason to give up a warning after the deletion."""
-
-VALID_FAILURE_REASONS = {
-    OUT_OF_DATE,
-    "The recipient can't sign in any more.",
-    "The recipient is not told of it any more.",
-    "The channel was removed.",
-    "The address was confirmed or removed in the meantime.",
-}
+VALID_FAILURE_REASONS = {*claims.OUTDATED, "The address was confirmed or removed in the meantime."}
 """Reasons to give up a notification before a day of attempts."""
 
 QUEUE_KINDS = ["warning", "recovery", "summary", "deletion"]
@@ -137,12 +128,12 @@ def _outdated_states(*, settled: bool) -> list[str]:
 
 def undelivered_mails(mails: Iterable[Mail]) -> list[str]:
     """Return the notifications recorded as sent by mail that the mail server did not accept."""
-    caught = {(to, row) for mail in mails if (row := _notification_uuid(mail)) for to in mail.recipients}
+    caught = {(to, id_) for mail in mails if (id_ := _message_id(mail)) for to in mail.recipients}
     sent = Notification.objects.filter(state=Notification.State.SENT, channel=audience.EMAIL)
     return [
         f"{_describe(one)} is recorded as sent, but was never accepted"
         for one in sent
-        if (one.recipient, one.uuid) not in caught
+        if not any((one.recipient, id_) in caught for id_ in _message_ids(one))
     ]
 
 
@@ -154,9 +145,9 @@ def duplicate_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]
     """
     accepted: Counter[tuple[str, uuid.UUID]] = Counter()
     for mail in mails:
-        if row := _notification_uuid(mail):
-            accepted.update((to, row) for to in mail.recipients)
-    known = {one.uuid: one for one in Notification.objects.filter(uuid__in={row for _, row in accepted})}
+        if id_ := _message_id(mail):
+            accepted.update((to, id_) for to in mail.recipients)
+    known = {id_: one for one in Notification.objects.filter(channel=audience.EMAIL) for id_ in _message_ids(one)}
     wrong = [f"the mail {row} to {to} has no notification" for to, row in accepted if row not in known]
     again = {key: count for key, count in accepted.items() if count > 1}
     if sum(again.values()) - len(again) > interrupted:
@@ -169,7 +160,7 @@ def duplicate_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]
 
 def count_resent_mails(mails: Iterable[Mail]) -> int:
     """Return the number of repeated mails, with the same Message-ID and recipient as an accepted one."""
-    accepted = Counter((to, row) for mail in mails if (row := _notification_uuid(mail)) for to in mail.recipients)
+    accepted = Counter((to, id_) for mail in mails if (id_ := _message_id(mail)) for to in mail.recipients)
     return accepted.total() - len(accepted)
 
 
@@ -296,8 +287,13 @@ def overlapping_passes() -> list[str]:
     return wrong
 
 
-def _notification_uuid(mail: Mail) -> uuid.UUID | None:
-    """Return the UUID of a mail's notification from its Message-ID, or None if Guardian didn't send it."""
+def _message_ids(one: Notification) -> list[uuid.UUID]:
+    """Return the ids that the mail with this notification may have: its own, and that of its group."""
+    return [one.uuid] if one.group is None else [one.uuid, grouping.message_id(one.group, one.recipient)]
+
+
+def _message_id(mail: Mail) -> uuid.UUID | None:
+    """Return the UUID in a mail's Message-ID, or None if Guardian didn't send it."""
     if "X-Guardian-Kind" not in mail.message:
         return None
     found = _MESSAGE_ID.match(str(mail.message["Message-ID"]))

@@ -99,11 +99,9 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
     ``mails`` are the seconds from the first mail to the last, ``bare`` those of as many bare mails, ``listing`` those
     of a pass's list.
     """
-    account = PulseUser.objects.create(username="user-0", ready=True)
-    account.owners.add(Owner.objects.create_user("owner@example.org", vouched=True))
-    PulseUser.objects.bulk_create(PulseUser(username=f"user-{number}", ready=True) for number in range(1, queues // 20))
-    for user in PulseUser.objects.exclude(id=account.id):
-        user.owners.add(account.owners.get())
+    for number in range(queues // 20):  # the warned queues have an owner each: one would get a single mail
+        user = PulseUser.objects.create(username=f"user-{number}", ready=True)
+        user.owners.add(Owner.objects.create_user(f"owner-{number}@example.org", vouched=True))
     management = broker.management()
     mails = Mails()
     names = [queue_name(number) for number in range(0, queues, queues // warned)]
