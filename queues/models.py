@@ -353,6 +353,9 @@ class Watch(models.Model):
     released_by = models.CharField(
         max_length=254, default="", db_default="", help_text="The operator's e-mail address."
     )
+    alarms = models.JSONField(
+        null=True, help_text="The raised alarms and the lost nodes: resource, node, and since when."
+    )
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = BrokerJSONField(default=list)

@@ -14,7 +14,7 @@ from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
-from queues import archive, kinds, registered, unguarded
+from queues import alarms, archive, kinds, registered, unguarded
 from queues.brake import after_pass, released_queues
 from queues.comparison import (
     NO_REGISTRATIONS,
@@ -247,7 +247,8 @@ def _notice(message: Message, facts: Facts) -> Notice:
 
 def _operator_notices(changes: Changes, observation: Observation, watch: Watch, now: datetime) -> list[Notice]:
     """Return the notices for operators about the broker itself."""
-    notices, listing = [], observation.snapshot
+    listing = observation.snapshot
+    notices = alarms.notices(watch.alarms, listing, now)
     if watch.outage_since is not None:
         seconds = (now - watch.outage_since).total_seconds()
         notices.append(Notice(kinds.OUTAGE_OVER, {"seconds": seconds}))
@@ -294,6 +295,7 @@ def _update_watch(
         "unresponsive_since": None if listing.exact else (watch.unresponsive_since or now),
         "outage_since": None,
         "next_pass_at": None,
+        "alarms": alarms.after(watch.alarms, listing, now),
         "deletion_settings": settings_to_store(watch, observation),
         **after_pass(watch, len(changes.blocked), changes.short > 0, now),
         **unguarded.after_pass(watch, changes, inventory.streams if inventory else None, lagging=listing.lagging),

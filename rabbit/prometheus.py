@@ -23,7 +23,16 @@ from rabbit.management import (
     NotOnBroker,
 )
 from rabbit.names import QueueName, is_amqp_name
-from rabbit.snapshot import MQTT_QOS_0, TYPES_WITHOUT_LENGTH, ListedQueue, Snapshot, members, parse_row
+from rabbit.snapshot import (
+    MQTT_QOS_0,
+    TYPES_WITHOUT_LENGTH,
+    ListedQueue,
+    Snapshot,
+    alarms_of,
+    members,
+    members_of,
+    parse_row,
+)
 from rabbit.threads import ContextThreadPool
 
 PATH = "/metrics/detailed"
@@ -224,7 +233,7 @@ class Endpoint:
 
 
 class Scrape(NamedTuple):
-    """The metrics of all running nodes, and the cluster's nodes.
+    """The metrics of all running nodes, and the cluster's nodes and alarms.
 
     The depth of a queue is None if two nodes report it, as they do while its leader moves. ``seconds`` is the duration
     of the requests.
@@ -234,6 +243,7 @@ class Scrape(NamedTuple):
     nodes: frozenset[str]
     down: frozenset[str]
     seconds: float
+    alarms: frozenset[tuple[str, str]] = frozenset()
 
     def to_snapshot(
         self,
@@ -283,6 +293,7 @@ class Scrape(NamedTuple):
             missing_vhosts=[],
             seconds=self.seconds,
             lagging=True,
+            alarms=self.alarms,
         )
 
 
@@ -376,7 +387,8 @@ class Prometheus:
         Raises:
             BrokerError: a node has no metrics, or the management API doesn't answer.
         """
-        nodes, down = members(management)
+        listed_nodes = management.nodes()
+        nodes, down = members_of(listed_nodes)
         between_requests()
         try:
             endpoints = self._endpoints_at(self._urls or self._find(management, nodes))
@@ -401,7 +413,7 @@ class Prometheus:
         for page in pages.values():
             duplicates = depths.keys() & page.depths.keys()
             depths |= page.depths | dict.fromkeys(duplicates)
-        return Scrape(depths, nodes, down, seconds)
+        return Scrape(depths, nodes, down, seconds, alarms_of(listed_nodes))
 
     def _find(self, management: Management, nodes: frozenset[str]) -> list[str]:
         """Return the URLs of these nodes' endpoints from the management API."""

@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
-from rabbit.management import AnotherVhost, BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.management import AnotherVhost, BrokerError, BrokerUnavailable, Management, Node, NotOnBroker, Refused
 from rabbit.names import QueueName, is_amqp_name
 from rabbit.threads import ContextThreadPool
 
@@ -109,6 +109,7 @@ class Snapshot(NamedTuple):
     - ``seconds``: the time from the first request to the last list.
     - ``lagging``: the lengths are from the nodes' Prometheus endpoints, so no deletion may rely on them.
     - ``internal``: queues that federation declared. Empty if ``lagging``.
+    - ``alarms``: the raised resource alarms, as resource and node: ("memory", "rabbit@a").
     """
 
     queues: list[ListedQueue]
@@ -122,6 +123,7 @@ class Snapshot(NamedTuple):
     seconds: float
     lagging: bool = False
     internal: frozenset[QueueName] = frozenset()
+    alarms: frozenset[tuple[str, str]] = frozenset()
 
 
 def take(
@@ -134,7 +136,8 @@ def take(
     Raises:
         BrokerError: no vhost could be listed.
     """
-    nodes, down = members(management)
+    listed_nodes = management.nodes()
+    nodes, down = members_of(listed_nodes)
     between_requests()
     began = time.monotonic()
     unlisted: dict[str, str] = {}
@@ -167,6 +170,7 @@ def take(
         missing_vhosts=no_such,
         seconds=rows.received_at - began,
         internal=frozenset(rows.internal),
+        alarms=alarms_of(listed_nodes),
     )
 
 
@@ -190,11 +194,21 @@ def list_names(
 
 def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of the cluster's running nodes, and of its other nodes."""
-    nodes = management.nodes()
+    return members_of(management.nodes())
+
+
+def members_of(nodes: Sequence[Node]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the running ones of these nodes, and of the others."""
     return (
         frozenset(node.name for node in nodes if node.running),
         frozenset(node.name for node in nodes if not node.running),
     )
+
+
+def alarms_of(nodes: Sequence[Node]) -> frozenset[tuple[str, str]]:
+    """Return the raised alarms of these nodes, as in :class:`Snapshot`."""
+    raised = [("memory", node.name) for node in nodes if node.mem_alarm]
+    return frozenset([*raised, *(("disk", node.name) for node in nodes if node.disk_alarm)])
 
 
 def require_administrator(management: Management) -> None:

@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 import uuid
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -26,6 +25,7 @@ from tests.proxy import Proxy, http_answer
 from tests.toolbox import (
     AWAY_AMQP,
     Killed,
+    disk_alarm,
     in_parallel,
     login_without_configure,
     memory_alarm,
@@ -665,15 +665,6 @@ def test_a_frozen_broker_is_an_outage_until_it_resumes(guarded_node, settings):
         guarded_node.resume()
     assert report.away
     assert monitor.run_pass().queues == 1
-
-
-@contextmanager
-def disk_alarm(node):
-    node.eval('rabbit_disk_monitor:set_disk_free_limit("1000000GB"), rabbit_alarm:get_alarms()')
-    try:
-        yield
-    finally:
-        node.eval('rabbit_disk_monitor:set_disk_free_limit("50MB")')
 
 
 @pytest.mark.parametrize("alarm", ["memory", "disk"])

@@ -25,6 +25,7 @@ FACTS = {
     "per_second": 3.5, "seconds_to_max": 1684, "consumers": 0, "folded": 3, "owners": ["alice@example.org"],
     "bindings": [{"exchange": "exchange/ci/events", "routing_key": "build.#"}], "more_bindings": 0,
     "error": "no answer", "seconds": 90, "count": 60, "seen": 100, "missing": 70,
+    "resource": "memory", "node": "rabbit@a", "running": True, "others": ["rabbit@b"],
     "asks": "bob@example.org", "reason": "I run the nightly builds.", "by": "ops@example.org",
     "queues": 3, "ok": 1, "warned": 2, "deleting": 0, "deleted": 1, "more_happened": 0, "more_unattended": 4,
     "happened": [{"queue": "queue/alice/builds", "warnings": 2, "deletions": 1}],
@@ -181,6 +182,18 @@ def test_a_mail_shows_the_time_of_its_figures_in_utc(kind, form):
     text = part(compose(earlier), form)
     assert "2026-01-02 01:30 UTC" in text
     assert "As of" in text
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_a_mail_about_an_alarm_that_ended_with_its_node_says_so(form):
+    assert "because the node is down. Start the node." in part(compose(notification("alarm-over", running=False)), form)
+    assert "There is nothing to do" in part(compose(notification("alarm-over")), form)
+
+
+def test_a_mail_about_a_node_that_left_the_cluster_says_so():
+    assert compose(notification("node-back")).subject == "[Guardian] The node rabbit@a is running again"
+    left = compose(notification("node-back", running=False))
+    assert left.subject == "[Guardian] The node rabbit@a is no longer in the cluster"
 
 
 def test_a_deletion_mail_says_why_the_queue_was_deleted():

@@ -188,6 +188,16 @@ def memory_alarm(node: PrivateNode) -> Iterator[None]:
         set_watermark(0.4)
 
 
+@contextmanager
+def disk_alarm(node: PrivateNode) -> Iterator[None]:
+    """Raise the disk alarm of a node."""
+    node.eval('rabbit_disk_monitor:set_disk_free_limit("1000000GB"), rabbit_alarm:get_alarms()')
+    try:
+        yield
+    finally:
+        node.eval('rabbit_disk_monitor:set_disk_free_limit("50MB")')
+
+
 def sent(recipient: str) -> list[str]:
     """Return the kinds of the notifications to this recipient, oldest first."""
     return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
