@@ -433,6 +433,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
             "queues": [readable(name) for name in belongings.queues] if belongings else [],
             "exchanges": [readable(name) for name in belongings.exchanges] if belongings else [],
             "question": question,
+            "number_of_queues": queue_counts.of([pulse_user.pk]).get(pulse_user.pk, 0) if trouble else None,
             "form": form,
             "trouble": trouble,
         },

@@ -17,6 +17,12 @@ from rabbit.management import BrokerUnavailable, Call, Management
 from rabbit.prometheus import Prometheus
 from rabbit.publishing import NotPublished, Publisher
 
+PAGE_SECONDS = 1.8
+"""How long a page that is read waits for all its requests to the broker, so that it answers within two seconds."""
+
+ACTION_SECONDS = 4.8
+"""How long an action waits without an answer of the broker, so that it answers within five seconds if that hangs."""
+
 listeners: list[Callable[[Call], None]] = []
 """Functions called after each request to the management API, in its thread. The site adds its log and its metrics."""
 

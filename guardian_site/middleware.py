@@ -1,4 +1,4 @@
-"""Middleware that limits the size and duration of request bodies, and the rate of wrong tokens."""
+"""Middleware that limits request bodies, the time that pages wait for the broker, and the rate of wrong tokens."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,9 @@ from django.middleware.common import CommonMiddleware
 from accounts.allauth_private import client_network
 from core import limits
 from core.body_timeout import limit_body_time
+from core.broker import ACTION_SECONDS, PAGE_SECONDS
 from guardian_site.errors import refused
+from rabbit import deadline
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,21 @@ class BodyLimits:
         if received < int(length):
             return refused(request, HTTPStatus.BAD_REQUEST, "The body is shorter than its Content-Length.")
         return self.get_response(request)
+
+
+class BrokerWait:
+    """Middleware: limit the time that a page waits for the broker. After that it shows what is stored, and says so."""
+
+    def __init__(self, get_response: View) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Limit the time of all requests of a page, and the time without an answer of an action."""
+        if request.method in ("GET", "HEAD", "OPTIONS"):
+            with deadline.limit(PAGE_SECONDS):
+                return self.get_response(request)
+        with deadline.limit(ACTION_SECONDS, renewed=True):
+            return self.get_response(request)
 
 
 class WrongKeyLimit:

@@ -139,6 +139,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "guardian_site.middleware.BodyLimits",
+    "guardian_site.middleware.BrokerWait",
     "guardian_site.middleware.WrongKeyLimit",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "guardian_site.middleware.CheckHost",
@@ -353,6 +354,7 @@ else:
     CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 2, "socket_connect_timeout": 2, "max_retries": 0}
     with suppress(OSError):  # only beat needs the folder
         (VAR_DIR / "celery").mkdir(parents=True, exist_ok=True)
+CELERY_BEAT_SCHEDULER = "guardian_site.beat:Scheduler"
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celery" / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "pass": {

@@ -313,7 +313,7 @@ class Replay(models.Model):
         indexes = [models.Index(fields=["state"])]
 
     def __str__(self) -> str:
-        return f"{self.sent} of {self.total} messages to {self.to_queue or self.to_exchange}"
+        return f"{self.sent} of {self.total} messages to {readable(self.to_queue or self.to_exchange)}"
 
     @property
     def total(self) -> int:
@@ -339,7 +339,7 @@ class Watch(models.Model):
     next_pass_at = models.DateTimeField(
         null=True, help_text="The earliest time of the next pass, after the broker could not be reached."
     )
-    deletion_settings = models.JSONField(
+    deletion_settings = BrokerJSONField(
         null=True, help_text="The settings that decide which queues are deleted, as of the last complete list."
     )
     brake_since = models.DateTimeField(null=True, help_text="Since when deletions are blocked.")

@@ -34,7 +34,7 @@ from queues.facts import Facts
 from queues.models import QueueEvent, Watch
 from queues.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
 from queues.persistence import Inventory, load, stored_queues, write
-from rabbit import amqp, snapshot
+from rabbit import amqp, deadline, snapshot
 from rabbit.management import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
 from rabbit.prometheus import ListNeeded
@@ -220,11 +220,14 @@ def _record_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: date
 
 
 def _record_outage(report: Report, watch: Watch, error: str, lease: HeldLease | None) -> None:
-    """Record that the broker could not be reached, and notify operators once for each outage."""
+    """Record that the broker could not be reached, and notify operators once for each outage.
+
+    Nothing is recorded of a pass that an operator's page runs: it doesn't wait long enough to tell.
+    """
     report.away = True
     report.errors.append(error)
     logger.error("The broker could not be queried: %s", error)
-    if lease is None:
+    if lease is None or deadline.is_limited():
         return
     failures = watch.failures + 1
     changes = {

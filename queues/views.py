@@ -518,6 +518,7 @@ def _destroy(
         "trouble": trouble,
         "ready": live.ready if live.ready is not None else queue.ready,
         "consumers": live.consumers if live.consumers is not None else queue.consumers,
+        "stored_at": _freshness(Watch.objects.filter(id=1).first()).listed_at if live.ready is None else None,
         "bindings": _bindings_shown(live.bindings) if live.bindings is not None else None,
     }
     return render(request, template, context, status=status)

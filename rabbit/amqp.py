@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import amqp
 
+from rabbit import deadline
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import MAX_NAME_BYTES, QueueName
 
@@ -144,10 +145,14 @@ class Session:
     def _open_channel(self) -> Any:
         if self._channel is not None:
             return self._channel
+        seconds = deadline.seconds_left(self._seconds)
+        if seconds <= 0:
+            raise BrokerUnavailable("an earlier request took all the time", never_reached=True)
         try:
-            self._connection = new_connection(self._amqp_url, self.vhost, self._seconds)
+            self._connection = new_connection(self._amqp_url, self.vhost, seconds)
             self._connection.connect()
             self._channel = self._connection.channel()
+            deadline.record_answer()
         except (amqp.NotAllowed, amqp.AccessRefused) as error:
             self.close()
             raise self._as_broker_error(error) from error
@@ -159,7 +164,10 @@ class Session:
     def request(self, request: Callable[[], Any]) -> Any:
         """Return the result of a request of py-amqp, or raise its error as a ``BrokerError``."""
         try:
-            return request()
+            answer = request()
+            if answer is not False:  # no message arrived in time
+                deadline.record_answer()
+            return answer
         except amqp.ChannelError as error:
             raise self._as_broker_error(error) from error  # py-amqp has reopened the channel
         except (amqp.AMQPNotImplementedError, amqp.NotAllowed) as error:

@@ -1,6 +1,7 @@
 """HTTP requests to RabbitMQ over pooled connections of httpx.
 
-This module adds what httpx lacks: a timeout for a whole answer, and a retry of a request that was sent.
+This module adds what httpx lacks: a timeout for a whole answer, a limit for all requests of a page
+(``deadline.py``), and a retry of a request that was sent.
 """
 
 import ssl
@@ -11,8 +12,12 @@ from typing import Any, NamedTuple, cast
 import httpcore
 import httpx
 
+from rabbit import deadline
+
 MAX_CONNECTIONS = 100
 MAX_IDLE_CONNECTIONS = 20
+
+MIN_TIMEOUT = 0.001
 
 IDLE_SECONDS = 30.0
 """RabbitMQ closes a connection that is idle for a minute. Closing it earlier avoids most retries."""
@@ -73,7 +78,8 @@ class PooledClient:
         self._url.host.encode("idna")  # raise now, and not with the first request
         self._base = base
         self._credentials = credentials
-        self._timeout = httpx.Timeout(read_timeout, connect=connect_timeout)
+        self._read_timeout = read_timeout
+        self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
         self._max_bytes = max_bytes
         self._tls = ssl.create_default_context() if self._url.scheme == "https" else None
@@ -98,6 +104,9 @@ class PooledClient:
             extensions={"target": target.encode("ascii")},  # httpx would normalize a path in the URL
         )
         is_retry = False
+        timeout = deadline.seconds_left(self._read_timeout)
+        if timeout <= 0:
+            raise NoAnswer("an earlier request took all the time", never_reached=True)
         try:
             try:
                 return self._exchange(self._pooled, request)
@@ -110,9 +119,9 @@ class PooledClient:
         except httpx.PoolTimeout as error:
             raise NoAnswer("all connections of this process are busy", never_reached=True) from error
         except _AnswerTimeout as error:
-            raise NoAnswer(f"the answer was not complete within {self._answer_timeout:g} s", timed_out=True) from error
+            raise NoAnswer(f"the answer was not complete within {error} s", timed_out=True) from error
         except httpx.TimeoutException as error:
-            raise NoAnswer(f"no answer within {self._timeout.read:g} s", timed_out=True) from error
+            raise NoAnswer(f"no answer within {timeout:.3g} s", timed_out=True) from error
         except CONNECTION_DIED as error:
             raise NoAnswer(f"the connection was cut, or HTTP isn't spoken there ({error})") from error
 
@@ -125,12 +134,13 @@ class PooledClient:
             auth=self._credentials,
             # A small compressed answer could expand to a large one.
             headers={"Accept-Encoding": "identity", "User-Agent": "Guardian"},
-            timeout=self._timeout,
             transport=_Transport(self._tls, self._answer_timeout),
             trust_env=False,
         )
 
     def _exchange(self, client: httpx.Client, request: httpx.Request) -> Answer:
+        read = max(deadline.seconds_left(self._read_timeout), MIN_TIMEOUT)
+        request.extensions["timeout"] = httpx.Timeout(read, connect=min(self._connect_timeout, read)).as_dict()
         response = client.send(request, stream=True)
         connection = response.extensions["network_stream"]
         try:
@@ -148,13 +158,14 @@ class PooledClient:
             # gets no answer.
             if response.is_error and request.content:
                 connection.close()
+            deadline.record_answer()
             return Answer(response.status_code, response.headers, bytes(body))
         finally:
             response.close()
 
 
 class _AnswerTimeout(Exception):
-    """The whole answer timed out."""
+    """The whole answer timed out. The text is the timeout in seconds."""
 
 
 class _Transport(httpx.HTTPTransport):
@@ -185,12 +196,14 @@ class _Connection(httpcore.NetworkStream):
     def __init__(self, stream: httpcore.NetworkStream, answer_timeout: float) -> None:
         self._stream = stream
         self._answer_timeout = answer_timeout
+        self._timeout = answer_timeout
         self._deadline = 0.0
         self.has_read = False
         """Whether anything was read after the last write."""
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._deadline = time.monotonic() + self._answer_timeout
+        self._timeout = deadline.seconds_left(self._answer_timeout)
+        self._deadline = time.monotonic() + self._timeout
         self.has_read = False
         self._stream.write(buffer, timeout)
 
@@ -200,11 +213,11 @@ class _Connection(httpcore.NetworkStream):
         if timeout is not None and left >= timeout:
             return self._stream.read(max_bytes, timeout)
         if left <= 0:
-            raise _AnswerTimeout
+            raise _AnswerTimeout(f"{self._timeout:.3g}")
         try:
             return self._stream.read(max_bytes, left)
         except httpcore.ReadTimeout:
-            raise _AnswerTimeout from None
+            raise _AnswerTimeout(f"{self._timeout:.3g}") from None
 
     def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
         return _Connection(self._stream.start_tls(*arguments, **options), self._answer_timeout)

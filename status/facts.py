@@ -5,6 +5,7 @@ statements, and three requests to the broker.
 """
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ PASSES_READ = 6
 SWEEPS_READ = 2
 
 TASK_QUEUE_TIMEOUT_SECONDS = 2
+
+MESSAGE_BYTES = 4096
 GIVEN_UP_WITHIN = timedelta(days=2)
 
 NAMES_IN_SENTENCE = 3
@@ -60,13 +63,16 @@ class Measurement(NamedTuple):
 
 
 def connect_to_task_queue() -> None:
-    """Connect to the task queue.
+    """Connect to the task queue. In a folder as the task queue, write a file as large as a message.
 
     Raises:
-        Exception: of the transport's types; the task queue can't be reached.
+        Exception: of the transport's types; the task queue can't be reached, or its disk is full.
     """
     with current_app.connection_for_write(connect_timeout=TASK_QUEUE_TIMEOUT_SECONDS) as connection:
         connection.ensure_connection(max_retries=1, timeout=TASK_QUEUE_TIMEOUT_SECONDS)
+    if folder := settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("data_folder_out"):
+        with tempfile.NamedTemporaryFile(dir=str(folder), suffix=".unfinished") as file:
+            file.write(b" " * MESSAGE_BYTES)
 
 
 # The broker

@@ -1,17 +1,32 @@
 """``/healthz`` and ``/readyz``: is this process alive, and can it work?"""
 
 import logging
-from collections.abc import Callable
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 
 from django.db import connection
+from django.db.models.functions import Now
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from core import broker
+from core.models import Lease
 from status import facts, rules
 
 logger = logging.getLogger(__name__)
+
+MAX_AGE_SECONDS = 2.0
+"""How long ``/readyz`` repeats an answer."""
+
+TIMEOUT_SECONDS = 1.8
+"""How long ``/readyz`` waits for the parts, so that it answers within two seconds."""
+
+WRITTEN_LEASE = "readiness"
+"""The row that is written to see that the database can write."""
 
 
 @never_cache
@@ -25,12 +40,57 @@ def alive(request: HttpRequest) -> JsonResponse:
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
     """Answer 200 if the database, the task queue and the broker answer, otherwise 503. The body says which do."""
-    parts = {"database": _database, "task_queue": facts.connect_to_task_queue, "broker": _broker}
-    answers = {name: _answers(name, check) for name, check in parts.items()}
+    answers = readiness.answers()
     return JsonResponse(answers, status=200 if all(answers.values()) else 503)
 
 
-def _answers(name: str, check: Callable[[], object]) -> bool:
+class Readiness:
+    """Which parts answer, checked at most once in ``MAX_AGE_SECONDS``.
+
+    Each part is checked in a thread of its own. A part that hangs is not checked again until that thread has ended.
+    Only one request at a time waits for the checks; others get the last answers, so that they block no worker.
+    """
+
+    def __init__(self, parts: Mapping[str, Callable[[], object]]) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._running: dict[str, Future[bool]] = {}
+        self._answers = dict.fromkeys(parts, False)
+        self._checked_at = -math.inf
+
+    def answers(self) -> dict[str, bool]:
+        """Return for each part whether it answers."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._checked_at >= MAX_AGE_SECONDS:
+                    self._answers = self._check()
+                    self._checked_at = time.monotonic()
+            finally:
+                self._lock.release()
+        return self._answers
+
+    def _check(self) -> dict[str, bool]:
+        for name, check in self._parts.items():
+            if name not in self._running or self._running[name].done():
+                self._running[name] = _in_thread(name, check)
+        done, _ = wait(self._running.values(), TIMEOUT_SECONDS)
+        answers = {name: future in done and future.result() for name, future in self._running.items()}
+        for name in self._parts:
+            if self._running[name] not in done:
+                logger.warning("Not ready: the %s does not answer within %g s", name, TIMEOUT_SECONDS)
+        return answers
+
+
+def _in_thread(name: str, check: Callable[[], object]) -> "Future[bool]":
+    """Call a check in a daemon thread, which doesn't keep the process from ending."""
+    future: Future[bool] = Future()
+    threading.Thread(
+        target=lambda: future.set_result(_succeeds(name, check)), name=f"check {name}", daemon=True
+    ).start()
+    return future
+
+
+def _succeeds(name: str, check: Callable[[], object]) -> bool:
     try:
         check()
     except Exception as error:  # drivers raise errors of any type; only the log has the reason
@@ -40,8 +100,12 @@ def _answers(name: str, check: Callable[[], object]) -> bool:
 
 
 def _database() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
+    """Write to the database: on a full disk it can still be read."""
+    try:
+        if not Lease.objects.filter(name=WRITTEN_LEASE).update(expires_at=Now()):
+            Lease.objects.bulk_create([Lease(name=WRITTEN_LEASE)], ignore_conflicts=True)
+    finally:
+        connection.close()
 
 
 def _broker() -> None:
@@ -49,3 +113,8 @@ def _broker() -> None:
     _, answer = facts.time_answer(lambda: broker.management(read_timeout=timeout).whoami(), timeout)
     if answer.verdict.is_wrong:
         raise ConnectionError(answer.verdict.sentence)
+
+
+PARTS = {"database": _database, "task_queue": facts.connect_to_task_queue, "broker": _broker}
+
+readiness = Readiness(PARTS)

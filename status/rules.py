@@ -348,7 +348,7 @@ STREAMS = Rule(
     unit=Unit.COUNT,
     noun="stream",
     warning=1,
-    sentence="Nothing bounds {value}, which keep all messages: {queues}.",
+    sentence="Nothing bounds {value} by size or age: {queues}.",
     next_step=(
         "Bound them: rabbitmqctl set_operator_policy -p VHOST streams '^NAME$' "
         "'{\"max-length-bytes\": 10000000000}' --apply-to queues (with your own size)."
@@ -362,7 +362,7 @@ EXCLUSIVE = Rule(
     unit=Unit.COUNT,
     noun="queue",
     warning=1,
-    sentence="Guardian can't delete {value} over their limit, because they are exclusive to a connection: {queues}.",
+    sentence="Guardian can't delete {value} over the deletion limit, exclusive to a connection: {queues}.",
     next_step=(
         "Close the connection, or bound such queues: rabbitmqctl set_operator_policy -p VHOST exclusive '^NAME' "
         "'{\"max-length\": 8000}' --apply-to queues (with your own limit)."

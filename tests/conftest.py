@@ -19,6 +19,7 @@ from django.test import TransactionTestCase
 
 from rabbit.amqp import Session
 from rabbit.management import Management
+from status import probes
 from tests.agents import agent, agents, reader  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.fixtures import (  # noqa: F401
@@ -116,6 +117,13 @@ def restore_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def fresh_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have /readyz check anew in each test and for each request."""
+    monkeypatch.setattr(probes, "readiness", probes.Readiness(probes.PARTS))
+    monkeypatch.setattr(probes, "MAX_AGE_SECONDS", 0)
 
 
 @dataclass(frozen=True)

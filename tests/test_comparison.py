@@ -25,6 +25,7 @@ from queues.comparison import (
 from queues.quiet import MessageKind
 from queues.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
 from rabbit.amqp import DeclareOk
+from rabbit.memory import NodeMemory
 from rabbit.snapshot import MQTT_QOS_0, ListedQueue, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -494,12 +495,13 @@ def test_a_queue_over_its_limit_with_unacknowledged_messages_is_blocked_when_the
 
 def test_a_policy_that_lowers_limits_under_memory_pressure_is_a_change_and_the_pressure_is_none():
     queue = listed_queue("a", 8)
+    pressure = {"memory": {"rabbit@one": NodeMemory(1000, 1000)}, "held": {("/", "a"): 500}}
     monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
-    changes = monitor.run(snapshot(queue), rules_before=RULES, memory=1)
+    changes = monitor.run(snapshot(queue), rules_before=RULES, **pressure)
     assert (changes.condemned, len(changes.blocked)) == ([], 1)
     monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
     monitor.run(snapshot(queue))
-    assert len(monitor.run(snapshot(queue), memory=1).condemned) == 1
+    assert len(monitor.run(snapshot(queue), **pressure).condemned) == 1
 
 
 def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():

@@ -59,7 +59,7 @@ class MailCatcher:
     """
 
     def __init__(self, *, on_mail: Callable[[Mail], None] | None = None, port: int | None = None) -> None:
-        """Choose the port without listening yet. The server's thread calls ``on_mail`` for each mail."""
+        """Choose the port without listening yet. The server's thread calls ``on_mail`` for each mail first."""
         self.port = port or free_port()
         self.rejected: set[str] = set()
         self._on_mail = on_mail
@@ -147,12 +147,15 @@ class MailCatcher:
         return "250 OK"
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
-        """Store the mail."""
+        """Store the mail, or refuse it temporarily if ``on_mail`` can't, such as on a full disk."""
         content: Any = envelope.content
         mail = Mail(envelope.mail_from or "", tuple(envelope.rcpt_tos), content)
+        if self._on_mail is not None:
+            try:
+                self._on_mail(mail)
+            except OSError:
+                return "452 Insufficient system storage"
         with self._arrived:
             self._mails.append(mail)
             self._arrived.notify_all()
-        if self._on_mail is not None:
-            self._on_mail(mail)
         return "250 OK"

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import queue
@@ -182,6 +183,38 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
+class _Log:
+    """A child's log. Lines that can't be written, as on a full disk, are left out: the child must not wait for them."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self._path = path
+        self._mode = mode
+        self._file: IO[bytes] | None = None
+        self._missing = 0
+
+    def write(self, line: bytes) -> None:
+        """Write a line, after a note about the lines that are missing before it."""
+        try:
+            if self._file is None:
+                self._file = self._path.open(self._mode, buffering=0)
+            if self._missing:
+                self._write(f"\n[{self._missing} lines are missing here, because they could not be written]\n".encode())
+                self._missing = 0
+            self._write(line)
+        except OSError:
+            self._missing += 1
+
+    def _write(self, text: bytes) -> None:
+        assert self._file is not None
+        if self._file.write(text) < len(text):  # what fits is written without an error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
 class ProcessGroup:
     """Named children with a common environment. Each has a log, and its output can be shown.
 
@@ -226,7 +259,7 @@ class ProcessGroup:
 
     def _read(self, name: str, process: "subprocess.Popen[bytes]", mode: str) -> None:
         assert process.stdout is not None
-        with self.log(name).open(mode, buffering=0) as log:
+        with contextlib.closing(_Log(self.log(name), mode)) as log:
             for line in process.stdout:
                 log.write(line)
                 if self._show is not None:

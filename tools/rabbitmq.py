@@ -238,7 +238,7 @@ class PrivateNode:
     def _wait_until_ready(self, timeout: float) -> None:
         assert self._process is not None
         deadline = time.monotonic() + timeout
-        while not (self._management_answers() and all(map(port_answers, self._ports))):
+        while not (self.answers() and all(map(port_answers, self._ports))):
             code = self._process.poll()
             if code is not None or time.monotonic() > deadline:
                 what = f"ended with code {code}" if code is not None else f"was not ready after {timeout:.0f} s"
@@ -258,7 +258,8 @@ class PrivateNode:
                 return "\n".join(errors[:15])
         return tail(self.directory / "output") + tail(log)
 
-    def _management_answers(self) -> bool:
+    def answers(self) -> bool:
+        """Return whether the management API answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=5)
         credentials = base64.b64encode(f"{USER}:{self.password}".encode()).decode()
         try:

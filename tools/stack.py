@@ -25,6 +25,9 @@ from tools.processes import ProcessGroup, StartError, free_port, lock_directory,
 from tools.rabbitmq import PrivateNode
 
 PROJECT = Path(__file__).resolve().parent.parent
+MIN_FREE_BYTES = 1_000_000
+"""With less free space, the disk counts as full: SQLite and the task queue can't write any more."""
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -252,10 +255,34 @@ class Stack:
                 raise StartError(f"the process {name!r} has ended with code {code}. Its output:\n{log}")
 
     def wait(self) -> None:
-        """Run `check` repeatedly until it raises StartError."""
+        """Run `check` repeatedly until it raises StartError. While the disk is full, wait until there is room again."""
         while True:
+            if free_bytes(self._var) < MIN_FREE_BYTES:
+                self._outlast_full_disk()
             self.check()
             time.sleep(0.2)
+
+    def _outlast_full_disk(self) -> None:
+        """Wait until there is room on the disk. Then start what ended or broke meanwhile, as RabbitMQ does."""
+        assert self._processes is not None
+        self._say(f"The disk of {self._var} is full, so no queue is guarded. Guardian continues when there is room.")
+        while free_bytes(self._var) < MIN_FREE_BYTES:
+            time.sleep(0.2)
+        self._say("There is room on the disk again.")
+        if self.node is not None and not self.node.answers():
+            self._say("RabbitMQ starts again, because it does not answer since the disk was full.")
+            self._restart_node(self.node)
+        for name in self._processes.ended():
+            self._say(f"The process {name!r} starts again, because it ended on the full disk.")
+            self.start_process(name)
+
+    def _restart_node(self, node: PrivateNode) -> None:
+        """Start the broker again. Return without it if the disk is full again."""
+        try:
+            node.restart()
+        except StartError:
+            if free_bytes(self._var) >= MIN_FREE_BYTES:
+                raise
 
     def manage(self, *arguments: str) -> str:
         """Run a command of ``manage.py`` with the same settings, and return its output. Raises StartError."""
@@ -296,6 +323,12 @@ class Stack:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+
+def free_bytes(directory: Path) -> int:
+    """Return the free space of a directory's disk that a user may fill."""
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _listen(port: int) -> socket.socket:
