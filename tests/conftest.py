@@ -50,8 +50,8 @@ CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
 """The table of the cache, which has the counts of rate limits. No model has it."""
 
 ON_SQLITE_TOO = {
-    "test_backup", "test_bulk", "test_limits", "test_locks", "test_message_store", "test_migrations", "test_outages",
-    "test_outbox", "test_work_store",
+    "test_backup", "test_bulk", "test_grouping", "test_limits", "test_locks", "test_message_store", "test_migrations",
+    "test_outages", "test_outbox", "test_work_store",
 }  # fmt: skip
 """Files whose tests depend on how a database locks, upserts, migrates or fails: they run on SQLite too."""
 
