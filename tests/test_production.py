@@ -22,6 +22,7 @@ from django.http.request import validate_host
 from deploy import healthcheck
 from guardian_site.environment import host_of
 from tests.toolbox import wait_until
+from tools import stack
 from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, free_port
 from tools.redis import PrivateRedis
@@ -263,6 +264,11 @@ def test_only_the_broker_and_the_proxy_publish_ports():
     assert {name for name, service in SERVICES.items() if "ports" in service} == {"rabbitmq", "proxy"}
     assert SERVICES["proxy"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8080"]
     assert "./deploy/nginx:/etc/nginx/conf.d:ro" in SERVICES["proxy"]["volumes"]
+
+
+def test_make_run_listens_on_this_machine_only():
+    with stack._listen(8000) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 def test_redis_is_persistent():
@@ -576,11 +582,10 @@ def test_the_requirements_of_a_buildpack_are_the_locks_of_the_image():
 
 
 @contextmanager
-def procfile_running(folder, settings, logs):
-    """Run the processes of the Procfile like a platform, and give a client of the web process."""
+def web_of_the_procfile(folder, settings, logs):
+    """Run the web process of the Procfile like a platform, and give a client of it."""
     group = ProcessGroup(settings, directory=folder, logs=logs)
-    for name in COMMANDS:
-        group.start(name, ["sh", "-c", f"exec {PROCFILE[name]}"])
+    group.start("web", ["sh", "-c", f"exec {PROCFILE['web']}"])
     through_the_router = {"Host": "guardian.example.org", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
     try:
         wait_until(lambda: group.ended() or healthcheck.problem(int(settings["PORT"])) == "", seconds=60)
@@ -611,13 +616,13 @@ def test_the_procfile_works_on_a_disk_that_each_restart_empties(installed, tmp_p
             return done.stdout.strip()
 
         shell(PROCFILE["release"])
-        with procfile_running(installed, settings, tmp_path / "first") as client:
+        with web_of_the_procfile(installed, settings, tmp_path / "first") as client:
             shell("python manage.py create_owner ops@example.org --operator")
             sign_in(client, shell("python manage.py login_link ops@example.org"))
             cookies = client.headers["Cookie"]
         shutil.rmtree(tmp_path / "var")
         shell(PROCFILE["release"])
-        with procfile_running(installed, settings, tmp_path / "second") as client:
+        with web_of_the_procfile(installed, settings, tmp_path / "second") as client:
             assert "ops@example.org" in client.get("/queues/", headers={"Cookie": cookies}).text
             assert "guardian_passes_total" in client.get("/metrics", headers=token).text
 
