@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import PulseUser
-from queues import actions
+from queues import actions, archive
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.arguments import differences
@@ -115,10 +115,10 @@ def test_a_refused_amqp_connection_leaves_no_decision_recorded(amqp, operator, s
 
 
 def test_after_a_crash_the_decision_stays_recorded(queue, alice, monkeypatch, management, vhost):
-    def crash(queue):
+    def crash(session, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(actions, "_delete_on_broker", crash)
+    monkeypatch.setattr(archive, "delete_queue", crash)
     with pytest.raises(KeyboardInterrupt):
         actions.delete_queue(queue, alice)
     assert events_with_owner(queue) == [("removing", "alice@example.org")]
