@@ -27,6 +27,7 @@ class ConfirmField(CharField):
         super().__init__(
             required=False,
             allow_blank=True,
+            max_length=100_000,
             help_text="Confirms that queues are deleted: the `confirm` of the 409 that the same request got.",
         )
 

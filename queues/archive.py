@@ -19,6 +19,7 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from accounts.vouching import lock_existing
 from core import bulk
 from queues.archive_chunks import pack
 from queues.models import Archive, ArchiveChunk, Queue
@@ -30,6 +31,7 @@ from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
+NOT_STORED = "the database could not store it"
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
 
 UNFINISHED_EXPIRES = timedelta(days=1)
@@ -127,9 +129,12 @@ class _Attempt:
         archive = None
         self.result.why_not = _why_not(self.target)
         if ready and not self.result.why_not:
-            archive = _begin(self.target)
-            if archive is None:
-                self.result.why_not = TOO_MANY_ATTEMPTS
+            try:
+                archive = _begin(self.target)
+                self.result.why_not = "" if archive else TOO_MANY_ATTEMPTS
+            except DatabaseError as error:
+                logger.error("%s could not be archived: %s", self.target.name, error)
+                self.result.why_not = NOT_STORED
         if archive is None:
             return
         seconds = min(settings.GUARDIAN_ARCHIVE_SECONDS, self.until - time.monotonic())
@@ -142,7 +147,7 @@ class _Attempt:
         except DatabaseError as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
             _discard(archive)
-            self.result.why_not = "the database could not store it"
+            self.result.why_not = NOT_STORED
         except Refused as error:
             if self.fetch.fetched:
                 raise
@@ -314,6 +319,7 @@ def _begin(target: Target) -> Archive | None:
         if attempts >= MAX_ATTEMPTS:
             return None
         _discard_unfinished(target.vhost, target.name)
+        by = next(iter(lock_existing([target.by])), None) if target.by else None
         return Archive.objects.create(
             queue_id=target.queue_id,
             pulse_user_id=target.pulse_user_id,
@@ -322,7 +328,7 @@ def _begin(target: Target) -> Archive | None:
             reason=target.reason,
             attempt=attempts + 1,
             held=target.held,
-            by=target.by,
+            by=by,
             created=now,
             expires=now + UNFINISHED_EXPIRES,
         )

@@ -22,7 +22,7 @@ from core.endpoints import read
 from queues import archive_reading, peek, replay
 from queues.listing import ArchiveFilter
 from queues.models import Archive, Replay
-from rabbit.names import readable
+from rabbit.names import MAX_NAME_BYTES, readable
 
 MAX_PAGE = 100
 
@@ -92,8 +92,8 @@ class MessageSerializer(serializers.Serializer[Any]):
 class TargetSerializer(serializers.Serializer[Any]):
     """Where messages are sent to: a queue or an exchange."""
 
-    queue = serializers.CharField(required=False)
-    exchange = serializers.CharField(required=False)
+    queue = serializers.CharField(required=False, max_length=MAX_NAME_BYTES)
+    exchange = serializers.CharField(required=False, max_length=MAX_NAME_BYTES)
 
 
 @extend_schema_serializer(

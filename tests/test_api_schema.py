@@ -41,10 +41,10 @@ def test_each_endpoint_has_a_summary_and_documented_responses(operation):
     for status, answer in described["responses"].items():
         assert answer["description"]
         kinds = set(answer.get("content", {}))
-        if status in ("202", "204"):
+        if status == "204" or (status == "202" and not operation.path.endswith("/replay/")):
             assert not kinds
         elif status < "300":
-            assert kinds == {"application/json"}
+            assert kinds == {"application/x-ndjson" if operation.path.endswith("/download/") else "application/json"}
         else:
             assert "application/problem+json" in kinds
 
@@ -57,7 +57,8 @@ def test_examples_match_their_schemas():
             content = answer.get("content", {}).get("application/json", {})
             for example in content.get("examples", {}).values():
                 value, schema = example["value"], content["schema"]
-                schema = components[schema["$ref"].rpartition("/")[2]]
+                if "$ref" in schema:
+                    schema = components[schema["$ref"].rpartition("/")[2]]
                 if schema["type"] == "array":
                     [value], schema = value, components[schema["items"]["$ref"].rpartition("/")[2]]
                 assert set(schema["required"]) <= set(value) <= set(schema["properties"]), operation.label

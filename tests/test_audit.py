@@ -188,7 +188,7 @@ def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monke
     def late(do):
         def removed_first(queue, by, **limits):
             Owner.objects.filter(pk=by.pk).delete()
-            do(queue, by, **limits)
+            return do(queue, by, **limits)
 
         return removed_first
 

@@ -31,7 +31,7 @@ FACTS = {
     "happened": [{"queue": "queue/alice/builds", "warnings": 2, "deletions": 1}],
     "orphans": [{"vhost": "a" * 32, "queue": "subscription_1"}], "more": 2, "stale": False,
     "pulse_user": "alice", "pulse_users": ["alice"], "invitee": "bob@example.org", "accepted": True,
-    "left": ["bob@example.org"],
+    "left": ["bob@example.org"], "shown": [{"vhost": "/", "queue": "odd"}],
     "longest": [{"queue": "queue/alice/long", "length": 2104}], "unattended": [{"queue": "queue/alice/lonely"}],
 }  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_a_mail_about_a_node_that_left_the_cluster_says_so():
 
 def test_a_deletion_mail_says_why_the_queue_was_deleted():
     text = part(compose(notification("deletion", length=8001)), "plain")
-    assert "is deleted" in text
+    assert "was deleted" in text
     assert "It had 8,001 messages, and its maximum is 8,000" in text
 
 

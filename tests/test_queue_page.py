@@ -347,7 +347,7 @@ def test_an_owner_deletes_a_queue_by_typing_its_name(listed_queue, client, manag
 def test_an_owner_purges_a_queue_by_typing_its_name(listed_queue, client):
     answer = client.post(f"/queues/{listed_queue.uuid}/purge/", {"typed": listed_queue.name}, follow=True)
     assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
-    assert "The queue queue/alice/builds is emptied." in answer.text
+    assert "The queue queue/alice/builds is purged." in answer.text
     run_pass()
     assert Queue.objects.get().length == 0
 
@@ -381,7 +381,7 @@ def test_any_name_can_be_typed_as_shown(guarded, amqp, alice, client, management
     assert page_of(queue, client).count("no longer on the broker") == 1
 
 
-@pytest.mark.parametrize(("page", "done"), [("delete", "deleted"), ("purge", "emptied")])
+@pytest.mark.parametrize(("page", "done"), [("delete", "deleted"), ("purge", "purged")])
 def test_deleting_or_purging_a_gone_queue_says_so(listed_queue, client, management, vhost, page, done):
     management.delete_queue(vhost, listed_queue.name)
     answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
