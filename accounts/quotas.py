@@ -16,10 +16,14 @@ from accounts.models import Owner
 
 @dataclass(frozen=True)
 class Quota:
-    """The maximum number of ``things`` of an owner. It is the value of a setting; 0: no limit."""
+    """The maximum number of ``things`` of an owner. It is the value of a setting; 0: no limit.
+
+    ``remove`` is how an owner makes room.
+    """
 
     setting: str
     things: str
+    remove: str = "Delete"
 
     @property
     def maximum(self) -> int:
@@ -28,7 +32,7 @@ class Quota:
 
 
 PULSE_USERS = Quota("GUARDIAN_MAX_PULSE_USERS", "RabbitMQ accounts")
-TOKENS = Quota("GUARDIAN_MAX_TOKENS", "tokens")
+TOKENS = Quota("GUARDIAN_MAX_TOKENS", "tokens", "Revoke")
 SUBSCRIPTIONS = Quota("GUARDIAN_MAX_SUBSCRIPTIONS", "subscriptions")
 CHANNELS = Quota("GUARDIAN_MAX_CHANNELS", "channels")
 
@@ -51,7 +55,7 @@ def require_room(quota: Quota, owner: Owner, rows: QuerySet[Any], things: str = 
     if not has_room(quota, owner, rows):
         raise QuotaReached(
             f"An owner may have at most {quota.maximum} {things or quota.things}. "
-            "Delete one that nobody uses any more, or ask an operator for more."
+            f"{quota.remove} one that nobody uses any more, or ask an operator for more."
         )
 
 

@@ -51,7 +51,7 @@ def create_token(
     with transaction.atomic():
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
-        quotas.require_room(quotas.TOKENS, locked, locked.auth_token_set.filter(expiry__gt=timezone.now()))
+        quotas.require_room(quotas.TOKENS, locked, locked.auth_token_set.exclude(expiry__lte=timezone.now()))
         token, key = AuthToken.objects.create(  # type: ignore[no-untyped-call]
             user=locked, expiry=timedelta(days=days), name=name, scope=scope
         )

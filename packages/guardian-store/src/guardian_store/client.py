@@ -133,8 +133,8 @@ class Message:
 class Client:
     """A client for the queues of an application.
 
-    ``address`` is Guardian's URL. Authenticate with an application's ``key`` or an owner's ``token``; public queues
-    need neither. ``timeout`` is in seconds. ``transport`` replaces httpx's default transport.
+    ``address`` is Guardian's URL. Authenticate with an application's ``key`` or an owner's ``token`` of the scope
+    ``all``; public queues need neither. ``timeout`` is in seconds. ``transport`` replaces httpx's default transport.
 
     Every method may raise ``Denied``, ``NotFound``, ``Invalid`` and ``Unavailable``, all subclasses of ``ClientError``.
     The client does not retry. It is thread-safe.
