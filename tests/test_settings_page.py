@@ -73,13 +73,14 @@ def test_an_invalid_channel_has_an_error_at_the_field(page, room, form, error):
     assert Channel.objects.count() == 1
 
 
-def test_an_eleventh_channel_is_refused(page, alice):
-    for number in range(10):
+def test_a_channel_past_the_maximum_is_refused(page, alice, settings):
+    settings.GUARDIAN_MAX_CHANNELS = 2
+    for number in range(2):
         channels.create_channel(alice, f"room {number}", URL)
     assert "Delete one to add another" in text_of(page.get("/settings/"))
     assert "Add it" not in text_of(page.get("/settings/"))
     page.post("/settings/", {"channel": "add", "name": "room", "url": URL})
-    assert alice.channels.count() == 10
+    assert alice.channels.count() == 2
 
 
 def test_an_unvouched_owner_cannot_add_a_channel(page, alice):

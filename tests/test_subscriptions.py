@@ -298,8 +298,8 @@ def test_a_new_queue_takes_one_request_and_constant_statements(offering, subscri
             assert create_queue(subscription, offering, object_type, presented)[1]
         counts.append(len(statements(captured)))
     assert requests[-11:] == ["PUT queues"] * 11
-    # The lookup, the row, its removal, the vhost, the login, the state.
-    assert (counts[1], counts[10]) == (6, 6)
+    # The lookup, the owner's lock, the quota, the row, its removal, the vhost, the login, the state.
+    assert (counts[1], counts[10]) == (8, 8)
 
 
 def test_a_first_registration_takes_one_request_per_created_object(offering, identity, presented, requests):
