@@ -8,7 +8,7 @@ from django.db import models
 
 from accounts.models import AuthToken, Owner, check_line, visible_to
 from agents import access
-from core.fields import BrokerJSONField
+from core.fields import BrokerJSONField, BrokerNameField
 from rabbit.permissions import Permissions, for_consumer, for_subscription
 
 MAX_OFFERING_NAME_LENGTH = 150
@@ -228,8 +228,8 @@ class SubscriptionQueue(models.Model):
     subscription = models.ForeignKey(EventSubscription, on_delete=models.CASCADE, related_name="queues")
     offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="subscription_queues")
     object_type = models.CharField(max_length=40, choices=ObjectType.choices)
-    vhost = models.CharField(max_length=255)
-    queue_name = models.CharField(max_length=255)
+    vhost = BrokerNameField(max_length=255)
+    queue_name = BrokerNameField(max_length=255)
     state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
     created = models.DateTimeField(auto_now_add=True)
 
@@ -246,7 +246,7 @@ class SubscriptionQueue(models.Model):
         indexes = [models.Index(fields=["offering", "object_type"])]
 
     def __str__(self) -> str:
-        return self.queue_name
+        return str(self.queue_name)
 
     @property
     def owner(self) -> Owner:
@@ -268,8 +268,8 @@ class Consumer(Login):
     identity = models.OneToOneField(AgentIdentity, on_delete=models.CASCADE, related_name="consumer")
     object_types = models.JSONField(default=list, help_text="The types of its events. Empty: all types.")
     rmq_username = models.CharField(max_length=32, unique=True, default=_hex, editable=False)
-    vhost = models.CharField(max_length=255)
-    queue_name = models.CharField(max_length=255)
+    vhost = BrokerNameField(max_length=255)
+    queue_name = BrokerNameField(max_length=255)
     state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
 
     objects = RegisteredQuerySet.as_manager()
@@ -279,7 +279,7 @@ class Consumer(Login):
         constraints = [models.UniqueConstraint(fields=["vhost", "queue_name"], name="one_consumer_of_a_queue")]
 
     def __str__(self) -> str:
-        return self.queue_name
+        return str(self.queue_name)
 
     @property
     def owner(self) -> Owner:
