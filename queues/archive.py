@@ -5,10 +5,12 @@ channel. After a crash in between, the messages are back in the queue, and the u
 two attempts a queue is deleted without an archive, because each costs a quorum queue's messages one delivery.
 """
 
+import contextlib
+import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,13 +22,13 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from accounts.vouching import lock_existing
-from core import bulk
+from core import bulk, locks
 from queues.archive_chunks import pack
 from queues.models import Archive, ArchiveChunk, Queue
 from rabbit.amqp import Session
 from rabbit.fetching import Bounds, Fetch, Fetched
 from rabbit.management import BrokerError, BrokerUnavailable, Refused
-from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH
+from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -143,9 +145,11 @@ class _Attempt:
             for batch in self.fetch.batches(ready, bounds):
                 self.between()
                 _store(archive, batch)
-            Archive.objects.filter(pk=archive.pk).update(state=Archive.State.FETCHED)
-        except DatabaseError as error:
+            archive.dropped = max(0, ready - self.fetch.kept)  # so far; exact once the queue is deleted
+            Archive.objects.filter(pk=archive.pk).update(state=Archive.State.FETCHED, dropped=archive.dropped)
+        except (DatabaseError, RecursionError, ValueError) as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
+            self.fetch.cancel()
             _discard(archive)
             self.result.why_not = NOT_STORED
         except Refused as error:
@@ -187,21 +191,44 @@ def delete_queue(
         BrokerUnavailable: the answer to the deletion was lost. The queue may be deleted.
         BrokerError: the broker refuses; nothing changed.
     """
-    try:
-        attempt = _attempt(session, target, until, between)
-        depth = _declare(attempt.fetch)
-        if limit is not None and depth + unacknowledged <= limit:
-            attempt.fetch.put_back()
-            raise WithinLimit
-        attempt.archive(depth)
-        if limit is not None and attempt.fetch.fetched:
-            ready = _declare(attempt.fetch)
-            if attempt.fetch.fetched + ready + unacknowledged <= limit:
-                _call_off(attempt)
+    with _locked(target):
+        try:
+            attempt = _attempt(session, target, until, between)
+            depth = _declare(attempt.fetch)
+            if limit is not None and depth + unacknowledged <= limit:
+                attempt.fetch.put_back()
                 raise WithinLimit
-    except BrokerUnavailable as error:
-        raise NotSent(str(error), is_away=error.never_reached) from error
-    return attempt.confirm(attempt.fetch.delete_queue())
+            attempt.archive(depth)
+            if limit is not None and attempt.fetch.fetched:
+                ready = _declare(attempt.fetch)
+                if attempt.fetch.fetched + ready + unacknowledged <= limit:
+                    _call_off(attempt)
+                    raise WithinLimit
+        except BrokerUnavailable as error:
+            raise NotSent(str(error), is_away=error.never_reached) from error
+        return attempt.confirm(attempt.fetch.delete_queue())
+
+
+@contextlib.contextmanager
+def _locked(target: Target) -> Iterator[None]:
+    """Lock a queue, so that nobody else fetches its messages meanwhile.
+
+    Raises:
+        NotSent: another process has the lock.
+    """
+    if _why_not(target):
+        yield  # nothing is fetched
+        return
+    key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
+    lock = locks.Lock(f"queue {key}")
+    try:
+        lock.acquire(0)
+    except locks.LockTaken as error:
+        raise NotSent("another request is deleting or purging this queue; try again in a minute") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, between: Callable[[], None]) -> Removed:
@@ -210,7 +237,7 @@ def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, 
     target = Target(
         vhost=session.vhost,
         name=name,
-        type=row.type if row else CLASSIC,
+        type=row.type if row else UNKNOWN_TYPE,
         reason=Archive.Reason.ACCOUNT,
         queue_id=row.pk if row else None,
         pulse_user_id=pulse_user.pk,
@@ -227,9 +254,13 @@ def purge_queue(session: Session, target: Target) -> Removed:
         NotOnBroker: there is no such queue, or its node is down.
         BrokerError: the broker refuses, or does not answer.
     """
-    attempt = _attempt(session, target)
-    attempt.archive(_declare(attempt.fetch))
-    return attempt.confirm(attempt.fetch.remove())
+    with _locked(target):
+        attempt = _attempt(session, target)
+        attempt.archive(_declare(attempt.fetch))
+        if attempt.result.archive is not None:
+            # Acknowledging has no answer. After a crash then, the archive is the only copy, so it is shown before.
+            Archive.objects.filter(pk=attempt.result.archive.pk).update(state=Archive.State.KEPT)
+        return attempt.confirm(attempt.fetch.remove())
 
 
 def confirm(removed: Removed) -> Removed:
@@ -243,6 +274,20 @@ def confirm(removed: Removed) -> Removed:
     _discard_unfinished(archive.vhost, archive.queue_name)
     enforce_bounds(archive.pulse_user_id)
     return removed
+
+
+def made_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
+    """Return the kept archives of queues, by id, that were made since a request to delete each was recorded."""
+    if not sent:
+        return {}
+    kept = Archive.objects.filter(
+        bulk.among(Archive, ("queue",), [(id_,) for id_ in sent]), state=Archive.State.KEPT
+    ).exclude(reason=Archive.Reason.PURGED)
+    return {
+        archive.queue_id: archive
+        for archive in kept.order_by("id")
+        if archive.queue_id is not None and archive.created >= sent[archive.queue_id]
+    }
 
 
 def confirm_deleted(queues: Sequence[int]) -> dict[int, Archive]:
@@ -316,6 +361,8 @@ def _begin(target: Target) -> Archive | None:
     with transaction.atomic():
         unfinished = _unfinished(target.vhost, target.name).select_for_update()
         attempts = max((archive.attempt for archive in unfinished), default=0)
+        # A fetched one is of a deletion with an unknown outcome: a client may have declared the queue again since.
+        unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
         if attempts >= MAX_ATTEMPTS:
             return None
         _discard_unfinished(target.vhost, target.name)

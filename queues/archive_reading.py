@@ -52,8 +52,8 @@ def as_json(position: int, message: Fetched) -> dict[str, Any]:
         "encoding": encoding,
         "properties": _plain(message.properties),
         "headers": _plain(message.headers),
-        "exchange": message.exchange,
-        "routing_key": message.routing_key,
+        "exchange": _plain(message.exchange),
+        "routing_key": _plain(message.routing_key),
         "redelivered": message.redelivered,
     }
 
@@ -65,7 +65,9 @@ def _body(body: bytes) -> tuple[Any, str]:
         return base64.b64encode(body).decode(), "base64"
     if text[:1] in ("{", "["):
         try:
-            return json.loads(text, parse_constant=_refuse_constant), "json"
+            value = json.loads(text, parse_constant=_refuse_constant)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # what it can't express is a text
+            return value, "json"
         except (ValueError, RecursionError):
             pass
     return text, "text"
@@ -86,6 +88,8 @@ def _plain(value: Any) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             return base64.b64encode(value).decode()
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
     if isinstance(value, datetime):
         return value.isoformat() + "Z"
     if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):

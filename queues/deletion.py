@@ -6,6 +6,7 @@ listed was deleted.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ class Deletion:
         """
         outcome = Outcome()
         end_of_deletions = time.monotonic() + SECONDS_PER_PASS
-        end_of_archiving = self._end_of_archiving(end_of_deletions) if condemned else end_of_deletions
+        end_of_archiving = self._end_of_archiving() if condemned else math.inf
         condemned = sorted(condemned, key=lambda one: -(one.queue.length or 0))
         for start in range(0, len(condemned), BATCH_SIZE):
             lease.renew()
@@ -167,7 +168,9 @@ class Deletion:
         outcome = Outcome()
         if queues:
             facts = _last_facts(queues)
-            for id_, archived in archive.confirm_deleted([queue.id for queue in queues if queue.id]).items():
+            sent = {queue.id: queue.delete_sent_at for queue in queues if queue.id and queue.delete_sent_at}
+            archive.confirm_deleted(list(sent))
+            for id_, archived in archive.made_since(sent).items():
                 facts[id_] |= Removed(archived, archived.dropped, archived.held).as_facts()
             self._record(queues, facts, lease, outcome)
         return outcome
@@ -233,6 +236,8 @@ class Deletion:
                 after.append(queue)
             write_states(after)
             if not stays_condemned:
+                # A request that was sent may have deleted the queue, which a client declared again.
+                archive.confirm_deleted([one.queue.id for one in ones if one.queue.delete_sent_at and one.queue.id])
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
             outcome.notifications += enqueue.enqueue(notices, now, lease)
         if not stays_condemned:
@@ -280,7 +285,7 @@ class Deletion:
                         target,
                         limit=None if one.for_its_name else one.thresholds.max,
                         unacknowledged=one.unacknowledged,
-                        until=min(deadline, end_of_archiving),
+                        until=end_of_archiving,
                         between=lease.renew_if_due,
                     )
                 except archive.WithinLimit:
@@ -310,15 +315,15 @@ class Deletion:
         self._record_still_condemned(not_deleted, lease, outcome)
         return deleted
 
-    def _end_of_archiving(self, deadline: float) -> float:
+    def _end_of_archiving(self) -> float:
         """Return until when a pass may fetch messages: under a memory alarm, for the time of one queue."""
         try:
             alarms = self.management.alarms()
         except BrokerError:
             alarms = []
         if any(alarm.startswith("memory") for alarm in alarms):
-            return min(deadline, time.monotonic() + float(settings.GUARDIAN_ARCHIVE_SECONDS))
-        return deadline
+            return time.monotonic() + float(settings.GUARDIAN_ARCHIVE_SECONDS)
+        return math.inf
 
 
 def _confidential(pulse_users: set[int | None]) -> set[int]:

@@ -8,6 +8,7 @@ is sent again: its messages may arrive twice, have the same ``x-guardian-replay`
 import logging
 import time
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import transaction
 from django.utils import timezone
 
@@ -98,13 +99,17 @@ def stop(replay: Replay, by: Owner) -> None:
 
 
 def run_due(seconds: float = STEP_SECONDS) -> int:
-    """Carry out the running replays, each for this time at most, and return the number of messages sent."""
+    """Carry out the running replays for this time at most, and return the number of messages sent."""
     sent = 0
-    for replay in Replay.objects.filter(state=State.RUNNING).select_related("archive", "by").order_by("id"):
+    until = time.monotonic() + seconds
+    running = Replay.objects.filter(state=State.RUNNING).select_related("archive", "by")
+    for replay in running.order_by("?"):  # so that a slow one does not keep the others waiting
+        if time.monotonic() >= until:
+            break
         try:
             with locks.lock(f"replay {replay.pk}"):
-                sent += _step(replay, time.monotonic() + seconds)
-        except locks.LockTaken:
+                sent += _step(replay, until)
+        except (locks.LockTaken, ObjectDoesNotExist):  # its archive may have expired meanwhile
             continue
         except BrokerUnavailable as error:
             logger.warning("The replay %s waits for the broker: %s", replay.uuid, error)
@@ -140,7 +145,7 @@ def _step(replay: Replay, until: float) -> int:
             if not _send_batch(replay, publisher):
                 return replay.sent - before
             if replay.rate:
-                time.sleep(max(0.0, BATCH / replay.rate - (time.monotonic() - began)))
+                time.sleep(max(0.0, min(BATCH, replay.rate) / replay.rate - (time.monotonic() - began)))
     if replay.sent >= replay.total:
         _finish(replay, State.DONE)
     return replay.sent - before
@@ -148,7 +153,7 @@ def _step(replay: Replay, until: float) -> int:
 
 def _send_batch(replay: Replay, publisher: ConfirmedPublisher) -> bool:
     """Send the next batch. Return False if the replay was stopped or has failed."""
-    size = min(BATCH, replay.total - replay.sent)
+    size = min(BATCH, replay.rate or BATCH, replay.total - replay.sent)
     running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING)
     repeated = replay.repeated + replay.in_flight
     if not running.update(in_flight=size, repeated=repeated):

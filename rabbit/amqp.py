@@ -178,7 +178,12 @@ class Session:
             self.close()
             timed_out = isinstance(error, TimeoutError)
             raise BrokerUnavailable(f"no answer over AMQP: {error}", timed_out=timed_out) from error
-        except (ValueError, struct.error) as error:  # such as a property that is not UTF-8
+        except (
+            ValueError,
+            ArithmeticError,
+            RecursionError,
+            struct.error,
+        ) as error:  # such as a property that is not UTF-8
             self.close()
             raise MalformedResponse(f"vhost '{self.vhost}': py-amqp can't read or write it: {error}") from error
 

@@ -27,6 +27,7 @@ class ConfirmedPublisher:
         self._session = session
         self._channel = session.new_channel()
         self._sent = 0
+        self._first = 1
         self._settled: dict[int, bool] = {}
         self._returned: set[str] = set()
         session.request(self._channel.confirm_select)
@@ -44,6 +45,7 @@ class ConfirmedPublisher:
             BrokerError: the broker refuses.
         """
         tags: dict[int, str] = {}
+        self._first = self._sent + 1
         self._settled.clear()
         self._returned.clear()
         for key, message in messages.items():
@@ -67,8 +69,9 @@ class ConfirmedPublisher:
         self._channel.basic_publish(content, exchange, to, mandatory=True)
 
     def _settle(self, tag: int, multiple: bool, is_confirmed: bool) -> None:
-        first = max(self._settled, default=0) + 1 if multiple else tag
-        self._settled.update(dict.fromkeys(range(first, tag + 1), is_confirmed))
+        # The broker confirms in any order: an unroutable message at once, a persistent one later.
+        for one in range(self._first, tag + 1) if multiple else (tag,):
+            self._settled.setdefault(one, is_confirmed)
 
     def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
         self._returned.add(message.properties["application_headers"][KEY_HEADER])

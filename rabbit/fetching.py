@@ -83,6 +83,8 @@ class Fetch:
         """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
         began = time.monotonic()
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
+        if self._is_classic:
+            return DeclareOk(answer.message_count, answer.consumer_count)
         return DeclareOk.after(answer, time.monotonic() - began)
 
     def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Fetched]]:
@@ -140,11 +142,11 @@ class Fetch:
             if self.fetched == FIRST_MESSAGES != before and self._wants_more(target, deadline):
                 mean = max(1, self.kept_bytes // max(1, self.kept))
                 room = max(1, (self._bounds.bytes - self.kept_bytes) // mean)
-                self._cancel()
+                self.cancel()
                 self._consume(min(target - self.fetched, room, MAX_PREFETCH))
             if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
                 yield self._batch()
-        self._cancel()
+        self.cancel()
 
     def _got(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
         """Yield what another consumer, which is alone or exclusive, does not keep us from getting one by one."""
@@ -180,9 +182,12 @@ class Fetch:
             return False  # py-amqp has reopened the channel, which held nothing
         return True
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         """End the consumer; the channel holds what it got. The next one is active where only one may be."""
+        if not self._consumer:
+            return
         self._request(lambda: self._channel.basic_cancel(self._consumer))
+        self._consumer = ""
 
     def _keep(self, message: amqp.Message) -> None:
         info = message.delivery_info

@@ -1,5 +1,6 @@
 """Archives: what is kept of a queue that is deleted or purged, and what is not."""
 
+import pika
 import pytest
 from django.db import DatabaseError
 from django.utils import timezone
@@ -292,3 +293,47 @@ def test_a_session_is_used_for_one_queue_after_the_other(amqp, guarded, broker):
         for number in range(3):
             assert archive.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
     assert Archive.objects.count() == 3
+
+
+def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
+    amqp.queue(NAME, 10)
+    store = archive._store
+
+    def delete_meanwhile(*arguments):
+        with pytest.raises(archive.NotSent, match="another request"):
+            delete()
+        store(*arguments)
+
+    monkeypatch.setattr(archive, "_store", delete_meanwhile)
+    assert delete().archived == 10
+    assert len(bodies(Archive.objects.get())) == 10
+
+
+def test_a_purge_with_a_lost_answer_keeps_the_archive(listed, alice, broker, settings, monkeypatch, amqp):
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_purge"), pytest.raises(BrokerUnavailable):
+        actions.purge_queue(listed, alice)
+    assert len(bodies(Archive.objects.seen_by(alice).get())) == 8
+    amqp.publish(NAME, 3)
+    actions.purge_queue(listed, alice)
+    assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [3, 8]
+
+
+def test_an_archive_of_an_unknown_deletion_survives_a_redeclared_queue(
+    listed, alice, broker, settings, monkeypatch, amqp
+):
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
+        actions.delete_queue(listed, alice)
+    amqp.queue(NAME, 2)
+    actions.delete_queue(listed, alice)
+    assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [2, 8]
+
+
+def test_a_message_that_cannot_be_stored_does_not_stop_the_deletion(amqp, delete, management, guarded):
+    nested = {}
+    for _ in range(450):
+        nested = {"a": nested}
+    amqp.queue(NAME, 5)
+    amqp.channel.basic_publish("", NAME, b"x", pika.BasicProperties(headers=nested))
+    removed = delete()
+    assert queue_names(management, guarded) == set()
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 6, "the database could not store it")

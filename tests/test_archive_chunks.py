@@ -49,6 +49,8 @@ def test_a_body_is_shown_as_json_text_or_base64():
     assert body(b"\xff\x00") == ("base64", "/wA=")
     assert body(b"[" * 100_000)[0] == "text"
     assert body(b"") == ("text", "")
+    for odd in (b"[1e999]", b'{"a": "\\ud800"}'):
+        assert body(odd) == ("text", odd.decode())
 
 
 def test_headers_are_shown_readably():

@@ -239,3 +239,11 @@ def test_float_headers_survive(amqp, guarded):
     with session(guarded) as opened:
         [[got]] = Fetch(opened, "q", is_classic=True).batches(1, Bounds(1, 100, 1))
     assert got.headers == {"ratio": 0.5, KEY_HEADER: "k"}
+
+
+def test_confirms_are_counted_in_any_order(guarded):
+    with session(guarded) as opened:
+        publisher = ConfirmedPublisher(opened)
+        publisher._settle(5, False, True)
+        publisher._settle(4, True, True)
+        assert publisher._settled == dict.fromkeys(range(1, 6), True)
