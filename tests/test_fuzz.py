@@ -38,7 +38,9 @@ from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, 
 from message_store.applications import create_key
 from message_store.models import Application
 from notifications.models import Channel
-from queues.models import Queue, QueueEvent, QueueSample
+from queues.archive_chunks import pack
+from queues.models import Archive, Queue, QueueEvent, QueueSample, Replay
+from rabbit.fetching import Fetched
 from rabbit.management import NotOnBroker
 from tests import test_who_may
 from tests.api import answer_to
@@ -170,19 +172,40 @@ class World:
         subscribed = SubscriptionQueue.objects.get_or_create(
             subscription=subscription, offering=offering, object_type="call", defaults=named
         )[0]
+        archive = self._archive(queue)
+        self.replay = Replay.objects.get_or_create(
+            archive=archive,
+            to_queue=queue.name,
+            first=1,
+            last=1,
+            defaults={"by": self.owner, "created": timezone.now()},
+        )[0]
         self.offering = offering
         self.uuids = {
             "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.asking.uuid,
             "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-subscriptions": subscription.uuid,
-            "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid,
+            "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid, "archives": archive.uuid,
             **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
         }  # fmt: skip
+
+    def _archive(self, queue: Queue) -> Archive:
+        now = timezone.now()
+        archive, is_new = Archive.objects.get_or_create(
+            vhost=queue.vhost, queue_name=queue.name, pulse_user=queue.pulse_user, queue=queue, reason="length",
+            state="kept", messages=1, defaults={"created": now, "expires": now},
+        )  # fmt: skip
+        if is_new:
+            message = Fetched(b"1", {}, {}, "", queue.name, False)
+            archive.chunks.create(first=1, count=1, data=pack([message]))
+        return archive
 
     def point(self, case: schemathesis.Case) -> None:
         """Let this request name existing objects."""
         kind = case.path.split("/")[2]
         if "uuid" in case.path_parameters:
             case.path_parameters["uuid"] = self.uuids[kind].hex
+        if "replay_uuid" in case.path_parameters:
+            case.path_parameters["replay_uuid"] = self.replay.uuid.hex
         if "username" in case.path_parameters:
             case.path_parameters["username"] = self.username
         if kind == "exchanges":

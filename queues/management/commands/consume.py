@@ -12,6 +12,7 @@ from guardian_consumers.django import with_fresh_connections
 class Command(BaseCommand):
     """Consume messages with functions that use Django; ``python -m guardian_consumers`` does the same without."""
 
+    requires_system_checks = ()  # for a worker, RABBIT_URL may name a vhost
     help = f"Call functions with the messages of queues, until SIGTERM or Ctrl-C. {EXIT_CODES}"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
