@@ -216,7 +216,7 @@ class Crowd:
         body = {"username": name, "owners": sorted(owners)}
         person.client(chance).ask("POST", "/api/pulse-users/", body, what="create accounts")
         person.accounts.append(name)
-        self.outcome.accounts[name] = owners
+        self.outcome.accounts[name] = {person.email}  # the other one is invited, and nobody accepts
 
     def _remove_account(self, person: Person, chance: random.Random) -> None:
         name = person.accounts.pop(chance.randrange(len(person.accounts)))

@@ -27,7 +27,11 @@ from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue
 from tools.mail import Mail
 
-VALID_FAILURE_REASONS = {*claims.OUTDATED, "The address was confirmed or removed in the meantime."}
+VALID_FAILURE_REASONS = {
+    *claims.OUTDATED,
+    "The address was confirmed or removed in the meantime.",
+    "The invitation was answered or withdrawn in the meantime.",
+}
 """Reasons to give up a notification before a day of attempts."""
 
 QUEUE_KINDS = ["warning", "recovery", "summary", "deletion"]
