@@ -94,8 +94,9 @@ def test_a_large_message_reaches_guardian(site, transactional_db):
     program = Program("large")
     program.ok("POST", "", "queue_name=q")
     headers = {"Authorization": program.authorization, "Content-Type": "text/plain"}
-    answer = httpx.post(f"{site.url}/v1/large/q", content=b"x" * 1_048_576, headers=headers, trust_env=False)
-    assert (answer.status_code, answer.json()["status"]) == (201, "ok")
+    for size, status in ((1_048_576, 201), (1_048_577, 413)):
+        answer = httpx.post(f"{site.url}/v1/large/q", content=b"x" * size, headers=headers, trust_env=False)
+        assert (answer.status_code, answer.json()["status"]) == (status, "ok" if status == 201 else "error")
 
 
 def test_a_web_process_that_is_away_is_502(transactional_db):

@@ -1,5 +1,6 @@
 """A private nginx from Debian's package, which leaves no files behind."""
 
+import os
 import subprocess
 import urllib.error
 import urllib.request
@@ -25,13 +26,14 @@ class PrivateNginx(PrivateServer):
                 f"nginx is not installed: there is no {PROGRAM}. On Debian or Ubuntu run `apt-get install nginx-light`."
             )
         super().__init__()
-        self.directory.chmod(0o755)  # nginx's workers have an account of their own, and write temporary files
+        # Started by root, nginx's workers have an account of their own, which can't write into this directory.
+        user = "user root;\n" if os.geteuid() == 0 else ""
         temporary = "".join(
             f"{kind}_temp_path {self.directory}/{kind};\n"
             for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         (self.directory / "nginx.conf").write_text(
-            f"daemon off;\npid {self.directory}/pid;\nerror_log stderr;\nevents {{}}\n"
+            f"{user}daemon off;\npid {self.directory}/pid;\nerror_log stderr;\nevents {{}}\n"
             f"http {{\naccess_log off;\n{temporary}"
             f"server {{\nlisten 127.0.0.1:{self.port};\n{locations}\n}}\n}}\n"
         )
