@@ -148,23 +148,24 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "delete_on_broker",
             "Delete these queues on the broker",
-            "They go with all messages that are in them. This can't be taken back.",
+            "Their ready messages are archived, as far as the bounds of archives allow. All else can't be undone.",
             "Delete them",
             "Length",
         )
         return self._destroy(request, queryset, question, actions.delete_queue, "deleted")
 
-    @admin.action(description="Empty the selected queues", permissions=["change"])
+    @admin.action(description="Purge the selected queues", permissions=["change"])
     def purge(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Purge the ready messages after confirmation."""
         question = Confirmation(
             "purge",
-            "Empty these queues",
-            "Their ready messages are removed; what consumers hold unacknowledged stays. This can't be taken back.",
-            "Empty them",
+            "Purge these queues",
+            "Their ready messages are archived, as far as the bounds of archives allow, and deleted. Unacknowledged "
+            "messages stay.",
+            "Purge them",
             "Length",
         )
-        return self._destroy(request, queryset, question, actions.purge_queue, "emptied")
+        return self._destroy(request, queryset, question, actions.purge_queue, "purged")
 
     def _destroy(
         self,

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
@@ -388,9 +388,7 @@ def _store(archive: Archive, batch: Sequence[Fetched]) -> None:
         archive.messages += len(batch)
         archive.bytes += sum(len(message.body) for message in batch)
         archive.stored_bytes += len(data)
-        Archive.objects.filter(pk=archive.pk).update(
-            messages=F("messages") + len(batch), bytes=archive.bytes, stored_bytes=archive.stored_bytes
-        )
+        archive.save(update_fields=["messages", "bytes", "stored_bytes"])
 
 
 def _call_off(attempt: _Attempt) -> None:

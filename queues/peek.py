@@ -7,7 +7,7 @@ from queues.actions import Gone
 from queues.archive_reading import LOOKED_AT
 from queues.models import Queue
 from rabbit.fetching import Bounds, Fetch, Fetched
-from rabbit.management import NotOnBroker, Refused
+from rabbit.management import NotOnBroker
 from rabbit.snapshot import CLASSIC
 
 MAX_MESSAGES = 50
@@ -35,10 +35,9 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
             depth = fetch.declare_passively()
         except NotOnBroker as error:
             raise Gone("The queue is no longer on the broker.") from error
-        if depth is None:
-            raise Refused("the queue does not respond", status=0, reason="no answer")
+        ready = depth.ready if depth else 0
         bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
-        found = [message for batch in fetch.batches(min(depth.ready, count), bounds) for message in batch]
+        found = [message for batch in fetch.batches(min(ready, count), bounds) for message in batch]
         fetch.put_back()
     audit.record(by, LOOKED_AT, [queue], count=len(found))
     return found

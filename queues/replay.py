@@ -135,7 +135,7 @@ def _step(replay: Replay, until: float) -> int:
         return 0
     archive = replay.archive
     if replay.by is None or not Archive.objects.seen_by(replay.by).filter(pk=archive.pk).exists():
-        _finish(replay, State.FAILED, "Whoever started it may not see the archive any more.")
+        _finish(replay, State.FAILED, "The person who started it can no longer see the archive.")
         return 0
     before = replay.sent
     with broker.session(archive.vhost) as session:

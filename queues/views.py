@@ -455,7 +455,7 @@ def _limit(value: bool | int | None) -> str:
 class DestroyForm(NameForm):
     """Asks for the queue's name, and whether its messages are archived."""
 
-    keep = forms.BooleanField(required=False, initial=True, label="Archive its messages")
+    keep = forms.BooleanField(required=False, initial=True, label="Archive its messages", label_suffix="")
 
 
 class LimitsForm(forms.Form):

@@ -1,7 +1,7 @@
 """Fetch a queue's messages without acknowledging them, so that they can be kept before the queue is deleted or purged.
 
 Everything happens on one channel: if the broker closes it, all fetched messages are back in the queue, and nothing may
-be deleted any more. What the broker does in each case was measured; see ``docs/archives.md``.
+be deleted any more.
 """
 
 import contextlib

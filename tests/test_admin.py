@@ -439,7 +439,7 @@ def queues(guarded, amqp, operator):
 def test_the_confirmation_page_lists_queues_and_deletes_nothing(admin, queues, management, guarded):
     page = choose_action(admin, Queue, "delete_on_broker", *queues)
     assert page.status_code == 200
-    for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "be taken back"):
+    for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "be undone"):
         assert text in page.text
     assert "<script>\u202e" not in page.text
     assert queue_names(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
@@ -468,7 +468,7 @@ def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, man
 
 def test_an_operator_purges_queues(admin, queues, amqp):
     answer = confirm(admin, choose_action(admin, Queue, "purge", *queues))
-    assert messages_of(answer)[0].startswith("3 are emptied")
+    assert messages_of(answer)[0].startswith("3 are purged")
     assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
 
 

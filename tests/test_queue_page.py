@@ -330,7 +330,7 @@ def test_the_confirmation_shows_the_effect_and_asks_for_the_name(listed_queue, c
     amqp.channel.queue_bind(listed_queue.name, "exchange/alice/events", "build.#")
     text = client.get(f"/queues/{listed_queue.uuid}/{page}/").text
     for what in ('id="name">queue/alice/builds</code>', "<dd>3</dd>", "exchange/alice/events", "build.#",
-                 "be taken back"):  # fmt: skip
+                 "be undone"):  # fmt: skip
         assert what in text
 
 
