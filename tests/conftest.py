@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import httpx
+import hypothesis
 import pika
 import pytest
 from django.conf import settings as django_settings
@@ -108,6 +109,11 @@ django_settings.WHITENOISE_AUTOREFRESH = True
 
 # The live server answers in two packets. The second would wait 40 ms for the ACK of the first.
 WSGIRequestHandler.disable_nagle_algorithm = True
+
+
+# An example may take long on a busy machine.
+hypothesis.settings.register_profile("guardian", deadline=None)
+hypothesis.settings.load_profile("guardian")
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,7 @@ def test_quotes_in_the_queues_name_do_not_confuse_the_parser(management, vhost, 
 
 
 @given(plain, plain)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_survives_in_the_brokers_error(management, vhost, first, second):
     argument = "x-dead-letter-routing-key"
     for_all = {"x-dead-letter-exchange": "amq.topic"}

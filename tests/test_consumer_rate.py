@@ -186,7 +186,7 @@ def test_the_environment_chooses_the_limiter_and_hides_the_password():
 # Shared, through Redis
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 @given(
     rate=st.sampled_from([0.1, 7, 500, 7000]),
     burst=st.sampled_from([1, 2, 10, 700, 1e6]),

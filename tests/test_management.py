@@ -167,7 +167,7 @@ def test_a_queue_name_with_special_characters_survives_a_round_trip(management, 
 
 
 @given(names)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_queue_name_survives_a_round_trip(management, vhost, name):
     management.declare_queue(vhost, name)
     assert queue_names(management, vhost) == {name}

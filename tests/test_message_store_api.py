@@ -535,7 +535,7 @@ def test_an_id_of_another_queue_is_not_found(shop):
 # Responses
 
 
-@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(min_size=1, max_size=50) | st.text(min_size=1, max_size=20).map(str.encode))
 @example("\N{BYTE ORDER MARK}ünï\0code\u2028".encode())
 @example(b"\xff\x00")

@@ -3,15 +3,12 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rabbit.names import exchange_prefix, queue_prefix
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, allows, for_pulse_user
 from tests.toolbox import is_refused
-
-# An example may take long on a busy machine.
-without_deadline = settings(deadline=None)
 
 # Few letters, so that names are often similar.
 user_names = st.from_regex(r"[ab][ab._-]{0,5}", fullmatch=True)
@@ -28,7 +25,6 @@ def test_dots_and_dashes_are_escaped():
     assert not allows(for_pulse_user("a.b").configure, "queue/axb/x")
 
 
-@without_deadline
 @given(user_names, anything)
 def test_a_pulse_user_may_use_its_own_names(user, rest):
     permissions = for_pulse_user(user)
@@ -36,7 +32,6 @@ def test_a_pulse_user_may_use_its_own_names(user, rest):
     assert all(allows(pattern, exchange_prefix(user) + rest) for pattern in permissions)
 
 
-@without_deadline
 @given(user_names, user_names, anything)
 def test_a_pulse_user_may_only_read_exchanges_of_others(user, other, rest):
     assume(user != other)
@@ -47,14 +42,12 @@ def test_a_pulse_user_may_only_read_exchanges_of_others(user, other, rest):
     assert allows(permissions.read, exchange_prefix(other) + rest)
 
 
-@without_deadline
 @given(user_names, anything)
 def test_a_pulse_user_may_not_use_names_outside_the_pattern(user, name):
     assume(not name.startswith("exchange/"))
     assert not any(allows(pattern, name) for pattern in for_pulse_user(user))
 
 
-@without_deadline
 @given(anything)
 def test_no_access_allows_no_name_and_full_access_all(name):
     assert allows(NO_ACCESS.read, name) is (name in ("", "\n"))  # $ matches before a final newline

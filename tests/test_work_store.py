@@ -71,7 +71,7 @@ def distribute(count, workers, holders):
     raise AssertionError("the distribution does not end")
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
+@hypothesis_settings(max_examples=50)
 @given(st.integers(0, 60), st.integers(1, 8), st.data())
 def test_shares_are_even_and_partitions_move_only_if_needed(count, number, data):
     workers = list(range(number))
