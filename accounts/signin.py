@@ -48,6 +48,7 @@ from requests import RequestException, Session
 
 from accounts import allauth_private, audit, code_limits, vouching
 from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, SignInLink, check_address, normalize_address
+from core import time_zones
 from core.certificates import SystemTrust
 from core.limits import RateLimitExceeded
 
@@ -303,9 +304,15 @@ class AccountAdapter(DefaultAccountAdapter):
         return render(request, "signin/closed.html", status=403)
 
     def login(self, request: HttpRequest, user: Any) -> None:
-        """Start a session. This may clear the previous session, so save the method and the pending claims first."""
+        """Start a session. This may clear the previous session, so save the method and the pending claims first.
+
+        The first sign-in sets the owner's time zone to the browser's.
+        """
         self.method = allauth_private.last_method(request, user)
         self.pending_claims = request.session.pop(PENDING_CLAIMS_KEY, None)
+        if user.last_login is None and user.time_zone == "UTC":
+            user.time_zone = time_zones.of_browser(request)
+            user.save(update_fields=["time_zone"])
         super().login(request, user)
 
     def post_login(self, request: HttpRequest, user: Any, **facts: Any) -> HttpResponse:

@@ -2,7 +2,7 @@ import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from uuid import UUID
 
 from django.conf import settings
@@ -35,7 +35,7 @@ from accounts import (
 )
 from accounts.confirm_page import confirm_page, typed_confirmation
 from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
-from core import broker, limits
+from core import connecting, limits
 from core.confirmation import ConfirmationRequired
 from rabbit.management import BrokerError, NotOnBroker, Refused
 from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
@@ -202,6 +202,8 @@ def _pulse_user_response(
         "accounts/pulse_user.html",
         {
             "pulse_user": pulse_user,
+            **_connecting(pulse_user.username),
+            "queues_api": connecting.curl(f"/api/queues/?pulse_user={quote(pulse_user.username, safe='')}"),
             "owners": pulse_user.owners.all(),
             "invitations": pulse_user.invitations.open().select_related("invitee", "inviter"),
             "addresses": pulse_user.notification_addresses.all(),
@@ -220,6 +222,11 @@ def _pulse_user_response(
         },
         status=status,
     )
+
+
+def _connecting(username: str) -> dict[str, Any]:
+    """Return the context that shows how this account consumes a queue of its own."""
+    return connecting.context(username, settings.GUARDIAN_PULSE_VHOST, f"{queue_prefix(username)}example")
 
 
 def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
@@ -445,10 +452,6 @@ def _password_page(
     request: OwnersRequest, pulse_user: PulseUser, password: str, *, made: bool = False, closed: bool = False
 ) -> HttpResponse:
     """Return the page that shows how to connect, and a generated password; "" if the visitor chose the password."""
-    url = urlsplit(broker.amqp_url())
-    port = url.port or (5671 if url.scheme == "amqps" else 5672)
-    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
-    vhost = settings.GUARDIAN_PULSE_VHOST
     response = render(
         request,
         "accounts/password.html",
@@ -457,11 +460,7 @@ def _password_page(
             "password": password,
             "made": made,
             "closed": closed,
-            "host": host,
-            "port": port,
-            "encrypted": url.scheme == "amqps",
-            "vhost": vhost,
-            "address": f"{url.scheme}://{pulse_user.username}:PASSWORD@{host}:{port}/{quote(vhost, safe='')}",
+            **_connecting(pulse_user.username),
             "queue_prefix": queue_prefix(pulse_user.username),
             "exchange_prefix": exchange_prefix(pulse_user.username),
         },

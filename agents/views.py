@@ -19,7 +19,7 @@ from accounts.models import Owner
 from accounts.vouching import may_use_broker
 from agents import deletions
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
-from core import broker
+from core import broker, connecting
 from core.links import absolute_url
 from core.models import Removal
 from queues import charts, thresholds
@@ -94,6 +94,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
         request,
         "subscriptions/subscriptions.html",
         {
+            **_connecting(agents),
             "page": page,
             "search": search,
             "agents": agents,
@@ -108,6 +109,15 @@ def subscriptions_page(request: Request) -> HttpResponse:
             "address": absolute_url("/"),
         },
     )
+
+
+def _connecting(agents: Iterable[Agent]) -> dict[str, Any]:
+    """Return how the first of these agents consumes its first queue; an empty dictionary if none has a queue."""
+    for agent in agents:
+        for reader in agent.readers:
+            for queue in reader.queues:
+                return connecting.context(reader.row.rmq_username, agent.owner.uuid.hex, queue.queue_name)
+    return {}
 
 
 def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:

@@ -88,6 +88,8 @@ def _addresses() -> Iterable[CheckMessage]:
         ("RABBIT_URL", ("amqp", "amqps")),
         ("GUARDIAN_BASE_URL", ("http", "https")),
         ("OIDC_ISSUER", ("http", "https")),
+        ("GUARDIAN_PUBLIC_AMQP_URL", ("amqp", "amqps")),
+        ("GUARDIAN_PUBLIC_STOMP_URL", ("ws", "wss")),
     ):
         if not _value(name):
             continue
@@ -122,6 +124,10 @@ def _unused_part(name: str, parts: SplitResult) -> tuple[str, str] | None:
         return "ends in /api", "Remove /api: Guardian appends it."
     if name == "RABBIT_URL" and parts.path.strip("/"):
         return "names a vhost", "Remove the part after the port: GUARDIAN_VHOSTS names the guarded vhosts."
+    if name.startswith("GUARDIAN_PUBLIC_") and "@" in parts.netloc:
+        return "has a user", "Remove the user and the password: every owner sees this address."
+    if name == "GUARDIAN_PUBLIC_AMQP_URL" and parts.path.strip("/"):
+        return "names a vhost", "Remove the part after the port: each page shows its own vhost."
     if name == "GUARDIAN_BASE_URL":
         if parts.path.strip("/") or "@" in parts.netloc:
             return (

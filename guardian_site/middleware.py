@@ -1,4 +1,4 @@
-"""Middleware that limits request bodies, the time that pages wait for the broker, and the rate of wrong tokens."""
+"""Middleware that limits bodies, the time that pages wait for the broker, and wrong tokens, and sets the time zone."""
 
 import logging
 from collections.abc import Callable
@@ -10,9 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.middleware.common import CommonMiddleware
+from django.utils import timezone
 
 from accounts.allauth_private import client_network
-from core import limits
+from core import limits, time_zones
 from core.body_timeout import limit_body_time
 from core.broker import ACTION_SECONDS, PAGE_SECONDS
 from guardian_site.errors import refused
@@ -78,6 +79,22 @@ class BrokerWait:
             with deadline.limit(PAGE_SECONDS):
                 return self.get_response(request)
         with deadline.limit(ACTION_SECONDS, renewed=True):
+            return self.get_response(request)
+
+
+class LocalTime:
+    """Middleware: show times in the owner's time zone, before the sign-in in the browser's. The APIs use UTC."""
+
+    def __init__(self, get_response: View) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Activate the time zone for this request."""
+        if request.path.startswith(("/api/", "/v1/")) or request.path in PROBES:
+            return self.get_response(request)
+        user = request.user
+        name = user.time_zone if user.is_authenticated else time_zones.of_browser(request)
+        with timezone.override(time_zones.zone_of(name)):
             return self.get_response(request)
 
 

@@ -33,6 +33,10 @@ RABBITMQ_MANAGEMENT_URL = env.str(
 )
 RABBIT_URL = env.str("RABBIT_URL", default="amqp://guest:guest@127.0.0.1:5672" if DEBUG else "")
 
+# Where programs connect to the broker, for the examples on the pages.
+GUARDIAN_PUBLIC_AMQP_URL = env.str("GUARDIAN_PUBLIC_AMQP_URL", default="")
+GUARDIAN_PUBLIC_STOMP_URL = env.str("GUARDIAN_PUBLIC_STOMP_URL", default="")
+
 # Guarded queues, for the rules in queues/ and notifications/.
 GUARDIAN_VHOSTS = items("GUARDIAN_VHOSTS", [])
 GUARDIAN_PULSE_VHOST = env.str("GUARDIAN_PULSE_VHOST", default="/")
@@ -146,6 +150,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "accounts.audit.Middleware",
+    "guardian_site.middleware.LocalTime",
     "guardian_site.caching.KeepPagesPrivate",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django_htmx.middleware.HtmxMiddleware",

@@ -1,24 +1,14 @@
 """The notification settings of an owner: quiet hours, their time zone, and the weekly summary."""
 
-import zoneinfo
 from datetime import UTC, datetime, time, timedelta
-from functools import cache
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
 from accounts.models import UNCHANGED, Owner, Unchanged
+from core.time_zones import time_zones, zone_of
 from notifications.models import Notification
-
-# Entries of the time zone database that are no places: the machine's own setting, and placeholders.
-EXCLUDED_ZONES = {"Factory", "localtime", "posixrules"}
-
-
-@cache
-def time_zones() -> frozenset[str]:
-    """Return the names of all time zones."""
-    return frozenset(zoneinfo.available_timezones() - EXCLUDED_ZONES)
 
 
 def set_quiet_hours(
@@ -85,11 +75,3 @@ def deferred_until(quiet_from: time | None, quiet_until: time | None, time_zone:
         if begin <= now < end:
             return end
     return None
-
-
-def zone_of(name: str) -> zoneinfo.ZoneInfo:
-    """Return the time zone of this name; UTC if it no longer exists, as after a system update."""
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return zoneinfo.ZoneInfo("UTC")

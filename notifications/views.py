@@ -10,6 +10,7 @@ from django.views.decorators.http import require_POST
 from accounts import quotas
 from accounts.views import OwnersRequest, page_with_forms
 from accounts.vouching import NotVouched, may_use_broker
+from core.time_zones import time_zones
 from notifications import channels, preferences
 from notifications.forms import ChannelForm, QuietHoursForm, WeeklyForm
 from notifications.models import Channel
@@ -117,7 +118,7 @@ def _settings(
             "channel_form": channel_form or ChannelForm(),
             "quiet_form": quiet_form or QuietHoursForm(initial=hours),
             "weekly_form": WeeklyForm(initial={"weekly_summary": owner.weekly_summary}),
-            "time_zones": sorted(preferences.time_zones()),
+            "time_zones": sorted(time_zones()),
             "trouble": trouble,
         },
         status=status,

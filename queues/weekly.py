@@ -14,10 +14,11 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from core import bulk
+from core.time_zones import zone_of
 from notifications import enqueue
 from notifications.audience import Ownership
 from notifications.enqueue import Notice
-from notifications.preferences import deferred_until, zone_of
+from notifications.preferences import deferred_until
 from queues import kinds
 from queues.listing import WITHOUT_CONSUMER
 from queues.models import Queue, QueueEvent

@@ -10,8 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from accounts.models import Owner
+from core.time_zones import time_zones, zone_of
 from notifications.models import Notification
-from notifications.preferences import deferred_until, set_quiet_hours, set_weekly_summary, time_zones, zone_of
+from notifications.preferences import deferred_until, set_quiet_hours, set_weekly_summary
 
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
 

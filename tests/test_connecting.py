@@ -1,0 +1,79 @@
+"""The section "Connect" of the pages: the broker's public address, and examples that run."""
+
+import os
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+from django.core.checks import run_checks
+from django.test import Client
+
+from accounts.pulse_users import create_pulse_user
+from core import connecting
+from tests.toolbox import AWAY_AMQP, wait_until
+
+PASSWORD = "long-enough-1"
+
+
+@pytest.fixture
+def public(settings, broker):
+    """Configure the public address of the broker, and return its host and port."""
+    parts = urlsplit(broker.amqp_url)
+    settings.GUARDIAN_PUBLIC_AMQP_URL = f"amqp://{parts.hostname}:{parts.port}"
+    return parts.hostname, parts.port
+
+
+def test_the_example_in_python_consumes_the_queue(guarded, public, alice, amqp, tmp_path):
+    create_pulse_user("alice", [alice], PASSWORD, by=alice)
+    amqp.queue("queue/alice/example", 1)
+    code = next(example.code for example in connecting.examples("alice", guarded, "queue/alice/example"))
+    program = subprocess.Popen([sys.executable, "-u", "-c", code], env={**os.environ, "RABBIT_PASSWORD": PASSWORD})
+    try:
+        wait_until(lambda: amqp.channel.queue_declare("queue/alice/example", passive=True).method.message_count == 0)
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_names_are_quoted_in_every_example(settings):
+    settings.GUARDIAN_PUBLIC_AMQP_URL = "amqps://rabbit.example.org"
+    for example in connecting.examples("alice", 'a"b\\c', "queue/alice/<x>"):
+        assert r'"a\"b\\c"' in example.code, example.name
+        assert '"queue/alice/<x>"' in example.code, example.name
+        assert "5671" in example.code, example.name
+
+
+def test_the_account_page_shows_the_public_address_and_never_the_internal_one(guarded, settings, account, alice):
+    settings.GUARDIAN_PUBLIC_AMQP_URL = "amqps://rabbit.example.org:5700"
+    settings.RABBIT_URL = AWAY_AMQP
+    client = Client()
+    client.force_login(alice)
+    page = client.get("/pulse-users/alice/").content.decode()
+    assert "rabbit.example.org" in page
+    assert "5700" in page
+    assert "127.0.0.1:1" not in page
+
+
+def test_without_a_public_address_the_page_says_what_to_ask(guarded, account, alice):
+    client = Client()
+    client.force_login(alice)
+    page = client.get("/pulse-users/alice/").content.decode()
+    assert "Ask an operator for the host" in page
+    assert "import pika" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GUARDIAN_PUBLIC_AMQP_URL", "http://rabbit.example.org"),
+        ("GUARDIAN_PUBLIC_AMQP_URL", "amqp://guest:guest@rabbit.example.org"),
+        ("GUARDIAN_PUBLIC_AMQP_URL", "amqp://rabbit.example.org/vhost"),
+        ("GUARDIAN_PUBLIC_STOMP_URL", "amqp://rabbit.example.org"),
+    ],
+)
+def test_a_wrong_public_address_fails_the_system_check(settings, name, value):
+    setattr(settings, name, value)
+    assert [error for error in run_checks() if name in error.msg]
+    if not value.startswith(("amqp://guest", "amqp://rabbit.example.org/")):
+        assert connecting.amqp_address() is None
