@@ -15,6 +15,17 @@ def rate_in_words(per_second: float | None) -> str:
     return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} {messages} {unit}"
 
 
+def short_rate(per_second: float | None) -> str:
+    """Return a queue's growth in a few characters, such as "+28/min"; empty if it is unknown."""
+    if per_second is None:
+        return ""
+    sign = "+" if per_second > 0 else "\N{MINUS SIGN}"
+    for seconds, unit in ((1, "s"), (60, "min"), (3600, "h")):
+        if abs(per_second) * seconds >= 1:
+            return f"{sign}{abs(per_second) * seconds:,.0f}/{unit}"
+    return "steady"
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration in words, in one unit; empty if it is unknown."""
     if seconds is None:

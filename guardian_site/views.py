@@ -1,11 +1,18 @@
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from accounts.models import PulseUser
+from accounts.models import Owner
+from status.dashboard import dashboard
 
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    """Show the home page."""
-    return render(request, "home.html", {"has_account": PulseUser.objects.seen_by(request.user).exists()})
+    """Show the dashboard; to visitors who aren't signed in or have nothing yet, what Guardian is and how to begin."""
+    if not isinstance(request.user, Owner):
+        return render(request, "home.html")
+    shown = dashboard(request.user, timezone.now())
+    if not (shown.total or shown.accounts or shown.agents or request.user.is_staff):
+        return render(request, "home.html")
+    return render(request, "dashboard.html", {"dashboard": shown})

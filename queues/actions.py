@@ -5,7 +5,7 @@ Callers check with ``Queue.objects.seen_by`` that the visitor may see the queue.
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,7 +22,18 @@ from queues.archive import Removed, Target
 from queues.models import Archive, Queue, QueueEvent
 from queues.tombstones import figures, gone_fields
 from rabbit import amqp
-from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused, was_not_executed
+from rabbit.management import (
+    Binding,
+    BrokerError,
+    Management,
+    NotOnBroker,
+    QueueConsumer,
+    QueueRates,
+    Refused,
+    consumers_in,
+    rates_in,
+    was_not_executed,
+)
 from rabbit.policies import LengthLimit, limit_of
 
 logger = logging.getLogger(__name__)
@@ -37,11 +48,19 @@ class Gone(Exception):
     """The broker does not list the queue or exchange now. The text says so, and what happens next."""
 
 
+class Consuming(NamedTuple):
+    """A consumer of a queue, and the unacknowledged messages of its channel; None: the broker does not report them."""
+
+    consumer: QueueConsumer
+    unacknowledged: int | None
+
+
 class Live(NamedTuple):
     """A queue's current state on the broker; None: the broker did not answer, or does not report it.
 
     ``ready`` counts messages. ``bindings`` lacks the one to the default exchange. ``upstream`` are the bindings between
     exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length; None, too, if it has none.
+    ``size`` are the bytes of its messages' bodies.
     """
 
     ready: int | None = None
@@ -50,6 +69,9 @@ class Live(NamedTuple):
     arguments: Mapping[str, Any] | None = None
     upstream: list[Binding] | None = None
     limit: LengthLimit | None = None
+    rates: QueueRates | None = None
+    size: int | None = None
+    consuming: Sequence[Consuming] | None = None
 
 
 def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
@@ -251,8 +273,14 @@ def live(queue: Queue) -> Live:
         bindings = management.queue_bindings(queue.vhost, queue.name)
         # Every queue is bound to the default exchange, whose name is empty.
         state = state._replace(bindings=[binding for binding in bindings if binding.source])
-        arguments = management.queue(queue.vhost, queue.name).get("arguments")
-        state = state._replace(arguments=arguments if isinstance(arguments, dict) else None)
+        row = management.queue(queue.vhost, queue.name)
+        arguments, size = row.get("arguments"), row.get("message_bytes")
+        state = state._replace(
+            arguments=arguments if isinstance(arguments, dict) else None,
+            rates=rates_in(row),
+            size=size if isinstance(size, int) else None,
+            consuming=_consuming(queue.vhost, consumers_in(row), management),
+        )
         state = _with_surroundings(state, queue, management)
     except (NotOnBroker, Refused):
         pass  # the name is invalid in a URL, or the queue's node is down: AMQP may still answer
@@ -261,6 +289,12 @@ def live(queue: Queue) -> Live:
         return state
     depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
+
+
+def _consuming(vhost: str, consumers: list[QueueConsumer], management: Management) -> list[Consuming]:
+    """Return these consumers with their unacknowledged messages, with one request for all."""
+    unacknowledged = management.unacknowledged_of_channels(vhost) if consumers else {}
+    return [Consuming(consumer, unacknowledged.get(consumer.channel)) for consumer in consumers]
 
 
 def _with_surroundings(state: Live, queue: Queue, management: Management) -> Live:

@@ -3,8 +3,9 @@
 Pure: the results are SVG coordinates in a square of 1000 by 1000, or percentages of its width and height.
 """
 
+import math
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import NamedTuple
 
@@ -12,29 +13,30 @@ from queues.thresholds import Thresholds
 
 SHEET_SIZE = 1000
 MAX_POINTS = 300
-BUCKETS = MAX_POINTS // 2
-HEADROOM = 1.1
-"""The height of the chart, relative to its highest value."""
+SPARKLINE_POINTS = 40
+MAX_TICKS = 5
+EDGE = 5
+"""Labels of times closer than this to an edge of the chart, in percent, would overlap its corner."""
 
 Sample = tuple[datetime, int]
 
 
 class Span(NamedTuple):
-    """The time that a chart covers, and the labels of its start and its middle."""
+    """The time that a chart covers, the distance of its labels, and their format."""
 
     name: str
     duration: timedelta
     words: str
-    began: str
-    middle: str
+    step: timedelta
+    label: str
 
 
 SPANS = {
     span.name: span
     for span in (
-        Span("hour", timedelta(hours=1), "the last hour", "1 hour", "30 minutes"),
-        Span("day", timedelta(days=1), "the last day", "24 hours", "12 hours"),
-        Span("week", timedelta(days=7), "the last week", "7 days", "3½ days"),
+        Span("hour", timedelta(hours=1), "the last hour", timedelta(minutes=15), "%H:%M"),
+        Span("day", timedelta(days=1), "the last day", timedelta(hours=6), "%H:%M"),
+        Span("week", timedelta(days=7), "the last week", timedelta(days=1), "%a"),
     )
 }
 
@@ -46,20 +48,30 @@ class Bar(NamedTuple):
     warn: float
 
 
+class Tick(NamedTuple):
+    """A labelled value or time on an axis, in percent from the top or the left."""
+
+    at: float
+    label: str
+
+
 class Chart(NamedTuple):
     """The length over time.
 
-    ``line`` and ``area`` are SVG paths. ``warn_at`` and ``max_at`` are percent from the top; None: no such threshold.
-    ``lowest``, ``highest`` and ``last`` are lengths in messages within the window.
+    ``line`` and ``area`` are SVG paths. ``warn_at`` and ``max_at`` are percent from the top; None: no such threshold,
+    or beyond the scale. ``lowest``, ``highest`` and ``last`` are lengths in messages within the window. ``points`` are
+    [seconds since the start of the window, messages], as in JSON.
     """
 
     line: str
     area: str
-    warn_at: float
+    warn_at: float | None
     max_at: float | None
     lowest: int
     highest: int
     last: int
+    ticks: list[Tick]
+    points: list[list[float]]
 
 
 def bar(length: int, thresholds: Thresholds) -> Bar:
@@ -69,38 +81,89 @@ def bar(length: int, thresholds: Thresholds) -> Bar:
 
 
 def chart(
-    samples: Sequence[Sample], began: datetime, ended: datetime, thresholds: Thresholds, *, has_maximum: bool
+    samples: Sequence[Sample],
+    began: datetime,
+    ended: datetime,
+    thresholds: Thresholds,
+    *,
+    has_maximum: bool,
+    to_limit: bool = False,
 ) -> Chart | None:
     """Return the chart of this window; None: no length is known in it.
 
     ``samples`` are (time, messages), oldest first. Each length lasts until the next sample, so the last sample before
-    the window gives the length at its start. ``has_maximum``: the deletion limit applies to the queue.
+    the window gives the length at its start. ``has_maximum``: the deletion limit applies to the queue. ``to_limit``:
+    the scale reaches the thresholds; otherwise it fits the lengths.
     """
     steps = within(samples, began, ended)
     if not steps:
         return None
     lengths = [length for _, length in steps]
-    top = max(*lengths, thresholds.warn, thresholds.max if has_maximum else 0, 1) * HEADROOM
+    highest_shown = max(*lengths, thresholds.warn, thresholds.max if has_maximum else 0) if to_limit else max(lengths)
+    step = tick_step(highest_shown)
+    top = step * max(1, -(-highest_shown // step))
+    drawn = thinned(steps, began, ended, MAX_POINTS)
+    line = _line(drawn, began, ended, top)
+
+    def at(length: int) -> float | None:
+        return round((1 - length / top) * 100, 2) if length <= top else None
+
+    return Chart(
+        line=line,
+        area=f"{line}V{SHEET_SIZE}H{line[1 : line.index(' ')]}Z",
+        warn_at=at(thresholds.warn),
+        max_at=at(thresholds.max) if has_maximum else None,
+        lowest=min(lengths),
+        highest=max(lengths),
+        last=lengths[-1],
+        ticks=[Tick(at(value) or 0, f"{value:,}") for value in range(0, top + 1, step)],
+        points=[[round((moment - began).total_seconds(), 1), length] for moment, length in drawn],
+    )
+
+
+def sparkline(samples: Sequence[Sample], began: datetime, ended: datetime) -> str:
+    """Return the lengths of this window as an SVG path from the bottom, at 0, to the top; empty: none is known."""
+    steps = within(samples, began, ended)
+    if not steps:
+        return ""
+    top = max(1, *(length for _, length in steps))
+    return _line(thinned(steps, began, ended, SPARKLINE_POINTS), began, ended, top)
+
+
+def tick_step(highest: int) -> int:
+    """Return the distance between gridlines: 1, 2 or 5 times a power of ten, for at most ``MAX_TICKS`` steps."""
+    at_least = max(1, highest / MAX_TICKS)
+    power = 10 ** math.floor(math.log10(at_least))
+    return next(int(factor * power) for factor in (1, 2, 5, 10) if factor * power >= at_least)
+
+
+def time_ticks(span: Span, began: datetime, ended: datetime) -> list[Tick]:
+    """Return the labels of the axis of time, in the time zone of ``began``: round times away from the edges."""
+    midnight = began.replace(hour=0, minute=0, second=0, microsecond=0)
+    passed = math.ceil((began - midnight) / span.step)
+    seconds = (ended - began).total_seconds()
+    found = []
+    # Adding to a local time keeps the wall clock round over a change of daylight saving.
+    while (moment := midnight + passed * span.step).astimezone(UTC) <= ended.astimezone(UTC):
+        place = (moment.astimezone(UTC) - began.astimezone(UTC)).total_seconds() / seconds * 100
+        if EDGE <= place <= 100 - EDGE:
+            found.append(Tick(round(place, 2), f"{moment:{span.label}}"))
+        passed += 1
+    return found
+
+
+def _line(steps: Sequence[Sample], began: datetime, ended: datetime, top: int) -> str:
     seconds = (ended - began).total_seconds()
 
     def x(at: datetime) -> str:
         return _number((at - began).total_seconds() / seconds * SHEET_SIZE)
 
-    def y(length: float) -> str:
+    def y(length: int) -> str:
         return _number((1 - length / top) * SHEET_SIZE)
 
-    first, *others = thinned(steps, began, ended)
-    steps_drawn = "".join(f"H{x(at)}V{y(length)}" for at, length in others)
-    line = f"M{x(first[0])} {y(first[1])}{steps_drawn}H{SHEET_SIZE}"
-    return Chart(
-        line=line,
-        area=f"{line}V{SHEET_SIZE}H{x(first[0])}Z",
-        warn_at=float(y(thresholds.warn)) / SHEET_SIZE * 100,
-        max_at=float(y(thresholds.max)) / SHEET_SIZE * 100 if has_maximum else None,
-        lowest=min(lengths),
-        highest=max(lengths),
-        last=lengths[-1],
-    )
+    (at, length), *others = steps
+    drawn = "".join(f"H{x(at)}V{y(length)}" for at, length in others)
+    return f"M{x(at)} {y(length)}{drawn}H{SHEET_SIZE}"
 
 
 def within(samples: Sequence[Sample], began: datetime, ended: datetime) -> list[Sample]:
@@ -110,13 +173,14 @@ def within(samples: Sequence[Sample], began: datetime, ended: datetime) -> list[
     return ([(began, earlier[-1])] if earlier else []) + inside
 
 
-def thinned(steps: Sequence[Sample], began: datetime, ended: datetime) -> list[Sample]:
-    """Return at most ``MAX_POINTS`` + 1 samples: the first, then the highest and the last of each interval."""
-    if len(steps) <= MAX_POINTS:
+def thinned(steps: Sequence[Sample], began: datetime, ended: datetime, most: int) -> list[Sample]:
+    """Return at most ``most`` + 1 samples: the first, then the highest and the last of each interval."""
+    if len(steps) <= most:
         return list(steps)
-    interval = (ended - began) / BUCKETS
+    buckets = most // 2
+    interval = (ended - began) / buckets
     kept = [steps[0]]
-    for _, group in groupby(steps[1:], key=lambda step: min(int((step[0] - began) / interval), BUCKETS - 1)):
+    for _, group in groupby(steps[1:], key=lambda step: min(int((step[0] - began) / interval), buckets - 1)):
         bucket = list(group)
         highest = max(bucket, key=lambda step: step[1])
         kept.append(highest)

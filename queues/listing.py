@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from django.db.models import Case, Count, F, FloatField, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.expressions import Expression, OrderBy
 from django.db.models.functions import Cast, Coalesce
+from django.utils import timezone
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 
 from accounts.models import Owner, PulseUser
@@ -26,6 +27,14 @@ ORDERINGS = [
     ("share", "farthest from their maximum"),
     ("name", "name"),
     ("-name", "name, backwards"),
+    ("consumers", "fewest consumers"),
+    ("-consumers", "most consumers"),
+    ("-growth", "fastest growing"),
+    ("growth", "fastest shrinking"),
+    ("pulse_user", "Pulse user"),
+    ("-pulse_user", "Pulse user, backwards"),
+    ("vhost", "virtual host"),
+    ("-vhost", "virtual host, backwards"),
 ]
 
 LENGTH = F("ready") + F("unacknowledged")
@@ -86,9 +95,15 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if key == "name":
             return queryset.order_by(*(OrderBy(term.expression, descending=backwards) for term in BY_NAME))
         if key == "state":
-            longest = OrderBy(LENGTH, descending=True, nulls_last=True)
-            return queryset.order_by(OrderBy(_severity(), descending=backwards), longest, *BY_NAME)
-        by = _share() if key == "share" else LENGTH
+            return nearest_to_limit(queryset, reverse=backwards)
+        if key == "growth":
+            queryset = with_first_sample(queryset, timezone.now())
+        by: Any = {
+            "share": _share(),
+            "length": LENGTH,
+            "growth": LENGTH - F("first_length"),
+            "pulse_user": F("pulse_user__username"),
+        }.get(key, F(key))
         return queryset.order_by(OrderBy(by, descending=backwards, nulls_last=True), *BY_NAME)
 
 
@@ -102,6 +117,12 @@ class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no type
     class Meta:
         model = Archive
         fields: list[str] = []
+
+
+def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> QuerySet[Queue]:
+    """Return the queues by state, the worst first, and in each state the furthest past or nearest to its limit."""
+    share = OrderBy(_share(), descending=not reverse, nulls_last=True)
+    return queues.order_by(OrderBy(_severity(), descending=reverse), share, *BY_NAME)
 
 
 class StateCount(NamedTuple):

@@ -1,5 +1,6 @@
 import logging
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache, wraps
@@ -25,13 +26,14 @@ from accounts.confirm_page import confirm_page, typed_confirmation
 from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
 from core.confirmation import ConfirmationRequired
-from core.formatting import duration, rate_in_words
+from core.formatting import duration, rate_in_words, short_rate
 from queues import actions, charts, exchanges, feeding, growth, thresholds
 from queues.archive import Removed, what_became_of
 from queues.exchanges import OwnExchange
-from queues.listing import ORDERINGS, QueueFilter, StateCount, count_by_state, should_have_consumer
+from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, StateCount, count_by_state, should_have_consumer
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
+from queues.trends import Trend, trends
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.management import Binding, BrokerError, Refused, was_not_executed
 from rabbit.names import DEAD_LETTER_QUEUE, readable
@@ -48,7 +50,20 @@ LATE_AFTER_POLLS = 3
 
 BLOCKED = "deletion is blocked until an operator decides"
 
-OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in ("state", "-length", "-share", "name")]
+OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in ("state", "-length", "-growth", "name")]
+
+HEADINGS = {
+    "name": "Name",
+    "vhost": "Virtual host",
+    "pulse_user": "Pulse user",
+    "-length": "Messages",
+    "-growth": "Last hour",
+    "-consumers": "Consumers",
+    "state": "State",
+}
+"""The columns of the list by the order that the first click on each selects."""
+
+HEX_VHOST = re.compile("[0-9a-f]{32}")
 
 View = Callable[..., HttpResponse]
 
@@ -78,12 +93,13 @@ def signed_in(view: View) -> View:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the list. ``bar`` is None if the length is unknown."""
+    """A row of the list. ``bar`` is None if the length is unknown, ``trend`` if it isn't shown."""
 
     queue: Queue
     thresholds: Thresholds
     spared: bool
     bar: charts.Bar | None
+    trend: Trend | None = None
 
     @property
     def name(self) -> str:
@@ -103,6 +119,11 @@ class Row:
         return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
 
     @property
+    def short_vhost(self) -> str:
+        """The vhost's readable name; of an agents' vhost, the first digits."""
+        return f"{self.vhost[:8]}…" if HEX_VHOST.fullmatch(self.vhost) else self.vhost
+
+    @property
     def state(self) -> str:
         """The state of the queue, in words."""
         if not self.queue.block_reason:
@@ -118,6 +139,25 @@ class Row:
     def limits(self) -> str:
         """The limits that apply, in words."""
         return _limits_in_words(self.thresholds, self.spared)
+
+    @property
+    def rate(self) -> str:
+        """The growth in the last minutes, such as "+28/min"; empty: unknown."""
+        return short_rate(self._growth.per_second) if self._growth else ""
+
+    @property
+    def time_to_limit(self) -> str:
+        """The time until the deletion limit at the current rate, in words; empty: never, or unknown."""
+        return duration(self._growth.seconds_to_max) if self._growth and not self.spared else ""
+
+    @property
+    def outlook(self) -> str:
+        """The queue's condition and what happens next, in one or two sentences."""
+        return outlook(self, self._growth)
+
+    @property
+    def _growth(self) -> growth.Growth | None:
+        return self.trend.growth if self.trend else None
 
     @property
     def stalled(self) -> bool:
@@ -145,7 +185,7 @@ def queues_page(request: Request) -> HttpResponse:
     context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
     if request.htmx:
         shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", ""))).select_related("pulse_user")
-        return render(request, "queues/_live.html", {**context, "rows": _rows(shown)})
+        return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
     accounts = PulseUser.objects.seen_by(request.user)
     names = list(accounts.values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
     if not groups:
@@ -158,7 +198,7 @@ def queues_page(request: Request) -> HttpResponse:
         # Without a filter the number is known. Another count would read all rows again.
         paginator.count = sum(group.number for group in groups if group.state != Queue.State.GONE)
     page = paginator.get_page(request.GET.get("page"))
-    rows = _rows(page.object_list)
+    rows = rows_of(page.object_list, timezone.now())
     filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
     return render(
         request,
@@ -168,12 +208,34 @@ def queues_page(request: Request) -> HttpResponse:
             "form": form,
             "page": page,
             "filters": urlencode(filters),
+            "headings": _headings(filters, several_vhosts=len(vhosts) > 1),
             "filtered": bool(filters.keys() - {"ordering"}),
             "rows": rows,
             "shown": ",".join(row.queue.uuid.hex for row in rows),
             "several_vhosts": len(vhosts) > 1,
         },
     )
+
+
+class Heading(NamedTuple):
+    """The heading of a column: its link, and how it is sorted now, as ``aria-sort`` has it; empty: it isn't."""
+
+    label: str
+    query: str
+    sorted: str
+
+
+def _headings(filters: Mapping[str, Any], *, several_vhosts: bool) -> list[Heading]:
+    """Return the headings of the list. A second click reverses the order."""
+    now = str(filters.get("ordering", WORST_FIRST))
+    found = []
+    for first, label in HEADINGS.items():
+        second = first[1:] if first.startswith("-") else f"-{first}"
+        query = urlencode({**filters, "ordering": second if now == first else first})
+        direction = ("descending" if now.startswith("-") else "ascending") if now in (first, second) else ""
+        if first != "vhost" or several_vhosts:
+            found.append(Heading(label, query, direction))
+    return found
 
 
 class Summary(NamedTuple):
@@ -223,12 +285,15 @@ def _uuids(text: str) -> list[UUID]:
     return found
 
 
-def _rows(queues: Iterable[Queue]) -> list[Row]:
+def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
+    """Return the rows of these queues, with their trends up to ``now`` if it is given."""
+    listed = list(queues)
+    trend_of = trends(listed, now) if now else {}
     rows = []
-    for queue in queues:
+    for queue in listed:
         limits = thresholds.of_queue(queue)
         bar = charts.bar(queue.length, limits) if queue.length is not None else None
-        rows.append(Row(queue, limits, thresholds.is_spared(queue), bar))
+        rows.append(Row(queue, limits, thresholds.is_spared(queue), bar, trend_of.get(queue.pk)))
     return rows
 
 
@@ -278,7 +343,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "limits": limits if request.user.is_staff else None,
             "may_destroy": request.user.is_staff or not queue.registered,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
-            "events": [(event, *_describe(event)) for event in events],
+            "events": [(event, *describe_event(event)) for event in events],
         },
     )
 
@@ -321,10 +386,13 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
     if queue.length is not None and (not samples or samples[-1][1] != queue.length):
         # Samples are pruned: a length that has not changed for longer than they are kept has no sample.
         samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
-    drawn = charts.chart(samples, now - span.duration, now, limits, has_maximum=not thresholds.is_spared(queue))
+    began = timezone.localtime(now - span.duration)
+    to_limit = request.GET.get("scale") == "limit"
+    has_maximum = not thresholds.is_spared(queue)
+    drawn = charts.chart(samples, began, now, limits, has_maximum=has_maximum, to_limit=to_limit)
     recent = [sample for sample in samples if sample[0] >= now - timedelta(seconds=growth.WINDOW_SECONDS)]
     grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
-    (row,) = _rows([queue])
+    (row,) = rows_of([queue])
     return {
         "row": row,
         "queue": queue,
@@ -336,6 +404,9 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
         "pace": rate_in_words(grows.per_second) if grows else "",
         "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared else "",
         "chart": drawn,
+        "chart_began": began,
+        "times": charts.time_ticks(span, began, now),
+        "to_limit": to_limit,
         "span": span,
         "spans": charts.SPANS.values(),
         "freshness": _freshness(watch),
@@ -420,7 +491,7 @@ BY_PEOPLE = (QueueEvent.Kind.REMOVING, QueueEvent.Kind.REMOVED, QueueEvent.Kind.
 WHY_REMOVED = {"unregistered": "since no registration stands for it", "vhost": "with its virtual host"}
 
 
-def _describe(event: QueueEvent) -> tuple[str, str, str]:
+def describe_event(event: QueueEvent) -> tuple[str, str, str]:
     """Return an event's kind, its details and its actor, in words."""
     what = event.get_kind_display()
     who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"

@@ -189,6 +189,25 @@ class Client(NamedTuple):
     connected_at: datetime | None
 
 
+class QueueConsumer(NamedTuple):
+    """A consumer of a queue. A ``prefetch`` of 0 is unlimited."""
+
+    user: str
+    address: str
+    connection: str
+    channel: str
+    prefetch: int
+    acknowledges: bool
+
+
+class QueueRates(NamedTuple):
+    """Messages a second over the last seconds."""
+
+    published: float
+    delivered: float
+    acknowledged: float
+
+
 class Node(NamedTuple):
     """A node of the cluster. Figures are in bytes; None: the node is stopped, or has just started.
 
@@ -392,6 +411,12 @@ class Management:
         row = _object(answer, name=str, vhost=str)
         _require_vhost(answer, row, vhost)
         return row
+
+    def unacknowledged_of_channels(self, vhost: str) -> dict[str, int]:
+        """Return the number of unacknowledged messages of each channel in a vhost, by the channel's name."""
+        rows = _rows(self._get("vhosts", vhost, "channels", params={"columns": "name,messages_unacknowledged"}))
+        counts = {str(row.get("name")): _number(row.get("messages_unacknowledged")) for row in rows}
+        return {name: count for name, count in counts.items() if count is not None}
 
     def queue_arguments(self, vhost: str, name: str) -> Row:
         """Return a queue's ``name``, ``vhost``, ``type`` and ``arguments``, without its lagging statistics.
@@ -972,6 +997,40 @@ def _policies(answer: _Answer, vhost: str) -> list[BrokerPolicy]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def consumers_in(queue: Row) -> list[QueueConsumer]:
+    """Return the consumers of a queue that the answer of ``Management.queue`` reports."""
+    details = queue.get("consumer_details")
+    found = []
+    for one in details if isinstance(details, list) else []:
+        channel = one.get("channel_details") if isinstance(one, dict) else None
+        if isinstance(channel, dict):
+            found.append(
+                QueueConsumer(
+                    _text(channel.get("user")),
+                    _text(channel.get("peer_host")),
+                    _text(channel.get("connection_name")),
+                    _text(channel.get("name")),
+                    _number(one.get("prefetch_count")) or 0,
+                    bool(one.get("ack_required")),
+                )
+            )
+    return found
+
+
+def rates_in(queue: Row) -> QueueRates | None:
+    """Return the rates of a queue in the answer of ``Management.queue``; None: the broker reports none."""
+    stats = queue.get("message_stats")
+    if not isinstance(stats, dict):
+        return None
+
+    def rate(name: str) -> float:
+        details = stats.get(f"{name}_details")
+        value = details.get("rate") if isinstance(details, dict) else None
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    return QueueRates(rate("publish"), rate("deliver_get"), rate("ack"))
 
 
 def _text(value: Any) -> str:

@@ -15,3 +15,34 @@ document.addEventListener("click", async (event) => {
     button.textContent = "Selected: press Ctrl-C";
   }
 });
+
+// Shows the time and the length under the pointer in a chart.
+document.addEventListener("pointermove", (event) => {
+  const plot = event.target.closest("[data-chart]");
+  if (plot === null) {
+    return;
+  }
+  const points = JSON.parse(plot.dataset.points);
+  const box = plot.getBoundingClientRect();
+  const share = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
+  const seconds = share * Number(plot.dataset.seconds);
+  const point = points.findLast(([since]) => since <= seconds);
+  if (point === undefined) {
+    return;
+  }
+  const cursor = plot.querySelector(".cursor");
+  cursor.setAttribute("x1", `${share * 100}%`);
+  cursor.setAttribute("x2", `${share * 100}%`);
+  const at = new Date((Number(plot.dataset.began) + seconds) * 1000);
+  const time = new Intl.DateTimeFormat("en-GB", {
+    dateStyle: "medium",
+    timeStyle: "medium",
+    timeZone: document.documentElement.dataset.timeZone,
+  }).format(at);
+  plot.parentElement.querySelector(".reading").textContent =
+    `${time}: ${point[1].toLocaleString("en")} ${point[1] === 1 ? "message" : "messages"}`;
+});
+
+// The time zone of the browser, for pages before the first sign-in and for new accounts.
+document.cookie =
+  `timezone=${encodeURIComponent(Intl.DateTimeFormat().resolvedOptions().timeZone)}; path=/; max-age=31536000; samesite=lax`;

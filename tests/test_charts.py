@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -20,8 +21,8 @@ def samples(*figures):
     return [(BEGAN + timedelta(minutes=minute), length) for minute, length in figures]
 
 
-def chart(figures, limits=LIMITS, *, has_maximum=True):
-    return charts.chart(figures, BEGAN, ENDED, limits, has_maximum=has_maximum)
+def chart(figures, limits=LIMITS, *, has_maximum=True, to_limit=False):
+    return charts.chart(figures, BEGAN, ENDED, limits, has_maximum=has_maximum, to_limit=to_limit)
 
 
 def places(path):
@@ -39,8 +40,8 @@ def test_the_last_length_before_the_window_starts_the_line():
 
 def test_a_length_holds_until_the_next_one():
     drawn = chart(samples((0, 0), (30, 11)))
-    assert drawn.line == "M0 1000H500V90.9H1000"  # 11 at 10 % below the top, all the way to the end
-    assert drawn.area == "M0 1000H500V90.9H1000V1000H0Z"
+    assert drawn.line == "M0 1000H500V266.7H1000"  # 11 on a scale up to 15, all the way to the end
+    assert drawn.area == "M0 1000H500V266.7H1000V1000H0Z"
 
 
 def test_the_line_of_a_new_queue_starts_when_it_was_first_seen():
@@ -55,14 +56,53 @@ def test_without_a_sample_there_is_no_chart():
 
 
 def test_both_thresholds_are_drawn_with_the_limit_above():
+    drawn = chart(samples((0, 3)), to_limit=True)
+    assert (drawn.max_at, drawn.warn_at) == (0, 50)
+
+
+def test_a_scale_that_fits_the_lengths_leaves_out_the_thresholds_above():
     drawn = chart(samples((0, 3)))
-    assert 0 < drawn.max_at < drawn.warn_at < 100
+    assert (drawn.max_at, drawn.warn_at) == (None, None)
+    assert [tick.label for tick in drawn.ticks] == ["0", "1", "2", "3"]
 
 
 def test_a_queue_without_a_deletion_limit_has_none_in_its_chart():
-    drawn = chart(samples((0, 3)), has_maximum=False)
-    assert drawn.max_at is None
-    assert 0 < drawn.warn_at < 100
+    drawn = chart(samples((0, 3)), has_maximum=False, to_limit=True)
+    assert (drawn.max_at, drawn.warn_at) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("highest", "step"), [(0, 1), (1, 1), (5, 1), (6, 2), (11, 5), (26, 10), (8_000, 2_000), (2**63, 2 * 10**18)]
+)
+def test_gridlines_are_at_round_values(highest, step):
+    assert charts.tick_step(highest) == step
+
+
+@pytest.mark.parametrize(
+    ("span", "labels"),
+    [
+        ("hour", ["13:45", "14:00", "14:15", "14:30"]),
+        ("day", ["18:00", "00:00", "06:00", "12:00"]),
+        ("week", ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]),
+    ],
+)
+def test_times_are_labelled_at_round_hours_of_the_readers_zone(span, labels):
+    ended = datetime(2026, 3, 1, 13, 38, tzinfo=UTC).astimezone(ZoneInfo("Europe/Berlin"))
+    shown = charts.SPANS[span]
+    ticks = charts.time_ticks(shown, ended - shown.duration, ended)
+    assert [tick.label for tick in ticks] == labels
+
+
+def test_times_stay_round_over_a_change_of_daylight_saving():
+    ended = datetime(2026, 3, 29, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+    day = charts.SPANS["day"]
+    began = (ended.astimezone(UTC) - day.duration).astimezone(ended.tzinfo)
+    assert [tick.label for tick in charts.time_ticks(day, began, ended)] == ["18:00", "00:00", "06:00"]
+
+
+def test_a_sparkline_fills_its_height_and_is_empty_without_samples():
+    assert charts.sparkline(samples((0, 0), (30, 4)), BEGAN, ENDED) == "M0 1000H500V0H1000"
+    assert charts.sparkline([], BEGAN, ENDED) == ""
 
 
 many = st.lists(
@@ -72,7 +112,7 @@ many = st.lists(
 
 @given(many, st.integers(1, 10_000), st.integers(1, 10_000), st.booleans())
 def test_any_samples_stay_within_the_chart(figures, warn, more, has_maximum):
-    drawn = chart(figures, Thresholds(warn, warn + more), has_maximum=has_maximum)
+    drawn = chart(figures, Thresholds(warn, warn + more), has_maximum=has_maximum, to_limit=True)
     x, y = places(drawn.line)
     assert x == sorted(x)
     assert all(0 <= place <= 1000 for place in x + y)
@@ -85,7 +125,7 @@ def test_any_samples_stay_within_the_chart(figures, warn, more, has_maximum):
 def test_thinning_keeps_the_maximum_the_first_and_the_last(figures):
     steps = charts.within(figures, BEGAN, ENDED)
     if steps:
-        thinned = charts.thinned(steps, BEGAN, ENDED)
+        thinned = charts.thinned(steps, BEGAN, ENDED, charts.MAX_POINTS)
         assert len(thinned) <= charts.MAX_POINTS + 1
         assert max(length for _, length in thinned) == max(length for _, length in steps)
         assert (thinned[0], thinned[-1]) == (steps[0], steps[-1])
@@ -97,7 +137,7 @@ def test_a_week_of_samples_is_thinned_but_keeps_its_peak():
     drawn = chart(figures)
     assert drawn.highest == 9
     assert drawn.line.count("H") <= charts.MAX_POINTS + 2
-    assert min(places(drawn.line)[1]) == pytest.approx(1000 * (1 - 9 / 11), abs=0.1)
+    assert min(places(drawn.line)[1]) == pytest.approx(1000 * (1 - 9 / 10), abs=0.1)
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1))

@@ -12,7 +12,7 @@ from notifications.models import Notification
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
 from rabbit.names import readable
-from tests.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue
+from tests.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue, wait_until
 
 pytestmark = pytest.mark.usefixtures("account")
 
@@ -208,8 +208,8 @@ def test_the_page_says_that_a_deletion_is_in_progress(alices_queue, client, alic
 
 @pytest.mark.parametrize(
     ("span", "words"),
-    [("hour", "over the last hour: 5"), ("day", "over the last day: 1"), ("week", "over the last week: 1"),
-     ("nonsense", "over the last hour: 5")],
+    [("hour", "over the last hour: lowest 5"), ("day", "over the last day: lowest 1"), ("week", "over the last week: lowest 1"),
+     ("nonsense", "over the last hour: lowest 5")],
 )  # fmt: skip
 def test_the_chart_covers_the_chosen_span(alices_queue, client, alice, span, words):
     now = timezone.now()
@@ -218,21 +218,21 @@ def test_the_chart_covers_the_chosen_span(alices_queue, client, alice, span, wor
     Queue.objects.update(ready=5, unacknowledged=0, state="ok")
     client.force_login(alice)
     page = page_of(alices_queue, client, span=span)
-    assert f"Messages {words} at the lowest, 5 at the highest, 5 now." in page
-    assert "deleted past 8,000" in page
+    assert f"Messages {words}, highest 5, now 5." in page
+    assert "deletion limit 8,000" in page_of(alices_queue, client, span=span, scale="limit")
     assert "style=" not in page
 
 
 def test_the_chart_shows_an_unchanged_length_without_samples(alices_queue, client, alice):
     client.force_login(alice)
     Queue.objects.update(first_seen=timezone.now() - timedelta(days=30))
-    assert "over the last week: 2,104 at the lowest, 2,104 at the highest" in page_of(alices_queue, client, span="week")
+    assert "over the last week: lowest 2,104, highest 2,104" in page_of(alices_queue, client, span="week")
 
 
 def test_the_chart_of_an_unknown_length_says_so(alices_queue, client, alice):
     Queue.objects.update(ready=None)
     client.force_login(alice)
-    assert "Nothing is known of its length over the last hour." in page_of(alices_queue, client)
+    assert "No length is known over the last hour." in page_of(alices_queue, client)
 
 
 def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, client, settings):
@@ -508,3 +508,13 @@ def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operato
     alices_queue.refresh_from_db()
     assert (alices_queue.state, alices_queue.notified_state, alices_queue.max_length) == ("deleting", "warned", 9000)
     assert QueueEvent.objects.get(kind="adjusted").by == operator
+
+
+def test_the_page_lists_consumers_with_their_prefetch_and_rates(guarded, amqp, client, operator):
+    amqp.queue("builds", 3)
+    amqp.channel.basic_qos(prefetch_count=2)
+    amqp.channel.basic_consume("builds", lambda *_: None)
+    run_pass()
+    queue = Queue.objects.get(name="builds")
+    client.force_login(operator)
+    wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in client.get(f"/queues/{queue.uuid}/").text)

@@ -1,0 +1,97 @@
+"""The page that a visitor sees first: what needs attention, and what happened."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.models import Count, Q
+
+from accounts.models import Owner, PulseUser
+from agents.models import AgentIdentity
+from core.formatting import duration
+from queues.listing import STALLED, WITHOUT_CONSUMER, nearest_to_limit
+from queues.models import Queue, QueueEvent, Watch
+from queues.views import Row, describe_event, rows_of
+from rabbit.names import readable
+
+QUEUES_SHOWN = 10
+EVENTS_SHOWN = 10
+
+NEEDS_ATTENTION = (
+    Q(state__in=[Queue.State.DELETING, Queue.State.WARNED]) | ~Q(block_reason="") | WITHOUT_CONSUMER | STALLED
+)
+
+
+class Happened(NamedTuple):
+    """An event of a queue: ``what`` in words, with details in ``more``, and ``who`` caused it."""
+
+    event: QueueEvent
+    name: str
+    what: str
+    more: str
+    who: str
+
+
+class Dashboard(NamedTuple):
+    """The content of the page. ``queues`` are the worst of those that need attention.
+
+    ``trouble`` are sentences about the broker: empty for owners, and while all is well.
+    """
+
+    total: int
+    attention: int
+    queues: Sequence[Row]
+    events: Sequence[Happened]
+    accounts: int
+    agents: int
+    trouble: Sequence[str]
+    nodes: int
+    blocked: int
+
+    @property
+    def more(self) -> int:
+        """The number of queues that need attention and aren't shown."""
+        return self.attention - len(self.queues)
+
+
+def dashboard(visitor: Owner, now: datetime) -> Dashboard:
+    """Return the content of the page of an owner; an operator sees everything. The broker is not queried."""
+    mine = Queue.objects.seen_by(visitor).exclude(state=Queue.State.GONE)
+    counts = mine.order_by().aggregate(
+        total=Count("id"),
+        attention=Count("id", filter=NEEDS_ATTENTION),
+        blocked=Count("id", filter=~Q(block_reason="")),
+    )
+    worst = nearest_to_limit(mine.filter(NEEDS_ATTENTION).select_related("pulse_user", "owner"))[:QUEUES_SHOWN]
+    watch = Watch.objects.filter(id=1).first() or Watch()
+    return Dashboard(
+        counts["total"],
+        counts["attention"],
+        rows_of(worst, now) if counts["attention"] else [],
+        _events(visitor),
+        PulseUser.objects.seen_by(visitor).count(),
+        AgentIdentity.objects.seen_by(visitor).count(),
+        _trouble(watch, now) if visitor.is_staff else [],
+        len(watch.nodes),
+        counts["blocked"],
+    )
+
+
+def _events(visitor: Owner) -> list[Happened]:
+    events = QueueEvent.objects.select_related("by", "queue")
+    if not visitor.is_staff:
+        events = events.filter(queue__in=Queue.objects.seen_by(visitor))
+    return [Happened(event, readable(event.queue_name), *describe_event(event)) for event in events[:EVENTS_SHOWN]]
+
+
+def _trouble(watch: Watch, now: datetime) -> list[str]:
+    """Return what is wrong with the broker, as the last pass found it."""
+    found = []
+    if watch.outage_since:
+        found.append(f"The broker has not answered for {duration((now - watch.outage_since).total_seconds())}.")
+    for resource, node, _ in watch.alarms or ():
+        name = readable(node)
+        found.append(
+            f"The node {name} is lost." if resource == "node" else f"The {resource} alarm on {name} blocks publishers."
+        )
+    return found
