@@ -382,6 +382,20 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
     return broker.management().connections_of(pulse_user.username)
 
 
+def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:
+    """Close one live connection of the account.
+
+    Raises:
+        NotOnBroker: the account has no connection of this name.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    management = broker.management()
+    if name not in {connection.name for connection in management.connections_of(pulse_user.username)}:
+        raise NotOnBroker(f"The account has no connection '{name}'")
+    with audit.audited(by, "closed a connection of", pulse_user):
+        management.close_connection(name, "An owner of this account closed the connection.")
+
+
 # Adopting
 
 

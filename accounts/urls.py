@@ -39,6 +39,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
         views.pulse_user_owner_remove,
         name="pulse_user_owner_remove",
     ),
+    path("pulse-users/<account:username>/connections/", views.pulse_user_connections, name="pulse_user_connections"),
     path("pulse-users/<account:username>/addresses/", views.pulse_user_addresses, name="pulse_user_addresses"),
     path("pulse-users/<account:username>/thresholds/", views.pulse_user_thresholds, name="pulse_user_thresholds"),
     path("pulse-users/<account:username>/delete/", views.pulse_user_delete, name="pulse_user_delete"),

@@ -274,6 +274,21 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 
 
 @pulse_user_action
+def pulse_user_connections(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Close a live connection of an account."""
+    try:
+        pulse_users.close_connection(pulse_user, request.POST.get("close", ""), request.user)
+    except NotOnBroker:
+        messages.warning(request, "The connection was closed already.")
+    except BrokerError as error:
+        trouble = _broker_trouble(request, error, "Whether the connection was closed isn't known.")
+        return _pulse_user_response(request, pulse_user, trouble=trouble, status=503)
+    else:
+        messages.success(request, "The connection is closed. Its program may connect again at once.")
+    return _redirect_to(request, pulse_user)
+
+
+@pulse_user_action
 def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Invite an owner by e-mail address, or withdraw an invitation. Operators assign owners."""
     if "withdraw" in request.POST:

@@ -241,7 +241,7 @@ AUTH_PASSWORD_VALIDATORS = [
 # Sign-in by a code in an e-mail, or by OpenID Connect. Guardian's part is in accounts/signin.py.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 LOGIN_URL = "account_login"
-LOGIN_REDIRECT_URL = "queues"
+LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "home"
 SESSION_COOKIE_AGE = 14 * 24 * 3600
 ACCOUNT_ADAPTER = "accounts.signin.AccountAdapter"

@@ -11,7 +11,7 @@ from celery import current_app
 
 from core import bulk
 from core.leases import HeldLease
-from notifications import claims, kinds
+from notifications import claims, kinds, mutes
 from notifications.audience import EMAIL, Ownership, Recipient, operators, recipients_of
 from notifications.models import Notification
 from notifications.preferences import deferred_until
@@ -58,12 +58,20 @@ def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = 
     about subjects that are written under one ``lease`` are a group: they are sent when it ends, many as one message.
     """
     people = recipients_of(notice.ownership for notice in notices)
+    accounts = {notice.pulse_user_id for notice in notices if notice.pulse_user_id is not None}
+    muted = mutes.of_accounts([(pulse_user,) for pulse_user in sorted(accounts)])
     operator_addresses = operators()
     rows: list[tuple[Any, ...]] = []
     for notice in notices:
-        interested = people.get(notice.ownership, [])
-        owners = [one.address for one in interested if one.channel == EMAIL and not one.account]
         kind = kinds.get(notice.kind)
+        topic = mutes.topic_of(kind)
+        everybody = people.get(notice.ownership, [])
+        owners = [one.address for one in everybody if one.channel == EMAIL and not one.account]
+        interested = [
+            one
+            for one in everybody
+            if one.account or topic not in muted.get((notice.pulse_user_id or 0, one.address, one.channel), ())
+        ]
         group = lease.holder if lease is not None and kind.topic else None
         for to in _recipients(notice, interested, operator_addresses):
             deferred = notice.deferred_until

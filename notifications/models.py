@@ -6,6 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.functional import cached_property
 
+from accounts.models import PulseUser
 from core.fields import BrokerJSONField
 from notifications import kinds, subjects
 
@@ -77,3 +78,21 @@ class Channel(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Mute(models.Model):
+    """An owner's choice not to get one topic's notifications about the queues of a Pulse user, in one channel."""
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="+")
+    channel = models.CharField(max_length=40, help_text="email, or the hex UUID of a channel.")
+    topic = models.CharField(max_length=20)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "pulse_user", "channel", "topic"], name="one_mute_for_each_choice")
+        ]
+        indexes = [models.Index(fields=["pulse_user"])]
+
+    def __str__(self) -> str:
+        return f"{self.owner} gets no {self.topic} of {self.pulse_user} by {self.channel}"

@@ -8,10 +8,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
 from accounts import quotas
+from accounts.models import PulseUser
 from accounts.views import OwnersRequest, page_with_forms
 from accounts.vouching import NotVouched, may_use_broker
 from core.time_zones import time_zones
-from notifications import channels, preferences
+from notifications import channels, mutes, preferences
+from notifications.audience import EMAIL
 from notifications.forms import ChannelForm, QuietHoursForm, WeeklyForm
 from notifications.models import Channel
 
@@ -27,6 +29,35 @@ def settings_page(request: OwnersRequest) -> HttpResponse:
     if "quiet" in request.POST:
         return _set_quiet_hours(request)
     return _add_channel(request)
+
+
+@login_required
+@page_with_forms
+def mutes_page(request: OwnersRequest, username: str) -> HttpResponse:
+    """Let an owner choose which notifications about an account's queues they get, and in which channels."""
+    pulse_user = get_object_or_404(PulseUser.objects.filter(owners=request.user), username=username)
+    channels_of = [(EMAIL, "Mail"), *((one.uuid.hex, one.name) for one in request.user.channels.all())]
+    every = {(topic, channel) for topic in mutes.TOPICS for channel, _ in channels_of}
+    if request.method == "POST":
+        mutes.set_muted(request.user, pulse_user, every - {split_choice(one) for one in request.POST.getlist("wanted")})
+        messages.success(request, f"Your notifications about {pulse_user} are saved.")
+        return redirect("pulse_user", username)
+    muted = mutes.muted(request.user, pulse_user)
+    rows = [
+        (label, [(channel, name, f"{topic} {channel}", (topic, channel) not in muted) for channel, name in channels_of])
+        for topic, label in mutes.TOPICS.items()
+    ]
+    return render(
+        request,
+        "settings/mutes.html",
+        {"pulse_user": pulse_user, "channels": [name for _, name in channels_of], "rows": rows},
+    )
+
+
+def split_choice(text: str) -> mutes.Choice:
+    """Return the topic and the channel in the value of a checkbox."""
+    topic, _, channel = text.partition(" ")
+    return topic, channel
 
 
 @login_required

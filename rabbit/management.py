@@ -658,10 +658,17 @@ class Management:
             if isinstance(row.get("user"), str) and isinstance(row.get("vhost"), str)
         ]
 
+    def close_connection(self, name: str, reason: str) -> None:
+        """Close one live connection.
+
+        Raises:
+            NotOnBroker: there is none of this name.
+        """
+        self._delete("connections", name, headers={"X-Reason": _one_line(reason)})
+
     def close_connections_of(self, user: str, reason: str) -> None:
         """Close an account's live connections. The broker shows ``reason`` to the clients as one line of ASCII."""
-        one_line = " ".join(reason.split())[:200].encode("ascii", "replace").decode()
-        self._delete("connections", "username", user, headers={"X-Reason": one_line})
+        self._delete("connections", "username", user, headers={"X-Reason": _one_line(reason)})
 
     # Requests
 
@@ -997,6 +1004,10 @@ def _policies(answer: _Answer, vhost: str) -> list[BrokerPolicy]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split())[:200].encode("ascii", "replace").decode()
 
 
 def consumers_in(queue: Row) -> list[QueueConsumer]:

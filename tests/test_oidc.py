@@ -423,7 +423,7 @@ def test_a_person_with_an_unverified_address_enters_a_code(page, live_server, pr
     page.wait_for_url(f"{live_server.url}/signin/code/")
     page.get_by_label("Code").fill(code_for(mailbox, owner.email))
     page.get_by_role("button", name="Sign in", exact=True).click()
-    page.wait_for_url(f"{live_server.url}/queues/")
+    page.wait_for_url(f"{live_server.url}/")
     owner.refresh_from_db()
     assert owner.last_login is not None
 

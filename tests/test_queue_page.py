@@ -208,9 +208,13 @@ def test_the_page_says_that_a_deletion_is_in_progress(alices_queue, client, alic
 
 @pytest.mark.parametrize(
     ("span", "words"),
-    [("hour", "over the last hour: lowest 5"), ("day", "over the last day: lowest 1"), ("week", "over the last week: lowest 1"),
-     ("nonsense", "over the last hour: lowest 5")],
-)  # fmt: skip
+    [
+        ("hour", "over the last hour: lowest 5"),
+        ("day", "over the last day: lowest 1"),
+        ("week", "over the last week: lowest 1"),
+        ("nonsense", "over the last hour: lowest 5"),
+    ],
+)
 def test_the_chart_covers_the_chosen_span(alices_queue, client, alice, span, words):
     now = timezone.now()
     for ago, length in ((timedelta(days=3), 1), (timedelta(hours=5), 2), (timedelta(hours=2), 5)):

@@ -98,6 +98,14 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 200 200 404 200",
         "post": "302 404 302 302 404 302",
     },
+    "pulse-users/<account:username>/connections/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 302 302 404 302",
+    },
+    "pulse-users/<account:username>/notifications/": {
+        "get": "302 404 200 200 404 404",
+        "post": "302 404 302 302 404 404",
+    },
     "pulse-users/<account:username>/addresses/": {
         "get": "302 404 302 302 404 302",
         "post": "302 404 200 200 404 200",
