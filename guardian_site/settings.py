@@ -146,6 +146,7 @@ MIDDLEWARE = [
     "guardian_site.middleware.BrokerWait",
     "guardian_site.middleware.WrongKeyLimit",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "message_store.middleware.OptionalSlash",
     "guardian_site.middleware.CheckHost",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

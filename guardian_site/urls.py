@@ -5,6 +5,7 @@ from django.urls import include, path
 
 from accounts import signin
 from guardian_site import views
+from message_store import api
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -14,6 +15,7 @@ urlpatterns = [
     path("", include("notifications.urls")),
     path("api/", include("guardian_site.api_urls")),
     path("v1/", include("message_store.urls")),
+    path("__heartbeat__", api.heartbeat, name="store-heartbeat"),
     path("message-store/", include("message_store.page_urls")),
     path("admin/login/", signin.admin_login),  # owners have no password
     path("", include("status.urls")),

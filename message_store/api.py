@@ -11,6 +11,7 @@ import orjson
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
+from django.utils.http import parse_etags
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -23,7 +24,7 @@ from message_store import applications, principals, queues, request_parsing
 from message_store.principals import ANONYMOUS, Caller
 from message_store.queues import Invalid, MessageInput, MessageRef
 from message_store.quota import QuotaReached
-from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
+from message_store.store import NoQueue, PositionsChanged, StoredMessage, StoredQueue, StoreUnavailable, store
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 """The size from which a response ends early: that of its JSON, where a control character takes six bytes."""
@@ -71,6 +72,9 @@ def _view(**calls: Call) -> Call:
             return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
         except NoApplication:
             return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
+        except PositionsChanged:
+            text = "The positions have changed since you read them. Read them again"
+            return error_answer(HTTPStatus.PRECONDITION_FAILED, {"positions": text})
         except AccessDenied as denied:
             return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": str(denied)})
         except applications.UnknownKey:
@@ -194,18 +198,38 @@ def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids:
 
 def _positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
-    return _ok({"positions": _positions_json(queues.positions(stored, consumer))})
+    return _positions_of(stored, consumer)
 
 
 def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
-    queues.set_positions(stored, consumer, request_parsing.positions(request))
-    return _ok({"positions": _positions_json(queues.positions(stored, consumer))})
+    tags = parse_etags(request.headers.get("If-Match", "*"))
+    versions = None if "*" in tags else [tag.strip('"') for tag in tags]
+    queues.set_positions(stored, consumer, request_parsing.positions(request), versions)
+    return _positions_of(stored, consumer)
+
+
+def _positions_of(queue: StoredQueue, consumer: str) -> HttpResponse:
+    positions = queues.positions(queue, consumer)
+    response = _ok({"positions": _positions_json(positions)})
+    response["ETag"] = f'"{queues.version_of(positions)}"'
+    return response
 
 
 def _delete_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
     queues.delete_positions(stored, consumer)
+    return _ok({})
+
+
+def _info(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    details = _details(_accessible_queue(request, application, queue, principals.may_read))
+    return _ok({field: details[field] for field in ("queue_name", "partitions", "type", "consistency", "created")})
+
+
+def _heartbeat(request: HttpRequest) -> HttpResponse:
+    """Answer whether the store answers. The clients of the original service request it."""
+    store().queues("", limit=1)
     return _ok({})
 
 
@@ -217,6 +241,8 @@ application_queues = _view(GET=_list, POST=_create)
 queue_messages = _view(GET=_read, POST=_post, PUT=_update, DELETE=_delete)
 single_messages = _view(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
 consumer_positions = _view(GET=_positions, PUT=_set_positions, DELETE=_delete_positions)
+queue_info = _view(GET=_info)
+heartbeat = _view(GET=_heartbeat)
 not_found = csrf_exempt(_not_found)
 
 

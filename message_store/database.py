@@ -36,6 +36,7 @@ from message_store.store import (
     MessageStore,
     NewMessage,
     NoQueue,
+    PositionsChanged,
     QueueExists,
     StoredMessage,
     StoredQueue,
@@ -518,7 +519,14 @@ class DatabaseStore(MessageStore):
                 Position.objects.filter(queue=queue.key, consumer=consumer).values_list("partition", "message_id")
             )
 
-    def set_positions(self, queue: StoredQueue, consumer: str, positions: Mapping[int, uuid.UUID]) -> None:
+    def set_positions(
+        self,
+        queue: StoredQueue,
+        consumer: str,
+        positions: Mapping[int, uuid.UUID],
+        *,
+        unchanged: Mapping[int, uuid.UUID] | None = None,
+    ) -> None:
         if not positions:
             return
         field = Position._meta.get_field("message_id")
@@ -526,7 +534,13 @@ class DatabaseStore(MessageStore):
         for partition in sorted(positions):
             parameters += [partition, field.get_db_prep_value(positions[partition], connection)]
         lines = ", ".join(["(%s, %s)"] * len(positions))
-        with _cursor() as cursor:
+        with _cursor(in_transaction=unchanged is not None) as cursor:
+            if unchanged is not None:
+                # Every other writer of positions waits for the queue's row, or is waited for.
+                list(QueueRow.objects.select_for_update().filter(id=queue.key))
+                held = Position.objects.select_for_update().filter(queue=queue.key, consumer=consumer)
+                if dict(held.order_by("partition").values_list("partition", "message_id")) != dict(unchanged):
+                    raise PositionsChanged
             cursor.execute(
                 f"""
                 INSERT INTO message_store_position (queue_id, consumer, partition, message_id)

@@ -4,10 +4,11 @@ The API, the pages and the worker call these functions instead of the store. ``p
 Numbers may be given as text: ``"4"``. Clients compare the error texts.
 """
 
+import hashlib
 import re
 import secrets
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from message_store.store import (
     MessageStore,
     NewMessage,
     NoQueue,
+    PositionsChanged,
     QueueExists,
     StoredMessage,
     StoredQueue,
@@ -350,11 +352,22 @@ def positions(queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
     return store().positions(queue, consumer)
 
 
-def set_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -> None:
+def version_of(positions: Mapping[int, uuid.UUID]) -> str:
+    """Return a text that differs for different positions."""
+    named = ",".join(f"{partition}:{message_id.hex}" for partition, message_id in sorted(positions.items()))
+    return hashlib.sha256(named.encode()).hexdigest()[:32]
+
+
+def set_positions(
+    queue: StoredQueue, consumer: str, given: Mapping[str, Any], versions: Collection[str] | None = None
+) -> None:
     """Set a consumer's positions in these partitions only, forward or back.
+
+    ``versions``: only if all its positions still have one of these versions.
 
     Raises:
         Invalid: for the fields ``consumer``, ``positions``, or the given partition.
+        PositionsChanged: the positions have another version.
         NoQueue: the queue was deleted.
         StoreUnavailable: the store is unreachable.
     """
@@ -372,7 +385,12 @@ def set_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -
                 break
     if errors:
         raise Invalid(errors)
-    store().set_positions(queue, consumer, new)
+    unchanged = None
+    if versions is not None:
+        unchanged = store().positions(queue, consumer)
+        if version_of(unchanged) not in versions:
+            raise PositionsChanged
+    store().set_positions(queue, consumer, new, unchanged=unchanged)
 
 
 def delete_positions(queue: StoredQueue, consumer: str) -> None:

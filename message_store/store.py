@@ -30,6 +30,10 @@ class NoQueue(StoreError):
     """The queue does not exist, or was deleted after it was found."""
 
 
+class PositionsChanged(StoreError):
+    """The positions are no longer those that the caller read."""
+
+
 class QueueExists(StoreError):
     """The application has a queue of this name."""
 
@@ -226,11 +230,19 @@ class MessageStore(ABC):
         """Return the id of the consumer's last processed message by partition."""
 
     @abstractmethod
-    def set_positions(self, queue: StoredQueue, consumer: str, positions: Mapping[int, uuid.UUID]) -> None:
-        """Set the positions of these partitions only.
+    def set_positions(
+        self,
+        queue: StoredQueue,
+        consumer: str,
+        positions: Mapping[int, uuid.UUID],
+        *,
+        unchanged: Mapping[int, uuid.UUID] | None = None,
+    ) -> None:
+        """Set the positions of these partitions only, if all of the consumer's positions still are ``unchanged``.
 
         Raises:
             NoQueue: the queue was deleted.
+            PositionsChanged: a position differs from ``unchanged``. None was set.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""URLs of the HTTP API under ``/v1/``, without trailing slashes."""
+"""URLs of the HTTP API under ``/v1/``. ``middleware.OptionalSlash`` removes a trailing slash."""
 
 from django.urls import path, re_path
 
@@ -8,6 +8,7 @@ urlpatterns = [
     path("<str:application>", api.application_queues, name="store-application"),
     path("<str:application>/<str:queue>", api.queue_messages, name="store-queue"),
     path("<str:application>/<str:queue>/positions/<str:consumer>", api.consumer_positions, name="store-positions"),
+    path("<str:application>/<str:queue>/info", api.queue_info, name="store-info"),
     path("<str:application>/<str:queue>/<str:message_ids>", api.single_messages, name="store-messages"),
     re_path(r"^", api.not_found),
 ]

@@ -114,9 +114,8 @@ def _set_quiet_hours(request: OwnersRequest) -> HttpResponse:
         except ValidationError as error:
             form.add_error(None, error)
         else:
-            messages.success(
-                request, "Your quiet hours are saved." if wanted["quiet_from"] else "You have no quiet hours."
-            )
+            hours = "Your quiet hours are saved." if wanted["quiet_from"] else "You have no quiet hours."
+            messages.success(request, f"{hours} Times are shown in the time zone {request.user.time_zone}.")
             return redirect("settings")
     return _settings(request, quiet_form=form)
 

@@ -325,6 +325,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     queue = _queue(request, uuid)
     there = queue.state != Queue.State.GONE
     live = actions.live(queue) if there else actions.Live()
+    if live.consumers is not None:
+        queue.consumers = live.consumers  # the stored count may be a minute old
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
     context = _now(request, queue)
     limits = LimitsForm(initial={name: getattr(queue, name) for name in actions.LIMITS})

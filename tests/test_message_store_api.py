@@ -277,6 +277,59 @@ def test_since_an_id_starts_with_that_message(shop):
     assert shop.bodies(f"/one?since={keys[1]}&limit=1") == ["2"]
 
 
+def test_positions_are_refused_if_they_changed_since_they_were_read(shop):
+    first, second, third = (uuid.uuid1().hex for _ in range(3))
+    path = "/v1/shop/three/positions/mail"
+
+    def put(body, **headers):
+        return shop.client.put(path, body, "application/json", headers=headers)
+
+    read = shop.client.get(path)
+    assert put({"1": first}, if_match=read["ETag"]).status_code == 200
+    refused = put({"1": second, "2": second}, if_match=read["ETag"])
+    assert refused.status_code == 412
+    assert list(refused.json()["error_msg"]) == ["positions"]
+    assert shop.client.get(path).json()["positions"] == {"1": first}
+    assert put({"1": second}, if_match=shop.client.get(path)["ETag"]).status_code == 200
+    assert put({"1": third}).status_code == 200  # without the header it overwrites
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_conditional_writers_at_once_one_succeeds(shop):
+    path = "/v1/shop/one/positions/mail"
+    tag = shop.client.get(path)["ETag"]
+
+    def put():
+        body = {"1": uuid.uuid1().hex}
+        return shop.client.put(path, body, "application/json", headers={"If-Match": tag}).status_code
+
+    assert sorted(in_parallel(*[put] * 4)) == [200, 412, 412, 412]
+
+
+def test_a_trailing_slash_is_ignored(shop):
+    shop.ok("POST", "/", "queue_name=two")
+    shop.post("/one/")
+    assert len(shop.ok("GET", "/one/")["messages"]) == 1
+    assert shop.ok("GET", "/one/positions/mail/")["positions"] == {}
+
+
+def test_the_info_of_a_queue_names_its_settings(shop):
+    info = shop.ok("GET", "/three/info")
+    created = info.pop("created")
+    assert info == {
+        "status": "ok", "queue_name": "three", "partitions": 3, "type": "user", "consistency": "strong",
+    }  # fmt: skip
+    assert abs(created - time.time()) < 60
+
+
+def test_the_heartbeat_answers_while_the_store_does(client, program, settings, monkeypatch):
+    assert client.get("/__heartbeat__").json() == {"status": "ok"}
+    monkeypatch.setitem(stores.STORES, "unavailable", f"{__name__}.UnavailableStore")
+    settings.MESSAGE_STORE = "unavailable"
+    answer = client.get("/__heartbeat__")
+    assert (answer.status_code, list(answer.json()["error_msg"])) == (503, ["storage"])
+
+
 def test_positions_of_a_consumer_are_set_and_deleted(shop):
     first, second = (shop.post("/three", x_partition="2") for _ in range(2))
     assert shop.ok("GET", "/three/positions/mail") == {"status": "ok", "positions": {}}
@@ -642,6 +695,7 @@ CALLS = {
     "overwrite": ("PUT", f"/q/{ID}", "x"),
     "read": ("GET", "/q", ""),
     "read ids": ("GET", f"/q/{ID}", ""),
+    "info": ("GET", "/q/info", ""),
     "positions": ("GET", "/q/positions/c", ""),
     "set positions": ("PUT", "/q/positions/c", f"1={ID}"),
     "forget positions": ("DELETE", "/q/positions/c", ""),
@@ -649,7 +703,7 @@ CALLS = {
     "remove": ("DELETE", "/q", ""),
 }
 OWN = {"list", "create", "change", "remove", "post", "overwrite", "positions", "set positions", "forget positions"}
-READS, DELETES = {"read", "read ids"}, {"delete"}
+READS, DELETES = {"read", "read ids", "info"}, {"delete"}
 POSITIONS = {"positions", "set positions", "forget positions"}
 NAMED = READS | DELETES | POSITIONS
 ACCESS = [

@@ -298,6 +298,8 @@ TABLE: dict[str, dict[str, str]] = {
     "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(
         ("get", "put", "delete"), "403 403 403 403 403 403"
     ),
+    "v1/<str:application>/<str:queue>/info": {"get": "403 403 403 403 403 403"},
+    "__heartbeat__": {"get": "200 200 200 200 200 200"},
     "v1/<str:application>/<str:queue>/<str:message_ids>": dict.fromkeys(
         ("get", "put", "delete"), "403 403 403 403 403 403"
     ),
@@ -371,6 +373,7 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "v1/<str:application>": {"get": "all", "post": "all"},
     "v1/<str:application>/<str:queue>": {"get": "all", "post": "all", "put": "all", "delete": "all"},
     "v1/<str:application>/<str:queue>/positions/<str:consumer>": {"get": "all", "put": "all", "delete": "all"},
+    "v1/<str:application>/<str:queue>/info": {"get": "all"},
     "v1/<str:application>/<str:queue>/<str:message_ids>": {"get": "all", "put": "all", "delete": "all"},
     "metrics": {"get": "all"},
 }
