@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.recorder import Recorder
 from tests.served import serving
 from tests.test_message_store_api import Program
 from tests.toolbox import wait_until
@@ -81,13 +82,33 @@ def test_slow_clients_do_not_stop_the_pages(site, large_answer, kind):
             assert answer.status_code == 200
 
 
-def test_the_proxy_passes_on_what_the_proxy_before_it_says(site):
-    def page(**headers):
-        return httpx.get(f"{site.url}/v1/no%2Fsuch//address", headers=headers, trust_env=False)
+FORGED = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "X-Request-ID": "the-request"}
 
-    answer = page(**{"X-Request-ID": "the-request", "X-Forwarded-For": "192.0.2.1"})
-    assert answer.status_code == 404
-    assert httpx.get(f"{site.url}/signin/", headers={"Host": "other.example"}, trust_env=False).status_code == 400
+
+def received(proxy, upstream):
+    """Return the request that reaches this upstream for a request with these headers."""
+    httpx.get(f"{proxy.url}/v1/no%2Fsuch//address", headers={**FORGED, "Host": "other.example"}, trust_env=False)
+    return upstream.asked[-1]
+
+
+def test_the_proxy_passes_on_the_address_and_what_the_proxy_before_it_says():
+    with Recorder() as upstream, compose_proxy(upstream.port) as proxy:
+        request = received(proxy, upstream)
+    assert request.path == "/v1/no%2Fsuch//address"
+    assert request.headers.items() >= {**FORGED, "Host": "other.example"}.items()
+
+
+def test_a_proxy_that_clients_connect_to_appends_their_address():
+    """The lines at the top of the file are those that an operator copies."""
+    lines = re.findall(r"^#   (set .+;)$", (FOLDER / "guardian.inc").read_text(), re.M)
+    assert len(lines) == 4
+    with Recorder() as upstream:
+        before = "\n".join(lines).replace("127.0.0.1:8000", f"127.0.0.1:{upstream.port}")
+        with PrivateNginx(f"{before}\ninclude {FOLDER}/guardian.inc;") as proxy:
+            found = received(proxy, upstream).headers
+    assert found["X-Forwarded-For"] == "192.0.2.1, 127.0.0.1"
+    assert found["X-Forwarded-Proto"] == "http"
+    assert found["X-Request-ID"] != FORGED["X-Request-ID"]
 
 
 def test_a_large_message_reaches_guardian(site, transactional_db):
