@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.db.models import Case, Count, F, Max, Q, QuerySet, Sum, Value, When
 from django.http import HttpRequest, HttpResponse
@@ -27,7 +26,6 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from accounts import scopes
-from accounts.allauth_private import client_address
 from accounts.authentication import TokenAuthentication
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.addresses import is_loopback
@@ -108,13 +106,13 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
 
 
 def _is_from_this_machine(request: HttpRequest) -> bool:
-    """Return whether the client's address and the Host are loopback. Through a proxy, the Host is the public name."""
-    try:
-        address = client_address(request)
-    except ImproperlyConfigured:  # the proxy was bypassed
-        address = request.META.get("REMOTE_ADDR", "")
+    """Return whether this machine sent the request, and not through a proxy.
+
+    A proxy on this machine connects from a loopback address too. It adds X-Forwarded-For, or asks for a public host.
+    """
+    is_forwarded = "HTTP_X_FORWARDED_FOR" in request.META
     host = split_domain_port(request.META.get("HTTP_HOST", ""))[0]
-    return is_loopback(address) and is_loopback(host)
+    return not is_forwarded and is_loopback(request.META.get("REMOTE_ADDR", "")) and is_loopback(host)
 
 
 def _unauthorized(reason: str) -> HttpResponse:

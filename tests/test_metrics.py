@@ -316,12 +316,16 @@ def test_without_a_metrics_token_in_the_settings_this_machine_may_read(host, add
     [
         ("192.0.2.7", {"Host": "127.0.0.1:8000"}),
         ("", {"Host": "127.0.0.1:8000"}),
-        ("127.0.0.1", {"Host": "guardian.example.org"}),  # through a proxy on this machine
+        # Through a proxy on this machine:
+        ("127.0.0.1", {"Host": "guardian.example.org"}),
         ("127.0.0.1", {"Host": "127.0.0.1:8000", "X-Forwarded-For": "192.0.2.7"}),
+        ("127.0.0.1", {"Host": "localhost", "X-Forwarded-For": "127.0.0.1"}),
+        ("127.0.0.1", {"Host": "localhost", "X-Forwarded-For": "127.0.0.1, 192.0.2.7"}),
     ],
 )
-def test_without_a_metrics_token_in_the_settings_nobody_else_may_read(settings, address, headers):
-    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1 if "X-Forwarded-For" in headers else 0
+@pytest.mark.parametrize("proxies", [0, 1, 2])
+def test_without_a_metrics_token_in_the_settings_nobody_else_may_read(settings, address, headers, proxies):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
     answer = Client(REMOTE_ADDR=address).get("/metrics", headers=headers)
     assert answer.status_code == 401
     assert "Set GUARDIAN_METRICS_TOKEN" in answer.text
