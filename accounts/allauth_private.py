@@ -3,6 +3,7 @@
 allauth may change it in any release. ``tests/test_allauth_private.py`` fails when it does.
 """
 
+import ipaddress
 from typing import Any
 
 from allauth.account.internal.flows.login import get_authentication_records, record_authentication
@@ -12,29 +13,30 @@ from allauth.account.views import ConfirmLoginCodeView, RequestLoginCodeView
 from allauth.core.internal import ratelimit
 from allauth.core.internal.httpkit import get_client_ip
 from django.contrib.auth.models import AbstractBaseUser
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
 # Client addresses
 
 
 def client_address(request: HttpRequest) -> str:
-    """Return the client's IP address as reported by the trusted proxies, or "" if it is unknown.
+    """Return the client's IP address as reported by the trusted proxies, without an interface; "": it is unknown.
 
     A proxy appends the address to X-Forwarded-For. Entries before those of the trusted proxies come from the client
-    and are ignored (ALLAUTH_TRUSTED_PROXY_COUNT).
-
-    Raises:
-        ImproperlyConfigured: the header names fewer proxies than GUARDIAN_PROXIES.
+    and are ignored (ALLAUTH_TRUSTED_PROXY_COUNT). The address is unknown if the header has fewer entries than there are
+    trusted proxies.
     """
-    return get_client_ip(request) or ""
+    try:
+        found = get_client_ip(request)
+    except ImproperlyConfigured:
+        return ""
+    # A socket that listens for both versions of IP reports an IPv4 address as ::ffff:192.0.2.1.
+    address = ipaddress.ip_address(found.partition("%")[0]) if found else None
+    return str(getattr(address, "ipv4_mapped", None) or address or "")
 
 
 def client_network(request: HttpRequest) -> str:
-    """Return the rate-limit key of a client: its IPv4 address, or the network of its IPv6 address.
-
-    Raises:
-        ImproperlyConfigured: as ``client_address``.
-    """
+    """Return the rate-limit key of a client: its IPv4 address, or the network of its IPv6 address."""
     return str(ratelimit.get_ip(request))
 
 

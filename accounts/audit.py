@@ -28,7 +28,6 @@ from auditlog.signals import pre_log
 from celery import current_task
 from django.contrib.auth.signals import user_logged_in
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.db.models.signals import pre_save
@@ -171,7 +170,7 @@ def add_context(sender: type[AuditEntry], instance: AuditEntry, **_: Any) -> Non
     instance.actor_email = instance.actor.email if instance.actor else ""
     instance.event = instance.event or _EVENTS[instance.action]
     instance.additional_data = {**_origin(request), **(instance.additional_data or {})}
-    instance.remote_addr = _address(request) if request is not None else None
+    instance.remote_addr = (client_address(request) or None) if request is not None else None
 
 
 @receiver(pre_log, sender=Owner)
@@ -201,15 +200,6 @@ def _origin(request: HttpRequest | None) -> dict[str, str]:
     if Path(sys.argv[0]).name == "manage.py" and len(sys.argv) > 1:
         return {"command": sys.argv[1]}
     return {}
-
-
-def _address(request: HttpRequest) -> str | None:
-    """Return the client's address as reported by the trusted proxies, or None if it is unknown."""
-    try:
-        found = client_address(request)
-    except (ImproperlyConfigured, PermissionDenied):  # fewer proxies than GUARDIAN_PROXIES says, or no address
-        return None
-    return found.partition("%")[0] or None  # the column can't store the interface of a link-local address
 
 
 watch(

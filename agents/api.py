@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import Http404
 from django_filters import CharFilter, ChoiceFilter, FilterSet, UUIDFilter  # type: ignore[import-untyped]
@@ -19,10 +19,10 @@ from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
 
 from accounts import vouching
+from accounts.allauth_private import client_address
 from accounts.api import Request
 from accounts.authentication import presented_key
 from accounts.models import AuthToken, Owner
-from accounts.signin import AccountAdapter
 from agents import deletions, events, identities, registration
 from agents.credentials import PresentedToken
 from agents.identities import IdentityExists, NoSuchOffering
@@ -64,15 +64,6 @@ def presented_token(request: Request, owner_id: int) -> PresentedToken:
             "Use a token, not a session: it becomes the password by which your agent logs in to the broker."
         )
     return PresentedToken(request.auth, presented_key(request))
-
-
-def source_ip_of(request: Request) -> str | None:
-    """Return the client's address, as for sign-in rate limits, or None if it is unknown."""
-    try:
-        found = AccountAdapter().get_client_ip(request._request)
-    except ImproperlyConfigured:  # fewer proxies than GUARDIAN_PROXIES says
-        return None
-    return found.partition("%")[0] or None  # the column can't store the interface of a link-local address
 
 
 class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
@@ -203,7 +194,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
             body["observable_object_type"],
             presented,
             description=body.get("description", ""),
-            source_ip=source_ip_of(request),
+            source_ip=client_address(request._request) or None,
         )
         return self.created_or_found(EventSubscriptionSerializer, subscription, new)
 
@@ -239,7 +230,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         with at_field("offering_uuid", NoSuchOffering):
             offering = identities.subscribable_offering(identity.owner, body["offering_uuid"])
         subscription, _ = registration.register_subscription(
-            identity, object_type, presented, source_ip=source_ip_of(request)
+            identity, object_type, presented, source_ip=client_address(request._request) or None
         )
         queue, new = registration.create_queue(subscription, offering, object_type, presented)
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
@@ -305,7 +296,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
                 one | {"offering_uuid": one["offering_uuid"].hex} if "offering_uuid" in one else one for one in observed
             ],
             description=body.get("description", ""),
-            source_ip=source_ip_of(request),
+            source_ip=client_address(request._request) or None,
         )
         data = self.get_serializer(subscription).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})

@@ -5,8 +5,8 @@ process reserves a share in the cache with ``add``, and counts its actions in me
 large limit needs few requests to the cache.
 
 Each limit stands where its actions are counted: messages posted to the store in ``message_store/api.py``, events in
-``agents/events.py``, new tokens in ``accounts/tokens.py``, wrong keys in ``guardian_site/middleware.py``. Sign-in codes
-are counted by allauth: ``ACCOUNT_RATE_LIMITS`` in the settings. A replay's rate is a column of its row.
+``agents/events.py``, new tokens in ``accounts/tokens.py``, wrong keys in ``guardian_site/middleware.py``, sign-in codes
+in ``accounts/code_limits.py``. A replay's rate is a column of its row.
 """
 
 import threading

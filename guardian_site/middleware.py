@@ -6,7 +6,6 @@ from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.middleware.common import CommonMiddleware
@@ -110,21 +109,10 @@ class WrongKeyLimit:
         if response.status_code != HTTPStatus.UNAUTHORIZED or "HTTP_AUTHORIZATION" not in request.META:
             return response
         try:
-            limits.consume(WRONG_KEYS, _client(request))
+            limits.consume(WRONG_KEYS, client_network(request) or "nobody")
         except limits.RateLimitExceeded as error:
             response = refused(request, HTTPStatus.TOO_MANY_REQUESTS, str(error), "rate")
             response["Retry-After"] = str(error.seconds)
         except DatabaseError as error:
             logger.warning("A wrong token could not be counted: %s", error)
         return response
-
-
-def _client(request: HttpRequest) -> str:
-    """Return the client's address, for IPv6 its network.
-
-    If X-Forwarded-For has fewer proxies than GUARDIAN_PROXIES, return the address of the connection.
-    """
-    try:
-        return client_network(request)
-    except ImproperlyConfigured:
-        return str(request.META.get("REMOTE_ADDR") or "nobody")

@@ -256,6 +256,8 @@ ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # the first sign-in creates the owner
 # The number of proxies that append to X-Forwarded-For. A client can forge the part before theirs.
 GUARDIAN_PROXIES = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
 ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES
+# Limits count the clients of one network together. Providers give a customer an IPv6 network of up to this size.
+ALLAUTH_RATE_LIMIT_IPV6_PREFIX = 48
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
 SOCIALACCOUNT_ADAPTER = "accounts.signin.SocialAccountAdapter"
 SOCIALACCOUNT_PROVIDERS = {

@@ -11,7 +11,6 @@ from django.contrib.auth.models import AnonymousUser
 from django.contrib.messages.storage.fallback import FallbackStorage
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.cache import cache
-from django.core.exceptions import ImproperlyConfigured
 
 from accounts import allauth_private
 
@@ -57,8 +56,15 @@ def test_a_clients_address_is_the_last_named_by_a_trusted_proxy(rf, settings):
     request = rf.get("/", HTTP_X_FORWARDED_FOR="203.0.113.1, 192.0.2.7")
     assert allauth_private.client_address(request) == "192.0.2.7"
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 3
-    with pytest.raises(ImproperlyConfigured):
-        allauth_private.client_address(request)
+    assert allauth_private.client_address(request) == ""
+
+
+@pytest.mark.parametrize("proxies", [0, 1])
+def test_an_ipv4_client_of_a_socket_for_both_versions_of_ip_has_its_ipv4_address(rf, settings, proxies):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
+    request = rf.get("/", **{"HTTP_X_FORWARDED_FOR" if proxies else "REMOTE_ADDR": "::ffff:192.0.2.7"})
+    assert allauth_private.client_address(request) == "192.0.2.7"
+    assert allauth_private.client_network(request) == "192.0.2.7"
 
 
 def test_the_address_of_a_client_on_a_unix_socket_is_empty(rf, settings):
@@ -69,9 +75,10 @@ def test_the_address_of_a_client_on_a_unix_socket_is_empty(rf, settings):
 def test_clients_of_one_ipv6_network_are_counted_together(rf, settings):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 0
     networks = {
-        allauth_private.client_network(rf.get("/", REMOTE_ADDR=address)) for address in ("2001:db8::1", "2001:db8::2")
+        allauth_private.client_network(rf.get("/", REMOTE_ADDR=address))
+        for address in ("2001:db8:1::1", "2001:db8:1::2", "2001:db8:1:ff::1", "2001:db8:2::1")
     }
-    assert networks == {"2001:db8::"}
+    assert networks == {"2001:db8:1::", "2001:db8:2::"}
     assert allauth_private.client_network(rf.get("/", REMOTE_ADDR="192.0.2.7")) == "192.0.2.7"
 
 
