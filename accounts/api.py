@@ -170,7 +170,8 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         pulse_user = self.get_object()
         confirm = read(ConfirmSerializer, request).get("confirm", "")
         try:
-            removal.remove_pulse_user(pulse_user, queue_effects.removal_of([pulse_user], request.user, confirm))
+            change = queue_effects.removal_of([pulse_user], request.user, confirm)
+            removal.remove_pulse_user(pulse_user, change, request.user)
         except removal.RemovalPending:
             return Response(status=HTTPStatus.ACCEPTED)
         except BrokerError:

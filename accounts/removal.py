@@ -15,8 +15,8 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import audit, namespace, queue_effects, signals
-from accounts.models import PulseUser
+from accounts import audit, namespace, ownership, queue_effects, signals
+from accounts.models import Owner, PulseUser
 from accounts.namespace import Belongings
 from accounts.pulse_users import is_free_on_broker, why_not_ownable
 from core import broker, locks, removals
@@ -64,7 +64,7 @@ def belongings_of(pulse_user: PulseUser) -> Belongings:
     return namespace.belongings_of(broker.management(), pulse_user.username)
 
 
-def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange) -> None:
+def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owner) -> None:
     """Remove an account with its queues and exchanges from the broker, and then its row.
 
     The RabbitMQ user goes first and its connections with it, so that its clients create nothing meanwhile. ``change``
@@ -75,14 +75,17 @@ def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange) -> None:
         PermissionDenied: it is Guardian's own user, or an administrator by now; nothing changed.
         BrokerError: the broker is away or refused; nothing changed.
         RemovalPending: the account is marked, and something of it is left; Guardian continues.
+        PulseUser.DoesNotExist: ``by`` no longer owns it.
     """
     management = broker.management()
     reason = why_not_ownable(pulse_user.username, _tags(management, pulse_user.username))
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
     with transaction.atomic():
-        locked = PulseUser.objects.select_for_update(no_key=True).filter(pk=pulse_user.pk)
-        change.require_confirmed(queue_effects.provider().of_removal(list(locked)))
+        locked = list(PulseUser.objects.select_for_update(no_key=True).filter(pk=pulse_user.pk))
+        if locked:
+            ownership.require_access(pulse_user, by)
+        change.require_confirmed(queue_effects.provider().of_removal(locked))
         ids = removals.reserve(_mark([pulse_user]))
     outcome = removals.run(ids)
     if PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).exists():

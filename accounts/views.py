@@ -433,9 +433,12 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
         if request.method == "POST" and form.is_valid():
             change = queue_effects.removal_of([pulse_user], request.user, request.POST.get("confirm", ""))
             try:
-                removal.remove_pulse_user(pulse_user, change)
+                removal.remove_pulse_user(pulse_user, change, request.user)
             except ConfirmationRequired as required:
                 question = required
+            except PulseUser.DoesNotExist:
+                messages.error(request, f"{username} is no longer yours. Nothing was deleted.")
+                return redirect("pulse_users")
             else:
                 messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
                 return redirect("pulse_users")

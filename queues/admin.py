@@ -364,7 +364,7 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
                 self,
                 request,
                 accounts,
-                lambda account: removal.remove_pulse_user(account, change),
+                lambda account: removal.remove_pulse_user(account, change, current_operator(request)),
                 "removed, with queues and exchanges",
                 refusals=(removal.RemovalPending, ConfirmationRequired),
             )

@@ -11,7 +11,7 @@ from django.core.exceptions import ValidationError
 from django.test import Client
 from django.utils import timezone
 
-from accounts import invitations, ownership, pulse_users, vouching
+from accounts import invitations, ownership, pulse_users, removal, vouching
 from accounts.models import AuditEntry, Invitation, Owner, PulseUser
 from accounts.ownership import LastOwner, NotAnOwner, add_owner, find_owners, remove_owner, set_owners
 from accounts.tasks import prune_visitors
@@ -634,6 +634,27 @@ def test_an_owner_who_was_removed_while_a_page_is_open_changes_nothing(on_broker
         assert client.post(path + action, fields).status_code == 404
     assert owners_of(pulse_user) == {alice}
     assert can_log_in(broker, guarded, pulse_user.username, password)
+
+
+@pytest.mark.parametrize("by", ["page", "API"])
+def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_account(
+    on_broker, alice, bob, broker, guarded, monkeypatch, by
+):
+    pulse_user, password = on_broker
+    name, ask = pulse_user.username, removal._tags
+
+    def remove_meanwhile(*arguments):
+        remove_owner(pulse_user, bob, by=alice)
+        return ask(*arguments)
+
+    monkeypatch.setattr(removal, "_tags", remove_meanwhile)
+    if by == "page":
+        page = signed_in(bob).post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+        assert f"{name} is no longer yours. Nothing was deleted." in page.text
+    else:
+        assert Program(bob).delete(f"pulse-users/{name}/").status_code == 404
+    assert owners_of(pulse_user) == {alice}
+    assert can_log_in(broker, guarded, name, password)
 
 
 # The API

@@ -49,9 +49,9 @@ def mark_for_removal(*pulse_users: PulseUser) -> None:
 
 def remove_account(pulse_user: PulseUser) -> None:
     """Remove an account as a person does who confirms that its queues are deleted."""
-    person = Owner(pk=0)
+    person = Owner(pk=0, is_staff=True)
     question = removal_of([pulse_user], person).question(effects.of_removal([pulse_user]))
-    remove_pulse_user(pulse_user, removal_of([pulse_user], person, question.confirm if question else ""))
+    remove_pulse_user(pulse_user, removal_of([pulse_user], person, question.confirm if question else ""), person)
 
 
 def confirmed(change: Callable[[str], Any]) -> Any:
