@@ -48,6 +48,8 @@ def parse(path: Path) -> EnvFile:
 
 
 def _parse_line(line: str) -> tuple[str, str]:
+    if "\0" in line:
+        raise ValueError("a variable can't have a NUL character")
     parts = _LINE.fullmatch(line)
     if parts is None:
         raise ValueError("write NAME=value, without blanks around the =")

@@ -128,7 +128,7 @@ def database(name: str, default: str) -> dict[str, Any]:
         raise Unreadable(f"it has a # or a late @. {IN_PASSWORDS}")
     if parts.scheme == "sqlite" and parts.netloc not in ("", ":memory:"):
         raise Unreadable("write three slashes, or four for an absolute path: sqlite:///guardian.sqlite3")
-    settings: dict[str, Any] = env.db_url_config(text)
+    settings: dict[str, Any] = env.db_url_config(text.replace("+", "%2B"))  # it would read a + as a blank
     return settings
 
 

@@ -24,6 +24,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 READERS = read_settings()
 TEXTS = sorted(name for name, reader in READERS.items() if reader.kind == "str" and name != "GUARDIAN_VAR_DIR")
+LISTS = sorted(name for name, reader in READERS.items() if reader.kind == "items")
+URLS = sorted(name for name, reader in READERS.items() if reader.kind == "url")
+OTHERS = sorted(READERS.keys() - {*TEXTS, *LISTS, *URLS, "GUARDIAN_VAR_DIR"})
 PRINT_SETTINGS = """
 import json
 from guardian_site import settings
@@ -77,6 +80,22 @@ def test_every_text_in_the_env_file_is_the_same_as_in_the_environment(installati
     assert unreadable == {}
 
 
+def test_every_entry_of_a_list_is_taken_literally(tmp_path):
+    value = "$a, 'b',\"c\" ,#d,e # f,g\\h"
+    settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **dict.fromkeys(LISTS, value)})
+    expected = str(["$a", "'b'", '"c"', "#d", "e # f", "g\\h"])
+    assert {name: settings[name] for name in LISTS} == dict.fromkeys(LISTS, expected)
+    assert unreadable == {}
+
+
+@pytest.mark.parametrize("value", ["$5", "'5'", '"5"', "5 # five", "#5", "5 5"])
+def test_every_setting_that_is_no_text_refuses_what_it_cannot_take_literally(value, tmp_path):
+    given = dict.fromkeys([*OTHERS, *URLS], value)
+    settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **given})
+    assert sorted(unreadable) == OTHERS
+    assert {name: settings[name] for name in URLS} == dict.fromkeys(URLS, value)  # a check refuses them
+
+
 @pytest.mark.parametrize("name", ["SECRET_KEY", "GUARDIAN_METRICS_TOKEN", "RABBIT_URL", "OIDC_CLIENT_SECRET"])
 def test_quotes_of_either_kind_around_a_value_in_the_env_file_are_removed(installation, name):
     for written in ("'$abc #'", '"$abc #"'):
@@ -116,7 +135,18 @@ def test_a_line_of_the_env_file_sets_a_variable(tmp_path, line, value):
 
 @pytest.mark.parametrize(
     "line",
-    ["X = s3cret", " X=s3cret", "X", "s3cret", "2X=s3cret", "X='s3cret", 'X="s3cret" # mine', 'X="s3cret","b"', "X='"],
+    [
+        "X = s3cret",
+        " X=s3cret",
+        "X",
+        "s3cret",
+        "2X=s3cret",
+        "X='s3cret",
+        'X="s3cret" # mine',
+        'X="s3cret","b"',
+        "X='",
+        "X=s3cret\0",
+    ],
 )
 def test_any_other_line_of_the_env_file_is_refused_without_its_content(tmp_path, line):
     (tmp_path / ".env").write_text(f"A=b\n{line}\n")
@@ -245,6 +275,8 @@ def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(given, settings, 
         ("postgresql://db/guardian?sslmode=require", {"OPTIONS": {"sslmode": "require"}}),
         ("sqlite:////srv/guardian.sqlite3", {"NAME": "/srv/guardian.sqlite3"}),
         ("sqlite:///$HOME/x.sqlite3", {"NAME": "$HOME/x.sqlite3"}),
+        ("sqlite:////srv/a+b%20c.sqlite3", {"NAME": "/srv/a+b c.sqlite3"}),
+        ("postgres://u+v:p+w@db/a+b", {"USER": "u+v", "PASSWORD": "p+w", "NAME": "a+b"}),
         ("sqlite://:memory:", {"NAME": ":memory:"}),
     ],
 )
