@@ -22,6 +22,9 @@ CONFIRMATION_MAX_AGE_SECONDS = 7 * 24 * 3600
 MIN_REQUEST_INTERVAL = timedelta(hours=1)
 """Limits the mails to a recipient who wants nothing of an account, whatever its owners do."""
 
+REQUEST_LIMIT = limits.RateLimit("requests to confirm this address", 20, 3600)
+"""From one owner to one mailbox, with whatever accounts. Deleting and creating accounts doesn't reset it."""
+
 _SALT = "accounts.notification-address"
 
 
@@ -130,7 +133,7 @@ def _request_confirmation(address: NotificationAddress) -> None:
     """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval.
 
     Raises:
-        ValidationError: the address got a request within the last hour.
+        ValidationError: the address got a request within the last hour, or too many for other accounts.
     """
     digest = hashlib.sha256(mailbox(address.email).encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
@@ -139,6 +142,10 @@ def _request_confirmation(address: NotificationAddress) -> None:
         raise ValidationError(
             f"We sent a request to {address.email} less than an hour ago. Try again after {again:%H:%M} UTC."
         )
+    try:
+        limits.consume(REQUEST_LIMIT, f"{address.added_by_id}:{digest}")
+    except limits.RateLimitExceeded as error:
+        raise ValidationError(str(error)) from error
     signals.address_added.send(NotificationAddress, address=address)
 
 

@@ -21,7 +21,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from accounts import removal, signals
+from accounts import addresses, removal, signals
 from accounts.addresses import (
     add_address,
     address_for_token,
@@ -51,6 +51,7 @@ from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks, removals
 from core.broker import Clients
+from core.limits import RateLimit
 from core.models import Lease, Removal
 from rabbit.amqp import Session, Sessions
 from rabbit.fetching import Fetch
@@ -847,6 +848,21 @@ def test_an_address_cannot_be_added_again_within_an_hour(alice, confirmation_req
     assert not pulse_user.notification_addresses.exists()
     add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
     assert confirmation_requests.count("team@example.org") == 2
+
+
+def test_an_owner_sends_a_limited_number_of_requests_to_one_mailbox(
+    alice, bob, confirmation_requests, monkeypatch, time_machine
+):
+    time_machine.move_to(timezone.now().replace(minute=30))
+    monkeypatch.setattr(addresses, "REQUEST_LIMIT", RateLimit("requests to confirm this address", 2, 3600))
+    first, second, third = (PulseUser.objects.create(username=name, ready=True) for name in ("a", "b", "c"))
+    for pulse_user in (first, second):
+        add_address(pulse_user, "team@example.org", alice)
+    with pytest.raises(ValidationError, match="the limit is 2 within an hour"):
+        add_address(third, "team+more@example.org", alice)
+    add_address(third, "other@example.org", alice)
+    add_address(third, "team@example.org", bob)
+    assert confirmation_requests.count("team@example.org") == 3
 
 
 def test_a_rolled_back_address_can_be_added_immediately(alice, confirmation_requests):
