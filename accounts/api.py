@@ -8,6 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as InvalidValue
 from django.db import transaction
 from django.db.models import QuerySet
+from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
@@ -424,6 +425,17 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
         With a session, any token of yours; with a token, only itself.
         """
         tokens.revoke_token(self.get_object())
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(operation_id="tokens_revoke_current")
+    def destroy_current(self, request: Request) -> Response:
+        """Revoke the token that sends this request.
+
+        404: the request has a session instead.
+        """
+        if not isinstance(request.auth, AuthToken):
+            raise Http404
+        tokens.revoke_token(request.auth)
         return Response(status=HTTPStatus.NO_CONTENT)
 
 

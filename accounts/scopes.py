@@ -37,6 +37,7 @@ AGENT_REQUESTS: dict[str, tuple[str, ...]] = {
     "event-subscriptions/*/create_queue/": ("POST",),
     "event-subscription-queues/": ("GET",),
     "event-subscription-queues/*/": ("GET", "DELETE"),
+    "tokens/current/": ("DELETE",),
     "tokens/*/": ("DELETE",),
 }
 """Paths under ``/api/`` with the methods that an agent's token may use. A ``*`` is any object.

@@ -56,6 +56,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("owners/<str:uuid>/withdraw/", accounts.Owners.as_view({"post": "withdraw"})),
     # Tokens
     path("tokens/", accounts.Tokens.as_view({"get": "list", "post": "create"})),
+    path("tokens/current/", accounts.Tokens.as_view({"delete": "destroy_current"})),
     path("tokens/<str:uuid>/", accounts.Tokens.as_view({"get": "retrieve", "delete": "destroy"})),
     # Queues
     path("queues/", queues.Queues.as_view({"get": "list"}), name="api-queues"),

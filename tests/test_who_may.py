@@ -211,6 +211,7 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "401 200 200 200 200 200",
         "post": "401 403 201 201 201 201",
     },
+    "api/tokens/current/": {"delete": "401 404 404 404 404 404"},
     "api/tokens/<str:uuid>/": {
         "get": "401 404 200 404 404 404",
         "delete": "401 404 204 404 404 404",
@@ -335,6 +336,7 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/owners/<str:uuid>/vouch/": {"post": "all"},
     "api/owners/<str:uuid>/withdraw/": {"post": "all"},
     "api/tokens/": {"get": "", "post": ""},
+    "api/tokens/current/": {"delete": "agent all"},
     "api/tokens/<str:uuid>/": {"get": "", "delete": "agent all"},
     "api/queues/": {"get": "all"},
     "api/queues/<str:uuid>/": {"get": "all", "patch": "all", "delete": "all"},
@@ -381,6 +383,7 @@ BY_SCOPE: dict[str, dict[str, str]] = {
 # Requests whose statuses by a token differ from those by a session.
 BY_TOKEN: dict[tuple[str, str], str] = {
     ("api/schema/", "get"): "401 200 200 200 200 200",
+    ("api/tokens/current/", "delete"): "401 204 204 204 204 204",
     ("api/tokens/<str:uuid>/", "delete"): "401 404 403 404 404 404",  # the owner's request names another token
     ("api/agent-identities/<str:uuid>/register_event_subscription/", "post"): "401 404 201 404 404 403",
     ("api/agent-identities/<str:uuid>/register_queue/", "post"): "401 404 201 404 404 403",
@@ -652,11 +655,13 @@ def test_every_endpoint_that_reads_tokens_is_in_the_table_of_scopes():
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_token_may_revoke_itself(world, scope):
+@pytest.mark.parametrize("name", ["uuid", "current"])
+def test_a_token_may_revoke_itself(world, scope, name):
     token = AuthToken.objects.get(user=world.people["owner"], scope=scope, name="")
-    path = f"/api/tokens/{token.uuid.hex}/"
+    path = f"/api/tokens/{token.uuid.hex if name == 'uuid' else name}/"
     assert world.client("owner", scope).delete(path).status_code == 204
     assert world.client("owner", scope).delete(path).status_code == 401
+    assert AuthToken.objects.filter(user=world.people["owner"]).count() == 2
 
 
 def test_registration_needs_access_and_membership_of_the_offering(world):
