@@ -214,20 +214,21 @@ def _without_needless_escapes(pattern: str) -> str:
 # Applying
 
 
-def adopt(steps: Sequence[Step]) -> None:
+def adopt(steps: Sequence[Step], *, notify: bool) -> None:
     """Adopt the accounts of a plan: create their rows with their owners. Sends no request to the broker.
 
-    Each account is adopted with all its owners or not at all. After a crash, plan and adopt again.
+    Each account is adopted with all its owners or not at all. After a crash, plan and adopt again. ``notify`` the
+    owners: one message to each about all accounts of a batch.
 
     Raises:
         PlanOutdated: an account was created or adopted meanwhile, or is being changed.
         NotVouched: an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
-        _adopt(batch)
+        _adopt(batch, notify=notify)
 
 
-def _adopt(steps: Sequence[Step]) -> None:
+def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
     for name in locks.locked_names([step.name for step in steps]):
         raise PlanOutdated(f"Another request is changing '{name}' right now.")
     try:
@@ -239,14 +240,16 @@ def _adopt(steps: Sequence[Step]) -> None:
             for owner in owners.values():
                 vouching.require_vouched(owner)
             rows = PulseUser.objects.bulk_create([PulseUser(username=step.name, ready=True) for step in steps])
+            accounts: dict[Owner, list[PulseUser]] = {}
+            for row, step in zip(rows, steps, strict=True):
+                for email in step.owners:
+                    accounts.setdefault(owners[email], []).append(row)
             through = PulseUser.owners.through
             through.objects.bulk_create(
-                [
-                    through(pulseuser=row, owner=owners[email])
-                    for row, step in zip(rows, steps, strict=True)
-                    for email in step.owners
-                ]
+                [through(pulseuser=row, owner=owner) for owner, owned in accounts.items() for row in owned]
             )
+            if notify:
+                ownership.assigned(accounts, by=None)
             audit.record(None, "adopted", None, accounts=[f"{step.name}: {', '.join(step.owners)}" for step in steps])
     except IntegrityError as error:
         raise PlanOutdated("One of these accounts was created or adopted just now.") from error

@@ -4,7 +4,7 @@ An owner who leaves may know the password. So it counts as exposed until it is c
 notified.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -142,11 +142,14 @@ def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> Non
         invitations.withdraw(locked.invitations.open().filter(invitee=invitee), locked, by)
 
 
-def assigned(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> None:
-    """Notify the people whom an operator made owners of an account, in the transaction that did."""
-    others = [owner for owner in owners if owner != by]
-    if by.is_staff and others:
-        signals.owners_assigned.send(PulseUser, pulse_user=pulse_user, owners=others, by=by)
+def assigned(accounts: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
+    """Notify the people whom an operator made owners of these accounts, in the transaction that did.
+
+    ``by`` None: an operator's command.
+    """
+    others = {owner: owned for owner, owned in accounts.items() if owner != by}
+    if (by is None or by.is_staff) and others:
+        signals.owners_assigned.send(PulseUser, accounts=others, by=by)
 
 
 def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner) -> None:
@@ -177,7 +180,7 @@ def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:
     if by.is_staff:
         locked.owners.add(*new)
         locked.invitations.filter(invitee__in=new).delete()
-        assigned(locked, new, by)
+        assigned(dict.fromkeys(new, (locked,)), by)
     else:
         invitations.invite(locked, new, by)
 

@@ -260,7 +260,7 @@ def _mark_ready(
             return False
         pulse_user.ready = True
         pulse_user.owners.set(owners)
-        ownership.assigned(pulse_user, owners, by)
+        ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
         invitations.invite(pulse_user, invitees, by)
         for email in emails:
             if not pulse_user.notification_addresses.filter(email=email).exists():
@@ -437,7 +437,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
             with transaction.atomic():
                 _live_row(pulse_user).update(ready=True)
                 audit.record(by, "adopted", pulse_user)
-                ownership.assigned(pulse_user, owners, by)
+                ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
     except locks.LockTaken as error:
         raise NameTaken(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
     pulse_user.ready = True

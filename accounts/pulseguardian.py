@@ -304,7 +304,7 @@ def apply(steps: Sequence[Step]) -> None:
     for step in steps:
         if step.do in (VOUCH, PROMOTE):
             _change_owner(step)
-    adoption.adopt(steps)
+    adoption.adopt(steps, notify=False)  # they own the accounts already
 
 
 def _create_owners(steps: Sequence[Step]) -> None:

@@ -54,6 +54,17 @@ def _pulse_user_link(notification: Notification) -> dict[str, Any]:
     return {"pulse_user_url": _pulse_user_url(username)}
 
 
+def _assignment(notification: Notification) -> dict[str, Any]:
+    """Return the accounts that the recipient still owns, with links."""
+    owned = PulseUser.objects.filter(
+        username__in=notification.facts["pulse_users"], owners__email=notification.recipient
+    )
+    accounts = [{"name": one.username, "url": _pulse_user_url(one.username)} for one in owned]
+    if not accounts:
+        raise kinds.Obsolete("The accounts were deleted, or have other owners.")
+    return {"accounts": accounts, "what": _what([one.username for one in owned])}
+
+
 def _departure(notification: Notification) -> dict[str, Any]:
     """Return the accounts with links, and whether their passwords were changed since."""
     facts = notification.facts
@@ -106,7 +117,7 @@ OWNER_ASSIGNED = kinds.register(
     "owner-assigned",
     "an operator made somebody an owner of an account",
     needs_active_recipient=True,
-    context=_pulse_user_link,
+    context=_assignment,
 )
 
 OWNER_LEFT = kinds.register("owner-left", "an account lost an owner", needs_active_recipient=True, context=_departure)

@@ -3,7 +3,7 @@
 The signals are sent in the transaction of the change, so the outbox rows are committed or rolled back with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -76,10 +76,15 @@ def notify_inviter(sender: object, invitation: Invitation, accepted: bool, **_: 
 
 
 @receiver(signals.owners_assigned)
-def notify_assigned(sender: object, pulse_user: PulseUser, owners: Sequence[Owner], by: Owner, **_: Any) -> None:
-    """Notify owners whom an operator assigned."""
-    facts = {"pulse_user": pulse_user.username, "by": by.email}
-    _enqueue(Notice(OWNER_ASSIGNED, facts, recipients=[owner.email for owner in owners]))
+def notify_assigned(sender: object, accounts: Mapping[Owner, Sequence[PulseUser]], by: Owner | None, **_: Any) -> None:
+    """Notify owners whom an operator assigned. One message for each owner."""
+    facts = {"by": by.email if by else ""}
+    _enqueue(
+        *(
+            Notice(OWNER_ASSIGNED, {**facts, "pulse_users": [one.username for one in owned]}, recipients=[owner.email])
+            for owner, owned in accounts.items()
+        )
+    )
 
 
 @receiver(signals.owners_left)

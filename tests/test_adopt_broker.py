@@ -13,10 +13,12 @@ from django.utils import timezone
 
 from accounts import adoption
 from accounts.models import AuditEntry, Owner, PulseUser
+from notifications.mails import compose
+from notifications.models import Notification
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
-from tests.toolbox import AWAY, wait_until
+from tests.toolbox import AWAY, sent, wait_until
 from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
@@ -172,6 +174,22 @@ def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_account, 
     assert run_command(path, "--apply")[0].splitlines()[-1] == "There is nothing to do."
 
 
+def test_each_owner_gets_one_mail_about_all_adopted_accounts(alice, bob, create_account, write_file):
+    both, mine, other = (create_account("n") for _ in range(3))
+    rows = f"{both},alice@example.org bob@example.org\n{mine},alice@example.org\n{other},\n"
+    path = write_file(f"username,owners\n{rows}")
+    run_command(path)
+    assert not Notification.objects.exists()
+    run_command(path, "--apply")
+    run_command(path, "--apply")
+    assert sent(alice.email) == sent(bob.email) == ["owner-assigned"]
+    to_alice, to_bob = (compose(Notification.objects.get(recipient=owner.email)) for owner in (alice, bob))
+    assert to_alice.subject == "[Guardian] An operator made you an owner of 2 RabbitMQ accounts"
+    assert all(f"/pulse-users/{name}/" in to_alice.body for name in (both, mine))
+    assert to_bob.subject == f"[Guardian] An operator made you an owner of {both}"
+    assert mine not in to_bob.body
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -302,7 +320,7 @@ def test_a_broker_that_fails_midway_leaves_nothing_half_done(
         # Adopting needs no request once everything is fetched.
         proxy.forward()
         steps, _ = adoption.plan_file(adoption.Path(path))
-        adoption.adopt(steps)
+        adoption.adopt(steps, notify=True)
     assert owners_by_account() == {name: ["alice@example.org"]}
 
 

@@ -69,7 +69,7 @@ class Command(BaseCommand):
             self.stdout.write("\n".join([*adoption.as_table(steps), f"{skipped} without an owner: skipped"]))
         to_do = any(step.is_change for step in steps)
         if apply:
-            adoption.adopt(steps)
+            adoption.adopt(steps, notify=True)
         if as_json:
             shown = [step.as_json() for step in steps]
             self.stdout.write(json.dumps({"applied": to_do and apply, "steps": shown, "skipped": skipped}))
