@@ -4,7 +4,7 @@ An owner who leaves may know the password. So it counts as exposed until it is c
 notified.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -71,9 +71,7 @@ def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
         owners = set(locked.owners.values_list("pk", flat=True))
         if person.pk in owners:
             return
-        invitees = set(locked.invitations.open().values_list("invitee", flat=True))
-        if len(owners | invitees | {person.pk}) > MAX_OWNERS:
-            raise ValidationError(f"An account can have {MAX_OWNERS} owners, including those who are invited.")
+        _check_number({*owners, *locked.invitations.open().values_list("invitee", flat=True), person.pk})
         _add(locked, [person], by)
 
 
@@ -101,6 +99,8 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
         can_sign_in = any(owner.is_active for owner in staying)
         if not can_sign_in and (by.is_staff or not new):
             raise LastOwner("An account needs at least one owner who can sign in.")
+        if not can_sign_in:
+            _check_number({owner.pk for owner in (*present, *wanted)})
         invitations.withdraw(locked.invitations.open().exclude(invitee__in=wanted), locked, by)
         if new:
             _add(locked, new, by)
@@ -172,6 +172,16 @@ def _lock(pulse_user: PulseUser, by: Owner) -> PulseUser:
     locked = PulseUser.objects.locked(pulse_user)
     require_access(locked, by)
     return locked
+
+
+def _check_number(owners: Collection[int]) -> None:
+    """Check the number of these present and future owners of an account.
+
+    Raises:
+        ValidationError: there are too many.
+    """
+    if len(owners) > MAX_OWNERS:
+        raise ValidationError(f"An account can have {MAX_OWNERS} owners, including those who are invited.")
 
 
 def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:

@@ -286,6 +286,15 @@ def test_an_account_has_a_hundred_owners_at_most_including_those_who_are_invited
         add_owner(account, carol, alice)
 
 
+def test_a_list_of_new_owners_counts_beside_the_present_ones(account, alice):
+    people = Owner.objects.bulk_create([Owner(email=f"o{number}@example.org", vouched=True) for number in range(110)])
+    account.owners.add(*people[:50])
+    with pytest.raises(ValidationError, match="100 owners, including those who are invited"):
+        set_owners(account, people[50:], alice)
+    set_owners(account, people[50:99], alice)
+    assert account.invitations.open().count() == 49
+
+
 # Removing and leaving
 
 

@@ -252,6 +252,19 @@ def test_concurrent_creations_of_accounts_do_not_exceed_the_quota(transactional_
     assert alice.pulse_users.count() == 2
 
 
+def test_two_invitations_accepted_at_once_do_not_exceed_the_quota(transactional_db, settings):
+    settings.GUARDIAN_MAX_PULSE_USERS = 2
+    alice, bob = (Owner.objects.create_user(f"{name}@example.org", vouched=True) for name in ("alice", "bob"))
+    own_accounts(alice, "a", "b", "c")
+    own_accounts(bob, "d")
+    received = [
+        Invitation.objects.create(pulse_user=one, invitee=bob, inviter=alice) for one in alice.pulse_users.all()
+    ]
+    outcomes = in_parallel(*[lambda one=one: invitations.accept(one) for one in received])
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "QuotaReached", "QuotaReached"]
+    assert bob.pulse_users.count() == 2
+
+
 def test_concurrent_registrations_over_http_do_not_exceed_the_quota(agents, transactional_db, settings):
     settings.GUARDIAN_MAX_SUBSCRIPTIONS = 3
     owner = agents.owner()
