@@ -167,6 +167,13 @@ def test_every_file_and_function_in_the_code_map_exists():
             assert re.search(rf"^(?:def |class ){name}\b", (PROJECT / path).read_text(), re.MULTILINE), (path, name)
 
 
+def test_every_test_that_is_named_exists():
+    named = set(re.findall(r"`(test_\w+\.py)::(\w+)`", TEXT))
+    assert len(named) > 100
+    missing = [one for one in named if f"def {one[1]}(" not in (PROJECT / "tests" / one[0]).read_text()]
+    assert missing == []
+
+
 @pytest.mark.parametrize("kind", kinds.names())
 def test_the_documents_explain_every_mail(kind):
     subject = (PROJECT / "templates" / "mails" / f"{kind}.subject.txt").read_text()
