@@ -127,6 +127,7 @@ def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Targ
         pulse_user_id=queue.pulse_user_id,
         by=by,
         is_archived=keep and (queue.pulse_user is None or queue.pulse_user.keeps_archives),
+        is_auto_delete=queue.auto_delete,
         held=queue.unacknowledged or 0,
     )
 

@@ -55,6 +55,7 @@ class Target:
     pulse_user_id: int | None = None
     by: Owner | None = None
     is_archived: bool = True
+    is_auto_delete: bool = False
     held: int = 0
 
 
@@ -242,6 +243,7 @@ def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, 
         queue_id=row.pk if row else None,
         pulse_user_id=pulse_user.pk,
         is_archived=pulse_user.keeps_archives,
+        is_auto_delete=row is not None and row.auto_delete,
         held=(row.unacknowledged or 0) if row else 0,
     )
     return delete_queue(session, target, between=between)
@@ -333,7 +335,8 @@ def _delete_oldest(of: Q, most: int) -> int:
 def _attempt(
     session: Session, target: Target, until: float = math.inf, between: Callable[[], None] = lambda: None
 ) -> _Attempt:
-    fetch = Fetch(session, target.name, is_classic=target.type == CLASSIC)
+    is_classic = target.type == CLASSIC
+    fetch = Fetch(session, target.name, is_classic=is_classic, is_auto_delete=target.is_auto_delete)
     return _Attempt(session, target, fetch, until, between, Removed(held=target.held))
 
 

@@ -30,7 +30,7 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
     if queue.type != CLASSIC:
         raise NotClassic(f"You can look into classic queues only; this is a {queue.type} queue.")
     with broker.session(queue.vhost) as session:
-        fetch = Fetch(session, queue.name, is_classic=True)
+        fetch = Fetch(session, queue.name, is_classic=True, is_auto_delete=queue.auto_delete)
         try:
             depth = fetch.declare_passively()
         except NotOnBroker as error:

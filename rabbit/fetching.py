@@ -14,7 +14,7 @@ import amqp
 from amqp import spec
 
 from rabbit.amqp import DeclareOk, Session
-from rabbit.management import BrokerError, Refused
+from rabbit.management import BrokerError, NotOnBroker, Refused
 
 FIRST_MESSAGES = 100
 """The prefetch of the first consumer. The sizes of these messages show how many more there is room for."""
@@ -57,9 +57,10 @@ class Fetch:
 
     ``kept`` messages were yielded; ``unkept`` were fetched past the bounds. Every method raises a ``BrokerError``.
     After it, all that was fetched is back in the queue, and no other method may be called.
+    An ``is_auto_delete`` queue is fetched without a consumer: when its last consumer leaves, the broker deletes it.
     """
 
-    def __init__(self, session: Session, name: str, *, is_classic: bool) -> None:
+    def __init__(self, session: Session, name: str, *, is_classic: bool, is_auto_delete: bool = False) -> None:
         self.kept = 0
         self.kept_bytes = 0
         self.unkept = 0
@@ -67,6 +68,8 @@ class Fetch:
         self.vhost = session.vhost
         self.name = name
         self._is_classic = is_classic
+        self._is_auto_delete = is_auto_delete
+        self._is_cancelled = False
         self._consumer = ""
         self._arrived: list[Fetched] = []
         self._arrived_bytes = 0
@@ -92,7 +95,7 @@ class Fetch:
         self._bounds = bounds
         target = min(ready, bounds.messages)
         deadline = time.monotonic() + bounds.seconds
-        if target and self._consume(min(target, FIRST_MESSAGES)):
+        if target and not self._is_auto_delete and self._consume(min(target, FIRST_MESSAGES)):
             yield from self._consumed(target, deadline)
         if self._is_classic and self.fetched < target and self.kept_bytes < bounds.bytes:
             yield from self._got(target, deadline)
@@ -174,7 +177,7 @@ class Fetch:
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
             self._consumer = self._request(
-                lambda: self._channel.basic_consume(self.name, callback=self._keep, on_cancel=lambda _: None)
+                lambda: self._channel.basic_consume(self.name, callback=self._keep, on_cancel=self._record_cancel)
             )
         except Refused as error:
             if error.status != ACCESS_REFUSED or self.fetched:
@@ -188,6 +191,10 @@ class Fetch:
             return
         self._request(lambda: self._channel.basic_cancel(self._consumer))
         self._consumer = ""
+
+    def _record_cancel(self, _: str) -> None:
+        """Record that the broker cancelled the consumer: somebody deleted the queue, with what was fetched."""
+        self._is_cancelled = True
 
     def _keep(self, message: amqp.Message) -> None:
         info = message.delivery_info
@@ -218,9 +225,12 @@ class Fetch:
 
     def _request(self, request: Any) -> Any:
         try:
-            return self._session.request(request)
+            answer = self._session.request(request)
+            if self._is_cancelled:  # the queue of this name may be another one by now
+                raise NotOnBroker(f"vhost '{self.vhost}': the queue '{self.name}' was deleted meanwhile")
         except BrokerError:
             if self.fetched:
                 # py-amqp reopens a channel after an error, and would delete a queue that has its messages back.
                 self._session.close()
             raise
+        return answer

@@ -7,15 +7,15 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from core import broker
-from queues import actions, archive, archive_reading
+from queues import actions, archive, archive_reading, peek
 from queues.archive import Target, WithinLimit
 from queues.models import Archive, ArchiveChunk, Queue
 from queues.monitor import run_pass
 from rabbit.amqp import Session
 from rabbit.fetching import Fetch
-from rabbit.management import BrokerUnavailable
+from rabbit.management import BrokerUnavailable, NotOnBroker
 from rabbit.permissions import Permissions
-from tests.toolbox import Killed, amqp_answers_lost, queue_names
+from tests.toolbox import Killed, amqp_answers_lost, queue_names, sent, wait_until_equal
 
 NAME = "queue/alice/builds"
 
@@ -337,3 +337,44 @@ def test_a_message_that_cannot_be_stored_does_not_stop_the_deletion(amqp, delete
     removed = delete()
     assert queue_names(management, guarded) == set()
     assert (removed.archive, removed.dropped, removed.why_not) == (None, 6, "the database could not store it")
+
+
+def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded):
+    amqp.queue(NAME, 600)
+
+    def declare_again():
+        amqp.channel.queue_delete(NAME)
+        amqp.queue(NAME, 3)
+
+    steps = iter([declare_again])
+    with broker.session(guarded) as session, pytest.raises(NotOnBroker):
+        archive.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 3
+    assert not Archive.objects.filter(state="kept").exists()
+
+
+@pytest.fixture
+def auto_delete(amqp, guarded):
+    """Return an auto-delete queue of 150 messages that never had a consumer."""
+    amqp.queue(NAME, 150, durable=False, auto_delete=True)
+
+
+def test_an_auto_delete_queue_is_archived_whole_and_its_deletion_notified(auto_delete):
+    report = run_pass()
+    assert (report.deleted, report.errors) == (1, [])
+    assert Archive.objects.get().messages == 150
+    assert sent("alice@example.org") == ["deletion"]
+
+
+def test_an_auto_delete_queue_stays_when_somebody_looks_at_its_messages(auto_delete, alice, settings, amqp):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 1000
+    run_pass()
+    assert len(peek.peek(Queue.objects.get(), alice, 5)) == 5
+    wait_until_equal(lambda: amqp.channel.queue_declare(NAME, passive=True).method.message_count, 150)
+
+
+def test_an_auto_delete_queue_is_purged_and_stays(auto_delete, alice, settings, amqp):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 1000
+    run_pass()
+    assert actions.purge_queue(Queue.objects.get(), alice).archived == 150
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 0

@@ -130,3 +130,22 @@ def test_a_queue_deleted_meanwhile_ends_the_fetch(session, fill, amqp, monkeypat
     with pytest.raises(NotOnBroker):
         list(batches)
     assert not session.is_connected  # py-amqp would have reopened the channel
+
+
+def test_a_queue_declared_again_meanwhile_is_another_one(session, fill, amqp):
+    fill("q", 1000)
+    batches = Fetch(session, "q", is_classic=True).batches(1000, PLENTY)
+    assert next(batches)
+    amqp.channel.queue_delete("q")
+    fill("q", 3)
+    with pytest.raises(NotOnBroker):
+        list(batches)
+    assert session.declare_passively("q").ready == 3
+
+
+def test_an_auto_delete_queue_is_fetched_and_stays(session, amqp):
+    amqp.queue("q", 150, durable=False, auto_delete=True)
+    fetch = Fetch(session, "q", is_classic=True, is_auto_delete=True)
+    assert fetched(fetch, 150) == list(range(150))
+    fetch.put_back()
+    wait_until_equal(lambda: session.declare_passively("q").ready, 150)
