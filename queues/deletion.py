@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 
 from accounts.models import PulseUser
@@ -46,6 +47,9 @@ SECONDS_PER_PASS = 30
 
 RECHECK_VALID_SECONDS = 30
 """A process that was suspended must not continue to delete by an old recheck."""
+
+SPARED_CHECK_SECONDS = 1
+"""Archiving takes up to 20 s a queue. After this time the rows of the queues to delete are read again."""
 
 LIST_TIMEOUT_SECONDS = 20
 """The time limit for the recheck's list. Queues over the limit by their ready messages alone do not need the list."""
@@ -244,22 +248,17 @@ class Deletion:
             outcome.kept += len(ones)
 
     def _mark_sent(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
-        """Set ``delete_sent_at``, and return the queues that may still be deleted.
-
-        An operator may have made a queue unbounded since the decision, or its owner may have deleted it.
-        """
+        """Set ``delete_sent_at``, and return the queues that may still be deleted. The next pass judges the others."""
         if not over:
             return []
-        ids = [one.queue.id for one in over]
         with transaction.atomic():
             lease.renew()
-            rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(id_,) for id_ in ids]), state=DELETING)
-            unbounded: dict[int | None, bool] = dict(
-                rows.select_for_update().order_by("id").values_list("id", "unbounded")
-            )
-            rows.filter(unbounded=False).update(delete_sent_at=timezone.now())
-        self._record_kept([one for one in over if unbounded.get(one.queue.id) is True], lease, outcome)
-        return [one for one in over if unbounded.get(one.queue.id) is False]
+            to_delete, spared = _without_spared(over)
+            if to_delete:
+                these = bulk.among(Queue, ("id",), [(one.queue.id,) for one in to_delete])
+                Queue.objects.filter(these, state=DELETING).update(delete_sent_at=timezone.now())
+        outcome.kept += len(spared)
+        return to_delete
 
     def _delete(
         self,
@@ -269,17 +268,25 @@ class Deletion:
         lease: HeldLease,
         outcome: Outcome,
     ) -> list[tuple[Condemned, Removed]]:
-        """Archive and delete these queues, and return those whose deletion the broker confirmed."""
-        if not to_delete:
-            return []
+        """Archive and delete these queues, and return those whose deletion the broker confirmed.
+
+        Past the deadline the others are left to the next pass, which rechecks them.
+        """
         deleted, undecided, not_deleted = [], [], []
+        left, checked_at = list(reversed(to_delete)), time.monotonic()
         confidential = _confidential({one.queue.pulse_user_id for one in to_delete})
         with amqp.Sessions(self.amqp_url) as sessions:
-            for one in to_delete:
+            while left and time.monotonic() <= deadline:
+                if time.monotonic() - checked_at > SPARED_CHECK_SECONDS:
+                    left, spared = _without_spared(left)
+                    undecided += [one.queue for one in spared]
+                    outcome.kept += len(spared)
+                    checked_at = time.monotonic()
+                    if not left:
+                        break
+                one = left.pop()
                 queue, target = one.queue, _target(one, confidential)
                 try:
-                    if time.monotonic() > deadline:
-                        raise NotSent("there was no time left for its deletion; the next pass rechecks")
                     removed = archive.delete_queue(
                         sessions.of(queue.vhost),
                         target,
@@ -305,9 +312,11 @@ class Deletion:
                 else:
                     deleted.append((one, removed))
                 lease.renew_if_due()
+        undecided += [one.queue for one in left]
         if undecided:
-            # It shrank meanwhile, somebody else deleted it, its node is down, or the broker executed an earlier request
-            # late. Restore the earlier ``delete_sent_at``; the next list decides.
+            # It shrank meanwhile, somebody spared or deleted it, its node is down, there was no time left for it, or
+            # the broker executed an earlier request late. Restore the earlier ``delete_sent_at``; the next list
+            # decides.
             with transaction.atomic():
                 lease.renew()
                 deleting = _still_deleting(undecided)
@@ -358,6 +367,35 @@ def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:
     lease.renew_if_due()
     if time.monotonic() > deadline:
         raise BrokerUnavailable(f"the list took longer than {LIST_TIMEOUT_SECONDS} s; the broker is busy")
+
+
+def _without_spared(ones: Sequence[Condemned]) -> tuple[list[Condemned], list[Condemned]]:
+    """Return the queues that may still be deleted, and those that an operator spared since the decision.
+
+    A spared queue is unbounded now, or it or its Pulse user got a higher limit. Queues that somebody deleted are in
+    neither list.
+    """
+    rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(one.queue.id,) for one in ones]), state=DELETING)
+    of_account = Subquery(PulseUser.objects.filter(pk=OuterRef("pulse_user")).values("max_length"))
+    limits = {
+        id_: (unbounded, own, account)
+        for id_, unbounded, own, account in rows.values_list("id", "unbounded", "max_length", of_account)
+    }
+    still = [one for one in ones if one.queue.id in limits]
+    spared = {one.queue.id for one in still if _is_spared_now(one, *limits[one.queue.id])}
+    return (
+        [one for one in still if one.queue.id not in spared],
+        [one for one in still if one.queue.id in spared],
+    )
+
+
+def _is_spared_now(one: Condemned, unbounded: bool, own: int | None, of_account: int | None) -> bool:
+    if unbounded or one.for_its_name:
+        return unbounded
+    limit = own if own is not None else of_account
+    if limit is None:  # the policy's limit applies
+        return one.queue.max_length is not None
+    return limit > one.thresholds.max
 
 
 def _still_deleting(queues: Sequence[StoredQueue]) -> set[int]:

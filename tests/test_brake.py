@@ -309,6 +309,27 @@ def test_a_released_queue_leaves_the_others_blocked(blocked, operator):
     assert other_notifications() == ["brake"]
 
 
+@pytest.mark.parametrize("limits", [{"unbounded": True}, {"max_length": 20}], ids=["unbounded", "a higher limit"])
+def test_a_queue_released_by_one_operator_and_spared_by_another_stays(blocked, operator, management, limits):
+    other = Owner.objects.create_superuser("other@example.org")
+    brake.release_brake(operator, long_queues(blocked))
+    actions.set_limits(Queue.objects.get(name="long-0"), other, **limits)
+    assert monitor.run_pass().deleted == 2
+    assert queue_names(management, blocked) == {"long-0"}
+    assert brake.brake() == brake.Brake()
+
+
+def test_one_operator_releases_while_another_spares(blocked, operator, management):
+    other = Owner.objects.create_superuser("other@example.org")
+    spared = Queue.objects.get(name="long-0")
+    in_parallel(
+        partial(brake.release_brake, operator, long_queues(blocked)),
+        partial(actions.set_limits, spared, other, unbounded=True),
+    )
+    assert monitor.run_pass().deleted == 2
+    assert queue_names(management, blocked) == {"long-0"}
+
+
 # The time for deletions
 
 
@@ -322,6 +343,28 @@ def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(blocked, o
     amqp.queue("runaway", 11)
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (4, False)
+
+
+@pytest.mark.soak
+def test_other_queues_are_guarded_while_2_500_released_ones_are_deleted(
+    guarded, account, bobs_account, operator, amqp, management, monkeypatch
+):
+    names = [f"queue/alice/{number}" for number in range(2_500)]
+    for name in names:
+        amqp.queue(name, 11)
+    assert (monitor.run_pass().brake_held, brake.brake().queues) == (True, len(names))
+    brake.release_brake(operator, [(guarded, name) for name in names])
+    monkeypatch.setattr(deletion, "SECONDS_PER_PASS", 5)
+    deleted = [monitor.run_pass().deleted]
+    assert 0 < deleted[0] < len(names)
+    while Queue.objects.filter(state="deleting").exists():
+        amqp.queue("queue/bob/runaway", 30)
+        amqp.queue(f"queue/bob/{len(deleted)}", 6)
+        deleted.append(monitor.run_pass().deleted)
+        assert "queue/bob/runaway" not in queue_names(management, guarded)
+        assert Queue.objects.get(name=f"queue/bob/{len(deleted) - 1}").state == "warned"
+    assert sum(deleted) == len(names) + len(deleted) - 1
+    assert not any(name.startswith("queue/alice/") for name in queue_names(management, guarded))
 
 
 def test_the_longest_queues_are_deleted_first(guarded, amqp, monkeypatch):
