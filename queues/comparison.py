@@ -555,7 +555,7 @@ class _Comparison:
         until a change of the settings raises the limit above it. A queue of unknown length may turn out to be too long.
         """
         key = (queue.vhost, queue.name)
-        if is_spared(queue) or queue.state == DELETING or self._is_released(key):
+        if is_spared(queue) or self._is_released(key):
             return ""
         has_length = queue.type not in TYPES_WITHOUT_LENGTH
         is_too_long = has_length and (queue.length is None or queue.length > thresholds.max)

@@ -38,5 +38,9 @@ def settings_to_store(watch: Watch, observation: Observation) -> dict[str, Any] 
 
 
 def _is_another_broker(watch: Watch, listing: Snapshot) -> bool:
-    """Return whether none of the nodes of the last complete list runs."""
-    return bool(watch.nodes) and listing.nodes.isdisjoint(watch.nodes)
+    """Return whether the list is of another cluster than the last complete one, or none of its nodes runs.
+
+    Nodes of two brokers may have the same name, such as those in containers.
+    """
+    is_another_cluster = bool(watch.cluster and listing.cluster) and watch.cluster != listing.cluster
+    return is_another_cluster or (bool(watch.nodes) and listing.nodes.isdisjoint(watch.nodes))

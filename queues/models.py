@@ -328,6 +328,9 @@ class Watch(models.Model):
     failures = models.PositiveIntegerField(default=0, help_text="Passes in a row that could not reach the broker.")
     outage_since = models.DateTimeField(null=True, help_text="When the reported outage of the broker began.")
     nodes = models.JSONField(default=list, help_text="The running nodes at the last complete list.")
+    cluster = models.CharField(
+        max_length=255, default="", db_default="", help_text="The id of the cluster that was last listed."
+    )
     listed_at = models.DateTimeField(null=True, help_text="When the last complete list was fetched.")
     exact_at = models.DateTimeField(null=True, help_text="When a list with exact lengths was last fetched.")
     short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked too many queues.")

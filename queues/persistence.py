@@ -290,6 +290,7 @@ def _update_watch(
     state: dict[str, Any] = {
         "failures": 0,
         "nodes": sorted(listing.nodes) if listing.nodes_unchanged else [],
+        "cluster": listing.cluster or watch.cluster,
         "listed_at": now,
         "short_lists": changes.short_lists,
         "unresponsive_since": None if listing.exact else (watch.unresponsive_since or now),

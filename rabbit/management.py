@@ -316,6 +316,13 @@ class Management:
         # Decoded, this is the address of the account's list of permissions.
         return self._exchange("GET", ("users", f"{self.whoami().name}/permissions")).status == 200
 
+    def cluster_id(self) -> str:
+        """Return the id that the cluster got when it was created; empty: it has none, or the broker doesn't tell it."""
+        try:
+            return str(_object(self._get("global-parameters", "internal_cluster_id"), value=str)["value"])
+        except (NotOnBroker, Refused):
+            return ""
+
     def denied_features(self) -> set[str]:
         """Return the deprecated features that the broker denies. RabbitMQ before 4.3 doesn't report any."""
         try:

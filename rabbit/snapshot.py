@@ -110,6 +110,7 @@ class Snapshot(NamedTuple):
     - ``lagging``: the lengths are from the nodes' Prometheus endpoints, so no deletion may rely on them.
     - ``internal``: queues that federation declared. Empty if ``lagging``.
     - ``alarms``: the raised resource alarms, as resource and node: ("memory", "rabbit@a").
+    - ``cluster``: the cluster's id. Empty if it has none, or ``lagging``.
     """
 
     queues: list[ListedQueue]
@@ -124,6 +125,7 @@ class Snapshot(NamedTuple):
     lagging: bool = False
     internal: frozenset[QueueName] = frozenset()
     alarms: frozenset[tuple[str, str]] = frozenset()
+    cluster: str = ""
 
 
 def take(
@@ -171,6 +173,7 @@ def take(
         seconds=rows.received_at - began,
         internal=frozenset(rows.internal),
         alarms=alarms_of(listed_nodes),
+        cluster=management.cluster_id(),
     )
 
 

@@ -489,11 +489,21 @@ def test_a_forced_first_pass_deletes(unseen, amqp):
     assert monitor.run_pass(force=True).deleted == 1
 
 
-def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp):
-    Watch.objects.update(nodes=["rabbit@elsewhere"])
+@pytest.mark.parametrize("another", [{"nodes": ["rabbit@elsewhere"]}, {"cluster": "another"}], ids=str)
+def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp, another):
+    assert Watch.objects.get().cluster
+    Watch.objects.update(**another)
     amqp.queue("there-before", 11)
-    assert monitor.run_pass().deleted == 0
+    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
     assert block_reasons() == {"there-before": "settings"}
+
+
+def test_a_deletion_decided_on_another_broker_is_blocked(earlier, amqp):
+    amqp.publish("long", 3)
+    Queue.objects.update(state="deleting")
+    Watch.objects.update(cluster="another")
+    assert monitor.run_pass().deleted == 0
+    assert block_reasons() == {"long": "settings"}
 
 
 def test_after_a_policy_that_no_longer_exists_nothing_is_deleted(earlier, amqp):

@@ -82,6 +82,13 @@ def test_the_overview_has_the_version(management):
     assert management.overview()["rabbitmq_version"][0].isdigit()
 
 
+def test_a_cluster_has_an_id_unless_the_broker_does_not_tell_it(management, proxied, proxy):
+    assert management.cluster_id() == management.cluster_id() != ""
+    for status in ("404 Not Found", "401 Unauthorized"):
+        proxy.answer(http_answer(status, b'{"error": "Object Not Found", "reason": "Not Found"}'))
+        assert proxied.cluster_id() == ""
+
+
 def test_whoami_has_the_administrator_tag(management):
     assert "administrator" in management.whoami().tags
 

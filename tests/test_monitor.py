@@ -593,7 +593,7 @@ def test_statements_and_requests_of_a_pass_do_not_grow_with_the_queues(amqp, ali
         counts.append(counted_pass(gone=len(changing)))
         found.append(counts)
     assert found[0] == found[1]
-    assert [requests for _, requests in found[0]] == [3, 3, 3, 5, 5]
+    assert [requests for _, requests in found[0]] == [4, 4, 4, 6, 6]
 
 
 def counted_pass(*, new=0, changed=0, gone=0):
