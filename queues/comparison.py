@@ -21,6 +21,7 @@ from queues.thresholds import (
     NOT_SET,
     OK,
     UNACKED_MINIMUM,
+    WARNED,
     Action,
     BrokerState,
     Policy,
@@ -231,7 +232,8 @@ class Changes:
     ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
     ``returned`` are registered queues that were gone. ``deleted`` are missing because Guardian deleted them.
     ``short`` counts the queues that are missing for no known reason, if there are too many of them.
-    ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass.
+    ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass, and
+    ``newly_blocked_groups`` the groups of which the brake blocked none before.
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
     ``for_memory`` are the queues over a limit that memory pressure lowered.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
@@ -258,6 +260,7 @@ class Changes:
     short_lists: int = 0
     blocked: list[Condemned] = field(default_factory=list)
     newly_blocked: int = 0
+    newly_blocked_groups: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
     for_memory: list[QueueName] = field(default_factory=list)
     long_exclusive: list[QueueName] = field(default_factory=list)
@@ -634,7 +637,9 @@ class _Comparison:
             is_decided = one.queue.state == DELETING or self._is_released(one.key)
             (self.changes.condemned if is_decided else counted).append(one)
         sizes = Counter(one.queue.brake_group for one in counted if one.queue.brake_group not in blocked)
-        blocked.update(groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed))))
+        newly_blocked = groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed)))
+        self.changes.newly_blocked_groups = len(newly_blocked)
+        blocked.update(newly_blocked)
         for one in counted:
             if one.queue.brake_group in blocked:
                 queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)
@@ -643,12 +648,17 @@ class _Comparison:
                 self.changes.condemned.append(one)
 
     def _record_blocked(self, one: Condemned) -> None:
-        """Record a queue whose deletion is blocked, in the state that its length gives."""
+        """Record a queue whose deletion is blocked, in the state that its length gives.
+
+        The warning said that the queue will be deleted, so owners are notified when its deletion is blocked.
+        """
         queue, row = one.queue, self.stored.get(one.key)
+        is_new = row is None or not row.block_reason
         self.changes.blocked.append(one)
-        self.changes.newly_blocked += row is None or not row.block_reason
+        self.changes.newly_blocked += is_new
         state = judge(queue.last_notified_state, queue.length, one.thresholds, spared=True).state
-        self._record_state(queue, state, one.thresholds)
+        knew_of_deletion = state == queue.last_notified_state == queue.notified_state == WARNED
+        self._record_state(queue, state, one.thresholds, repeat_warning=is_new and knew_of_deletion)
 
     def condemn(self) -> None:
         """Record that the condemned queues are about to be deleted."""
@@ -661,12 +671,19 @@ class _Comparison:
                 self.changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
             self._record_row(queue)
 
-    def _record_state(self, queue: StoredQueue, state: str, thresholds: Thresholds) -> None:
-        """Record the state of a queue that stays, and the message that is due."""
+    def _record_state(
+        self, queue: StoredQueue, state: str, thresholds: Thresholds, *, repeat_warning: bool = False
+    ) -> None:
+        """Record the state of a queue that stays, and the message that is due.
+
+        ``repeat_warning``: if none is due, the last warning is no longer true, and is sent again.
+        """
         if queue.length is None:  # unknown: nothing changes, not even a deletion under way
             self._record_row(queue)
             return
         after, message = _with_state(queue, state, thresholds, self.rules, self.now)
+        if message is None and repeat_warning:
+            message = Message(after, MessageKind.WARNING, thresholds)
         if message is not None:
             self.changes.messages.append(message)
         if state != queue.last_notified_state:

@@ -268,9 +268,11 @@ def _operator_notices(changes: Changes, observation: Observation, watch: Watch, 
 def _needs_brake_notice(changes: Changes, watch: Watch, *, is_changed: bool) -> bool:
     """Return whether to notify operators of blocked queues.
 
-    They are notified of the first ones, of others after a release, and of those that a change of the settings blocks.
-    Of single queues that follow they are not.
+    They are notified of the first ones, of further groups, of others after a release, and of those that a change of the
+    settings blocks. Of single queues that follow they are not.
     """
+    if changes.newly_blocked_groups:
+        return True
     return changes.newly_blocked > 0 and (watch.brake_since is None or watch.released_at is not None or is_changed)
 
 

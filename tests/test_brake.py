@@ -237,6 +237,16 @@ def test_a_new_queue_of_a_blocked_owner_is_blocked_too(guarded, account, bobs_ac
     assert other_notifications() == ["brake"]
 
 
+def test_operators_are_notified_of_each_owner_who_exceeds_the_brake(guarded, account, bobs_account, amqp, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for owner in ("alice", "bob"):
+        for number in range(3):
+            amqp.queue(f"queue/{owner}/{number}", 11)
+        assert monitor.run_pass().brake_held
+    assert other_notifications() == ["brake", "brake"]
+    assert brake.brake().queues == 6
+
+
 def test_queues_without_an_owner_and_those_of_each_agents_vhost_are_groups():
     queue = from_listed(ListedQueue("/", "a", "classic", True, False, False, "rabbit@one", 11, 0))
     agents = queue._replace(vhost="agents", owner_id=7)
@@ -278,6 +288,18 @@ def test_a_queue_deleted_by_its_owner_is_no_longer_blocked(blocked, operator):
     actions.delete_queue(Queue.objects.get(name="long-0"), operator)
     assert set(block_reasons()) == {"long-1", "long-2"}
     assert brake.release_brake(operator, long_queues(blocked)) == brake.Release(2, 0, "", 1)
+
+
+def test_an_owner_who_was_warned_is_notified_when_the_deletion_is_blocked(guarded, account, amqp, settings, mailbox):
+    settings.GUARDIAN_DELETE_BRAKE = 0
+    amqp.queue("queue/alice/builds", 6)
+    for _ in range(3):
+        monitor.run_pass()
+        call_command("send_notifications", "--once")
+        amqp.publish("queue/alice/builds", 5)
+    first, second = mailbox.to("alice@example.org")
+    assert "If it grows past 10 messages, it is deleted" in first.text
+    assert "It is over its limit; deletion is blocked until an operator decides." in second.text
 
 
 # Releases by several operators

@@ -417,6 +417,18 @@ def test_past_the_brake_no_queue_is_condemned_and_all_are_warned_about():
     assert [message.kind for message in changes.messages] == [MessageKind.WARNING] * 3
 
 
+def test_a_blocked_queue_that_was_warned_about_is_notified_once_more_and_then_as_usual():
+    monitor = InMemoryMonitor(replace(RULES, brake=0))
+
+    def messages(length, **options):
+        return [message.kind for message in monitor.run(snapshot(listed_queue("a", length)), **options).messages]
+
+    assert [messages(length) for length in (6, 11, 12)] == [[MessageKind.WARNING], [MessageKind.WARNING], []]
+    assert [messages(length) for length in (1, 11, 12)] == [[MessageKind.RECOVERY], [], []]
+    assert messages(12, seconds=901) == [MessageKind.SUMMARY]
+    assert messages(12, seconds=901) == []
+
+
 def test_a_quarter_of_all_queues_may_exceed_the_brake():
     monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "report", 2, 900))
     assert (
