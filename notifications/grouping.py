@@ -1,6 +1,5 @@
 """Messages with several notifications: what one pass has to say to one recipient about many subjects."""
 
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,11 +51,6 @@ def deliveries(claimed: Sequence[Notification]) -> list[Delivery]:
     for group in groups.values():
         messages += [group] if len(group) > MAX_SEPARATE else [[one] for one in group]
     return messages
-
-
-def message_id(group: uuid.UUID, recipient: str) -> uuid.UUID:
-    """Return the id of the mail to this recipient about a group, the same in each attempt."""
-    return uuid.uuid5(group, recipient)
 
 
 def line(notification: Notification, context: Mapping[str, Any]) -> Line:

@@ -79,13 +79,14 @@ def _subject(name: str, context: dict[str, Any]) -> str:
 
 
 def _thread(notifications: grouping.Delivery) -> dict[str, str]:
-    """Return the headers that identify a mail, the same in each attempt, and its thread."""
+    """Return the headers that identify a mail, the same in each attempt, and its thread.
+
+    A group may be sent in several mails, such as a part after quiet hours, so its own id would not be unique.
+    """
     first = notifications[0]
     domain = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
-    if len(notifications) > 1 and first.group is not None:
-        return {"Message-ID": f"<{grouping.message_id(first.group, first.recipient)}@{domain}>"}
     headers = {"Message-ID": f"<{first.uuid}@{domain}>"}
-    if subjects.is_key(first.about):
+    if len(notifications) == 1 and subjects.is_key(first.about):
         thread = uuid.uuid5(uuid.NAMESPACE_URL, f"{settings.GUARDIAN_BASE_URL} {first.about} {first.recipient}")
         headers |= dict.fromkeys(("In-Reply-To", "References"), f"<thread-{thread}@{domain}>")
     return headers

@@ -18,7 +18,7 @@ from queues import consumer_health, monitor
 from queues.models import Queue
 from tests.proxy import http_answer
 from tests.toolbox import in_background, in_parallel, stored_queue, wait_until_blocked
-from tools.invariants import mail_breaches
+from tools.invariants import mail_breaches, undelivered_mails
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
 
@@ -343,6 +343,9 @@ def test_quiet_hours_defer_the_warnings_of_a_group_but_not_its_deletions(account
     send_due()
     assert subjects(mailbox)[1:] == ["[Guardian] 4 queues: 4 over the warning threshold"]
     assert len(mailbox.to("ops@example.org")) == 1
+    # Mail programs show one mail of those with the same id.
+    assert len({mail.message["Message-ID"] for mail in mailbox.mails}) == 3
+    assert undelivered_mails(mailbox.mails) == []
 
 
 # Threads

@@ -18,7 +18,8 @@ from django.utils import timezone
 
 from agents.models import AgentVhost, Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.models import Removal
-from notifications import audience, claims, grouping, retries
+from notifications import audience, claims, retries
+from notifications.mails import GROUP
 from notifications.models import Notification
 from queues import pass_run, quiet
 from queues.models import Pass, Queue, QueueEvent
@@ -132,12 +133,19 @@ def _outdated_states(*, settled: bool) -> list[str]:
 
 def undelivered_mails(mails: Iterable[Mail]) -> list[str]:
     """Return the notifications recorded as sent by mail that the mail server did not accept."""
-    caught = {(to, id_) for mail in mails if (id_ := _message_id(mail)) for to in mail.recipients}
-    sent = Notification.objects.filter(state=Notification.State.SENT, channel=audience.EMAIL)
+    single: set[tuple[str, uuid.UUID]] = set()
+    tables: set[tuple[str, uuid.UUID]] = set()
+    for mail in mails:
+        if id_ := _message_id(mail):
+            to_update = tables if mail.message["X-Guardian-Kind"] == GROUP else single
+            to_update.update((to, id_) for to in mail.recipients)
+    rows = Notification.objects.filter(channel=audience.EMAIL)
+    # A table has the id of its first notification.
+    groups = {(one.recipient, one.group) for one in rows.exclude(group=None) if (one.recipient, one.uuid) in tables}
     return [
         f"{_describe(one)} is recorded as sent, but was never accepted"
-        for one in sent
-        if not any((one.recipient, id_) in caught for id_ in _message_ids(one))
+        for one in rows.filter(state=Notification.State.SENT)
+        if (one.recipient, one.uuid) not in single and (one.recipient, one.group) not in groups
     ]
 
 
@@ -151,7 +159,7 @@ def duplicate_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]
     for mail in mails:
         if id_ := _message_id(mail):
             accepted.update((to, id_) for to in mail.recipients)
-    known = {id_: one for one in Notification.objects.filter(channel=audience.EMAIL) for id_ in _message_ids(one)}
+    known = {one.uuid: one for one in Notification.objects.filter(channel=audience.EMAIL)}
     wrong = [f"the mail {row} to {to} has no notification" for to, row in accepted if row not in known]
     again = {key: count for key, count in accepted.items() if count > 1}
     if sum(again.values()) - len(again) > interrupted:
@@ -289,11 +297,6 @@ def overlapping_passes() -> list[str]:
         if later < earlier + timedelta(seconds=seconds):
             wrong.append(f"the pass of {later:%T.%f} began before the one of {earlier:%T.%f} was over")
     return wrong
-
-
-def _message_ids(one: Notification) -> list[uuid.UUID]:
-    """Return the ids that the mail with this notification may have: its own, and that of its group."""
-    return [one.uuid] if one.group is None else [one.uuid, grouping.message_id(one.group, one.recipient)]
 
 
 def _message_id(mail: Mail) -> uuid.UUID | None:
