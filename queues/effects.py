@@ -16,14 +16,13 @@ from queues.comparison import Rules
 from queues.models import Queue
 from queues.thresholds import Action, is_spared, judge, of_queue
 from rabbit.names import DEAD_LETTER_QUEUE, user_of_queue
+from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 
 
 def of_limits(changed: Iterable[tuple[Queue, Queue]]) -> Effect:
     """Return the queues that new limits let the next pass delete. Each is given with its limits before and after."""
     rules = pass_run.rules(None)
-    return of_deletion(
-        after for before, after in changed if _is_deletable(after, rules) and not _is_deletable(before, rules)
-    )
+    return of_deletion(after for before, after in changed if _becomes_deletable(before, after, rules))
 
 
 def of_thresholds(changed: Sequence[tuple[PulseUser, PulseUser]]) -> Effect:
@@ -56,6 +55,15 @@ def of_deletion(queues: Iterable[Queue]) -> Effect:
             if queue.state != Queue.State.GONE
         ]
     )
+
+
+def _becomes_deletable(before: Queue, after: Queue, rules: Rules) -> bool:
+    """Return whether new limits let the next pass delete a queue. One of unknown length may turn out to be too long."""
+    if _is_deletable(after, rules):
+        return not _is_deletable(before, rules)
+    if after.length is not None or after.type in TYPES_WITHOUT_LENGTH or is_spared(after):
+        return False
+    return is_spared(before) or of_queue(after).max < of_queue(before).max
 
 
 def _is_deletable(queue: Queue, rules: Rules) -> bool:

@@ -65,16 +65,27 @@ def test_a_lowered_limit_deletes_a_queue_above_it_but_not_one_at_it(operator, qu
         {"unbounded": True},
         {"exclusive": True},
         {"registered": True},
-        {"unacknowledged": None},
+        {"ready": None, "type": "stream"},
         {"state": "gone"},
         {"max_length": 300},
     ],
-    ids=["unbounded", "exclusive", "registered", "unknown length", "gone", "over its limit already"],
+    ids=["unbounded", "exclusive", "registered", "a stream", "gone", "over its limit already"],
 )
 def test_a_lowered_limit_does_not_delete_a_queue_that_is(operator, account, fields):
     queue = store(pulse_user=account, **{"warn_length": 10, **fields})
     actions.set_limits(queue, operator, max_length=20)
     assert limits_of(queue)[2] == 20
+
+
+def test_a_queue_of_unknown_length_may_be_deleted_by_a_lower_limit(operator, account):
+    queue = store(pulse_user=account, unacknowledged=None, warn_length=10, max_length=100)
+    actions.set_limits(queue, operator, max_length=200)
+    with pytest.raises(ConfirmationRequired, match="an unknown number in 1 queue"):
+        actions.set_limits(queue, operator, max_length=20)
+    actions.set_limits(queue, operator, unbounded=True)
+    with pytest.raises(ConfirmationRequired):
+        actions.set_limits(queue, operator, unbounded=False)
+    assert limits_of(queue) == (True, 10, 200)
 
 
 def test_a_limit_that_is_removed_is_replaced_by_the_accounts_or_the_policys(operator, account):
