@@ -27,7 +27,7 @@ class ConfirmField(CharField):
         super().__init__(
             required=False,
             allow_blank=True,
-            max_length=100_000,
+            max_length=1_000_000,  # of some 300,000 queues
             help_text="Confirms that queues are deleted: the `confirm` of the 409 that the same request got.",
         )
 

@@ -15,7 +15,8 @@ from accounts.models import AuditEntry, Owner, PulseUser
 from accounts.pulse_users import adopt_pulse_user
 from accounts.queue_effects import removal_of
 from accounts.tokens import create_token
-from core.confirmation import MAX_EXAMPLES, ConfirmableChange, ConfirmationRequired
+from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmableChange, ConfirmationRequired, Effect
+from core.endpoints import ConfirmSerializer
 from queues import actions, effects
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
@@ -313,6 +314,14 @@ def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(
         wait_until_blocked(setting)
     with pytest.raises(ConfirmationRequired, match="420"):
         setting.result(timeout=30)
+
+
+def test_a_confirmation_of_100_000_queues_is_accepted(operator, account):
+    effect = Effect([AffectedQueue(number, "/", str(number), 1) for number in range(0, 700_000, 7)])
+    confirmation = removal_of([account], operator).question(effect).confirm
+    body = ConfirmSerializer(data={"confirm": confirmation})
+    assert body.is_valid()
+    removal_of([account], operator, body.validated_data["confirm"]).require_confirmed(effect)
 
 
 def test_two_operators_confirm_the_same_change_at_once(operator, transactional_db, account, queue):
