@@ -557,9 +557,16 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
     def revoke(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> HttpResponse | None:
         """Revoke the selected tokens, after confirmation."""
         found = list(chosen_rows(self, request, queryset).select_related("user"))
+        required = None
         if is_confirmed(request):
-            apply_to_each(self, request, found, tokens.revoke_token, "revoked")
-            return None
+            change = tokens.revocation_of(found, current_operator(request), given_confirmation(request))
+            try:
+                tokens.revoke_confirmed(found, change)
+            except ConfirmationRequired as error:
+                required = error
+            else:
+                report_results(self, request, [str(token) for token in found], "revoked", [])
+                return None
         question = Confirmation(
             "revoke",
             "Revoke these tokens",
@@ -567,7 +574,9 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
             "Revoke them",
             "Owner",
         )
-        return confirmation_page(self, request, question, found, lambda token: Row(str(token), token.user.email))
+        return confirmation_page(
+            self, request, question, found, lambda token: Row(str(token), token.user.email), required=required
+        )
 
 
 # Models of allauth. accounts/signin.py writes their rows. The provider is configured in the settings, and its tokens

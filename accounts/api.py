@@ -419,12 +419,20 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
         row, token = tokens.create_token(request.user, body["name"], body["days"], body["scope"])
         return Response({**self.get_serializer(row).data, "token": token}, HTTPStatus.CREATED, headers=SHOWN_ONCE)
 
+    @extend_schema(request=ConfirmSerializer, responses={204: None, 409: ConfirmationRequired})
     def destroy(self, request: Request, uuid: str) -> Response:
         """Revoke a token.
 
-        With a session, any token of yours; with a token, only itself.
+        With a session, any token of yours; with a token, only itself. 409, with a session: it is your last valid token,
+        and your agents have queues. To confirm that the next clean-up deletes them, send the same request with
+        `confirm`.
         """
-        tokens.revoke_token(self.get_object())
+        token = self.get_object()
+        if request.auth is None:
+            confirm = read(ConfirmSerializer, request).get("confirm", "")
+            tokens.revoke_confirmed([token], tokens.revocation_of([token], request.user, confirm))
+        else:
+            tokens.revoke_token(token)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(operation_id="tokens_revoke_current")

@@ -3,6 +3,7 @@
 What a token may do over HTTP is in ``accounts/scopes.py``; on the broker, as a password, in ``rabbit/permissions.py``.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from django.core.exceptions import ValidationError
@@ -10,9 +11,10 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from accounts import audit, quotas, vouching
+from accounts import audit, queue_effects, quotas, vouching
 from accounts.models import AuthToken, Owner, check_line
 from core import limits
+from core.confirmation import ConfirmableChange, Effect
 
 DEFAULT_DAYS = 365
 
@@ -60,8 +62,33 @@ def create_token(
 
 
 def revoke_token(token: AuthToken) -> None:
-    """Revoke a token, if it still exists."""
+    """Revoke a token, if it still exists. A person uses :func:`revoke_confirmed`, which asks."""
     _revoke(AuthToken.objects.filter(pk=token.pk))
+
+
+def revocation_of(tokens: Sequence[AuthToken], by: Owner, confirm: str = "") -> ConfirmableChange:
+    """Return the revocation of these tokens together."""
+    return ConfirmableChange(by, "revoke tokens", tokens, {}, confirm)
+
+
+def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> None:
+    """Revoke these tokens. ``change`` is their revocation.
+
+    Raises:
+        ConfirmationRequired: an owner is left without a valid token, so the next clean-up deletes the queues of their
+            agents. Nothing was changed.
+    """
+    with transaction.atomic():
+        effect = Effect([])
+        owners = vouching.lock_existing({token.user for token in tokens})
+        for owner in owners:
+            valid = AuthToken.objects.filter(user=owner).exclude(expiry__lte=timezone.now())
+            left = valid.exclude(pk__in=[token.pk for token in tokens])
+            if valid.exists() and not left.exists():
+                effect += queue_effects.provider().of_agents(owner)
+        change.require_confirmed(effect)
+        for owner in owners:
+            _revoke(AuthToken.objects.filter(user=owner, pk__in=[token.pk for token in tokens]))
 
 
 def revoke_tokens_of(owner: Owner) -> None:

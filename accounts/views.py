@@ -674,7 +674,18 @@ def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     """Revoke a token of the visitor, after confirmation."""
     token = get_object_or_404(AuthToken, user=request.user, uuid=uuid)
     if request.method == "POST":
-        tokens.revoke_token(token)
+        typed, confirm = typed_confirmation(request, token.name or request.user.email)
+        try:
+            tokens.revoke_confirmed([token], tokens.revocation_of([token], request.user, confirm))
+        except ConfirmationRequired as required:
+            return confirm_page(
+                request,
+                required,
+                typed,
+                title="Revoke your last valid token?",
+                about="Without a valid token, the next clean-up deletes what your agents registered.",
+                back=reverse("tokens"),
+            )
         messages.success(request, "The token is revoked. What still presents it is refused from now on.")
         return redirect("tokens")
     return render(request, "accounts/token_revoke.html", {"token": token, "now": timezone.now()})

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from accounts.models import AuditEntry, Owner, PulseUser
+from accounts.models import AuditEntry, AuthToken, Owner, PulseUser
 from accounts.pulse_users import adopt_pulse_user
 from accounts.queue_effects import removal_of
 from accounts.tokens import create_token
@@ -20,7 +20,7 @@ from core.endpoints import ConfirmSerializer
 from queues import actions, effects
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
-from tests.api import Program
+from tests.api import Program, Visitor
 from tests.chromium import sign_in
 from tests.test_admin import choose_action, confirm, confirmation_in, fields_of
 from tests.test_subscription_pages import compute, make_agent, make_subscription, store_queue_row  # noqa: F401
@@ -428,6 +428,29 @@ def test_a_withdrawal_that_removes_nothing_needs_no_confirmation(operator, alice
     assert Program(operator).post(f"owners/{alice.uuid}/withdraw/").status_code == 200
 
 
+def test_the_last_valid_token_is_revoked_after_a_confirmation(alice, agents_queue):
+    last, other, expired = (create_token(alice, name)[0] for name in ("last", "other", "expired"))
+    AuthToken.objects.filter(pk=expired.pk).update(expiry=timezone.now())
+    visitor, path = Visitor(alice), f"tokens/{last.uuid}/"
+    assert visitor.delete(f"tokens/{other.uuid}/").status_code == 204
+    asked = visitor.delete(path)
+    assert (asked.status_code, asked.json()["effect"]["messages"]) == (409, 3)
+    assert AuthToken.objects.filter(pk=last.pk).exists()
+    assert visitor.delete(path, {"confirm": asked.json()["confirm"]}).status_code == 204
+    assert list(alice.auth_token_set.all()) == [expired]
+
+
+def test_an_expired_token_is_revoked_without_a_question(alice, agents_queue):
+    token, _ = create_token(alice, "expired")
+    AuthToken.objects.update(expiry=timezone.now())
+    assert Visitor(alice).delete(f"tokens/{token.uuid}/").status_code == 204
+
+
+def test_a_program_revokes_its_own_token_without_a_question(alice, agents_queue):
+    program = Program(alice)
+    assert program.delete(f"tokens/{AuthToken.objects.get().uuid}/").status_code == 204
+
+
 def test_a_shared_account_stays_without_a_question(operator, alice, bob, account, queue):
     account.owners.add(bob)
     assert Program(operator).post(f"owners/{alice.uuid}/withdraw/", {"remove": True}).status_code == 200
@@ -642,6 +665,28 @@ def test_the_action_that_withdraws_asks_before_queues_are_deleted(admin, alice, 
     confirm(admin, page, remove="on", reason="")
     alice.refresh_from_db()
     assert not alice.vouched
+
+
+def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(client, alice, agents_queue):
+    token, _ = create_token(alice, "nightly")
+    path = f"/tokens/{token.uuid}/revoke/"
+    client.force_login(alice)
+    page = client.post(path)
+    assert "This deletes 1 queue with 3 messages." in page.text
+    wrong = client.post(path, {"confirm": confirmation_in(page), "typed": "weekly"})
+    assert wrong.status_code == 200
+    assert AuthToken.objects.exists()
+    assert client.post(path, {"confirm": confirmation_in(page), "typed": "nightly"}).status_code == 302
+    assert not AuthToken.objects.exists()
+
+
+def test_the_action_that_revokes_tokens_asks_before_agents_lose_their_queues(admin, alice, bob, agents_queue):
+    tokens = [create_token(owner, "nightly")[0] for owner in (alice, bob)]
+    page = confirm(admin, choose_action(admin, AuthToken, "revoke", *tokens))
+    assert "This deletes 1 queue with 3 messages." in page.text
+    assert AuthToken.objects.count() == 2
+    assert messages_of(confirm(admin, page)) == ["2 are revoked: nightly, nightly."]
+    assert not AuthToken.objects.exists()
 
 
 def test_the_deactivation_of_an_owner_asks_before_agents_lose_their_queues(admin, alice, agents_queue):
