@@ -291,9 +291,7 @@ def _limit_facts(queue: StoredQueue, limit: LengthLimit | None, thresholds: Thre
     """Return the broker's limit of a queue, if it is reached before Guardian deletes the queue."""
     if limit is None or queue.registered:
         return None
-    messages = limit.messages
-    if messages is not None and messages >= thresholds.max and not is_spared(queue):
-        messages = None
+    messages = limit.messages if is_spared(queue) or limit.keeps_within(thresholds.max) else None
     if messages is None and limit.size is None:
         return None
     return {"messages": messages, "bytes": limit.size, "drops_oldest": limit.drops_oldest}

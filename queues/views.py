@@ -328,7 +328,9 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     if live.consumers is not None:
         queue.consumers = live.consumers  # the stored count may be a minute old
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
-    context = _now(request, queue)
+    limit = live.limit if not queue.registered else None
+    is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
+    context = _now(request, queue, is_limited=is_limited)
     limits = LimitsForm(initial={name: getattr(queue, name) for name in actions.LIMITS})
     return render(
         request,
@@ -365,7 +367,9 @@ def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
         return redirect(f"{reverse('queue', args=[uuid])}?{urlencode({'span': _span(request).name})}")
     if queue.state == Queue.State.GONE:
         return HttpResponseClientRefresh()  # so that the page loses its buttons
-    return render(request, "queues/_now.html", _now(request, queue))
+    # The page asked the broker, so that this need not.
+    is_limited = request.GET.get("limited") == "1"
+    return render(request, "queues/_now.html", _now(request, queue, is_limited=is_limited))
 
 
 def _queue(request: Request, uuid: UUID) -> Queue:
@@ -377,8 +381,11 @@ def _span(request: HttpRequest) -> charts.Span:
     return charts.SPANS.get(request.GET.get("span", ""), charts.SPANS["hour"])
 
 
-def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
-    """Return the context that changes with each pass. It is read from the database only."""
+def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
+    """Return the context that changes with each pass. It is read from the database only.
+
+    ``is_limited``: the broker itself keeps the queue within its deletion limit.
+    """
     watch = Watch.objects.filter(id=1).first()
     limits = thresholds.of_queue(queue)
     span = _span(request)
@@ -402,9 +409,10 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
         "vhost": row.vhost,
         "thresholds": limits,
         "spared": row.spared,
-        "outlook": outlook(row, grows),
+        "outlook": outlook(row, grows, is_limited=is_limited),
+        "is_limited": is_limited,
         "pace": rate_in_words(grows.per_second) if grows else "",
-        "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared else "",
+        "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared and not is_limited else "",
         "chart": drawn,
         "chart_began": began,
         "times": charts.time_ticks(span, began, now),
@@ -423,7 +431,7 @@ def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Samp
     return [*earlier, *samples.filter(at__gt=began, at__lte=ended)]
 
 
-def outlook(row: Row, grows: growth.Growth | None) -> str:
+def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
     """Return the queue's condition and what happens next, in one or two sentences."""
     queue, limits = row.queue, row.thresholds
     if queue.state == Queue.State.GONE:
@@ -453,6 +461,8 @@ def outlook(row: Row, grows: growth.Growth | None) -> str:
                 f"past {REGISTERED_MAX_LENGTH:,}, or that wait for too long, go to the dead-letter queue instead of "
                 "the agent."
             )
+        if is_limited:
+            return "It is over its warn length. The broker itself limits it: see its limits below."
         if row.spared:
             return (
                 "It is over its warn length. It is not deleted for its length, but what nobody takes out stays in the "

@@ -42,6 +42,10 @@ class LengthLimit(NamedTuple):
     size: int | None
     drops_oldest: bool
 
+    def keeps_within(self, length: int) -> bool:
+        """Return whether a queue with this limit never has more ready messages than this."""
+        return self.messages is not None and self.messages < length
+
 
 def limit_of(
     row: Mapping[str, Any], policies: Iterable[BrokerPolicy], operator_policies: Iterable[BrokerPolicy]

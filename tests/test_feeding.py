@@ -1,5 +1,8 @@
 """What feeds a queue, and what the broker limits: in facts, mails and on the queue's page."""
 
+import html
+import re
+
 import pytest
 from django.urls import reverse
 
@@ -153,3 +156,17 @@ def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, account, alice, cl
     client.force_login(alice)
     page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     assert "7 messages: the broker drops the rest, the oldest first" in page
+    (refreshed,) = re.findall('hx-get="([^"]*)"', page)
+    for text in (page, client.get(html.unescape(refreshed), headers={"HX-Request": "true"}).content.decode()):
+        assert "The broker itself limits it" in text
+        assert "it is deleted" not in text
+
+
+def test_a_queues_page_says_when_the_brokers_limit_is_not_reached_before_the_deletion_limit(
+    amqp, guarded, account, alice, client
+):
+    amqp.queue(NAME, 6, arguments={"x-max-length": 10})
+    monitor.run_pass()
+    client.force_login(alice)
+    page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
+    assert "Past 10 messages it is deleted" in page
