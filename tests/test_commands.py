@@ -18,7 +18,9 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from core.models import Lease
 from notifications.models import Notification
+from queues.management.commands.monitor_queues import as_text
 from queues.models import Pass, Queue
+from queues.pass_run import Report
 from tests.faults import run_scheduled_work
 from tests.toolbox import queue_names, wait_until
 from tools.invariants import breaches
@@ -90,6 +92,11 @@ def test_a_dry_run_lists_the_queues_it_would_delete(amqp, environment):
     assert code == 0
     assert re.search(r"delete +long +\S+ +nobody +11 +10 +unknown +0\n +1 in all", out), out
     assert not Queue.objects.exists()
+
+
+def test_control_characters_in_an_error_are_escaped():
+    report = Report(at=timezone.now(), away=True, errors=["a\x1b[2Jb in /: refused"])
+    assert as_text(report) == "Error: a\\x1b[2Jb in /: refused"
 
 
 def test_two_concurrent_monitors_send_each_notification_once(amqp, environment):

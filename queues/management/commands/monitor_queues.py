@@ -95,7 +95,7 @@ def as_text(report: Report) -> str:
     """Return the report as text."""
     if report.another_pass:
         return "Another pass is running; nothing was done."
-    lines = [f"Error: {error}" for error in report.errors]
+    lines = [f"Error: {readable(error)}" for error in report.errors]
     if report.condemned:
         lines += _table(report)
     if not report.away:
