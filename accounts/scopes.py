@@ -40,10 +40,7 @@ AGENT_REQUESTS: dict[str, tuple[str, ...]] = {
     "tokens/current/": ("DELETE",),
     "tokens/*/": ("DELETE",),
 }
-"""Paths under ``/api/`` with the methods that an agent's token may use. A ``*`` is any object.
-
-Guardian does not have all of these paths yet.
-"""
+"""Paths under ``/api/`` with the methods that an agent's token may use. A ``*`` is any object."""
 
 NEEDS_ALL = (
     "This token has the scope 'agent', which allows only what agents need: registering queues. "

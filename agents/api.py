@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 from django.http import Http404
-from django_filters import CharFilter, ChoiceFilter, FilterSet, UUIDFilter  # type: ignore[import-untyped]
+from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet, IsoDateTimeFilter, UUIDFilter  # type: ignore[import-untyped]
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
+from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -23,10 +24,18 @@ from accounts.allauth_private import client_address
 from accounts.api import Request
 from accounts.authentication import presented_key
 from accounts.models import AuthToken, Owner
-from agents import deletions, events, identities, registration
+from agents import deletions, events, identities, registration, services
 from agents.credentials import PresentedToken
 from agents.identities import IdentityExists, NoSuchOffering
-from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from agents.models import (
+    AgentIdentity,
+    AgentService,
+    Consumer,
+    EventSubscription,
+    ObjectType,
+    Offering,
+    SubscriptionQueue,
+)
 from agents.serializers import (
     AgentIdentitySerializer,
     ConsumerQueueSerializer,
@@ -37,15 +46,22 @@ from agents.serializers import (
     NewConsumerSerializer,
     NewEventSerializer,
     NewEventSubscriptionSerializer,
+    NewServiceSerializer,
     NewSubscriptionQueueSerializer,
     OfferingSerializer,
     PublishedSerializer,
     StrictUUIDFormField,
     SubscriptionQueueSerializer,
 )
+from agents.service_serializers import ServiceSerializer
 from core.endpoints import at_field, read
 
 Row = TypeVar("Row", bound=Model)
+
+COMMON_PARAMETERS = {"page", "page_size", "search", "format", "o"}
+"""Parameters of every list. ``o``, the order that released clients may send, is ignored."""
+
+OWN_AGENT_ONLY = "Only the owner's agent reports about its services."
 
 
 def presented_token(request: Request, owner_id: int) -> PresentedToken:
@@ -83,6 +99,31 @@ class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Ro
             raise Http404 from error
         return super().get_object()
 
+    def filter_queryset(self, queryset: QuerySet[Row, Any]) -> QuerySet[Row, Any]:
+        """Filter only lists.
+
+        Raises:
+            ValidationError: a parameter is unknown. Ignoring it would return rows that the caller excluded.
+        """
+        if self.action != "list":
+            return queryset
+        known = getattr(getattr(self, "filterset_class", None), "base_filters", {})
+        for name in self.request.query_params:
+            if name not in known and name not in COMMON_PARAMETERS:
+                raise ValidationError({name: ["There is no such parameter."]})
+        return super().filter_queryset(queryset)
+
+
+def require_own(service: AgentService, request: Request) -> AgentService:
+    """Return the service.
+
+    Raises:
+        PermissionDenied: the user is an operator who does not own it.
+    """
+    if service.identity.owner_id != request.user.pk:
+        raise PermissionDenied(OWN_AGENT_ONLY)
+    return service
+
 
 class RemovableByUUID(ByUUID[Row]):
     """Lists, shows and removes rows. Removing a row removes its queues and logins on the broker."""
@@ -100,25 +141,38 @@ class RemovableByUUID(ByUUID[Row]):
         headers = {"Location": data["url"]} if "url" in data else {}
         return Response(data, HTTPStatus.CREATED, headers=headers)
 
-    def filter_queryset(self, queryset: QuerySet[Row, Any]) -> QuerySet[Row, Any]:
-        """Filter only lists."""
-        return super().filter_queryset(queryset) if self.action == "list" else queryset
+
+class StrictUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
+    """Filters by a UUID in the notation that bodies have."""
+
+    field_class = StrictUUIDFormField
 
 
 class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no types
-    """Filters by name. Agents look for their own identity before they create it."""
+    """Filters of identities. Agents look for their own identity by name before they create it."""
 
     name = CharFilter(label="The exact name of one of your own identities.", strip=False)
+    offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="UUID of an offering.")
+    version = CharFilter(label="With exactly this version.", strip=False)
+    last_restarted = IsoDateTimeFilter(lookup_expr="gte", label="Restarted at this time or later.")
+    orphaned = BooleanFilter(method="filter_orphaned", label="Whether it has no subscription and no consumer.")
 
     class Meta:
         model = AgentIdentity
         fields: list[str] = []
 
     def filter_queryset(self, queryset: QuerySet[AgentIdentity]) -> QuerySet[AgentIdentity]:
-        """Return the user's own identities of this name, so that an operator's agent doesn't use another's identity."""
+        """Return the identities. By name, only the user's own: an operator's agent must not use another's identity."""
+        queryset = super().filter_queryset(queryset)
         if "name" not in self.data:
             return queryset
         return queryset.filter(name=self.form.cleaned_data["name"], owner=self.request.user.pk)
+
+    def filter_orphaned(self, queryset: QuerySet[AgentIdentity], name: str, value: bool) -> QuerySet[AgentIdentity]:
+        """Return the identities with nothing registered, or those with something."""
+        registered = Q(event_subscriptions__isnull=False) | Q(consumer__isnull=False)
+        ids = AgentIdentity.objects.filter(registered).values("pk")
+        return queryset.exclude(pk__in=ids) if value else queryset.filter(pk__in=ids)
 
 
 class AgentIdentities(RemovableByUUID[AgentIdentity]):
@@ -129,7 +183,8 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
 
     def get_queryset(self) -> QuerySet[AgentIdentity]:
         """Return the identities that the user may see."""
-        return AgentIdentity.objects.seen_by(self.request.user).select_related("owner", "offering")
+        rows = AgentIdentity.objects.seen_by(self.request.user)
+        return rows.select_related("owner", "offering").prefetch_related("services__processors")
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List your agent identities.
@@ -235,6 +290,17 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         queue, new = registration.create_queue(subscription, offering, object_type, presented)
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
+    @extend_schema(request=NewServiceSerializer, responses={201: ServiceSerializer, 200: ServiceSerializer})
+    def register_service(self, request: Request, uuid: str) -> Response:
+        """Register a service of an agent, or say that it is active. 201: it is new."""
+        identity = self.get_object()
+        if identity.owner_id != request.user.pk:
+            raise PermissionDenied(OWN_AGENT_ONLY)
+        body = read(NewServiceSerializer, request)
+        return self.created_or_found(
+            ServiceSerializer, *services.register_service(identity, body["name"], body.get("mode") or "")
+        )
+
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
         """Return the identity in the path, and the token of the request.
 
@@ -255,10 +321,22 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
             return body | {"offering": identities.subscribable_offering(owner, body["offering"])}
 
 
+class SubscriptionFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters of subscriptions by their owner."""
+
+    user_uuid = StrictUUIDFilter(field_name="owner__uuid", label="UUID of the owner.")
+    user_username = CharFilter(field_name="owner__email", label="The owner's address.")
+
+    class Meta:
+        model = EventSubscription
+        fields: list[str] = []
+
+
 class EventSubscriptions(RemovableByUUID[EventSubscription]):
     """Event subscriptions: your own; for operators, all."""
 
     serializer_class = EventSubscriptionSerializer
+    filterset_class = SubscriptionFilter
 
     def get_queryset(self) -> QuerySet[EventSubscription]:
         """Return the subscriptions that the user may see."""
@@ -328,12 +406,6 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         usable = Offering.objects.subscribed_by(owner).filter(uuid__in=uuids)
         for uuid in uuids.difference(usable.values_list("uuid", flat=True)):
             identities.subscribable_offering(owner, uuid)
-
-
-class StrictUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
-    """Filters by a UUID in the notation that bodies have."""
-
-    field_class = StrictUUIDFormField
 
 
 class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types

@@ -141,6 +141,63 @@ class AgentIdentity(models.Model):
         return self.name
 
 
+class AgentService(models.Model):
+    """A part of an agent, such as one that processes orders, as the agent reports it."""
+
+    class State(models.TextChoices):
+        """The states that agents know."""
+
+        ACTIVE = "Active", "active"
+        IDLE = "Idle", "idle"
+        ERROR = "Error", "error"
+
+    OWNER_FIELD = "identity__owner"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    identity = models.ForeignKey(AgentIdentity, on_delete=models.CASCADE, related_name="services")
+    name = models.CharField(max_length=255)
+    mode = models.CharField(max_length=100, blank=True)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.ACTIVE)
+    statistics = models.JSONField(default=dict, help_text="As sent by the agent.")
+    created = models.DateTimeField(auto_now_add=True)
+    modified = models.DateTimeField(auto_now=True)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [models.UniqueConstraint(fields=["identity", "name"], name="one_service_of_a_name_for_an_agent")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AgentProcessor(models.Model):
+    """What a service of an agent runs on, as the agent reports it."""
+
+    OWNER_FIELD = "service__identity__owner"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    service = models.ForeignKey(AgentService, on_delete=models.CASCADE, related_name="processors")
+    name = models.CharField(max_length=255)
+    backend_type = models.CharField(max_length=100)
+    backend_version = models.CharField(max_length=100, blank=True)
+    last_run = models.DateTimeField(help_text="When the agent registered it last.")
+    created = models.DateTimeField(auto_now_add=True)
+    modified = models.DateTimeField(auto_now=True)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["service", "name"], name="one_processor_of_a_name_for_a_service")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Login(models.Model):
     """A RabbitMQ user that reads an owner's queues. Its password is a token of the owner."""
 

@@ -17,6 +17,7 @@ from accounts.models import Owner
 from accounts.serializers import HexURLField, HexUUIDField
 from agents import identities
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from agents.service_serializers import NestedServiceSerializer
 from core.links import absolute_url, object_url
 
 MAX_DEPENDENCIES = 200
@@ -249,7 +250,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
     url = HexURLField(view_name="api-agent-identity")
     offering = HexUUIDField(source="offering.uuid")
     created_by = HexUUIDField(source="owner.uuid")
-    services = serializers.SerializerMethodField(help_text="Always empty: Guardian doesn't store services.")
+    services = NestedServiceSerializer(many=True, read_only=True)
     compatibility = serializers.SerializerMethodField()
     dependencies = DependencySerializer(many=True, read_only=True)
     config_file_content = serializers.SerializerMethodField(help_text="Only the owner can read it.")
@@ -259,11 +260,6 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
         model = AgentIdentity
         fields = list(IDENTITY)
         read_only_fields = fields
-
-    @extend_schema_field({"type": "array", "items": {"type": "object"}, "maxItems": 0})
-    def get_services(self, identity: AgentIdentity) -> list[Any]:
-        """Return an empty list."""
-        return []
 
     @extend_schema_field(CompatibilitySerializer)
     def get_compatibility(self, identity: AgentIdentity) -> dict[str, str]:
@@ -321,6 +317,13 @@ class NewAgentIdentitySerializer(serializers.Serializer[Any]):
         """Return the values, with null texts replaced by empty ones."""
         texts = ("version", "config_file_path", "config_file_content")
         return attrs | {name: attrs[name] or "" for name in texts if name in attrs}
+
+
+class NewServiceSerializer(serializers.Serializer[Any]):
+    """A service, by its name."""
+
+    name = VerbatimField(max_length=MAX_NAME_LENGTH)
+    mode = VerbatimField(max_length=100, required=False, allow_null=True, allow_blank=True)
 
 
 class NewAgentSubscriptionSerializer(serializers.Serializer[Any]):

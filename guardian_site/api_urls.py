@@ -4,7 +4,8 @@ from django.urls import URLPattern, URLResolver, path, re_path
 
 from accounts import api as accounts
 from agents import api as agents
-from guardian_site import api_docs
+from agents import service_api as services
+from guardian_site import api_docs, version
 from guardian_site.errors import UnknownAddress
 from notifications import api
 from queues import api as queues
@@ -22,6 +23,7 @@ def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
         path(f"{prefix}<str:uuid>/register_event_subscription/", view.as_view({"post": "register_event_subscription"})),
         path(f"{prefix}<str:uuid>/register_queue/", view.as_view({"post": "register_queue"})),
         path(f"{prefix}<str:uuid>/create_queue/", view.as_view({"post": "create_queue"})),
+        path(f"{prefix}<str:uuid>/register_service/", view.as_view({"post": "register_service"})),
     ]
 
 
@@ -101,6 +103,28 @@ urlpatterns: list[URLPattern | URLResolver] = [
         agents.Consumers.as_view({"get": "retrieve", "delete": "destroy"}),
         name="api-agent-consumer",
     ),
+    path("marketplace-site-agent-services/", services.AgentServices.as_view({"get": "list"})),
+    path(
+        "marketplace-site-agent-services/<str:uuid>/",
+        services.AgentServices.as_view({"get": "retrieve", "delete": "destroy"}),
+        name="api-agent-service",
+    ),
+    path(
+        "marketplace-site-agent-services/<str:uuid>/register_processor/",
+        services.AgentServices.as_view({"post": "register_processor"}),
+    ),
+    path(
+        "marketplace-site-agent-services/<str:uuid>/set_statistics/",
+        services.AgentServices.as_view({"post": "set_statistics"}),
+    ),
+    path("marketplace-site-agent-processors/", services.AgentProcessors.as_view({"get": "list"})),
+    path(
+        "marketplace-site-agent-processors/<str:uuid>/",
+        services.AgentProcessors.as_view({"get": "retrieve", "delete": "destroy"}),
+        name="api-agent-processor",
+    ),
+    path("version/", version.Version.as_view()),
+    path("users/me/", services.UserMe.as_view()),
     path("event-subscriptions/", agents.EventSubscriptions.as_view({"get": "list", "post": "create"})),
     path(
         "event-subscriptions/<str:uuid>/",

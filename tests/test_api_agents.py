@@ -166,13 +166,14 @@ def test_lists_take_a_constant_number_of_statements(request, alice, who, django_
         offering.members.add(alice)
         offering.publishers.add(alice)
         identity = AgentIdentity.objects.create(owner=alice, offering=offering, name=f"agent {number:02}")
+        identity.services.create(name="orders")
         consumer_of(identity)
         queue_of(subscription_of(alice, identity=identity, object_type="order"), offering)
 
     make(0)
     program.get("me/")  # records that the token was used
     lists = {
-        **dict.fromkeys(PATHS, 3), "event-subscriptions/": 3, "event-subscription-queues/": 3, "agent-consumers/": 3,
+        **dict.fromkeys(PATHS, 5), "event-subscriptions/": 3, "event-subscription-queues/": 3, "agent-consumers/": 3,
         "offerings/": 3 if who == "alice" else 5,
     }  # fmt: skip
     for path, statements in lists.items():

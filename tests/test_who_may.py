@@ -272,6 +272,21 @@ TABLE: dict[str, dict[str, str]] = {
     "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "401 404 403 404 404 403"},
     "api/agent-identities/<str:uuid>/register_queue/": {"post": "401 404 403 404 404 403"},
     "api/agent-identities/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/<str:uuid>/register_service/": {"post": "401 404 201 404 404 403"},
+    "api/marketplace-site-agent-services/": {"get": "401 200 200 200 200 200"},
+    "api/marketplace-site-agent-services/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "401 404 201 404 404 403"},
+    "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "401 404 200 404 404 403"},
+    "api/marketplace-site-agent-processors/": {"get": "401 200 200 200 200 200"},
+    "api/marketplace-site-agent-processors/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/version/": {"get": "401 200 200 200 200 200"},
+    "api/users/me/": {"get": "401 200 200 200 200 200"},
     "api/agent-consumers/": {"get": "401 200 200 200 200 200"},
     "api/agent-consumers/<str:uuid>/": {
         "get": "401 404 200 404 404 200",
@@ -365,6 +380,15 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "agent all"},
     "api/agent-identities/<str:uuid>/register_queue/": {"post": "agent all"},
     "api/agent-identities/<str:uuid>/create_queue/": {"post": "agent all"},
+    "api/agent-identities/<str:uuid>/register_service/": {"post": "agent all"},
+    "api/marketplace-site-agent-services/": {"get": "all"},
+    "api/marketplace-site-agent-services/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "agent all"},
+    "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "agent all"},
+    "api/marketplace-site-agent-processors/": {"get": "all"},
+    "api/marketplace-site-agent-processors/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/version/": {"get": "agent all"},
+    "api/users/me/": {"get": "agent all"},
     "api/agent-consumers/": {"get": "all"},
     "api/agent-consumers/<str:uuid>/": {"get": "all", "delete": "all"},
     "api/event-subscriptions/": {"get": "agent all", "post": "agent all"},
@@ -394,6 +418,7 @@ BY_TOKEN: dict[tuple[str, str], str] = {
     ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "get"): "401 403 200 403 403 403",
     ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "put"): "401 403 400 403 403 403",
     ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "delete"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/info", "get"): "401 403 200 403 403 403",
     ("v1/<str:application>/<str:queue>/<str:message_ids>", "get"): "401 403 200 403 403 403",
     ("v1/<str:application>/<str:queue>/<str:message_ids>", "delete"): "401 403 200 403 403 403",
 }
@@ -471,6 +496,12 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/agent-identities/<str:uuid>/", "put"): {"offering": OFFERING.hex, "name": "attic"},
     ("api/agent-identities/<str:uuid>/register_event_subscription/", "post"): {"observable_object_type": "call"},
     ("api/agent-identities/<str:uuid>/create_queue/", "post"): QUEUE_WANTED,
+    ("api/agent-identities/<str:uuid>/register_service/", "post"): {"name": "orders"},
+    ("api/marketplace-site-agent-services/<str:uuid>/register_processor/", "post"): {
+        "name": "another",
+        "backend_type": "SLURM",
+    },
+    ("api/marketplace-site-agent-services/<str:uuid>/set_statistics/", "post"): {"statistics": {"orders": 1}},
 }
 
 
@@ -543,6 +574,8 @@ class World:
         self.offering.members.add(owner)
         self.offering.publishers.add(self.people["co-owner"])
         self.identity = AgentIdentity.objects.create(owner=owner, offering=self.offering, name="cellar")
+        self.service = self.identity.services.create(name="membership")
+        self.processor = self.service.processors.create(name="slurm", backend_type="SLURM", last_run=timezone.now())
         self.consumer = Consumer.objects.create(
             identity=AgentIdentity.objects.create(owner=owner, offering=self.offering, name="barn"),
             vhost=owner.uuid.hex, queue_name="consumer_1",
@@ -580,7 +613,7 @@ class World:
             ("pulse-users/", self.people["co-owner"]), ("invitations/", self.invitation),
             ("subscriptions/", self.subscription), ("subscriptions/agents/", self.identity),
             ("subscriptions/consumers/", self.consumer),
-            ("archives/", self.archive),
+            ("archives/", self.archive), ("agent-services/", self.service), ("agent-processors/", self.processor),
             ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
             ("event-subscriptions/", self.subscription), ("event-subscription-queues/", self.subscription_queue),
         ):  # fmt: skip

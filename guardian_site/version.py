@@ -1,0 +1,25 @@
+"""Guardian's version."""
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+__version__ = "0.1.0"
+"""As in pyproject.toml."""
+
+
+class VersionSerializer(serializers.Serializer[dict[str, str]]):
+    """Guardian's version."""
+
+    version = serializers.CharField()
+
+
+class Version(APIView):
+    """Guardian's version."""
+
+    @extend_schema(responses=VersionSerializer)
+    def get(self, request: Request) -> Response:
+        """Show Guardian's version. Agents log it."""
+        return Response({"version": __version__})

@@ -1,0 +1,165 @@
+"""What agents report about themselves, and what they ask Guardian, as released agents do."""
+
+import json
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from agents import services
+from agents.models import AgentIdentity, AgentService, EventSubscription, Offering
+from guardian_site.version import __version__
+from tests.api import Program
+from tests.plugin import ROOT
+
+PATH = "marketplace-site-agent-identities/"
+SERVICES = "marketplace-site-agent-services/"
+
+
+@pytest.fixture
+def offering(alice):
+    created = Offering.objects.create(name="Cluster")
+    created.members.add(alice)
+    return created
+
+
+@pytest.fixture
+def identity(alice, offering):
+    return AgentIdentity.objects.create(owner=alice, offering=offering, name="cellar", version="1.0.7")
+
+
+@pytest.fixture
+def agent(alice):
+    return Program(alice, scope="agent")
+
+
+def test_an_agent_registers_a_service_and_a_processor_and_sends_statistics(agent, identity, alice):
+    path = f"{PATH}{identity.uuid.hex}/register_service/"
+    created = agent.post(path, {"name": "orders", "mode": "order_process"})
+    assert created.status_code == 201
+    service = created.json()
+    assert (service["identity"], service["state"], service["processors"]) == (identity.uuid.hex, "Active", [])
+    assert agent.post(path, {"name": "orders", "mode": None}).status_code == 200
+    path = f"{SERVICES}{service['uuid']}/register_processor/"
+    processor = {"name": "slurm", "backend_type": "SLURM", "backend_version": "23.11"}
+    assert agent.post(path, processor).status_code == 201
+    assert agent.post(path, processor).status_code == 200
+    statistics = {"orders": {"done": 3}, "name": "ä"}
+    path = f"{SERVICES}{service['uuid']}/set_statistics/"
+    assert agent.post(path, {"statistics": statistics}).json()["statistics"] == statistics
+    [shown] = Program(alice).get(f"{PATH}{identity.uuid.hex}/").json()["services"]
+    assert (shown["name"], shown["statistics"]) == ("orders", statistics)
+    assert [one["name"] for one in shown["processors"]] == ["slurm"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("register_processor", {"name": "slurm"}, "backend_type"),
+        ("set_statistics", {}, "statistics"),
+        ("set_statistics", {"statistics": []}, "statistics"),
+        ("set_statistics", {"statistics": {"a": "\0"}}, "statistics"),
+        ("set_statistics", {"statistics": {"a": "x" * 70_000}}, "statistics"),
+    ],
+)
+def test_an_invalid_report_names_its_field(agent, identity, path, body, field):
+    service = identity.services.create(name="orders")
+    answer = agent.post(f"{SERVICES}{service.uuid.hex}/{path}/", body)
+    assert (answer.status_code, list(answer.json())) == (400, [field])
+
+
+def test_an_identity_has_a_bounded_number_of_services(agent, identity):
+    AgentService.objects.bulk_create(
+        AgentService(identity=identity, name=f"service {one}") for one in range(services.MAX_SERVICES)
+    )
+    path = f"{PATH}{identity.uuid.hex}/register_service/"
+    answer = agent.post(path, {"name": "one too many"})
+    assert answer.status_code == 400
+    assert str(services.MAX_SERVICES) in answer.content.decode()
+    assert agent.post(path, {"name": "service 0"}).status_code == 200
+
+
+def test_an_agent_reads_the_version_and_who_it_is(agent, alice):
+    assert agent.get("version/").json() == {"version": __version__}
+    assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text()
+    me = agent.get("users/me/").json()
+    assert (me["uuid"], me["username"], me["is_staff"]) == (alice.uuid.hex, alice.email, False)
+    assert agent.get("users/me/", field="uuid").json() == {"uuid": alice.uuid.hex}
+    assert agent.get("users/me/", fields="uuid").status_code == 400
+
+
+def test_identities_are_filtered_by_every_parameter_of_the_client(agent, alice, identity):
+    other = Offering.objects.create(name="Other")
+    AgentIdentity.objects.create(owner=alice, offering=other, name="attic", version="1.0.5")
+    EventSubscription.objects.create(owner=alice, identity=identity, object_type="order")
+
+    def names(**query):
+        return [one["name"] for one in agent.get(PATH, **query).json()]
+
+    assert names(offering_uuid=str(identity.offering.uuid)) == ["cellar"]
+    assert names(version="1.0.5") == ["attic"]
+    assert names(orphaned="true") == ["attic"]
+    assert names(orphaned="false") == ["cellar"]
+    assert names(last_restarted="2030-01-01T00:00:00Z") == []
+    assert names(page_size="1", o="name") == ["attic"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "field"),
+    [
+        (PATH, {"offering": "x"}, "offering"),
+        (PATH, {"offering_uuid": "x"}, "offering_uuid"),
+        (PATH, {"last_restarted": "yesterday"}, "last_restarted"),
+        ("event-subscriptions/", {"user": "x"}, "user"),
+        ("event-subscriptions/", {"user_uuid": "x"}, "user_uuid"),
+        ("event-subscription-queues/", {"queue": "x"}, "queue"),
+    ],
+)
+def test_an_unknown_or_invalid_filter_is_refused(agent, db, path, query, field):
+    answer = agent.get(path, **query)
+    assert (answer.status_code, list(answer.json())) == (400, [field])
+
+
+def test_subscriptions_are_filtered_by_their_owner(operator, alice, bob):
+    for owner in (alice, bob):
+        EventSubscription.objects.create(owner=owner)
+    program = Program(operator)
+    assert len(program.get("event-subscriptions/", user_uuid=alice.uuid.hex).json()) == 1
+    assert len(program.get("event-subscriptions/", user_username=bob.email).json()) == 1
+    assert program.get("event-subscriptions/", user_uuid=uuid.uuid4().hex).json() == []
+
+
+REPORT = """
+import json, sys
+from waldur_api_client import AuthenticatedClient
+from waldur_api_client.api.users import users_me_retrieve
+from waldur_api_client.api.version import version_retrieve
+from waldur_site_agent.common.agent_identity_management import AgentIdentityManager
+from waldur_site_agent.common.structures import Offering
+
+url, token, offering = sys.argv[1:]
+client = AuthenticatedClient(base_url=url, token=token, headers={}, prefix="Token")
+manager = AgentIdentityManager(Offering(
+    name="Cluster", waldur_api_url=url + "/api/", waldur_api_token=token, waldur_offering_uuid=offering,
+    backend_type="none",
+), client)
+identity = manager.register_identity("agent-" + offering)
+service = manager.register_service(identity, "orders", "order_process")
+processor = manager.register_processor(service, "slurm", "SLURM", "23.11")
+print(json.dumps([
+    version_retrieve.sync(client=client).version, users_me_retrieve.sync(client=client).username, service.name,
+    processor.name,
+]))
+"""
+
+
+@pytest.mark.parametrize("version", ["1.0.5", "1.0.7"])
+def test_the_agents_own_client_reads_all_of_it(live_server, alice, offering, version):
+    python = Path(ROOT) / "var" / "site-agents" / version / "bin" / "python"
+    key = Program(alice, scope="agent").key
+    ran = subprocess.run(
+        [python, "-c", REPORT, live_server.url, key, str(offering.uuid)], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == [__version__, alice.email, "orders", "slurm"]
