@@ -109,6 +109,15 @@ def test_the_wheel_built_from_the_sdist_has_every_file_of_the_source(name, build
 
 
 @pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+def test_a_wheel_has_the_licence_of_the_project(name, build):
+    with zipfile.ZipFile(build(name).wheel) as wheel:
+        [licence] = [file for file in wheel.namelist() if file.endswith(".dist-info/licenses/LICENSE")]
+        [metadata] = [file for file in wheel.namelist() if file.endswith(".dist-info/METADATA")]
+        assert wheel.read(licence) == (PACKAGES.parent / "LICENSE").read_bytes()
+        assert "License-Expression: MIT" in wheel.read(metadata).decode()
+
+
+@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
 def test_the_local_links_of_a_readme_exist(name):
     targets = re.findall(r"\]\(([^)\s]+)\)", (PACKAGES / name / "README.md").read_text())
     local = [target for target in targets if not target.startswith("https://")]
