@@ -320,7 +320,7 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 
 STATIC_URL = "static/"
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [BASE_DIR / "static", ("help", BASE_DIR / "docs" / "pictures")]
 WHITENOISE_ALLOW_ALL_ORIGINS = False  # other sites don't need the static files
 WHITENOISE_USE_FINDERS = True  # serve static files without collectstatic
 

@@ -4,7 +4,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from accounts import signin
-from guardian_site import views
+from guardian_site import help_pages, views
 from message_store import api
 
 urlpatterns = [
@@ -14,6 +14,9 @@ urlpatterns = [
     path("", include("agents.urls")),
     path("", include("notifications.urls")),
     path("api/", include("guardian_site.api_urls")),
+    path("help/", help_pages.index, name="help"),
+    path("help/<slug:name>/", help_pages.document, name="help_document"),
+    path("help/examples/<str:name>", help_pages.example, name="help_example"),
     path("v1/", include("message_store.urls")),
     path("__heartbeat__", api.heartbeat, name="store-heartbeat"),
     path("message-store/", include("message_store.page_urls")),

@@ -42,12 +42,17 @@ PAGES = {
 
 
 class Line(NamedTuple):
-    """A verdict on the page. ``page`` is the name of the URL where the operator can act; empty: none."""
+    """A verdict on the page.
+
+    - ``page``: the name of the URL where the operator can act; empty: none.
+    - ``runbook``: an anchor of the help for operators; empty if nothing is wrong.
+    """
 
     level: Level
     sentence: str
     next_step: str = ""
     page: str = ""
+    runbook: str = ""
 
 
 class Summary(NamedTuple):
@@ -205,7 +210,9 @@ def of_guardian(guardian: GuardianFacts) -> Summary:
 def _summary(verdicts: Sequence[Verdict], healthy: str) -> Summary:
     """Return the wrong verdicts, the worst first, or the line ``healthy``."""
     lines = [
-        Line(one.level, one.sentence, one.next_step, PAGES.get(one.rule.name, "")) for one in verdicts if one.is_wrong
+        Line(one.level, one.sentence, one.next_step, PAGES.get(one.rule.name, ""), one.rule.runbook)
+        for one in verdicts
+        if one.is_wrong
     ]
     worst, *others = sorted(lines, key=lambda line: -line.level) or [Line(Level.OK, healthy)]
     return Summary(worst, others)

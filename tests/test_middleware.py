@@ -85,6 +85,7 @@ def test_a_truncated_body_is_400(served):
 ANSWERS = {
     "/": 200, "/signin/": 200, "/queues/": 302, "/no/such/page/": 404, "/static/guardian.css": 200,
     "/static/no-such.css": 404, "/admin/": 302, "/api/me/": 401, "/api/schema/": 200, "/api/docs/": 200,
+    "/help/": 200, "/help/owners/": 200, "/static/help/queue.png": 200,
     "/api/no/such/": 401, "/v1/shop": 404, "/v1/no/such/address/at/all": 404, "/healthz": 200, "/metrics": 401,
     "/signin/link/no-such-token/": 410, "/addresses/no-such-token/": 404,
 }  # fmt: skip

@@ -177,6 +177,7 @@ def test_secrets_data_and_tests_are_not_in_the_image(path):
     "path",
     ["manage.py", "guardian_site/settings.py", "queues/migrations/0001_version_1.py", "templates/base.html",
      "static/guardian.css", "requirements-production.lock", "requirements-build.lock", "deploy/healthcheck.py",
+     "docs/owners.md", "docs/README.md", "docs/pictures/queue.png", "docs/examples/shop.py", "LICENSE",
      *(f"packages/{package.name}/{name}" for package in PACKAGES for name in ("pyproject.toml", "README.md", "src"))],
 )  # fmt: skip
 def test_the_code_and_its_locks_are_in_the_image(path):
@@ -545,7 +546,9 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
                 assert linked.returncode == 0, linked.stderr
                 signed_in = sign_in(client, manage("login_link", "ops@example.org").stdout.strip())
                 assert re.search("sessionid=.*HttpOnly; .*SameSite=Lax; Secure", signed_in.headers["Set-Cookie"])
-                assets = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
+                help_page = client.get("/help/owners/")
+                assert help_page.status_code == 200
+                assets = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text + help_page.text)
                 assert assets
                 for asset in assets:
                     assert client.get(asset).status_code == 200

@@ -308,6 +308,9 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "api/schema/": {"get": "200 200 200 200 200 200"},
     "api/docs/": {"get": "200 200 200 200 200 200"},
+    "help/": {"get": "200 200 200 200 200 200"},
+    "help/<slug:name>/": {"get": "200 200 200 200 200 200"},
+    "help/examples/<str:name>": {"get": "200 200 200 200 200 200"},
     # By key or token, never by session; test_message_store_api.py tests access.
     "v1/<str:application>": dict.fromkeys(("get", "post"), "403 403 403 403 403 403"),
     "v1/<str:application>/<str:queue>": dict.fromkeys(("get", "post", "put", "delete"), "403 403 403 403 403 403"),
@@ -625,6 +628,7 @@ class World:
             ("<str:replay_uuid>", self.replay.uuid), ("<str:token>", token),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
             ("<str:message_ids>", "00000000000010008000000000000000"),
+            ("<slug:name>", "owners"), ("<str:name>", "shop.py"),
         ):  # fmt: skip
             route = route.replace(placeholder, str(value))
         return f"/{route}?name=exchange/{ACCOUNT}/events" if "exchanges/" in route else f"/{route}"
