@@ -103,19 +103,18 @@ def settings_page() -> str:
     lines = [
         "# Every setting",
         "",
-        "`make docs` writes this page from `.env.example` and `guardian_site/settings.py`.",
-        "",
-        "A setting comes from the environment, or from the file `.env` beside `manage.py`; the environment wins.",
-        "Either is taken literally: `$`, `#` and blanks inside a value too. In `.env`, quotes around a whole value are",
-        "removed. Processes read settings when they start, so restart them after a change. `manage.py check` says what",
-        "is wrong with yours, and `manage.py doctor` whether what they name answers.",
+        "Set them in the environment, or in the file `.env` beside `manage.py`; the environment takes precedence.",
+        "Values are taken literally, with any `$`, `#` and blank inside them. In `.env`, quotes around a whole value",
+        "are removed. Processes read settings when they start: restart them after a change. `manage.py check` reports",
+        "invalid settings, and `manage.py doctor` reports services that do not respond.",
     ]
     for heading, settings in documented_settings().items():
-        lines += ["", f"## {heading}", "", "| setting | what it takes | default | |", "| --- | --- | --- | --- |"]
+        lines += ["", f"## {heading}", "", "| setting | value | default | meaning |", "| --- | --- | --- | --- |"]
         for setting in settings:
             default = f"`{setting.default}`" if setting.default else ""
             takes = "address" if setting.name.endswith("_URL") else KINDS[readers[setting.name].kind]
             lines.append(f"| `{setting.name}` | {takes} | {default} | {setting.meaning} |")
+    lines += ["", "`make docs` writes this page from `.env.example` and `guardian_site/settings.py`."]
     return "\n".join(lines) + "\n"
 
 
