@@ -272,7 +272,7 @@ class EventSubscription(Login):
 class Registration(models.TextChoices):
     """Whether a registered queue exists on the broker."""
 
-    CREATING = "creating", "being made"
+    CREATING = "creating", "being created"
     READY = "ready", "ready"
 
 
@@ -360,8 +360,8 @@ class Sweep(models.Model):
     class Kind(models.TextChoices):
         """The kind of report."""
 
-        ORPHANS = "orphans", "queues that no registration stands for"
-        STALE = "stale", "subscriptions whose owner has no live token"
+        ORPHANS = "orphans", "queues that no agent registered"
+        STALE = "stale", "subscriptions whose owner has no valid token"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
     at = models.DateTimeField(help_text="The start.")

@@ -30,8 +30,8 @@ class Queue(models.Model):
     class State(models.TextChoices):
         """The state of a queue. ``queues.thresholds.judge`` decides it."""
 
-        OK = "ok", "all right"
-        WARNED = "warned", "over its warn length"
+        OK = "ok", "healthy"
+        WARNED = "warned", "over its warning threshold"
         DELETING = "deleting", "about to be deleted"
         GONE = "gone", "gone"
 
@@ -167,18 +167,18 @@ class QueueEvent(models.Model):
     class Kind(models.TextChoices):
         """The kinds of event."""
 
-        WARNED = "warned", "passed its warn length"
-        RECOVERED = "recovered", "back below its warn length"
-        CONDEMNED = "condemned", "passed its maximum: to be deleted after another look"
-        KEPT = "kept", "kept after the second look"
+        WARNED = "warned", "reached its warning threshold"
+        RECOVERED = "recovered", "back below its warning threshold"
+        CONDEMNED = "condemned", "passed its deletion limit; to be deleted after a recheck"
+        KEPT = "kept", "kept after the recheck"
         DELETED = "deleted", "deleted by Guardian"
         GONE = "gone", "no longer on the broker"
         RETURNED = "returned", "back on the broker"
-        REMOVING = "removing", "about to be deleted by hand"
-        REMOVED = "removed", "deleted by hand"
-        PURGED = "purged", "emptied by hand"
-        ADJUSTED = "adjusted", "given other limits"
-        SKIPPED = "skipped", "left out when an event was published"
+        REMOVING = "removing", "about to be deleted manually"
+        REMOVED = "removed", "deleted manually"
+        PURGED = "purged", "purged manually"
+        ADJUSTED = "adjusted", "limits changed"
+        SKIPPED = "skipped", "skipped when an event was published"
         REJECTED = "rejected", "full when an event was published"
 
     queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="events")

@@ -264,7 +264,7 @@ def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     assert node.state == "runs, no alarm"
     assert "queue" in dict(found.totals)
     assert found.states == [
-        ("deleting", "about to be deleted", 0), ("warned", "over its warn length", 1), ("ok", "all right", 0),
+        ("deleting", "about to be deleted", 0), ("warned", "over its warning threshold", 1), ("ok", "healthy", 0),
     ]  # fmt: skip
     (line,) = found.longest
     assert (line.name, line.whose, line.figure, line.more) == ("long", "nobody", "6 messages", "60 % of its maximum 10")

@@ -176,7 +176,7 @@ def test_the_list_says_that_all_queues_are_healthy(visit, account):
 def test_a_row_has_state_length_and_bar(visit, account):
     make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", consumers=0, max_length=5_000)
     text = visit().text
-    assert '<span class="state warned">over its warn length</span>' in text
+    assert '<span class="state warned">over its warning threshold</span>' in text
     assert "no consumers" in text
     assert '<span class="count">2,500</span>' in text
     assert 'aria-label="of 5,000 at most; warned from 2,000"' in text

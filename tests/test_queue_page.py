@@ -75,7 +75,7 @@ def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, alice, sett
     notification = Notification(
         kind="recovery",
         recipient="alice@example.org",
-        facts={"length": 1},
+        facts={"queue": "q", "vhost": "/", "length": 1, "ready": 1, "unacknowledged": 0},
         about=f"queue {alices_queue.pk}",
         created=timezone.now(),
     )
@@ -95,7 +95,8 @@ def page_of(queue, client, **query):
 def test_the_page_shows_state_lengths_and_limits(alices_queue, client, alice):
     client.force_login(alice)
     page = page_of(alices_queue, client)
-    for what in ("over its warn length", "2,104", "8,000", "warned from 2,000", "alice@example.org", "passed its warn"):
+    for what in ("over its warning threshold", "2,104", "8,000", "warned from 2,000", "alice@example.org",
+                 "reached its warning threshold"):  # fmt: skip
         assert what in page
     assert "queue/alice/&lt;b&gt;\\u202e" in page
     assert "<b>\u202e" not in page
@@ -190,8 +191,8 @@ def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alic
         )
     client.force_login(alice)
     page = page_of(alices_queue, client)
-    for what in ("emptied by hand", "12,345", "given other limits (warn length: 3,000)", "ops@example.org",
-                 "deleted by hand (with the Pulse user alice)"):  # fmt: skip
+    for what in ("purged manually", "12,345", "limits changed (warn length: 3,000)", "ops@example.org",
+                 "deleted manually (with the Pulse user alice)"):  # fmt: skip
         assert what in page
 
 
@@ -245,7 +246,7 @@ def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, cli
     Queue.objects.update(ready=7, state="warned")
     answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day", headers={"HX-Request": "true"})
     assert answer.status_code == 200
-    assert "over its warn length" in answer.text
+    assert "over its warning threshold" in answer.text
     assert "over the last day" in answer.text
     assert "<html" not in answer.text
 
@@ -322,7 +323,7 @@ def test_the_page_says_why_a_registered_queue_was_deleted(alice, client, why):
     text = page_of(queue, client)
     words = {"unregistered": "since no registration stands for it", "vhost": "with its virtual host"}
     assert f"deleted ({words[why]})" in text
-    assert "by hand" not in text
+    assert "manually" not in text
 
 
 # Deletion and purge
@@ -344,7 +345,7 @@ def test_an_owner_deletes_a_queue_by_typing_its_name(listed_queue, client, manag
     assert "The queue queue/alice/builds is deleted." in answer.text
     assert queue_names(management, vhost) == set()
     page = page_of(listed_queue, client)
-    assert "deleted by hand" in page
+    assert "deleted manually" in page
     assert "alice@example.org" in page
 
 
@@ -458,7 +459,7 @@ def test_operators_set_the_limits_on_the_page(alices_queue, client, operator):
     )
     assert "The limits are set." in answer.text
     assert "9,000 messages, set for this queue" in answer.text
-    assert "given other limits (warn length: 100; maximum: 9,000)" in answer.text
+    assert "limits changed (warn length: 100; maximum: 9,000)" in answer.text
 
 
 def test_the_effective_warning_threshold_is_shown(alices_queue, client, alice):

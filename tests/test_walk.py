@@ -87,11 +87,11 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     run_pass()
     page.get_by_role("navigation").first.get_by_role("link", name="Queues").click()
     row = page.get_by_role("row").filter(has_text=name)
-    expect(row).to_contain_text("all right")
+    expect(row).to_contain_text("healthy")
     program.publish(4)
     run_pass()
     page.clock.fast_forward("00:05")
-    expect(row).to_contain_text("over its warn length")
+    expect(row).to_contain_text("over its warning threshold")
 
     # The warning links to the queue's page, whose chart has a text description.
     sending.send_due()
