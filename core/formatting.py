@@ -1,4 +1,9 @@
-"""Durations and rates in words."""
+"""Numbers, durations and rates in words."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural: "1 message", "2,000 messages"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def rate_in_words(per_second: float | None) -> str:
@@ -11,8 +16,7 @@ def rate_in_words(per_second: float | None) -> str:
     number, unit = (amount, "a second") if amount >= 1 else (amount * 60, "a minute")
     if number < 1:
         number, unit = amount * 3600, "an hour"
-    messages = "message" if round(number) == 1 else "messages"
-    return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} {messages} {unit}"
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {counted(round(number), 'message')} {unit}"
 
 
 def short_rate(per_second: float | None) -> str:
@@ -32,5 +36,5 @@ def duration(seconds: float | None) -> str:
         return ""
     for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size * 1.5:
-            return f"{seconds / size:,.0f} {unit}s"
-    return f"{seconds:,.0f} second{'' if round(seconds) == 1 else 's'}"
+            return counted(round(seconds / size), unit)
+    return counted(round(seconds), "second")

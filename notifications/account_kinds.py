@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Any
 
 from django.urls import reverse
 
@@ -10,114 +9,217 @@ from accounts import addresses
 from accounts.models import Invitation, NotificationAddress, PulseUser
 from core.links import absolute_url
 from notifications import kinds
+from notifications.content import Content, Fact, Link, Row, Table, Why, as_of
 from notifications.models import Notification
 from rabbit.names import readable
 
 
-def _confirm_link(notification: Notification) -> dict[str, Any]:
-    """Return the link that confirms an added address. It is not stored, as anybody who has it can use it."""
-    address = NotificationAddress.objects.filter(uuid=notification.facts["address"], confirmed_at=None).first()
+def _confirm_address(notification: Notification) -> Content:
+    """Return the request to confirm an added address.
+
+    The link is not stored, because anybody who has it can use it.
+    """
+    facts = notification.facts
+    address = NotificationAddress.objects.filter(uuid=facts["address"], confirmed_at=None).first()
     if address is None:
         raise kinds.Obsolete("The address was confirmed or removed in the meantime.")
+    by = facts.get("added_by") or "An owner"
     link = reverse("confirm_address", args=[addresses.confirmation_token(address)])
-    return {"confirm_url": absolute_url(link)}
+    return Content(
+        subject=f"Confirm notifications about the queues of {facts['account']}",
+        happened=f"{by} added this address to the RabbitMQ account {facts['account']}, so that it is notified when a "
+        "queue of this account grows too long and when one is deleted.",
+        next="You get no such mail until you confirm.",
+        advice="Open this page within seven days, and press the button there. "
+        "If you don't want such mails, ignore this one.",
+        action=Link("Confirm this address", absolute_url(link)),
+        facts=[Fact("Account", facts["account"]), Fact("Added by", facts.get("added_by") or "an owner")],
+        why=Why(f"You get this because {facts.get('added_by') or 'an owner'} entered your address."),
+    )
 
 
-def _request(notification: Notification) -> dict[str, Any]:
-    reason = "\n".join(readable(line) for line in notification.facts["reason"].splitlines())
-    return {"reason": reason, "owners_url": absolute_url(reverse("owners"))}
+def _vouch_request(notification: Notification) -> Content:
+    facts = notification.facts
+    reason = "\n".join(readable(line) for line in facts["reason"].splitlines())
+    return Content(
+        subject=f"{facts['asks']} asks for access to the broker",
+        happened=f"{facts['asks']} signed in, and asks for access to the broker.",
+        next="This person has no access until an operator approves it.",
+        advice="If you know this person and the purpose, approve the request.",
+        action=Link("Review the request", absolute_url(reverse("owners"))),
+        facts=[Fact("Address", facts["asks"]), Fact("Reason", reason or "none given"), as_of(notification)],
+        why=Why("You get this as an operator of this installation."),
+    )
 
 
-def _pulse_users_link(notification: Notification) -> dict[str, Any]:
-    return {"pulse_users_url": absolute_url(reverse("pulse_users"))}
+def _vouched(notification: Notification) -> Content:
+    by = notification.facts["by"]
+    return Content(
+        subject="You have access to the broker",
+        happened=f"{by} approved your access to the broker." if by else "Your access to the broker is approved.",
+        next="You can create accounts on RabbitMQ, called Pulse users. "
+        "The names of an account's queues begin with queue/ and its own name.",
+        action=Link("Create an account", absolute_url(reverse("pulse_users"))),
+        facts=[Fact("Your address", notification.recipient), Fact("Approved by", by or "an operator")],
+        why=Why("You get this because you signed in to Guardian with this address."),
+    )
 
 
-def _invitation(notification: Notification) -> dict[str, Any]:
+def _invitation(notification: Notification) -> Content:
     """Return what the invitation says now."""
     uuid = notification.facts["invitation"]
     invitation = Invitation.objects.open().select_related("pulse_user", "inviter").filter(uuid=uuid).first()
     if invitation is None:
         raise kinds.Obsolete("The invitation was answered or withdrawn in the meantime.")
-    return {
-        "pulse_user": invitation.pulse_user.username,
-        "inviter": invitation.inviter.email,
-        "invitee": notification.recipient,
-        "expires": f"{invitation.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        "invitation_url": absolute_url(reverse("invitation", args=[invitation.uuid])),
-    }
+    username, inviter = invitation.pulse_user.username, invitation.inviter.email
+    expires = f"{invitation.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return Content(
+        subject=f"{inviter} invites you to own {username}",
+        happened=f"{inviter} invites you to own the RabbitMQ account {username}. Its owners are notified about its "
+        "queues. They can change everything about it: set its password, invite others, delete it.",
+        next=f"Nothing changes until you accept. The invitation expires on {expires}.",
+        advice=f"Sign in with this address, {notification.recipient}, and accept or decline.",
+        action=Link("Answer the invitation", absolute_url(reverse("invitation", args=[invitation.uuid]))),
+        facts=[Fact("Account", username), Fact("Invited by", inviter), Fact("Expires", expires)],
+        why=Why(f"You get this because {inviter} entered your address."),
+    )
 
 
-def _pulse_user_link(notification: Notification) -> dict[str, Any]:
+def _invitation_answered(notification: Notification) -> Content:
+    facts = notification.facts
+    username, invitee = facts["pulse_user"], facts["invitee"]
+    if facts["accepted"]:
+        subject = f"{invitee} accepted and owns {username} now"
+        happened = f"{invitee} accepted your invitation to own the RabbitMQ account {username}."
+        next_ = f"{invitee} is an owner now, and is notified about its queues."
+        advice = (
+            "Give the new owner the password, or let them set another. You can leave the account now if you want to."
+        )
+    else:
+        subject = f"{invitee} declined to own {username}"
+        happened = f"{invitee} declined your invitation to own the RabbitMQ account {username}."
+        next_ = "Its owners stay the same."
+        advice = "Ask for the reason, or invite another person."
+    return Content(
+        subject=subject,
+        happened=happened,
+        next=next_,
+        advice=advice,
+        action=_open_account(notification),
+        facts=[Fact("Account", username), Fact("Invited", invitee)],
+        why=Why("You get this because you sent the invitation."),
+    )
+
+
+def _owner_assigned(notification: Notification) -> Content:
+    """Return the message to an owner, with the accounts that they still own."""
+    usernames = notification.facts["pulse_users"]
+    owned = PulseUser.objects.filter(username__in=usernames, owners__email=notification.recipient)
+    names = sorted(one.username for one in owned)
+    if not names:
+        raise kinds.Obsolete("The accounts were deleted, or have other owners.")
+    accounts, by = _accounts(names), notification.facts["by"]
+    its, it = ("its", "it") if len(names) == 1 else ("their", "them")
+    facts = [Fact("Accounts", "\n".join(names))]
+    return Content(
+        subject=f"You are now an owner of {accounts}",
+        happened=f"{f'The operator {by}' if by else 'An operator'} made you an owner of {accounts}.",
+        next=f"You are notified about {its} queues, and can change {it}. Passwords stay as they are.",
+        advice="Set a new password if others may know it. If an account is not yours, leave it, or ask the operator.",
+        action=Link("Open your accounts", absolute_url(reverse("pulse_users"))),
+        facts=[*facts, Fact("Assigned by", by)] if by else facts,
+        why=Why("You get this because an operator entered your address."),
+    )
+
+
+def _open_account(notification: Notification) -> Link:
+    """Return the link to the account's page. Only its owners may see it."""
     username = notification.facts["pulse_user"]
     if not PulseUser.objects.filter(username=username, owners__email=notification.recipient).exists():
         raise kinds.Obsolete("The account was deleted, or has other owners.")
-    return {"pulse_user_url": _pulse_user_url(username)}
+    return Link("Open the account", _account_url(username))
 
 
-def _assignment(notification: Notification) -> dict[str, Any]:
-    """Return the accounts that the recipient still owns, with links."""
-    owned = PulseUser.objects.filter(
-        username__in=notification.facts["pulse_users"], owners__email=notification.recipient
-    )
-    accounts = [{"name": one.username, "url": _pulse_user_url(one.username)} for one in owned]
-    if not accounts:
-        raise kinds.Obsolete("The accounts were deleted, or have other owners.")
-    return {"accounts": accounts, "what": _what([one.username for one in owned])}
-
-
-def _departure(notification: Notification) -> dict[str, Any]:
-    """Return the accounts with links, and whether their passwords were changed since."""
+def _owner_left(notification: Notification) -> Content:
+    """Return the message to a removed owner, or to the remaining owners, some of whose passwords may be known."""
     facts = notification.facts
+    usernames: list[str] = facts["pulse_users"]
     if notification.recipient in facts["left"]:
-        return {"was_removed": True, "what": _what(facts["pulse_users"])}
-    owned = PulseUser.objects.filter(username__in=facts["pulse_users"], owners__email=notification.recipient)
-    accounts = [
-        {"name": one.username, "url": f"{_pulse_user_url(one.username)}#password", "exposed": one.password_exposed_at}
-        for one in owned
-    ]
-    if not accounts:
+        return _removed(usernames, facts["by"])
+    owned = list(PulseUser.objects.filter(username__in=usernames, owners__email=notification.recipient))
+    if not owned:
         raise kinds.Obsolete("The accounts were deleted, or have other owners.")
-    return {
-        "accounts": accounts,
-        "what": _what([one.username for one in owned]),
-        "exposed": any(one.password_exposed_at for one in owned),
-    }
+    accounts = _accounts([one.username for one in owned])
+    left, by = facts["left"], facts["by"]
+    no_longer = f"{', '.join(left)} no longer own{'s' if len(left) == 1 else ''} {accounts}"
+    exposed = any(one.password_exposed_at for one in owned)
+    if exposed:
+        next_ = "A former owner may know the password, and can still connect with it."
+        advice = "Set a new password, and close the open connections."
+    else:
+        next_ = "The password was changed since, so a former owner can't connect."
+        advice = "If your clients can't connect, ask another owner for the new password, or set one."
+    return Content(
+        subject=f"{no_longer}: {'set a new password' if exposed else 'the password was changed'}",
+        happened=f"{no_longer}{'' if by in left else f': {by} removed them'}.",
+        next=next_,
+        advice=advice,
+        action=_set_passwords([one.username for one in owned]),
+        facts=[Fact("No longer owners", ", ".join(left)), Fact("Removed by", by), as_of(notification)],
+        tables=[Table([_password_row(one) for one in owned], "Passwords")],
+        why=Why(f"You get this because you own {accounts}."),
+    )
 
 
-def _what(usernames: Sequence[str]) -> str:
+def _removed(usernames: Sequence[str], by: str) -> Content:
+    accounts = _accounts(usernames)
+    its, it = ("its", "it") if len(usernames) == 1 else ("their", "them")
+    return Content(
+        subject=f"You no longer own {accounts}",
+        happened=f"{by} removed you from the owners of {accounts}.",
+        next=f"You get no more notifications about {its} queues, and can't change {it}.",
+        advice=f"If this is a mistake, ask {by}.",
+        action=Link("Open your accounts", absolute_url(reverse("pulse_users"))),
+        facts=[Fact("Accounts", "\n".join(usernames)), Fact("Removed by", by)],
+        why=Why(f"You get this because you owned {accounts}."),
+    )
+
+
+def _set_passwords(usernames: Sequence[str]) -> Link:
+    if len(usernames) == 1:
+        return Link("Set a new password", f"{_account_url(usernames[0])}#password")
+    return Link("Open your accounts", absolute_url(reverse("pulse_users")))
+
+
+def _password_row(account: PulseUser) -> Row:
+    state = "set a new password" if account.password_exposed_at else "changed since"
+    return Row(account.username, (state,), f"{_account_url(account.username)}#password")
+
+
+def _accounts(usernames: Sequence[str]) -> str:
     return usernames[0] if len(usernames) == 1 else f"{len(usernames)} RabbitMQ accounts"
 
 
-def _pulse_user_url(username: str) -> str:
+def _account_url(username: str) -> str:
     return absolute_url(reverse("pulse_user", args=[username]))
 
 
-CONFIRM_ADDRESS = kinds.register(
-    "confirm-address", "whether an address may be told of an account's queues", context=_confirm_link
-)
+CONFIRM_ADDRESS = kinds.register("confirm-address", "an added address is asked to confirm", _confirm_address)
 
-VOUCH_REQUEST = kinds.register("vouch-request", "somebody asks to be vouched for", context=_request)
+VOUCH_REQUEST = kinds.register("vouch-request", "a person asks for access to the broker", _vouch_request)
 
-VOUCHED = kinds.register(
-    "vouched", "somebody may use the broker now", needs_active_recipient=True, context=_pulse_users_link
-)
+VOUCHED = kinds.register("vouched", "an owner has access to the broker", _vouched, needs_active_recipient=True)
 
 INVITATION = kinds.register(
-    "invitation", "whether somebody will own an account", needs_active_recipient=True, context=_invitation
+    "invitation", "a person is invited to own an account", _invitation, needs_active_recipient=True
 )
 
 INVITATION_ANSWERED = kinds.register(
-    "invitation-answered",
-    "somebody accepted or declined an invitation",
-    needs_active_recipient=True,
-    context=_pulse_user_link,
+    "invitation-answered", "an invitation was accepted or declined", _invitation_answered, needs_active_recipient=True
 )
 
 OWNER_ASSIGNED = kinds.register(
-    "owner-assigned",
-    "an operator made somebody an owner of an account",
-    needs_active_recipient=True,
-    context=_assignment,
+    "owner-assigned", "an operator assigned an owner to an account", _owner_assigned, needs_active_recipient=True
 )
 
-OWNER_LEFT = kinds.register("owner-left", "an account lost an owner", needs_active_recipient=True, context=_departure)
+OWNER_LEFT = kinds.register("owner-left", "an account lost an owner", _owner_left, needs_active_recipient=True)

@@ -4,8 +4,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from django.conf import settings
+from django.urls import reverse
+
+from core.formatting import counted
+from core.links import absolute_url
 from notifications import kinds
+from notifications.content import (
+    Content,
+    Link,
+    Row,
+    Table,
+    Why,
+    as_of,
+    is_to_operator,
+    subject_url,
+    why_added,
+    why_owner,
+)
 from notifications.models import Notification
+from rabbit.names import readable
 
 MAX_SEPARATE = 3
 """Up to this many notifications of a group are sent as messages of their own."""
@@ -53,53 +71,108 @@ def deliveries(claimed: Sequence[Notification]) -> list[Delivery]:
     return messages
 
 
-def line(notification: Notification, context: Mapping[str, Any]) -> Line:
-    """Return the line of a notification, from the context of its own mail."""
-    kind = kinds.get(notification.kind)
-    brief = kind.brief(notification.facts)
-    limit = _limit(context)
-    return Line(
-        queue=context["queue"],
-        vhost=context["vhost"],
-        happened=brief.text,
-        counted_as=brief.counted_as,
-        length=context.get("length"),
-        limit=limit,
-        owners=", ".join(context.get("owners", [])),
-        url=context["url"],
-        is_final=kind.is_final,
-        is_growing=context.get("state") == "warned" and limit.replace(",", "").isdigit(),
-        is_blocked=bool(context["blocked"]),
+def content(notifications: Delivery) -> Content:
+    """Return what a message with these notifications says."""
+    first = notifications[0]
+    lines = _lines(notifications)
+    accounts = sorted({one.facts["account"] for one in notifications if one.facts.get("account")})
+    to_operator = all(map(is_to_operator, notifications))
+    vhosts = {one.vhost for one in lines}
+    counts = ", ".join(f"{number:,} {what}" for what, number in Counter(one.counted_as for one in lines).items())
+    where = f" in the virtual host {lines[0].vhost}" if len(vhosts) == 1 else ""
+
+    def row(one: Line) -> Row:
+        vhost = f" in {one.vhost}" if len(vhosts) > 1 else ""
+        owners = f" ({one.owners or 'no owner'})" if to_operator else ""
+        length = "unknown" if one.length is None else f"{one.length:,}"
+        return Row(f"{one.queue}{vhost}{owners}", (one.happened, length, one.limit), one.url)
+
+    table = Table(
+        [row(one) for one in lines[:MAX_LINES]],
+        heads=("What happened", "Messages", "Deletion limit"),
+        name_head="Queue",
+        more=max(0, len(lines) - MAX_LINES),
+    )
+    return Content(
+        subject=f"{len(lines):,} queues: {counts}",
+        happened=f"{len(lines):,} of {'the' if to_operator else 'your'} queues{where}: {counts}.",
+        next=_next(lines),
+        advice=ADVICE if any(one.is_growing or one.is_final for one in lines) else "",
+        action=None if accounts else Link("Open the queues", absolute_url(reverse("queues"))),
+        facts=[as_of(first)],
+        tables=[table],
+        why=_why(first, accounts),
     )
 
 
-def _limit(context: Mapping[str, Any]) -> str:
-    broker_limit = context["broker_limit"]
-    if broker_limit and broker_limit["messages"] is not None and not context["blocked"]:
+ADVICE = (
+    "Start the consumers of these queues, or make sure that they keep up. Delete the queues that nobody needs any more."
+)
+
+
+def _next(lines: Sequence[Line]) -> str:
+    sentences = []
+    if any(one.is_growing for one in lines):
+        sentences.append("Guardian deletes a queue that grows past its deletion limit.")
+    if any(one.is_blocked for one in lines):
+        sentences.append("The deletion of queues marked as blocked waits for an operator's decision.")
+    if any(one.is_final for one in lines):
+        sentences.append("A consumer that declares a deleted queue again gets an empty one.")
+    return " ".join(sentences) or "Nothing. Guardian keeps watching these queues."
+
+
+def _why(notification: Notification, accounts: Sequence[str]) -> Why | None:
+    if accounts:
+        return why_added(notification, accounts)
+    if is_to_operator(notification):
+        return None
+    return why_owner("You get this because these queues belong to you.")
+
+
+def brief_text(notifications: Delivery) -> str:
+    """Return the first lines of a table, for a channel."""
+    lines = _lines(notifications)
+    text = []
+    for one in lines[:MAX_BRIEF_LINES]:
+        length = "" if one.length is None or one.is_final else f", {counted(one.length, 'message')}"
+        text.append(f"{one.queue}: {one.happened}{length}")
+    if len(lines) > MAX_BRIEF_LINES:
+        text.append(f"… and {len(lines) - MAX_BRIEF_LINES:,} more")
+    return "\n".join([*text, settings.GUARDIAN_BASE_URL])
+
+
+def _lines(notifications: Delivery) -> list[Line]:
+    """Return the lines of a table in their order."""
+    return sorted(map(_line, notifications), key=lambda one: one.rank)
+
+
+def _line(notification: Notification) -> Line:
+    facts = notification.facts
+    kind = kinds.get(notification.kind)
+    brief = kind.brief(facts)
+    limit = _limit(facts)
+    return Line(
+        queue=readable(facts["queue"]),
+        vhost=readable(facts["vhost"]),
+        happened=brief.text,
+        counted_as=brief.counted_as,
+        length=facts.get("length"),
+        limit=limit,
+        owners=", ".join(facts.get("owners", [])),
+        url=subject_url(notification),
+        is_final=kind.is_final,
+        is_growing=facts.get("state") == "warned" and limit.replace(",", "").isdigit(),
+        is_blocked=bool(facts.get("blocked")),
+    )
+
+
+def _limit(facts: Mapping[str, Any]) -> str:
+    broker_limit, blocked = facts.get("broker_limit"), facts.get("blocked")
+    if broker_limit and broker_limit["messages"] is not None and not blocked:
         return f"{broker_limit['messages']:,} by the broker"
-    if context.get("spared"):
+    if facts.get("spared"):
         return "none"
-    limit = context.get("max")
+    limit = facts.get("max")
     if limit is None:
         return ""
-    return f"{limit:,}, blocked" if context["blocked"] else f"{limit:,}"
-
-
-def table(lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the context of a message with these lines."""
-    lines = sorted(lines, key=lambda one: one.rank)
-    vhosts = {one.vhost for one in lines}
-    return {
-        "number": len(lines),
-        "counts": [f"{number:,} {what}" for what, number in Counter(one.counted_as for one in lines).items()],
-        "only_vhost": next(iter(vhosts)) if len(vhosts) == 1 else "",
-        "deleted": any(one.is_final for one in lines),
-        "growing": any(one.is_growing for one in lines),
-        "blocked": any(one.is_blocked for one in lines),
-        "lines": lines[:MAX_LINES],
-        "more": max(0, len(lines) - MAX_LINES),
-        "first_lines": lines[:MAX_BRIEF_LINES],
-        "more_than_first": max(0, len(lines) - MAX_BRIEF_LINES),
-        "width": max(len(one.happened) for one in lines),
-        "limit_width": max(len("Deletion limit"), *(len(one.limit) for one in lines)),
-    }
+    return f"{limit:,}, blocked" if blocked else f"{limit:,}"

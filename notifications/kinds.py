@@ -1,11 +1,10 @@
-"""The kinds of notification. The package that sends a kind registers it.
-
-The templates of a kind are ``templates/mails/NAME.subject.txt``, ``NAME.txt`` and ``NAME.html``.
-"""
+"""The kinds of notification. The package that sends a kind registers it, with what its message says."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from notifications.content import Content
 
 if TYPE_CHECKING:
     from notifications.models import Notification
@@ -31,31 +30,35 @@ class Kind:
     - ``is_final``: it replaces unsent notifications of all topics, is itself never replaced, and waits for no quiet
       hours.
     - ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in.
-    - ``context`` returns the templates' context besides the facts, and raises ``Obsolete``.
+    - ``content`` returns what the message says, and raises ``Obsolete``.
     - ``brief`` returns what the facts say, for a table. A kind with a topic needs it.
     """
 
     name: str
     text: str
+    content: Callable[["Notification"], Content]
     topic: str = ""
     is_final: bool = False
     needs_active_recipient: bool = False
-    context: Callable[["Notification"], dict[str, Any]] = lambda notification: {}
     brief: Callable[[Mapping[str, Any]], Brief] = lambda facts: Brief("", "")
 
 
 _kinds: dict[str, Kind] = {}
 
 
-def register(name: str, text: str, **options: Any) -> str:
+def register(name: str, text: str, content: Callable[["Notification"], Content], **options: Any) -> str:
     """Register a kind with the fields of :class:`Kind`, and return its name."""
-    _kinds[name] = Kind(name, text, **options)
+    _kinds[name] = Kind(name, text, content, **options)
     return name
 
 
 def get(name: str) -> Kind:
-    """Return the kind of this name; a kind that is no longer registered gets the defaults."""
-    return _kinds.get(name) or Kind(name, name)
+    """Return the kind of this name. One that is no longer registered is obsolete."""
+    return _kinds.get(name) or Kind(name, name, _unregistered)
+
+
+def _unregistered(notification: "Notification") -> Content:
+    raise Obsolete("This kind of notification no longer exists.")
 
 
 def choices() -> list[tuple[str, str]]:

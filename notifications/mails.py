@@ -1,35 +1,22 @@
-"""Render notifications as e-mails. The templates are in ``templates/mails/``, three for each kind.
+"""Render notifications as e-mails, and as texts for channels.
 
 Mails about one subject to one recipient share a thread: all refer to the id of a mail that was never sent.
 """
 
 import uuid
-from datetime import UTC
+from collections.abc import Iterator, Sequence
 from email.utils import parseaddr
-from typing import Any
 
 from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
-from django.urls import reverse
 
-from core.formatting import duration, rate_in_words
-from notifications import grouping, kinds, subjects
+from notifications import content, grouping, kinds, subjects
+from notifications.content import Content, Fact, Table, Why
 from notifications.models import Notification
-from rabbit.names import readable
-
-MAX_NAME_IN_SUBJECT = 80
-
-FACT_DEFAULTS = dict.fromkeys(
-    ("agents", "registered", "dead_letters", "account", "more_bindings", "more_upstream", "broker_limit", "blocked"),
-    "",
-)
-"""Facts that most notifications lack. Undefined names are expensive in templates: with these defaults, rendering a
-warning takes a fifth less time."""
-
 
 GROUP = "group"
-"""The templates of a message with several notifications."""
+"""The value of X-Guardian-Kind for a message with several notifications."""
 
 
 def compose(*notifications: Notification) -> EmailMultiAlternatives:
@@ -38,14 +25,17 @@ def compose(*notifications: Notification) -> EmailMultiAlternatives:
     Raises:
         Obsolete: there is nothing to send any more.
     """
-    name, context = _render_with(notifications)
+    said, why = _content(notifications)
+    kind = notifications[0].kind if len(notifications) == 1 else GROUP
+    subject = _subject(said)
     mail = EmailMultiAlternatives(
-        subject=_subject(name, context),
-        body=render_to_string(f"mails/{name}.txt", context),
+        subject=subject,
+        body=_as_text(said, why),
         to=[notifications[0].recipient],
-        headers={"Auto-Submitted": "auto-generated", "X-Guardian-Kind": name, **_thread(notifications)},
+        headers={"Auto-Submitted": "auto-generated", "X-Guardian-Kind": kind, **_thread(notifications)},
     )
-    mail.attach_alternative(render_to_string(f"mails/{name}.html", context), "text/html")
+    context = {"subject": subject, "content": said, "why": why, "base_url": settings.GUARDIAN_BASE_URL}
+    mail.attach_alternative(render_to_string("mails/message.html", context), "text/html")
     return mail
 
 
@@ -55,27 +45,19 @@ def in_text(*notifications: Notification) -> tuple[str, str]:
     Raises:
         Obsolete: there is nothing to send any more.
     """
-    name, context = _render_with(notifications)
-    text = f"mails/{name}.brief.txt" if name == GROUP else f"mails/{name}.txt"
-    return _subject(name, context), render_to_string(text, context)
+    said, why = _content(notifications)
+    text = _as_text(said, why) if len(notifications) == 1 else grouping.brief_text(notifications)
+    return _subject(said), text
 
 
-def _render_with(notifications: grouping.Delivery) -> tuple[str, dict[str, Any]]:
-    """Return the name of the templates, and their context."""
-    contexts = [_context(one) for one in notifications]
-    if len(contexts) == 1:
-        return notifications[0].kind, contexts[0]
-    lines = [grouping.line(one, context) for one, context in zip(notifications, contexts, strict=True)]
-    accounts = sorted({context["account"] for context in contexts} - {""})
-    to_operator = all(context["to_operator"] for context in contexts)
-    return GROUP, {
-        **contexts[0], **grouping.table(lines), "accounts": accounts, "to_operator": to_operator, "url": ""
-    }  # fmt: skip
+def _content(notifications: grouping.Delivery) -> tuple[Content, Why]:
+    first = notifications[0]
+    said = kinds.get(first.kind).content(first) if len(notifications) == 1 else grouping.content(notifications)
+    return said, said.why or content.why(first)
 
 
-def _subject(name: str, context: dict[str, Any]) -> str:
-    shortened = {**context, "queue": _shortened(context["queue"])}
-    return " ".join(render_to_string(f"mails/{name}.subject.txt", shortened).split())
+def _subject(said: Content) -> str:
+    return " ".join(f"[Guardian] {said.subject}".split())
 
 
 def _thread(notifications: grouping.Delivery) -> dict[str, str]:
@@ -92,41 +74,48 @@ def _thread(notifications: grouping.Delivery) -> dict[str, str]:
     return headers
 
 
-def _context(notification: Notification) -> dict[str, Any]:
-    """Return the context of the templates."""
-    facts = notification.facts
-    base_url = settings.GUARDIAN_BASE_URL
-    context = {
-        **FACT_DEFAULTS,
-        **facts,
-        "queue": readable(facts.get("queue", "")),
-        "vhost": readable(facts.get("vhost", "")),
-        "bindings": _readable_bindings(facts.get("bindings")),
-        "upstream": _readable_bindings(facts.get("upstream")),
-        "pace": rate_in_words(facts.get("per_second")),
-        "time_to_max": duration(facts.get("seconds_to_max")),
-        "lasted": duration(facts.get("seconds")),
-        "kept": duration(facts.get("seconds_kept")),
-        "to_operator": notification.recipient not in facts.get("owners", []) and "account" not in facts,
-        "as_of": f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC",  # the mail may be read hours later
-        "base_url": base_url,
-        "settings_url": f"{base_url}{reverse('settings')}",
-        "url": "" if "account" in facts else _url(notification),  # an added address has no access to the page
-        "quiet_minutes": settings.GUARDIAN_QUIET_SECONDS // 60,
-    }
-    context |= kinds.get(notification.kind).context(notification)
-    return context
+def _as_text(said: Content, why: Why) -> str:
+    footer = [why.text, *([f"{why.link.text}: {why.link.url}"] if why.link else [])]
+    signature = "\n".join(["-- ", *footer, f"Guardian, {settings.GUARDIAN_BASE_URL}"])
+    return "\n\n".join([*_paragraphs(said), signature]) + "\n"
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= MAX_NAME_IN_SUBJECT else name[: MAX_NAME_IN_SUBJECT - 1] + "…"
+def _paragraphs(said: Content) -> Iterator[str]:
+    yield said.happened
+    yield f"What happens next: {said.next}"
+    if said.advice:
+        yield f"What you can do: {said.advice}"
+    if said.commands:
+        yield "\n".join(f"    {command}" for command in said.commands)
+    if said.action:
+        yield f"{said.action.text}:\n{said.action.url}"
+    for table in said.tables:
+        yield _table(table)
+    if said.facts:
+        yield _facts(said.facts)
 
 
-def _readable_bindings(bindings: list[dict[str, str]] | None) -> list[dict[str, str]] | None:
-    if bindings is None:
-        return None
-    return [{name: readable(value) for name, value in binding.items()} for binding in bindings]
+def _facts(facts: Sequence[Fact]) -> str:
+    width = max(len(fact.label) for fact in facts) + len(":  ")
+    lines = (f"{label}:".ljust(width) + value.replace("\n", "\n" + " " * width) for label, value in facts)
+    return "\n".join(lines)
 
 
-def _url(notification: Notification) -> str:
-    return f"{settings.GUARDIAN_BASE_URL}{notification.subject.path}" if notification.subject else ""
+def _table(table: Table) -> str:
+    """Return a table with the names in the last column, as they may be long."""
+    lines = [(*row.cells, row.name) for row in table.rows]
+    if table.heads:
+        lines.insert(0, (*table.heads, table.name_head))
+    *columns, names = zip(*lines, strict=True)
+    if not table.heads:
+        names = tuple(f"{row.name}\n  {row.url}" if row.url else row.name for row in table.rows)
+    widths = [max(map(len, column)) for column in columns]
+    aligned = [
+        [cell.rjust(width) if number else cell.ljust(width) for cell in column]
+        for number, (column, width) in enumerate(zip(columns, widths, strict=True))
+    ]
+    text = [f"{table.title}:"] if table.title else []
+    text += map("  ".join, zip(*aligned, names, strict=True))
+    if table.more:
+        text.append(f"… and {table.more:,} more")
+    return "\n".join(text)

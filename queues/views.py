@@ -153,7 +153,7 @@ class Row:
     @property
     def outlook(self) -> str:
         """The queue's condition and what happens next, in one or two sentences."""
-        return outlook(self, self._growth)
+        return outlook(self, self._growth, is_limited=False)
 
     @property
     def _growth(self) -> growth.Growth | None:

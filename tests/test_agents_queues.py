@@ -161,12 +161,11 @@ def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, 
     assert registered.queue_name in agents.queues(agents_vhost)
     assert notified_queues() == [("warning", registered.queue_name)] == notified_queues("ops@example.org")
     text = last_text_to()
-    assert "An agent registered it." in text
-    assert "never deleted for its length" in text
-    assert "holds 10,000 messages at most, and each for 60 minutes" in text
-    assert "goes to the dead-letter queue" in text
+    assert "Guardian never deletes this queue for its length." in text
+    assert "keeps at most 10,000 messages in it, each for 60 minutes" in text
+    assert "to the dead-letter queue" in text
     assert "alice@example.org, whose agent registered it" in text
-    assert "the queue is your agents'." in text
+    assert "the queue belongs to your agents." in text
 
 
 def test_a_long_dead_letter_queue_is_warned_about(registered, agents_vhost, agents_amqp):
@@ -176,8 +175,8 @@ def test_a_long_dead_letter_queue_is_warned_about(registered, agents_vhost, agen
     assert (report.warned, report.deleted) == (1, 0)
     assert notified_queues() == [("warning", DEAD_LETTER_QUEUE)]
     text = last_text_to()
-    assert "messages that agents could not get" in text
-    assert "keeps the last 10,000 messages, for 7 days" in text
+    assert "Agents could not get them" in text
+    assert "keeps its last 10,000 messages for 7 days" in text
     assert "delete it" not in text
 
 
@@ -208,8 +207,8 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
     assert consumer_health.count_consumers() == 2
     assert notified_queues() == [("no-consumers", registered.queue_name)] == notified_queues("ops@example.org")
     text = last_text_to()
-    assert "start its agent" in text
-    assert "stays there" not in text
+    assert "Start its agent" in text
+    assert "stay there" not in text
 
 
 # Queues that vanish and return

@@ -95,7 +95,7 @@ def test_a_mail_shows_header_arguments_and_the_path_to_the_first_exchange(fed, a
     (mail,) = mailbox.to("alice@example.org")
     for text in TEXTS:
         assert text in mail.text
-        assert text in mail.html.replace("<code>", "").replace("</code>", "")
+        assert text in mail.html
 
 
 def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange(fed, alice, client):
@@ -126,18 +126,18 @@ def test_a_warning_says_that_the_broker_limits_the_queue(
     send_due()
     (mail,) = mailbox.to("alice@example.org")
     for text in (mail.text, mail.html):
-        assert "The broker limits this queue to 7 messages and drops the rest, the oldest first." in text
-        assert "it is deleted" not in text
-    assert "Broker's limit:  7 messages" in mail.text
+        assert "The broker limits this queue to 7 messages, and drops the oldest messages past that." in text
+        assert "Guardian deletes" not in text
+    assert ["Broker's", "limit:", "7", "messages"] in [line.split() for line in mail.text.splitlines()]
 
 
 @pytest.mark.parametrize(
     ("definition", "sentence"),
     [
-        ({"max_length": 7, "overflow": "reject-publish"}, "limits this queue to 7 messages and rejects the rest."),
-        ({"max_length_bytes": 7000}, "limits this queue to 6.8 KB and drops the rest, the oldest first. If it grows"),
-        ({"max_length": 7, "max_length_bytes": 7000}, "limits this queue to 7 messages and 6.8 KB and drops the rest"),
-        ({"max_length": 10}, "If it grows past 10 messages, it is deleted"),
+        ({"max_length": 7, "overflow": "reject-publish"}, "this queue to 7 messages, and rejects messages past that."),
+        ({"max_length_bytes": 7000}, "to 6.8 KB, and drops the oldest messages past that. If it grows"),
+        ({"max_length": 7, "max_length_bytes": 7000}, "limits this queue to 7 messages and 6.8 KB, and drops"),
+        ({"max_length": 10}, "If it grows past 10 messages, Guardian deletes it"),
     ],
 )
 def test_a_warning_says_what_the_broker_does_past_its_limit(

@@ -460,13 +460,13 @@ def test_owners_operators_and_confirmed_addresses_are_notified(account, alice, m
     texts = {mail.recipients[0]: (mail.text, mail.html) for mail in mailbox.mails}
     assert sorted(texts) == ["alice@example.org", "ops@example.org", "team@example.org"]
     for text in texts["alice@example.org"]:
-        assert "because the queue is yours" in text
+        assert "because the queue belongs to your RabbitMQ account" in text
         assert "/settings/" in text
     for text in texts["ops@example.org"]:
         assert "as an operator" in text
     for text in texts["team@example.org"]:
         assert "because alice@example.org added your address to the RabbitMQ account" in text
-        assert "To be taken off, ask its owners: alice@example.org" in text
+        assert "To be removed, ask its owners: alice@example.org" in text
 
 
 def test_an_address_with_several_roles_gets_one_mail(account, alice, settings):
@@ -526,7 +526,7 @@ def test_a_queue_of_agents_notifies_their_owner_and_operators_only(account, alic
     )
     send_due()
     (mail,) = mailbox.to("alice@example.org")
-    assert "because the queue is your agents'" in mail.text
+    assert "because the queue belongs to your agents" in mail.text
 
 
 def test_a_deletion_ignores_the_quiet_hours_of_an_agents_owner(alice):

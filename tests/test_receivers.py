@@ -24,7 +24,7 @@ def test_an_added_address_gets_a_mail_with_its_confirmation_link(account, alice,
     stored = str(list(Notification.objects.values()))
     assert send_due().sent == 1
     (mail,) = mailbox.to("team@example.org")
-    assert "alice@example.org wants this address to be told" in mail.text
+    assert "alice@example.org added this address to the RabbitMQ account" in mail.text
     token = mail.text.partition("/addresses/")[2].partition("/")[0]
     assert token not in stored + str(list(Notification.objects.values()))
     assert addresses.confirm_address(token).confirmed_at is not None
@@ -56,7 +56,7 @@ def test_each_operator_gets_one_mail_about_an_access_request(mailbox):
     send_due()
     assert sorted(mail.recipients[0] for mail in mailbox.mails) == ["ops@example.org", "second@example.org"]
     mail = mailbox.mails[0]
-    assert mail.subject == "[Guardian] bob@example.org asks to use the broker"
+    assert mail.subject == "[Guardian] bob@example.org asks for access to the broker"
     assert "I run the <b>nightly</b> builds." in mail.text
     assert "&lt;b&gt;nightly" in mail.html
     assert "/owners/" in mail.text
@@ -74,7 +74,7 @@ def test_a_vouched_owner_is_notified_by_whom_and_of_the_next_step(alice, mailbox
     send_due()
     (mail,) = mailbox.mails
     assert mail.recipients[0] == "bob@example.org"
-    assert "ops@example.org has vouched for you" in mail.text
+    assert "ops@example.org approved your access to the broker" in mail.text
     assert "/pulse-users/" in mail.text
 
 

@@ -75,7 +75,7 @@ def test_the_mail_explains_the_code(client, mailbox, settings):
     assert mail.subject == "[Guardian] Your sign-in code"
     assert mail.html == ""
     assert CODE.search(mail.text)
-    for words in ("signs you in to Guardian at https://guardian.example.org", "10 minutes", "You didn't ask for it?"):
+    for words in ("signs you in to Guardian at https://guardian.example.org", "10 minutes", "If you did not ask"):
         assert words in mail.text
     assert "&#" not in mail.text
 

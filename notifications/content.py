@@ -1,0 +1,123 @@
+"""What a notification says. Mails and channels render it, so that text and HTML have the same parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from typing import TYPE_CHECKING, NamedTuple
+
+from django.urls import reverse
+
+from core.links import absolute_url
+from rabbit.names import readable
+
+if TYPE_CHECKING:
+    from notifications.models import Notification
+
+MAX_NAME_IN_SUBJECT = 80
+
+
+class Link(NamedTuple):
+    """A link, or a button."""
+
+    text: str
+    url: str
+
+
+class Fact(NamedTuple):
+    """A row of a table of facts. The value may have several lines."""
+
+    label: str
+    value: str
+
+
+class Row(NamedTuple):
+    """A row of a table about several subjects."""
+
+    name: str
+    cells: tuple[str, ...] = ()
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table about several subjects. ``heads`` are those of the cells. ``more`` counts the rows that are left out."""
+
+    rows: Sequence[Row]
+    title: str = ""
+    heads: tuple[str, ...] = ()
+    name_head: str = ""
+    more: int = 0
+
+
+class Why(NamedTuple):
+    """Why the recipient gets a notification, and where to change that."""
+
+    text: str
+    link: Link | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """The parts of a message, in their order. ``advice`` is what the recipient can do, ``action`` the button for it.
+
+    ``why`` None: the recipient owns the queue or operates this installation.
+    """
+
+    subject: str
+    happened: str
+    next: str
+    advice: str = ""
+    commands: Sequence[str] = ()
+    action: Link | None = None
+    facts: Sequence[Fact] = ()
+    tables: Sequence[Table] = ()
+    why: Why | None = None
+
+
+def name_in_subject(name: str) -> str:
+    """Return a name of the broker for a subject, shortened."""
+    name = readable(name)
+    return name if len(name) <= MAX_NAME_IN_SUBJECT else f"{name[: MAX_NAME_IN_SUBJECT - 1]}…"
+
+
+def as_of(notification: "Notification") -> Fact:
+    """Return the time of the facts. The message may be read hours later."""
+    return Fact("As of", f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC")
+
+
+def subject_url(notification: "Notification") -> str:
+    """Return the address of the subject's page. An added address has no access to it."""
+    if notification.subject is None or "account" in notification.facts:
+        return ""
+    return absolute_url(notification.subject.path)
+
+
+def is_to_operator(notification: "Notification") -> bool:
+    """Return whether the recipient gets this as an operator only."""
+    return notification.recipient not in notification.facts.get("owners", []) and "account" not in notification.facts
+
+
+def why_added(notification: "Notification", accounts: Sequence[str]) -> Why:
+    """Return why an address that an owner added to these RabbitMQ accounts gets a notification."""
+    facts = notification.facts
+    ask = f"its owners: {', '.join(facts['owners'])}" if facts.get("owners") else "an operator"
+    return Why(
+        f"You get this because {facts.get('added_by') or 'an owner'} added your address to the RabbitMQ "
+        f"account{'' if len(accounts) == 1 else 's'} {', '.join(accounts)}. To be removed, ask {ask}."
+    )
+
+
+def why_owner(text: str) -> Why:
+    """Return why an owner gets a notification, with the link to the settings."""
+    return Why(text, Link("Change when and where you are notified", absolute_url(reverse("settings"))))
+
+
+def why(notification: "Notification") -> Why:
+    """Return why the recipient gets a notification about a queue or the broker."""
+    facts = notification.facts
+    if facts.get("account"):
+        return why_added(notification, [facts["account"]])
+    if is_to_operator(notification):
+        return Why("You get this as an operator of this installation.")
+    queue = "belongs to your agents" if facts.get("agents") else "belongs to your RabbitMQ account"
+    return why_owner(f"You get this because the queue {queue}.")
