@@ -29,7 +29,7 @@ from message_store import applications, queues
 from message_store.models import MAX_NAME_LENGTH, Application
 from message_store.principals import Caller, may_read, may_use_positions
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
-from rabbit.names import readable
+from rabbit.names import readable, readable_text
 
 logger = logging.getLogger(__name__)
 
@@ -314,8 +314,7 @@ def _shown(message: StoredMessage) -> MessagePreview:
     except UnicodeDecodeError:
         body, more, unit = message.body[:MAX_BINARY_BYTES].hex(" "), max(0, size - MAX_BINARY_BYTES), "bytes"
     else:
-        cut = text[:MAX_TEXT_CHARACTERS].replace("\r\n", "\n")
-        body = "".join(character if character in "\n\t" else readable(character) for character in cut)
+        body = readable_text(text[:MAX_TEXT_CHARACTERS])
         more, unit = max(0, len(text) - MAX_TEXT_CHARACTERS), "characters"
     return MessagePreview(message.id.hex, _time(message.id), readable(message.content_type), size, body, more, unit)
 

@@ -176,9 +176,8 @@ class Archives(mixins.ListModelMixin, GenericViewSet[Archive]):
         first, count = query.validated_data["first"], query.validated_data["count"]
         found = [
             archive_reading.as_json(position, message)
-            for position, message in archive_reading.messages(archive, first, count)
+            for position, message in archive_reading.look(archive, request.user, first, count)
         ]
-        audit.record(request.user, archive_reading.LOOKED_AT, [archive], first=first, count=len(found))
         return Response(found)
 
     @extend_schema(responses={(200, "application/x-ndjson"): OpenApiTypes.BINARY})

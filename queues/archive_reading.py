@@ -40,12 +40,18 @@ def messages(archive: Archive, first: int = 1, count: int | None = None) -> Iter
                 yield position, message
 
 
+def look(archive: Archive, by: Owner, first: int, count: int, action: str = LOOKED_AT) -> Iterator[tuple[int, Fetched]]:
+    """Record who looks at these messages, and return them as ``messages`` does."""
+    audit.record(by, action, [archive], first=first, count=max(0, min(count, archive.messages - first + 1)))
+    return messages(archive, first, count)
+
+
 def as_json(position: int, message: Fetched) -> dict[str, Any]:
     """Return a message as the REST API and the download have it.
 
     ``encoding`` tells what ``body`` is: a value of JSON, a text, or base64.
     """
-    body, encoding = _body(message.body)
+    body, encoding = read_body(message.body)
     return {
         "position": position,
         "body": body,
@@ -58,7 +64,8 @@ def as_json(position: int, message: Fetched) -> dict[str, Any]:
     }
 
 
-def _body(body: bytes) -> tuple[Any, str]:
+def read_body(body: bytes) -> tuple[Any, str]:
+    """Return a body as a value of JSON, as text or in base64, and which of these: json, text or base64."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -141,6 +141,13 @@ def readable(name: str) -> str:
     )
 
 
+def readable_text(text: str) -> str:
+    """Return a text of several lines for display, like ``readable``. Line breaks and tabs stay."""
+    return "".join(
+        character if character in "\n\t" else readable(character) for character in text.replace("\r\n", "\n")
+    )
+
+
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
