@@ -110,6 +110,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """Filters of a list of archives."""
 
+    search = CharFilter(field_name="queue_name", lookup_expr="icontains", label="Part of the name", max_length=255)
     queue = CharFilter(field_name="queue_name", label="Queue")
     vhost = CharFilter(label="Virtual host")
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")

@@ -19,6 +19,16 @@ class NotClassic(ValueError):
     """The queue is not classic. Each look would cost a quorum queue's messages one of their deliveries."""
 
 
+def require_classic(queue: Queue) -> None:
+    """Require that looking at a queue's messages costs them nothing.
+
+    Raises:
+        NotClassic: the queue is of another type.
+    """
+    if queue.type != CLASSIC:
+        raise NotClassic(f"You can look into classic queues only; this is a {queue.type} queue.")
+
+
 def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
     """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
 
@@ -27,8 +37,7 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
         Gone: the broker has no such queue.
         BrokerError: the broker is unreachable or refuses.
     """
-    if queue.type != CLASSIC:
-        raise NotClassic(f"You can look into classic queues only; this is a {queue.type} queue.")
+    require_classic(queue)
     with broker.session(queue.vhost) as session:
         fetch = Fetch(session, queue.name, is_classic=True, is_auto_delete=queue.auto_delete)
         try:

@@ -7,6 +7,7 @@ is sent again: its messages may arrive twice, have the same ``x-guardian-replay`
 
 import logging
 import time
+from typing import NamedTuple
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import transaction
@@ -50,6 +51,31 @@ class ReplayRefused(ValueError):
         self.field = field
 
 
+class Preview(NamedTuple):
+    """What a replay would find: the ready messages, the consumers and the deletion limit of its target queue.
+
+    None: the target is an exchange, the queue's leader did not answer, or the queue has no limit that is known.
+    """
+
+    ready: int | None = None
+    consumers: int | None = None
+    limit: int | None = None
+
+
+def preview(
+    archive: Archive, *, queue: str = "", exchange: str = "", first: int = 1, last: int | None = None
+) -> Preview:
+    """Check that a replay can begin, and return what it would find.
+
+    Raises:
+        ReplayRefused: as for ``start``.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    planned = _planned(archive, queue, exchange, first, last)
+    with broker.session(archive.vhost) as session:
+        return _require_room(session, planned)
+
+
 def start(
     archive: Archive,
     by: Owner,
@@ -69,26 +95,13 @@ def start(
             limit again, or the range is invalid.
         BrokerError: the broker is unreachable or refuses.
     """
-    last = archive.messages if last is None else last
-    if not 1 <= first <= last <= archive.messages:
-        raise ReplayRefused(f"Choose a range of messages within 1 to {archive.messages}.", "first")
-    if bool(queue) == bool(exchange):
-        raise ReplayRefused("Name either a queue or an exchange.")
-    _require_writable(archive, queue, exchange)
+    replay = _planned(archive, queue, exchange, first, last)
+    replay.rate, replay.by, replay.created = rate, by, timezone.now()
     with broker.session(archive.vhost) as session:
-        _require_room(session, archive, queue, exchange, last - first + 1)
+        _require_room(session, replay)
     with transaction.atomic():
-        replay = Replay.objects.create(
-            archive=archive,
-            to_queue=queue,
-            to_exchange=exchange,
-            first=first,
-            last=last,
-            rate=rate,
-            by=by,
-            created=timezone.now(),
-        )
-        audit.record(by, REPLAYED, [archive], to=queue or exchange, first=first, last=last)
+        replay.save()
+        audit.record(by, REPLAYED, [archive], to=queue or exchange, first=replay.first, last=replay.last)
     return replay
 
 
@@ -187,8 +200,27 @@ def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:
     return bool(running.update(state=state, error=error[:300], finished=timezone.now()))
 
 
-def _require_writable(archive: Archive, queue: str, exchange: str) -> None:
-    """Require that the archive's Pulse user may write to the target itself."""
+def _planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:
+    """Return a replay that is not saved.
+
+    Raises:
+        ReplayRefused: its Pulse user may not write to the target, or the range is invalid.
+    """
+    last = archive.messages if last is None else last
+    if not 1 <= first <= last <= archive.messages:
+        raise ReplayRefused(f"Choose a range of messages within 1 to {archive.messages}.", "first")
+    require_writable(archive, queue, exchange)
+    return Replay(archive=archive, to_queue=queue, to_exchange=exchange, first=first, last=last)
+
+
+def require_writable(archive: Archive, queue: str, exchange: str) -> None:
+    """Require that the archive's Pulse user may write to the target itself.
+
+    Raises:
+        ReplayRefused: it may not, or the target is not one queue or one exchange.
+    """
+    if bool(queue) == bool(exchange):
+        raise ReplayRefused("Name either a queue or an exchange.")
     if archive.pulse_user is None:
         return  # only operators see it
     name = archive.pulse_user.username
@@ -198,21 +230,22 @@ def _require_writable(archive: Archive, queue: str, exchange: str) -> None:
         )
 
 
-def _require_room(session: Session, archive: Archive, queue: str, exchange: str, count: int) -> None:
+def _require_room(session: Session, replay: Replay) -> Preview:
     """Require that the target exists, and that a queue would not be over its limit afterwards."""
     try:
-        if exchange:
-            session.declare_exchange_passively(exchange)
-            return
-        depth = session.declare_passively(queue)
+        if replay.to_exchange:
+            session.declare_exchange_passively(replay.to_exchange)
+            return Preview()
+        depth = session.declare_passively(replay.to_queue)
     except NotOnBroker as error:
         raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first.") from error
-    row = Queue.objects.filter(vhost=archive.vhost, name=queue).select_related("pulse_user").first()
-    if depth is None or row is None or row.unbounded:
-        return
-    limit = thresholds.of_queue(row).max
-    if depth.ready + count > limit:
+    row = Queue.objects.filter(vhost=replay.archive.vhost, name=replay.to_queue).select_related("pulse_user").first()
+    limit = None if row is None or row.unbounded else thresholds.of_queue(row).max
+    if depth is None:
+        return Preview(limit=limit)
+    if limit is not None and depth.ready + replay.total > limit:
         raise ReplayRefused(
-            f"The queue has {depth.ready} messages, and with {count} more it would be over its deletion limit of "
-            f"{limit}. Replay fewer messages, or ask an operator to raise the limit."
+            f"The queue has {depth.ready} messages, and with {replay.total} more it would be over its deletion limit "
+            f"of {limit}. Replay fewer messages, or ask an operator to raise the limit."
         )
+    return Preview(depth.ready, depth.consumers, limit)

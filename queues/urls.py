@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues import views
+from queues import archive_views, replay_views, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -11,7 +11,18 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/chart/", views.queue_chart, name="queue_chart"),
     path("queues/<uuid:uuid>/delete/", views.queue_delete, name="queue_delete"),
     path("queues/<uuid:uuid>/purge/", views.queue_purge, name="queue_purge"),
+    path("queues/<uuid:uuid>/messages/", archive_views.queue_messages, name="queue_messages"),
     path("queues/<uuid:uuid>/limits/", views.queue_limits, name="queue_limits"),
+    # Archives
+    path("archives/", archive_views.archives_page, name="archives"),
+    path("archives/<uuid:uuid>/", archive_views.archive_page, name="archive"),
+    path("archives/<uuid:uuid>/messages/<int:position>/", archive_views.message_page, name="archive_message"),
+    path("archives/<uuid:uuid>/messages/<int:position>/body/", archive_views.message_body, name="archive_body"),
+    path("archives/<uuid:uuid>/download/", archive_views.archive_download, name="archive_download"),
+    path("archives/<uuid:uuid>/delete/", archive_views.archive_delete, name="archive_delete"),
+    path("archives/<uuid:uuid>/replay/", replay_views.archive_replay, name="archive_replay"),
+    path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/", replay_views.replay_page, name="replay"),
+    path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/", replay_views.replay_stop, name="replay_stop"),
     # Exchanges
     path("exchanges/", views.exchanges_page, name="exchanges"),
     path("exchanges/delete/", views.exchange_delete, name="exchange_delete"),

@@ -302,13 +302,14 @@ def _with_choices(form: forms.Form, vhosts: list[str], accounts: list[str]) -> f
     form.label_suffix = ""
     form.fields["ordering"].widget.choices = OFFERED_ORDERS
     form.fields["without_consumers"].widget = forms.CheckboxInput()
-    _choose(form, "vhost", [(vhost, readable(vhost)) for vhost in vhosts])
+    offer_choices(form, "vhost", [(vhost, readable(vhost)) for vhost in vhosts])
     if len(accounts) <= ACCOUNTS_TO_CHOOSE_FROM:
-        _choose(form, "pulse_user", [(name, name) for name in accounts])
+        offer_choices(form, "pulse_user", [(name, name) for name in accounts])
     return form
 
 
-def _choose(form: forms.Form, name: str, choices: list[tuple[str, str]]) -> None:
+def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -> None:
+    """Turn a filter into a list of these values, or hide it if there is only one."""
     if len(choices) > 1:
         form.fields[name].widget = forms.Select(choices=[("", "all"), *choices])
     elif not form.data.get(name):

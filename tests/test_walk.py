@@ -16,13 +16,15 @@ from message_store import queues as stored_queues
 from message_store.queues import MessageInput
 from message_store.store import store
 from notifications import sending
-from queues.models import Queue
+from queues.models import Archive, Queue
 from queues.monitor import run_pass
+from rabbit.fetching import Fetched
 from rabbit.management import Management
+from tests.archives import store_archive
 from tests.chromium import sign_in, violations
 from tests.conftest import Amqp, Broker
 from tests.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, store_queue_row
-from tests.toolbox import queue_names
+from tests.toolbox import queue_names, stored_queue
 
 SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
 
@@ -149,6 +151,15 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     amqp.channel.exchange_declare(f"exchange/{account}/events", "topic", durable=True)
     amqp.channel.queue_bind(f"queue/{account}/builds", f"exchange/{account}/events", "linux.#")
     run_pass()
+    archived = Fetched(b'{"a": 1}', {"content_type": ODD}, {ODD: {"n": 1}}, "", ODD, False)
+    archive = store_archive(archived, archived, name=f"queue/{account}/{ODD}", vhost=guarded)
+    archive.replays.create(to_queue="queue", first=1, last=2, sent=1, by=operator, created=archive.created)
+    archive.replays.create(to_queue=ODD, first=1, last=2, state="failed", error=ODD, created=archive.created)
+    gone = stored_queue(f"queue/{account}/gone", vhost=guarded, state="gone", pulse_user=pulse_user)
+    gone.events.create(
+        vhost=guarded, queue_name=gone.name, kind="deleted", at=archive.created, details={"length": 11, "max": 10}
+    )
+    store_archive(b"1", name=gone.name, vhost=guarded, queue=gone)
     return operator
 
 
@@ -160,6 +171,7 @@ def addresses_of_pages() -> dict[str, str]:
     token = Owner.objects.get(email="ops@example.org").auth_token_set.get()
     subscription = EventSubscription.objects.get(object_type="order")
     consumer = Consumer.objects.get()
+    archive = Archive.objects.get(messages=2)
     return {
         "front page": "/",
         "queues": "/queues/",
@@ -167,6 +179,18 @@ def addresses_of_pages() -> dict[str, str]:
         "queue, week": f"/queues/{queue.uuid}/?span=week",
         "queue, delete": f"/queues/{queue.uuid}/delete/",
         "queue, purge": f"/queues/{queue.uuid}/purge/",
+        "queue, messages": f"/queues/{queue.uuid}/messages/",
+        "queue, gone": f"/queues/{Queue.objects.get(name__endswith='/gone').uuid}/",
+        "archives": "/archives/",
+        "archives, none found": "/archives/?search=nothing-like-this",
+        "archive": f"/archives/{archive.uuid}/",
+        "archive, message": f"/archives/{archive.uuid}/messages/1/",
+        "archive, delete": f"/archives/{archive.uuid}/delete/",
+        "replay, where": f"/archives/{archive.uuid}/replay/?step=2",
+        "replay, which": f"/archives/{archive.uuid}/replay/?step=2&to=back",
+        "replay, check": f"/archives/{archive.uuid}/replay/?step=3&first=1&last=2&to=queue&name={quote(queue.name)}",
+        "replay, running": f"/archives/{archive.uuid}/replays/{archive.replays.get(state='running').uuid}/",
+        "replay, failed": f"/archives/{archive.uuid}/replays/{archive.replays.get(state='failed').uuid}/",
         "accounts": "/pulse-users/",
         "account": f"/pulse-users/{username}/",
         "account, delete": f"/pulse-users/{username}/delete/",

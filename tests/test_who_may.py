@@ -149,6 +149,25 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 403 403 404 200",
         "post": "302 404 403 403 404 302",
     },
+    "queues/<uuid:uuid>/messages/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 200 200 404 200",
+    },
+    "archives/": {"get": "302 200 200 200 200 200"},
+    "archives/<uuid:uuid>/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/messages/<int:position>/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/messages/<int:position>/body/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/download/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/delete/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "archives/<uuid:uuid>/replay/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "archives/<uuid:uuid>/replays/<uuid:replay_uuid>/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/": {"post": "302 404 302 302 404 302"},
     "exchanges/": {"get": "302 200 200 200 200 200"},
     "exchanges/delete/": {
         "get": "302 404 200 200 404 200",
@@ -472,6 +491,8 @@ QUEUE_WANTED = {"offering_uuid": OFFERING.hex, "object_type": "call"}
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
     ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
+    ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
+    ("archives/<uuid:uuid>/replay/", "post"): {"to": "back", "first": 1, "last": 1},
     ("exchanges/delete/", "post"): {"typed": f"exchange/{ACCOUNT}/events"},
     ("pulse-users/<account:username>/delete/", "post"): {"name": ACCOUNT},
     ("pulse-users/<account:username>/owners/", "post"): {"email": "operator@example.org"},
@@ -625,7 +646,8 @@ class World:
         token = confirmation_token(self.address) if route.startswith("addresses/") else "no-such-token"
         for placeholder, value in (
             ("<uuid:uuid>", uuid), ("<str:uuid>", uuid), ("<account:username>", ACCOUNT), ("<str:username>", ACCOUNT),
-            ("<str:replay_uuid>", self.replay.uuid), ("<str:token>", token),
+            ("<str:replay_uuid>", self.replay.uuid), ("<uuid:replay_uuid>", self.replay.uuid),
+            ("<int:position>", 1), ("<str:token>", token),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
             ("<str:message_ids>", "00000000000010008000000000000000"),
             ("<slug:name>", "owners"), ("<str:name>", "shop.py"),
