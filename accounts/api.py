@@ -133,7 +133,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         request=PulseUserChangesSerializer, responses={200: PulseUserDetailSerializer, 409: ConfirmationRequired}
     )
     def partial_update(self, request: Request, username: str) -> Response:
-        """Change an account's owners, addresses or thresholds.
+        """Change an account's owners, addresses, thresholds or archives.
 
         Fields that you leave out keep their values. Either all changes are made, or none.
 
@@ -158,6 +158,8 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
                 warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
                 with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
                     pulse_users.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
+            if "keeps_archives" in body:
+                pulse_users.set_keeps_archives(pulse_user, body["keeps_archives"])
         # From all accounts: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.with_people().get(pk=pulse_user.pk))
 

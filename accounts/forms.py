@@ -186,6 +186,17 @@ class ThresholdsForm(Form):
     )
 
 
+class ArchivesForm(Form):
+    """Whether the messages of an account's queues are archived."""
+
+    id_prefix = "archives"
+    keeps_archives = forms.BooleanField(
+        label="Archive the messages of its queues before they are deleted or purged",
+        required=False,
+        help_text="Clear the tick for confidential data. Archives that exist stay until you delete them.",
+    )
+
+
 class DeleteForm(Form):
     """The name of the account to delete, typed as a confirmation."""
 

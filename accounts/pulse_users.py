@@ -558,6 +558,19 @@ def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner
     return changed
 
 
+def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:
+    """Set whether the messages of the account's deleted and purged queues are archived.
+
+    Raises:
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
+    """
+    with transaction.atomic():
+        row = PulseUser.objects.locked(pulse_user)
+        row.keeps_archives = keeps
+        row.save(update_fields=["keeps_archives"])
+    pulse_user.keeps_archives = keeps
+
+
 def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
     """Return the account's permissions on the broker, by vhost.
 

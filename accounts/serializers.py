@@ -42,6 +42,7 @@ ALICE = {
     ],
     "warn_length": None,
     "max_length": None,
+    "keeps_archives": True,
     "ready": True,
     "created": "2026-01-05T09:00:00Z",
     "removing_since": None,
@@ -287,6 +288,9 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
     )
     warn_length = ThresholdField(help_text="Warning threshold, in messages; null: the policy's.")
     max_length = ThresholdField(help_text="Deletion limit, in messages; null: the policy's.")
+    keeps_archives = serializers.BooleanField(
+        required=False, help_text="Whether the messages of its deleted and purged queues are archived."
+    )
     confirm = ConfirmField()
 
 

@@ -42,6 +42,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("pulse-users/<account:username>/connections/", views.pulse_user_connections, name="pulse_user_connections"),
     path("pulse-users/<account:username>/addresses/", views.pulse_user_addresses, name="pulse_user_addresses"),
     path("pulse-users/<account:username>/thresholds/", views.pulse_user_thresholds, name="pulse_user_thresholds"),
+    path("pulse-users/<account:username>/archives/", views.pulse_user_archives, name="pulse_user_archives"),
     path("pulse-users/<account:username>/delete/", views.pulse_user_delete, name="pulse_user_delete"),
     path("invitations/<uuid:uuid>/", invitation_views.invitation_page, name="invitation"),
     path("addresses/<str:token>/", views.confirm_address, name="confirm_address"),

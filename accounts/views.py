@@ -217,6 +217,8 @@ def _pulse_user_response(
             "owner_form": owner_form or forms.OwnerForm(),
             "address_form": address_form or forms.AddressForm(),
             "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
+            "archive_days": settings.GUARDIAN_ARCHIVE_DAYS,
+            "archives_form": forms.ArchivesForm(initial={"keeps_archives": pulse_user.keeps_archives}),
             "password_form": password_form
             or forms.PasswordForm(initial={"close_connections": pulse_user.password_exposed_at is not None}),
         },
@@ -409,6 +411,17 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
             messages.success(request, "The lengths are set, for its queues without their own.")
             return _redirect_to(request, pulse_user)
     return _pulse_user_response(request, pulse_user, thresholds_form=form)
+
+
+@pulse_user_action
+def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Set whether the messages of an account's queues are archived."""
+    form = forms.ArchivesForm(request.POST)
+    form.is_valid()  # any value is
+    pulse_users.set_keeps_archives(pulse_user, form.cleaned_data["keeps_archives"])
+    done = "archived" if pulse_user.keeps_archives else "no longer archived"
+    messages.success(request, f"Messages of its queues are {done} before they are deleted or purged.")
+    return _redirect_to(request, pulse_user)
 
 
 def _redirect_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:

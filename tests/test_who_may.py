@@ -114,6 +114,10 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 302 302 404 302",
         "post": "302 404 403 403 404 302",
     },
+    "pulse-users/<account:username>/archives/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 302 302 404 302",
+    },
     "pulse-users/<account:username>/delete/": {
         "get": "302 404 200 200 404 200",
         "post": "302 404 200 200 404 200",  # it has a queue, so it asks first: see test_effects.py
