@@ -117,6 +117,11 @@ def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
     return removed
 
 
+def why_not_archived(queue: Queue, by: Owner) -> str:
+    """Return why the messages of a queue can't be archived; empty: they can, as far as the bounds allow."""
+    return archive.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True))
+
+
 def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Target:
     return Target(
         vhost=queue.vhost,

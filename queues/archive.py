@@ -130,7 +130,7 @@ class _Attempt:
     def archive(self, ready: int) -> None:
         """Store the ready messages, as far as the bounds allow, or say why not."""
         archive = None
-        self.result.why_not = _why_not(self.target)
+        self.result.why_not = why_not(self.target)
         if ready and not self.result.why_not:
             try:
                 archive = _begin(self.target)
@@ -217,7 +217,7 @@ def _locked(target: Target) -> Iterator[None]:
     Raises:
         NotSent: another process has the lock.
     """
-    if _why_not(target):
+    if why_not(target):
         yield  # nothing is fetched
         return
     key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -347,8 +347,8 @@ def _declare(fetch: Fetch) -> int:
     return depth.ready
 
 
-def _why_not(target: Target) -> str:
-    """Return why the messages of this queue are not archived; empty: they are."""
+def why_not(target: Target) -> str:
+    """Return why the messages of this queue are not archived; empty: they are, as far as the bounds allow."""
     if not settings.GUARDIAN_ARCHIVE_DAYS:
         return "archives are switched off"
     if not target.is_archived:

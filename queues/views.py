@@ -14,7 +14,7 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -29,15 +29,16 @@ from core.confirmation import ConfirmationRequired
 from core.formatting import duration, rate_in_words, short_rate
 from queues import actions, charts, exchanges, feeding, growth, thresholds
 from queues.archive import Removed, what_became_of
+from queues.endings import ending
 from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, StateCount, count_by_state, should_have_consumer
-from queues.models import Queue, QueueEvent, QueueSample, Watch
+from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
 from queues.trends import Trend, trends
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.management import Binding, BrokerError, Refused, was_not_executed
 from rabbit.names import DEAD_LETTER_QUEUE, readable
-from rabbit.snapshot import MQTT_QOS_0, STREAM
+from rabbit.snapshot import CLASSIC, MQTT_QOS_0, STREAM
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ ROWS = 50
 ACCOUNTS_TO_CHOOSE_FROM = 50
 """With more accounts, the filter is a text field instead of a list."""
 BINDINGS_SHOWN = 50
+ARCHIVES_SHOWN = 5
 LATE_AFTER_POLLS = 3
 
 BLOCKED = "deletion is blocked until an operator decides"
@@ -348,6 +350,9 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "limits": limits if request.user.is_staff else None,
             "may_destroy": request.user.is_staff or not queue.registered,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
+            "ending": None if there else ending(events),
+            "archives": Archive.objects.seen_by(request.user).filter(queue=queue)[:ARCHIVES_SHOWN],
+            "can_peek": there and queue.type == CLASSIC,
             "events": [(event, *describe_event(event)) for event in events],
         },
     )
@@ -539,7 +544,12 @@ def _limit(value: bool | int | None) -> str:
 class DestroyForm(NameForm):
     """Asks for the queue's name, and whether its messages are archived."""
 
-    keep = forms.BooleanField(required=False, initial=True, label="Archive its messages", label_suffix="")
+    keep = forms.BooleanField(required=False, initial=True, label="Archive the messages first", label_suffix="")
+
+    def __init__(self, name: str, data: QueryDict | None, *, can_archive: bool) -> None:
+        super().__init__(name, data)
+        if not can_archive:
+            del self.fields["keep"]
 
 
 class LimitsForm(forms.Form):
@@ -559,33 +569,32 @@ class LimitsForm(forms.Form):
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
     """Delete a queue after its name was typed."""
-    return _destroy(request, uuid, "queues/delete.html", actions.delete_queue, "deleted", reverse("queues"))
+    return _destroy(request, uuid, "queues/delete.html", actions.delete_queue, "deleted")
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
     """Purge a queue after its name was typed."""
-    its_page = reverse("queue", args=[uuid])
-    return _destroy(request, uuid, "queues/purge.html", actions.purge_queue, "purged", its_page)
+    return _destroy(request, uuid, "queues/purge.html", actions.purge_queue, "purged")
 
 
-def _destroy(
-    request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str, afterwards: str
-) -> HttpResponse:
+def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str) -> HttpResponse:
     queue = _queue(request, uuid)
     if queue.state == Queue.State.GONE:
         messages.warning(request, "The queue isn't on the broker any more. There is nothing left to do.")
         return redirect("queue", uuid)
     name = readable(queue.name)
-    form = DestroyForm(name, request.POST if request.method == "POST" else None)
+    why_not_archived = actions.why_not_archived(queue, request.user)
+    data = request.POST if request.method == "POST" else None
+    form = DestroyForm(name, data, can_archive=not why_not_archived)
     trouble, status = "", 200
     try:
         actions.require_may_destroy(queue, request.user)
         if form.is_valid():
-            removed = destroy(queue, request.user, keep=form.cleaned_data["keep"])
+            removed = destroy(queue, request.user, keep=form.cleaned_data.get("keep", False))
             messages.success(request, f"The queue {name} is {done}. {what_became_of(removed)}".strip())
-            return redirect(afterwards)
+            return redirect("queue", uuid)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
     except actions.Gone as error:
@@ -599,6 +608,10 @@ def _destroy(
         "name": name,
         "vhost": readable(queue.vhost),
         "form": form,
+        "why_not_archived": why_not_archived,
+        "most_archived": settings.GUARDIAN_ARCHIVE_MAX_MESSAGES,
+        "most_bytes": settings.GUARDIAN_ARCHIVE_MAX_BYTES,
+        "days": settings.GUARDIAN_ARCHIVE_DAYS,
         "trouble": trouble,
         "ready": live.ready if live.ready is not None else queue.ready,
         "consumers": live.consumers if live.consumers is not None else queue.consumers,

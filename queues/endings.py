@@ -1,0 +1,50 @@
+"""What became of a queue that is gone, in words for its page."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from queues.models import QueueEvent
+
+ENDINGS = (QueueEvent.Kind.DELETED, QueueEvent.Kind.REMOVED, QueueEvent.Kind.GONE)
+"""The kinds of event after which a queue is gone."""
+
+REASONS = {"unregistered": ", because it had no registration", "vhost": ", with its virtual host"}
+
+
+class Ending(NamedTuple):
+    """How a queue ended: who did what, when, and why. ``messages`` says what became of its messages."""
+
+    what: str
+    at: datetime
+    why: str
+    messages: str
+
+
+def ending(events: Iterable[QueueEvent]) -> Ending | None:
+    """Return how the queue of these events, newest first, was deleted. None: Guardian did not delete it."""
+    last = next((event for event in events if event.kind in ENDINGS), None)
+    if last is None or last.kind == QueueEvent.Kind.GONE:
+        return None
+    details = last.details
+    if last.kind == QueueEvent.Kind.DELETED:
+        length, limit = details.get("length"), details.get("max")
+        if length is not None and limit is not None and length > limit:
+            why = f", because it had {length:,} messages and its deletion limit was {limit:,}"
+        else:
+            why = ", because of its length or its name"
+        return Ending("Guardian deleted this queue", last.at, why, _lost(details))
+    if "with" in details:
+        return Ending("Guardian deleted this queue", last.at, f", with the Pulse user {details['with']}", "")
+    if "why" in details:
+        return Ending("Guardian deleted this queue", last.at, REASONS.get(details["why"], ""), "")
+    if "command" in details:
+        return Ending(f"The command {details['command']} deleted this queue", last.at, "", "")
+    who = last.by.email if last.by else "A deleted owner"
+    return Ending(f"{who} deleted this queue", last.at, "", "")
+
+
+def _lost(details: dict[str, object]) -> str:
+    """Return why messages were not archived, as a sentence; empty: they were, or it is not known."""
+    why = details.get("why_not_archived")
+    return f"Messages were not archived, because {why}." if why else ""
