@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
@@ -83,15 +84,24 @@ def deletion(notification: Notification) -> Content:
     else:
         why = "Its name does not match the required pattern, or it was over its deletion limit."
     sentences = [f"Guardian deleted the queue {readable(facts['queue'])}.", why, *_became_of_messages(facts)]
-    replay = " To get the archived messages back, replay the archive." if facts.get("archive") else ""
+    archive = _archive_link(notification)
+    replay = " An owner of the account can bring the archived messages back." if facts.get("archive") else ""
     said = Content(
         subject=f"Deleted: {_name(facts)}{'' if length is None else f' had {messages(length)}'}",
         happened=" ".join(sentences),
-        next=f"A consumer that declares the queue again gets an empty one.{replay}",
+        next=f"A consumer that declares the queue again gets an empty one.{'' if archive else replay}",
         advice="Make sure that a consumer reads the queue once it is declared again, and that it keeps up.",
-        facts=[Fact("Archive", facts["archive"])] if facts.get("archive") else [],
+        action=archive,
     )
     return _about_queue(notification, said)
+
+
+def _archive_link(notification: Notification) -> Link | None:
+    """Return the link to the archive; None: there is none, or the recipient is an added address and can't open it."""
+    facts = notification.facts
+    if not facts.get("archive") or "account" in facts:
+        return None
+    return Link("Bring the messages back", absolute_url(reverse("archive", args=[UUID(facts["archive"])])))
 
 
 def _became_of_messages(facts: Details) -> list[str]:
@@ -269,7 +279,7 @@ def _about_queue(notification: Notification, said: Content) -> Content:
         as_of(notification),
     ]
     url = subject_url(notification)
-    return replace(said, action=Link("Open the queue", url) if url else None, facts=rows)
+    return replace(said, action=said.action or (Link("Open the queue", url) if url else None), facts=rows)
 
 
 UNKNOWN = "unknown"
