@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('agents', '0001_version_1'),
+        ('agents', '0002_services'),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('queues', '0006_alarms'),
+        ('queues', "0007_cluster"),
     ]
 
     operations = [
