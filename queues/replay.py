@@ -7,6 +7,8 @@ is sent again: its messages may arrive twice, have the same ``x-guardian-replay`
 
 import logging
 import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -36,6 +38,11 @@ ORIGINAL_HEADER = "x-guardian-original"
 
 ROUTING_HEADERS = ("CC", "BCC")
 MOVED_PROPERTIES = ("user_id", "expiration")
+
+WAIT_SECONDS = 3.0
+"""How long a replay waits to begin while another one to the same account's queues begins."""
+
+NO_ACCESS = "The person who started it can no longer see the archive."
 
 REPLAYED = "replayed"
 STOPPED = "stopped a replay"
@@ -97,11 +104,14 @@ def start(
     """
     replay = _planned(archive, queue, exchange, first, last)
     replay.rate, replay.by, replay.created = rate, by, timezone.now()
-    with broker.session(archive.vhost) as session:
-        _require_room(session, replay)
-    with transaction.atomic():
-        replay.save()
-        audit.record(by, REPLAYED, [archive], to=queue or exchange, first=replay.first, last=replay.last)
+    try:
+        with locks.lock(f"replays of {archive.pulse_user_id}", WAIT_SECONDS), broker.session(archive.vhost) as session:
+            _require_room(session, replay)
+            with transaction.atomic():
+                replay.save()
+                audit.record(by, REPLAYED, [archive], to=queue or exchange, first=replay.first, last=replay.last)
+    except locks.LockTaken as error:
+        raise ReplayRefused("Another replay is beginning. Try again in a minute.") from error
     return replay
 
 
@@ -115,8 +125,10 @@ def run_due(seconds: float = STEP_SECONDS) -> int:
     """Carry out the running replays for this time at most, and return the number of messages sent."""
     sent = 0
     until = time.monotonic() + seconds
-    running = Replay.objects.filter(state=State.RUNNING).select_related("archive", "by")
-    for replay in running.order_by("?"):  # so that a slow one does not keep the others waiting
+    running = list(Replay.objects.filter(state=State.RUNNING).order_by("?"))  # a slow one does not keep others waiting
+    if running and _is_blocked():
+        return 0
+    for replay in running:
         if time.monotonic() >= until:
             break
         try:
@@ -141,21 +153,32 @@ def sanitized(message: Fetched) -> Fetched:
     return message._replace(headers=headers, properties=properties)
 
 
+def _is_blocked() -> bool:
+    """Return whether an alarm blocks publishers. What is sent then arrives after the alarm, once for each attempt."""
+    try:
+        alarms = broker.management().alarms()
+    except BrokerError:
+        return False  # AMQP may answer
+    if alarms:
+        logger.warning("Replays wait, because publishers are blocked: %s", ", ".join(alarms))
+    return bool(alarms)
+
+
 def _step(replay: Replay, until: float) -> int:
     """Send batches until this monotonic time, and return how many messages were confirmed."""
     replay.refresh_from_db()
     if replay.state != State.RUNNING:
         return 0
-    archive = replay.archive
-    if replay.by is None or not Archive.objects.seen_by(replay.by).filter(pk=archive.pk).exists():
-        _finish(replay, State.FAILED, "The person who started it can no longer see the archive.")
+    if replay.by is None or not replay.by.is_active:
+        _finish(replay, State.FAILED, NO_ACCESS)
         return 0
     before = replay.sent
-    with broker.session(archive.vhost) as session:
+    messages = archive_reading.messages(replay.archive, replay.first + replay.sent, replay.total - replay.sent)
+    with broker.session(replay.archive.vhost) as session:
         publisher = ConfirmedPublisher(session)
         while replay.sent < replay.total and time.monotonic() < until:
             began = time.monotonic()
-            if not _send_batch(replay, publisher):
+            if not _send_batch(replay, replay.by, publisher, messages):
                 return replay.sent - before
             if replay.rate:
                 time.sleep(max(0.0, min(BATCH, replay.rate) / replay.rate - (time.monotonic() - began)))
@@ -164,28 +187,30 @@ def _step(replay: Replay, until: float) -> int:
     return replay.sent - before
 
 
-def _send_batch(replay: Replay, publisher: ConfirmedPublisher) -> bool:
-    """Send the next batch. Return False if the replay was stopped or has failed."""
+def _send_batch(
+    replay: Replay, by: Owner, publisher: ConfirmedPublisher, messages: Iterator[tuple[int, Fetched]]
+) -> bool:
+    """Send the next of these messages. Return False if the replay was stopped, or may not or can't go on."""
     size = min(BATCH, replay.rate or BATCH, replay.total - replay.sent)
-    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING)
     repeated = replay.repeated + replay.in_flight
+    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING, archive__in=Archive.objects.seen_by(by))
     if not running.update(in_flight=size, repeated=repeated):
+        _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
         return False
     replay.in_flight, replay.repeated = size, repeated
     first = replay.first + replay.sent
-    messages = {
-        f"{replay.archive.uuid.hex}/{position}": sanitized(message)
-        for position, message in archive_reading.messages(replay.archive, first, size)
+    batch = {
+        f"{replay.archive.uuid.hex}/{position}": sanitized(message) for position, message in islice(messages, size)
     }
-    refused = publisher.publish(messages, replay.to_exchange, replay.to_queue if replay.to_queue else None)
-    confirmed = [key not in refused for key in messages]
+    refused = publisher.publish(batch, replay.to_exchange, replay.to_queue if replay.to_queue else None)
+    confirmed = [key not in refused for key in batch]
     sent = confirmed.index(False) if refused else size
     # Those after the first that was refused are sent again if the replay is repeated from there.
     replay.sent += sent
     replay.in_flight = 0
     Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=0)
     if refused:
-        key = list(messages)[sent]
+        key = list(batch)[sent]
         arrived = sum(confirmed[sent:])
         text = f"Message {first + sent} was not taken: {refused[key]}."
         if arrived:
@@ -232,20 +257,24 @@ def require_writable(archive: Archive, queue: str, exchange: str) -> None:
 
 def _require_room(session: Session, replay: Replay) -> Preview:
     """Require that the target exists, and that a queue would not be over its limit afterwards."""
+    vhost, queue = replay.archive.vhost, replay.to_queue
+    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=vhost, to_queue=queue)
+    coming = sum(other.total - other.sent for other in others)
     try:
         if replay.to_exchange:
             session.declare_exchange_passively(replay.to_exchange)
             return Preview()
-        depth = session.declare_passively(replay.to_queue)
+        depth = session.declare_passively(queue)
     except NotOnBroker as error:
         raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first.") from error
-    row = Queue.objects.filter(vhost=replay.archive.vhost, name=replay.to_queue).select_related("pulse_user").first()
+    row = Queue.objects.filter(vhost=vhost, name=queue).select_related("pulse_user").first()
     limit = None if row is None or row.unbounded else thresholds.of_queue(row).max
     if depth is None:
         return Preview(limit=limit)
-    if limit is not None and depth.ready + replay.total > limit:
+    if limit is not None and depth.ready + coming + replay.total > limit:
+        others_too = f", another replay is sending {coming} more" if coming else ""
         raise ReplayRefused(
-            f"The queue has {depth.ready} messages, and with {replay.total} more it would be over its deletion limit "
-            f"of {limit}. Replay fewer messages, or ask an operator to raise the limit."
+            f"The queue has {depth.ready} messages{others_too}, and with {replay.total} more it would be over its "
+            f"deletion limit of {limit}. Replay fewer messages, or ask an operator to raise the limit."
         )
     return Preview(depth.ready, depth.consumers, limit)

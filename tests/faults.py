@@ -21,9 +21,10 @@ from core import tasks
 from core.models import Lease, Removal
 from notifications import claims, sending
 from notifications.models import Notification
-from queues import monitor
+from queues import archive, monitor, replay
 from queues.deletion import Deletion
 from rabbit import http, snapshot
+from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Fetch
 
 STEPS = {
@@ -31,9 +32,12 @@ STEPS = {
     "the decision": (monitor, "write"),
     "the recheck": (Deletion, "recheck"),
     "the announcement": (Deletion, "_mark_sent"),
+    "the first batch": (archive, "_store"),
     "the deletion": (Fetch, "delete_queue"),
 }
 """The steps of a pass that deletes a queue, and their functions."""
+
+REPLAY_STEPS = {"the first batch of a replay": (ConfirmedPublisher, "publish")}
 
 EXPIRING_TABLES = ("guardian_cache", "core_lease")
 """Tables of rows that expire, which `let_time_pass` lets expire: the cache and leases."""
@@ -42,8 +46,8 @@ CHILD_SECONDS = 60
 
 
 def once_after(monkeypatch, step, action):
-    """Call the action once, right after this step of the next pass."""
-    owner, name = STEPS[step]
+    """Call the action once, right after this step."""
+    owner, name = (STEPS | REPLAY_STEPS)[step]
     take = getattr(owner, name)
 
     def take_and_act(*arguments, **options):
@@ -67,9 +71,10 @@ def let_time_pass():
 
 
 def run_scheduled_work():
-    """Run the scheduled work: a sweep, the removals, two passes and a sender."""
+    """Run the scheduled work: a sweep, the removals, the replays, two passes and a sender."""
     sweep.sweep_orphans()
     tasks.finish_removals()
+    replay.run_due()
     for _ in range(2):  # a queue is gone after two lists
         monitor.run_pass()
     sending.send_due()
@@ -156,7 +161,7 @@ def _count_effects(last, pipe):
 
         setattr(amqp.Channel, request, request_and_note)
 
-    for request in ("queue_delete", "queue_purge", "exchange_delete"):
+    for request in ("queue_delete", "queue_purge", "exchange_delete", "basic_ack", "basic_publish"):
         noting(request)
 
     def send_and_note(self, method, target, *arguments, **options):

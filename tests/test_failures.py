@@ -4,8 +4,10 @@ import itertools
 import threading
 import time
 import uuid
+from contextlib import ExitStack
 from datetime import timedelta
 
+import pika
 import pytest
 from django.utils import timezone
 
@@ -14,8 +16,9 @@ from accounts.models import PulseUser
 from core import broker
 from core.models import Lease
 from notifications.models import Notification
-from queues import deletion, monitor, tasks
-from queues.models import Pass, Queue, Watch
+from queues import actions, archive_reading, deletion, monitor, replay, tasks
+from queues.models import Archive, Pass, Queue, Watch
+from rabbit import confirmed
 from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from rabbit.permissions import FULL_ACCESS
@@ -700,6 +703,74 @@ def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
         assert monitor.run_pass().deleted == 1
     run_scheduled_work()
     assert breaches(management, ["/"], mailbox.mails) == []
+    assert Archive.objects.get().messages == 11
+
+
+def test_a_broker_that_restarts_in_the_middle_of_a_fetch_loses_no_message(guarded_node, mailbox, monkeypatch):
+    publish(guarded_node, "long", 600, pika.BasicProperties(delivery_mode=2))
+    once_after(monkeypatch, "the first batch", guarded_node.restart)
+    assert monitor.run_pass().deleted == 0
+    run_scheduled_work()
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    [kept] = Archive.objects.filter(state="kept")
+    assert [int(message.body) for _, message in archive_reading.messages(kept)] == list(range(600))
+
+
+@pytest.fixture
+def start_replay(guarded_node, alice):
+    """Return a function that starts a replay of seven messages to an empty queue."""
+
+    def start():
+        publish(guarded_node, "queue/alice/jobs", 7)
+        monitor.run_pass()
+        archive = actions.delete_queue(Queue.objects.get(), alice).archive
+        Amqp(guarded_node.amqp_url, "/").queue("queue/alice/jobs")
+        return replay.start(archive, alice, queue="queue/alice/jobs")
+
+    return start
+
+
+def publish(node, name, messages, properties=None):
+    amqp = Amqp(node.amqp_url, "/")
+    amqp.queue(name)
+    without_confirms = amqp.connection.channel()
+    for number in range(messages):
+        without_confirms.basic_publish("", name, b"%d" % number, properties)
+    amqp.connection.close()
+
+
+def bodies(node, name):
+    channel = Amqp(node.amqp_url, "/").channel
+    return [int(body) for _, _, body in iter(lambda: channel.basic_get(name, auto_ack=True), (None, None, None))]
+
+
+@pytest.mark.parametrize("alarm", [memory_alarm, disk_alarm])
+def test_a_replay_waits_for_the_end_of_an_alarm(guarded_node, start_replay, alarm):
+    started = start_replay()
+    with alarm(guarded_node):
+        assert replay.run_due() == 0
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.in_flight) == ("running", 0, 0)
+    assert replay.run_due() == 7
+    assert bodies(guarded_node, "queue/alice/jobs") == list(range(7))
+
+
+def test_an_alarm_in_the_middle_of_a_replay_repeats_one_batch(guarded_node, start_replay, monkeypatch):
+    monkeypatch.setattr(confirmed, "CONFIRM_SECONDS", 0.5)
+    monkeypatch.setattr(replay, "BATCH", 2)
+    started = start_replay()
+    with ExitStack() as alarm:
+        once_after(monkeypatch, "the first batch of a replay", lambda: alarm.enter_context(memory_alarm(guarded_node)))
+        for _ in range(3):
+            replay.run_due()
+        started.refresh_from_db()
+        assert (started.state, started.sent, started.in_flight, started.repeated) == ("running", 2, 2, 0)
+    assert replay.run_due() == 5
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.repeated) == ("done", 7, 2)
+    arrived = bodies(guarded_node, "queue/alice/jobs")
+    assert list(dict.fromkeys(arrived)) == list(range(7))
+    assert len(arrived) <= 9
 
 
 def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):

@@ -5,7 +5,7 @@ import time
 import pika
 import pytest
 
-from accounts.models import PulseUser
+from accounts.models import Owner, PulseUser
 from core.broker import session
 from queues import actions, replay
 from queues.models import Archive, Queue, Replay
@@ -13,9 +13,12 @@ from queues.monitor import run_pass
 from queues.replay import ReplayRefused
 from rabbit.confirmed import KEY_HEADER, ConfirmedPublisher
 from rabbit.fetching import Bounds, Fetch, Fetched
-from tests.toolbox import AWAY_AMQP, Killed, in_parallel, wait_until_equal
+from tests.faults import once_after
+from tests.proxy import Proxy
+from tests.toolbox import AWAY_AMQP, in_parallel, wait_until_equal
 
 NAME = "queue/alice/builds"
+FIRST_BATCH = "the first batch of a replay"
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +141,27 @@ def test_a_full_queue_ends_a_replay_with_the_first_message_that_it_refused(amqp,
     assert started.error.startswith("Message 6 was not taken: the queue is full.")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        ({"x-queue-type": "quorum"}, list(range(20))),
+        ({"x-max-priority": 3}, list(range(20))),
+        ({"x-max-length": 5}, list(range(15, 20))),  # the broker drops the oldest
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_queue_declared_with_other_arguments_gets_the_messages(amqp, alice, archived, arguments, left):
+    one = archived(20)
+    amqp.channel.queue_delete(NAME)
+    amqp.queue(NAME, arguments=arguments)
+    started = replay.start(one, alice, queue=NAME)
+    assert replay.run_due() == 20
+    started.refresh_from_db()
+    assert started.state == "done"
+    wait_until_equal(lambda: amqp.channel.queue_declare(NAME, passive=True).method.message_count, len(left))
+    assert numbers(amqp) == left
+
+
 def test_a_target_deleted_meanwhile_ends_a_replay(amqp, alice, archived):
     started = replay.start(archived(20), alice, queue=NAME)
     amqp.channel.queue_delete(NAME)
@@ -145,34 +169,6 @@ def test_a_target_deleted_meanwhile_ends_a_replay(amqp, alice, archived):
     started.refresh_from_db()
     assert (started.state, started.sent) == ("failed", 0)
     assert "no queue is bound for it" in started.error
-
-
-@pytest.mark.parametrize("before", [True, False], ids=["before the confirms are recorded", "after"])
-def test_a_killed_replay_continues_where_it_was(amqp, alice, archived, monkeypatch, before):
-    started = replay.start(archived(250), alice, queue=NAME)
-    publish = ConfirmedPublisher.publish
-    batches = []
-
-    def die_at_the_second(self, *arguments):
-        batches.append(1)
-        if len(batches) == 2:
-            if before:
-                publish(self, *arguments)
-            raise Killed
-        return publish(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ConfirmedPublisher, "publish", die_at_the_second)
-        with pytest.raises(Killed):
-            replay.run_due()
-    started.refresh_from_db()
-    assert (started.sent, started.in_flight, started.state) == (100, 100, "running")
-    replay.run_due()
-    started.refresh_from_db()
-    assert (started.state, started.sent, started.repeated) == ("done", 250, 100)
-    found = numbers(amqp)
-    assert set(found) == set(range(250))
-    assert len(found) == (350 if before else 250)
 
 
 def test_without_the_broker_a_replay_waits(alice, archived, settings, broker, amqp):
@@ -185,10 +181,46 @@ def test_without_the_broker_a_replay_waits(alice, archived, settings, broker, am
     assert (started.state, started.repeated) == ("done", 0)
 
 
+def test_lost_confirms_repeat_one_batch(amqp, alice, archived, settings, broker, monkeypatch):
+    started = replay.start(archived(250), alice, queue=NAME)
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        once_after(monkeypatch, FIRST_BATCH, lambda: proxy.cut_after(0))
+        replay.run_due()
+    settings.RABBIT_URL = broker.amqp_url
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.in_flight) == ("running", 100, 100)
+    replay.run_due()
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.repeated) == ("done", 250, 100)
+    arrived = numbers(amqp)
+    assert list(dict.fromkeys(arrived)) == list(range(250))
+    assert len(arrived) <= 350
+
+
 def test_two_workers_send_each_message_once(amqp, alice, archived):
     replay.start(archived(300), alice, queue=NAME)
     assert sum(in_parallel(*[replay.run_due] * 2)) == 300
     assert numbers(amqp) == list(range(300))
+
+
+def test_two_replays_at_once_both_arrive(amqp, alice, archived):
+    one = archived(150)
+    replay.start(one, alice, queue=NAME)
+    replay.start(one, alice, queue=NAME, first=101)
+    in_parallel(*[replay.run_due] * 2)
+    assert [started.state for started in Replay.objects.all()] == ["done", "done"]
+    assert sorted(numbers(amqp)) == sorted([*range(150), *range(100, 150)])
+
+
+def test_two_replays_that_begin_at_once_stay_below_the_deletion_limit(alice, archived, settings):
+    one = archived(20)
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 30
+    started = in_parallel(*[lambda: replay.start(one, alice, queue=NAME)] * 2)
+    assert {type(outcome) for outcome in started} == {Replay, ReplayRefused}
+    with pytest.raises(ReplayRefused, match="another replay is sending 20 more"):
+        replay.start(one, alice, queue=NAME, last=11)
+    replay.start(one, alice, queue=NAME, last=10)
 
 
 def test_a_replay_is_stopped(amqp, alice, archived, monkeypatch):
@@ -206,12 +238,21 @@ def test_a_replay_is_stopped(amqp, alice, archived, monkeypatch):
     assert replay.run_due() == 0
 
 
-def test_a_replay_ends_when_its_owner_loses_access(amqp, alice, archived):
+def test_a_replay_ends_when_its_owner_loses_access_in_the_middle(amqp, alice, archived, monkeypatch):
+    started = replay.start(archived(250), alice, queue=NAME)
+    once_after(monkeypatch, FIRST_BATCH, PulseUser.objects.get().owners.clear)
+    assert replay.run_due() == 100
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.error) == ("failed", 100, replay.NO_ACCESS)
+    assert len(numbers(amqp)) == 100
+
+
+def test_a_replay_ends_when_its_owner_is_deactivated(amqp, alice, archived):
     started = replay.start(archived(5), alice, queue=NAME)
-    PulseUser.objects.get().owners.clear()
+    Owner.objects.update(is_active=False)
     assert replay.run_due() == 0
     started.refresh_from_db()
-    assert (started.state, started.sent) == ("failed", 0)
+    assert (started.state, started.sent, started.error) == ("failed", 0, replay.NO_ACCESS)
 
 
 def test_the_rate_limits_a_replay(amqp, alice, archived):
