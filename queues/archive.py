@@ -151,12 +151,10 @@ class _Attempt:
         except (DatabaseError, RecursionError, ValueError) as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
             self.fetch.cancel()
-            _discard(archive)
             self.result.why_not = NOT_STORED
         except Refused as error:
             if self.fetch.fetched:
                 raise
-            _discard(archive)
             self.result.why_not = error.reason
         else:
             self.result.archive = archive
@@ -166,8 +164,7 @@ class _Attempt:
         self.result.dropped = dropped + self.fetch.unkept
         if self.result.archive is None:
             self.result.dropped += self.fetch.kept
-        if self.result.why_not == TOO_MANY_ATTEMPTS:
-            _discard_unfinished(self.target.vhost, self.target.name)
+            _record_failure(self.target, self.result)
         return confirm(self.result)
 
 
@@ -412,8 +409,29 @@ def _discard(archive: Archive) -> None:
         logger.warning("An unfinished archive stays until it expires: %s", error)
 
 
+def _record_failure(target: Target, removed: Removed) -> None:
+    """Delete the messages of an archive that was not completed, and keep its row for operators."""
+    if not removed.why_not or why_not(target):
+        return
+    failed = _unfinished(target.vhost, target.name).filter(state=Archive.State.OPEN)
+    try:
+        with transaction.atomic():
+            ArchiveChunk.objects.filter(archive__in=failed).delete()
+            failed.update(
+                state=Archive.State.FAILED,
+                error=removed.why_not[:300],
+                messages=0,
+                bytes=0,
+                stored_bytes=0,
+                dropped=removed.dropped,
+                expires=_expires(),
+            )
+    except DatabaseError as error:
+        logger.warning("An unfinished archive stays until it expires: %s", error)
+
+
 def _unfinished(vhost: str, name: str) -> QuerySet[Archive]:
-    return Archive.objects.filter(vhost=vhost, queue_name=name).exclude(state=Archive.State.KEPT)
+    return Archive.objects.filter(vhost=vhost, queue_name=name, state__in=[Archive.State.OPEN, Archive.State.FETCHED])
 
 
 def _discard_unfinished(vhost: str, name: str) -> None:

@@ -273,10 +273,10 @@ class Deletion:
         Past the deadline the others are left to the next pass, which rechecks them.
         """
         deleted, undecided, not_deleted = [], [], []
-        left, checked_at = list(reversed(to_delete)), time.monotonic()
+        left, checked_at, longest = list(reversed(to_delete)), time.monotonic(), 0.0
         confidential = _confidential({one.queue.pulse_user_id for one in to_delete})
         with amqp.Sessions(self.amqp_url) as sessions:
-            while left and time.monotonic() <= deadline:
+            while left and time.monotonic() + longest <= deadline:
                 if time.monotonic() - checked_at > SPARED_CHECK_SECONDS:
                     left, spared = _without_spared(left)
                     undecided += [one.queue for one in spared]
@@ -286,6 +286,7 @@ class Deletion:
                         break
                 one = left.pop()
                 queue, target = one.queue, _target(one, confidential)
+                began = time.monotonic()
                 try:
                     removed = archive.delete_queue(
                         sessions.of(queue.vhost),
@@ -312,6 +313,7 @@ class Deletion:
                 else:
                     deleted.append((one, removed))
                 lease.renew_if_due()
+                longest = max(longest, time.monotonic() - began)
         undecided += [one.queue for one in left]
         if undecided:
             # It shrank meanwhile, somebody spared or deleted it, its node is down, there was no time left for it, or

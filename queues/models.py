@@ -225,6 +225,7 @@ class Archive(models.Model):
         OPEN = "open", "being written"
         FETCHED = "fetched", "complete, and the queue not yet deleted"
         KEPT = "kept", "kept"
+        FAILED = "failed", "failed; it has no messages"
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="archives")
@@ -247,6 +248,7 @@ class Archive(models.Model):
     held = models.PositiveBigIntegerField(
         default=0, help_text="About how many messages were held by consumers, and deleted without a copy."
     )
+    error = models.CharField(max_length=300, blank=True, db_default="", default="", help_text="Why it failed.")
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
     )

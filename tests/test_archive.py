@@ -1,21 +1,26 @@
 """Archives: what is kept of a queue that is deleted or purged, and what is not."""
 
+from datetime import UTC, datetime
+from decimal import Decimal
+from urllib.parse import urlsplit
+
 import pika
 import pytest
-from django.db import DatabaseError
+from amqp import Message, spec
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from core import broker
+from core import broker as core_broker
 from queues import actions, archive, archive_reading, peek
-from queues.archive import Target, WithinLimit
+from queues.archive import NotSent, Target, WithinLimit
 from queues.models import Archive, ArchiveChunk, Queue
 from queues.monitor import run_pass
 from rabbit.amqp import Session
 from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, NotOnBroker
 from rabbit.permissions import Permissions
-from tests.toolbox import Killed, amqp_answers_lost, queue_names, sent, wait_until_equal
+from tests.proxy import Proxy
+from tests.toolbox import Killed, amqp_answers_lost, full_disk, queue_names, sent, wait_until_equal
 
 NAME = "queue/alice/builds"
 
@@ -44,7 +49,7 @@ def target(vhost, **changes):
 @pytest.fixture
 def delete(guarded):
     def delete(limit=None, **changes):
-        with broker.session(guarded) as session:
+        with core_broker.session(guarded) as session:
             return archive.delete_queue(session, target(guarded, **changes), limit=limit)
 
     return delete
@@ -86,6 +91,86 @@ def test_a_queue_that_others_empty_during_the_fetch_is_put_back(amqp, delete, ma
     assert not Archive.objects.exists()
     assert queue_names(management, guarded) == {NAME}
     amqp.take(NAME, 5)
+
+
+def test_a_queue_that_grows_faster_than_it_is_fetched_is_archived_up_to_its_length_at_first(amqp, guarded):
+    amqp.queue(NAME, 1200)
+    batches = []
+
+    def grow():
+        amqp.publish(NAME, 600)
+        batches.append(600)
+
+    with core_broker.session(guarded) as session:
+        removed = archive.delete_queue(session, target(guarded), limit=1000, between=grow)
+    assert (removed.archived, removed.dropped) == (1200, sum(batches))
+    assert len(batches) == 3
+    assert bodies(removed.archive) == [b"%d" % number for number in range(1200)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-max-priority": 5},
+        {"x-max-length": 30, "x-overflow": "reject-publish"},
+        {"x-single-active-consumer": True},
+        {"x-message-ttl": 600_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    ],
+    ids=lambda arguments: ",".join(arguments),
+)
+def test_queues_with_these_arguments_are_archived_and_nothing_is_dead_lettered(amqp, delete, arguments):
+    amqp.queue("dead")
+    amqp.queue(NAME, 25, arguments=arguments)
+    assert delete().archived == 25
+    assert amqp.channel.queue_declare("dead", passive=True).method.message_count == 0
+
+
+def test_properties_and_headers_of_every_type_are_archived(amqp, delete, guarded, broker):
+    at = datetime(2026, 1, 5, 12, tzinfo=UTC).replace(tzinfo=None)
+    headers = {
+        "bool": True, "int": -5, "long": 2**40, "float": 0.5, "text": "ö", "bytes": b"\xff", "nothing": None,
+        "decimal": Decimal("1.25"), "at": at, "list": [1, "a"], "table": {"deep": {"er": 1}},
+    }  # fmt: skip
+    properties = {
+        "content_type": "application/json", "content_encoding": "gzip", "delivery_mode": 2, "priority": 3,
+        "correlation_id": "c", "reply_to": "r", "expiration": "600000", "message_id": "m",
+        "timestamp": 1767614400, "type": "t", "app_id": "a",
+        "user_id": urlsplit(broker.amqp_url).username,
+    }  # fmt: skip
+    amqp.queue(NAME)
+    with Session(broker.amqp_url, guarded) as session:
+        channel = session.new_channel()
+        channel.confirm_select()
+        message = Message(b"\x00\xff", application_headers=headers, **properties)
+        channel.basic_publish(message, "", NAME)
+        channel.wait(spec.Basic.Ack)
+    [(_, kept)] = archive_reading.messages(delete().archive)
+    assert kept.body == b"\x00\xff"
+    assert kept.headers == headers
+    assert kept.properties == properties
+
+
+def test_a_message_larger_than_the_bound_is_deleted_without_a_copy(amqp, delete, settings):
+    settings.GUARDIAN_ARCHIVE_MAX_BYTES = 1000
+    amqp.queue(NAME, 3)
+    amqp.channel.basic_publish("", NAME, b"x" * 1001)
+    removed = delete()
+    assert (removed.archived, removed.dropped) == (3, 1)
+
+
+def test_a_connection_cut_in_the_middle_of_a_fetch_returns_the_messages(amqp, delete, settings, broker):
+    amqp.queue(NAME, 1000)
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        proxy.cut_after(50_000)
+        with pytest.raises(NotSent):
+            delete()
+    settings.RABBIT_URL = broker.amqp_url
+    assert [one.state for one in Archive.objects.all()] == ["open"]
+    removed = delete()
+    assert (removed.archived, removed.dropped) == (1000, 0)
+    assert [one.state for one in Archive.objects.all()] == ["kept"]
+    assert bodies(removed.archive) == [b"%d" % number for number in range(1000)]
 
 
 def test_the_bounds_leave_the_rest_uncopied(amqp, delete, settings):
@@ -136,39 +221,19 @@ def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
         management.delete_user("deleter")
     assert (removed.archive, removed.dropped) == (None, 10)
     assert "ACCESS_REFUSED" in removed.why_not
+    assert Archive.objects.get().error == removed.why_not
 
 
-def test_a_database_that_fails_does_not_stop_the_deletion(amqp, delete, management, guarded, monkeypatch):
-    def full(*_, **__):
-        raise DatabaseError("the disk is full")
-
-    monkeypatch.setattr(archive, "_store", full)
-    amqp.queue(NAME, 10)
-    removed = delete()
+def test_a_database_that_fails_in_the_middle_does_not_stop_the_deletion(amqp, delete, management, guarded, alice):
+    amqp.queue(NAME, 700)  # two batches
+    with full_disk(ArchiveChunk, rows=1):
+        removed = delete()
     assert queue_names(management, guarded) == set()
-    assert (removed.archive, removed.dropped, removed.why_not) == (None, 10, "the database could not store it")
-    assert not Archive.objects.exists()
-
-
-@pytest.mark.parametrize("step", ["_begin", "_store", "confirm"])
-def test_a_killed_attempt_leaves_the_messages_or_one_archive(amqp, delete, monkeypatch, step, guarded, management):
-    amqp.queue(NAME, 10)
-    real = getattr(archive, step)
-
-    def die(*arguments, **options):
-        real(*arguments, **options)
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(archive, step, die)
-        with pytest.raises(Killed):
-            delete()
-    if step == "confirm":
-        assert queue_names(management, guarded) == set()
-    else:
-        assert delete().archived == 10
-    assert [one.state for one in Archive.objects.all()] == ["kept"]
-    assert len(bodies(Archive.objects.get())) == 10
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 700, "the database could not store it")
+    failed = Archive.objects.get()
+    assert (failed.state, failed.error, failed.messages) == ("failed", "the database could not store it", 0)
+    assert not ArchiveChunk.objects.exists()
+    assert not Archive.objects.seen_by(alice).exists()
 
 
 def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(amqp, delete, monkeypatch):
@@ -184,7 +249,8 @@ def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(amqp, d
                 delete()
     removed = delete()
     assert (removed.archive, removed.dropped, removed.why_not) == (None, 10, "2 attempts failed")
-    assert not Archive.objects.exists()
+    failed = Archive.objects.get()
+    assert (failed.state, failed.error, failed.dropped) == ("failed", "2 attempts failed", 10)
 
 
 def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, broker, settings, monkeypatch, amqp):
@@ -347,7 +413,7 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded):
         amqp.queue(NAME, 3)
 
     steps = iter([declare_again])
-    with broker.session(guarded) as session, pytest.raises(NotOnBroker):
+    with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
         archive.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
     assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 3
     assert not Archive.objects.filter(state="kept").exists()

@@ -1,4 +1,4 @@
-"""SIGKILL after each effect of a pass, sender, registration, deletion and sweep: the next run finishes it.
+"""SIGKILL after each effect of a pass, sender, registration, deletion, replay or sweep: the next run finishes it.
 
 A test repeats one action, and kills it after its first effect, after its second one, and so on to its end.
 """
@@ -13,14 +13,19 @@ from agents import deletions, registration, sweep, vhosts
 from agents.models import Consumer, Registration, SubscriptionQueue
 from notifications import mail_sending, sending
 from notifications.models import Notification
-from queues import monitor
-from queues.models import QueueEvent
+from queues import actions, archive_reading, monitor, replay
+from queues.models import Archive, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import killed_after, let_time_pass, run_scheduled_work
+from tests.toolbox import queue_names
 from tools.invariants import breaches, count_resent_mails
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+
+ARCHIVE_UPDATED = 'UPDATE "queues_archive" SET'
+"""The effect right before and right after a queue is deleted."""
 
 
 class Agent:
@@ -52,6 +57,20 @@ class Agent:
         return True
 
 
+def archived(name):
+    """Return the bodies of the messages of each kept archive of a queue, the oldest first."""
+    kept = Archive.objects.filter(queue_name=name, state=Archive.State.KEPT).order_by("id")
+    return [[int(message.body) for _, message in archive_reading.messages(one)] for one in kept]
+
+
+def taken(amqp, name):
+    """Take all messages of a queue, and return their bodies."""
+    found = []
+    while (got := amqp.channel.basic_get(name, auto_ack=True))[0] is not None:
+        found.append(int(got[2]))
+    return found
+
+
 def kill_after_each_effect(do, prepare, check):
     """Kill ``do`` after one effect, after two, and so on, and check what follows. Return the number of kills.
 
@@ -76,17 +95,60 @@ def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, alice, gu
         amqp.channel.queue_delete(f"going-{number}")
         amqp.queue(f"queue/alice/warned-{number}", 6)
         amqp.queue(f"queue/alice/long-{number}", 11)
+        return f"queue/alice/long-{number}"
 
     def check(prepared, death):
         assert breaches(management, [guarded], mailbox.mails) == [], death.effects
+        # Once an archive is complete, its queue may have been deleted, so that the next pass keeps it for a day.
+        is_complete = death.effects[-1] == ARCHIVE_UPDATED and "AMQP queue_delete" not in death.effects
+        assert archived(prepared) == [list(range(11))] * (1 + is_complete), death.effects
 
     kills = kill_after_each_effect(lambda _: monitor.run_pass(), prepare, check)
-    assert kills >= 5
+    assert kills >= 8
     notified = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts")
     wanted = [("warning", f"queue/alice/warned-{number}") for number in range(kills + 1)]
     wanted += [("deletion", f"queue/alice/long-{number}") for number in range(kills + 1)]
     assert sorted((kind, facts["queue"]) for kind, facts in notified) == sorted(wanted)
     assert QueueEvent.objects.filter(kind="gone").count() == kills + 1
+
+
+@pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
+def test_a_killed_deletion_or_purge_by_a_person_loses_no_message(do, amqp, alice, guarded, management):
+    def prepare(number):
+        amqp.queue(f"queue/alice/{number}", 5)
+        monitor.run_pass()
+        return Queue.objects.get(name=f"queue/alice/{number}")
+
+    def check(queue, death):
+        kept = [body for one in archived(queue.name) for body in one]
+        left = taken(amqp, queue.name) if queue.name in queue_names(management, guarded) else []
+        assert sorted({*kept, *left}) == list(range(5)), death.effects
+        assert kept in ([], list(range(5))), death.effects
+        if do is actions.delete_queue:
+            assert not (kept and left), death.effects
+
+    assert kill_after_each_effect(lambda queue: do(queue, alice), prepare, check) >= 8
+
+
+def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, guarded, monkeypatch):
+    monkeypatch.setattr(replay, "BATCH", 2)
+    name = "queue/alice/jobs"
+    amqp.queue(name, 5)
+    monitor.run_pass()
+    archive = actions.delete_queue(Queue.objects.get(name=name), alice).archive
+    amqp.queue(name)
+
+    def check(started, death):
+        started.refresh_from_db()
+        assert (started.state, started.sent, started.in_flight) == ("done", 5, 0), death.effects
+        arrived = taken(amqp, name)
+        assert list(dict.fromkeys(arrived)) == list(range(5)), death.effects
+        assert len(arrived) - 5 <= started.repeated <= replay.BATCH, death.effects
+
+    kills = kill_after_each_effect(
+        lambda _: replay.run_due(), lambda _: replay.start(archive, alice, queue=name), check
+    )
+    assert kills >= 12
 
 
 @pytest.mark.parametrize(("together", "mails"), [(1, 3), pytest.param(8, 12, marks=pytest.mark.soak)])

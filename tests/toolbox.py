@@ -16,6 +16,7 @@ import pika.exceptions
 from django.contrib.messages import get_messages
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
@@ -196,6 +197,36 @@ def disk_alarm(node: PrivateNode) -> Iterator[None]:
         yield
     finally:
         node.eval('rabbit_disk_monitor:set_disk_free_limit("50MB")')
+
+
+@contextmanager
+def full_disk(model: type[Model], *, rows: int) -> Iterator[None]:
+    """Have the database report a full disk when this model's table is to get more than this number of rows."""
+    table = model._meta.db_table
+    if connection.vendor == "sqlite":
+        create = [
+            f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} WHEN (SELECT count(*) FROM {table}) >= {rows} "
+            "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+        ]
+        drop = ["DROP TRIGGER full_disk"]
+    else:
+        create = [
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$BEGIN IF (SELECT count(*) FROM {table}) >= {rows} THEN RAISE disk_full; END IF; RETURN NEW; END$$",
+            f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION full_disk()",
+        ]
+        drop = [f"DROP TRIGGER full_disk ON {table}", "DROP FUNCTION full_disk"]
+
+    def execute(statements: list[str]) -> None:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    execute(create)
+    try:
+        yield
+    finally:
+        execute(drop)
 
 
 def sent(recipient: str) -> list[str]:

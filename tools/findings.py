@@ -107,7 +107,7 @@ class Checks:
             yield Finding(f"Requests to {kind}", counts, breaches + self._required(requests, "requests"))
 
     def _queues(self) -> Finding:
-        breaches = invariants.deleted_below_maximum()
+        breaches = invariants.deleted_below_maximum() + invariants.incomplete_archives()
         deleted = QueueEvent.objects.filter(kind="deleted", vhost="/").values_list("queue_name", flat=True)
         for name, times in Counter(deleted).items():
             if times > (overflows := self.queue_load.overflows[name]):

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import F, Q, Sum
 from django.utils import timezone
 
 from agents.models import AgentVhost, Consumer, EventSubscription, Registration, SubscriptionQueue
@@ -22,7 +22,7 @@ from notifications import audience, claims, retries
 from notifications.mails import GROUP
 from notifications.models import Notification
 from queues import pass_run, quiet
-from queues.models import Pass, Queue, QueueEvent
+from queues.models import Archive, Pass, Queue, QueueEvent
 from rabbit import snapshot
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue
@@ -60,6 +60,7 @@ def breaches(
     return [
         *mail_breaches(mails, interrupted=interrupted),
         *deleted_below_maximum(),
+        *incomplete_archives(),
         *disagreements(management, vhosts),
     ]
 
@@ -196,6 +197,13 @@ def deleted_below_maximum() -> list[str]:
             why = "though it must never be deleted" if event.details.get("spared") else f"and its limit is {most}"
             wrong.append(f"{event.queue_name} in {event.vhost} was deleted with {length} messages, {why}")
     return wrong
+
+
+def incomplete_archives() -> list[str]:
+    """Return the kept archives that have fewer or more messages than they say."""
+    kept = Archive.objects.filter(state=Archive.State.KEPT).annotate(stored=Sum("chunks__count", default=0))
+    wrong = kept.exclude(stored=F("messages")).values_list("queue_name", "messages", "stored")
+    return [f"the archive of {name} has {stored} messages, not {messages}" for name, messages, stored in wrong]
 
 
 def disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
