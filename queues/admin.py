@@ -1,4 +1,4 @@
-"""The admin pages of queues, their events, passes, the monitor's state, leases and RabbitMQ accounts.
+"""The admin pages of queues, their events and archives, passes, the monitor's state, leases and RabbitMQ accounts.
 
 They call the same functions as the other pages and the API. accounts/admin.py has their shared parts.
 """
@@ -11,6 +11,7 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 
 from accounts import queue_effects, removal
@@ -34,7 +35,7 @@ from core.models import Lease
 from queues import actions, effects
 from queues.archive import Removed
 from queues.brake import brake_limit
-from queues.models import Pass, Queue, QueueEvent, Watch
+from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
 from rabbit.names import readable
 
 
@@ -286,6 +287,52 @@ class QueueEventAdmin(ReadOnlyAdmin):
     def shown_name(self, event: QueueEvent) -> str:
         """Return the queue's readable name."""
         return readable(event.queue_name)
+
+
+@admin.register(Archive)
+class ArchiveAdmin(ReadOnlyAdmin):
+    """Archives, without their messages: pages and API show these, and record who looks at them."""
+
+    list_display = [
+        "created", "shown_name", "vhost", "pulse_user", "reason", "state", "messages", "dropped", "held", "size",
+        "expires",
+    ]  # fmt: skip
+    fields = [
+        "uuid", "shown_name", "vhost", "queue", "pulse_user", "reason", "by", "state", "error", "attempt", "messages",
+        "dropped", "held", "bytes", "stored_bytes", "created", "expires",
+    ]  # fmt: skip
+    list_filter = ["state", "reason", "created", "vhost"]
+    list_select_related = ["pulse_user"]
+    search_fields = ["queue_name", "vhost", "pulse_user__username", "uuid", "error"]
+
+    @admin.display(description="queue", ordering="queue_name")
+    def shown_name(self, archive: Archive) -> str:
+        """Return the queue's readable name."""
+        return readable(archive.queue_name)
+
+    @admin.display(ordering="stored_bytes")
+    def size(self, archive: Archive) -> str:
+        """Return the size in the database."""
+        return filesizeformat(archive.stored_bytes)
+
+
+@admin.register(Replay)
+class ReplayAdmin(ReadOnlyAdmin):
+    """Replays of archives. Whoever may see the archive stops them, on its page or through the API."""
+
+    list_display = ["created", "target", "archive", "state", "sent", "total", "repeated", "rate", "by", "finished"]
+    fields = [
+        "uuid", "archive", "target", "first", "last", "rate", "state", "sent", "total", "in_flight", "repeated",
+        "error", "by", "created", "finished",
+    ]  # fmt: skip
+    list_filter = ["state", "created"]
+    list_select_related = ["archive", "by"]
+    search_fields = ["to_queue", "to_exchange", "by__email", "error"]
+
+    @admin.display(description="to")
+    def target(self, replay: Replay) -> str:
+        """Return the readable name of the queue or exchange."""
+        return readable(replay.to_queue or replay.to_exchange)
 
 
 @admin.register(Pass)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from celery import current_app
 from django.conf import settings
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Max, Min, Q, Sum
 from django.db.models.functions import Coalesce
 from django.template.defaultfilters import filesizeformat
 
@@ -26,7 +26,7 @@ from notifications import claims, retries
 from notifications.models import Notification
 from queues import unguarded
 from queues.brake import released
-from queues.models import Pass, Watch
+from queues.models import Archive, Pass, Watch
 from rabbit.management import BrokerError, BrokerUnavailable, Management, Node, Row
 from rabbit.names import QueueName, readable
 from status import rules
@@ -42,6 +42,7 @@ TASK_QUEUE_TIMEOUT_SECONDS = 2
 
 MESSAGE_BYTES = 4096
 GIVEN_UP_WITHIN = timedelta(days=2)
+FAILED_WITHIN = timedelta(days=2)
 
 NAMES_IN_SENTENCE = 3
 
@@ -194,6 +195,19 @@ class Removals(NamedTuple):
     oldest: datetime | None = None
 
 
+class Archives(NamedTuple):
+    """Numbers of archives by state, the messages in them, and the bytes they take in the database.
+
+    ``failures`` are those of the last two days; ``last_error`` is the reason of one of them.
+    """
+
+    numbers: Mapping[str, int] = {}
+    messages: int = 0
+    stored_bytes: int = 0
+    failures: int = 0
+    last_error: str = ""
+
+
 @dataclass(frozen=True)
 class GuardianFacts:
     """Measurements of Guardian from the database. ``passes`` and ``sweeps`` are the last of each kind, newest first."""
@@ -204,6 +218,7 @@ class GuardianFacts:
     sweeps: Sequence[Sweep] = ()
     outbox: Outbox = field(default_factory=Outbox)
     removals: Removals = field(default_factory=Removals)
+    archives: Archives = field(default_factory=Archives)
 
     @property
     def last_pass(self) -> Pass | None:
@@ -219,7 +234,7 @@ class GuardianFacts:
         return next((one.value or 0 for one in self.measurements() if one.rule is rule), 0)
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the measurements of passes, sweeps, notifications and removals."""
+        """Yield the measurements of passes, sweeps, notifications, removals and archives."""
         yield from self._measure_passes()
         yield from self._measure_state()
         for kind, rule in ((Sweep.Kind.ORPHANS, rules.ORPHANS_BRAKE), (Sweep.Kind.STALE, rules.STALE_BRAKE)):
@@ -229,6 +244,10 @@ class GuardianFacts:
         yield Measurement(rules.NOTIFICATIONS_WAIT, self._seconds_since(self.outbox.oldest), {"error": error})
         yield Measurement(rules.NOTIFICATIONS_GIVEN_UP, self.outbox.given_up)
         yield Measurement(rules.REMOVALS, self._seconds_since(self.removals.oldest))
+        archives, most = self.archives, settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
+        yield Measurement(rules.ARCHIVES_FAILED, archives.failures, {"error": readable(archives.last_error)})
+        sizes = f"{filesizeformat(archives.stored_bytes)} of {filesizeformat(most)}".replace("\N{NO-BREAK SPACE}", " ")
+        yield Measurement(rules.ARCHIVES_FULL, archives.stored_bytes / most, {"figures": sizes})
 
     def _measure_passes(self) -> Iterator[Measurement]:
         watch, last = self.watch, self.last_pass
@@ -283,7 +302,7 @@ def _measure_names(rule: Rule, queues: Collection[QueueName]) -> Measurement:
 
 
 def measure_guardian(now: datetime) -> GuardianFacts:
-    """Measure Guardian in eight statements.
+    """Measure Guardian in nine statements.
 
     Raises:
         django.db.Error: the database can't be read.
@@ -296,6 +315,7 @@ def measure_guardian(now: datetime) -> GuardianFacts:
         sweeps=[_readable(one) for one in sorted(sweeps, key=lambda sweep: sweep.at, reverse=True)],
         outbox=_measure_outbox(now),
         removals=_measure_removals(),
+        archives=_measure_archives(now),
     )
 
 
@@ -337,3 +357,25 @@ def _measure_removals() -> Removals:
     rows = Removal.objects.order_by().values("kind").annotate(number=Count("id"), oldest=Min("created"))
     oldest = min((row["oldest"] for row in rows), default=None)
     return Removals({row["kind"]: row["number"] for row in rows}, oldest)
+
+
+def _measure_archives(now: datetime) -> Archives:
+    recent = Q(state=Archive.State.FAILED, created__gt=now - FAILED_WITHIN)
+    rows = list(
+        Archive.objects.order_by()
+        .values("state")
+        .annotate(
+            number=Count("id"),
+            all_messages=Sum("messages"),
+            all_bytes=Sum("stored_bytes"),
+            failures=Count("id", filter=recent),
+            one_error=Max("error", filter=recent),
+        )
+    )
+    return Archives(
+        {row["state"]: row["number"] for row in rows},
+        sum(row["all_messages"] for row in rows),
+        sum(row["all_bytes"] for row in rows),
+        sum(row["failures"] for row in rows),
+        "".join(row["one_error"] or "" for row in rows),
+    )

@@ -32,7 +32,7 @@ from core.addresses import is_loopback
 from core.models import Removal
 from notifications.models import Notification
 from queues.listing import STALLED
-from queues.models import Queue
+from queues.models import Archive, Queue, Replay
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 from status import counters, facts, rules
 from status.facts import GuardianFacts
@@ -137,6 +137,7 @@ def from_database() -> Iterator[Metric]:
     yield from _queues()
     yield from _outbox(guardian)
     yield from _removals(guardian)
+    yield from _archives(guardian)
     yield from _agents()
 
 
@@ -251,6 +252,26 @@ def _removals(guardian: GuardianFacts) -> Iterator[Metric]:
         "Age of the oldest pending removal from the broker.",
         guardian.value(rules.REMOVALS),
     )
+
+
+def _archives(guardian: GuardianFacts) -> Iterator[Metric]:
+    archives = guardian.archives
+    yield _by_label(
+        "guardian_archives",
+        "Archives of deleted and purged queues; they are kept for GUARDIAN_ARCHIVE_DAYS.",
+        "state",
+        Archive.State.values,
+        archives.numbers,
+    )
+    yield _gauge("guardian_archived_messages", "Messages in archives.", archives.messages)
+    yield _gauge("guardian_archive_bytes", "Bytes that archives take in the database.", archives.stored_bytes)
+    yield _gauge(
+        "guardian_archives_failed",
+        "Queues whose messages could not be archived in the last two days.",
+        guardian.value(rules.ARCHIVES_FAILED),
+    )
+    replays = _counted(Replay.objects.all(), "state")
+    yield _by_label("guardian_replays", "Replays of archives.", "state", Replay.State.values, replays)
 
 
 def _agents() -> Iterator[Metric]:

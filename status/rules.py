@@ -439,6 +439,28 @@ REMOVALS = Rule(
     alert="GuardianRemovalsPending",
 )
 
+ARCHIVES_FAILED = Rule(
+    name="failed archives",
+    measures="queues deleted without an archive within the last two days, because archiving failed",
+    unit=Unit.COUNT,
+    noun="queue",
+    warning=1,
+    sentence="Guardian could not archive the messages of {value} in the last two days: {error}",
+    next_step="'Archives' in /admin/, with the filter 'failed', has the queues and the reasons.",
+    runbook="archives-fail",
+    alert="GuardianArchivesFail",
+)
+
+ARCHIVES_FULL = Rule(
+    name="size of archives",
+    measures="bytes of archives, of GUARDIAN_ARCHIVE_TOTAL_BYTES",
+    unit=Unit.SHARE,
+    warning=0.9,
+    sentence="Archives take {figures}. Past that, the oldest are deleted before they expire.",
+    next_step="Raise GUARDIAN_ARCHIVE_TOTAL_BYTES if the database has room, or lower GUARDIAN_ARCHIVE_DAYS.",
+    runbook="archives-are-full",
+)
+
 # Facts that only doctor measures
 
 CLOCK = Rule(
@@ -483,6 +505,8 @@ OF_GUARDIAN = (
     NOTIFICATIONS_WAIT,
     NOTIFICATIONS_GIVEN_UP,
     REMOVALS,
+    ARCHIVES_FAILED,
+    ARCHIVES_FULL,
 )
 OF_DOCTOR = (CLOCK, LEASE)
 RULES = (*OF_BROKER, *OF_GUARDIAN, *OF_DOCTOR)

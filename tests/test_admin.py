@@ -23,7 +23,7 @@ from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues import actions
-from queues.models import Pass, Queue, QueueEvent, Watch
+from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
 from queues.monitor import run_pass
 from rabbit.management import NotOnBroker
 from tests.chromium import sign_in
@@ -47,6 +47,8 @@ ALLOWED = {
     "socialaccount.SocialAccount": ("", "it lets somebody in; it goes with its owner"),
     "queues.Queue": ("change", "made on the broker, deleted by an action there; here its limits"),
     "queues.QueueEvent": ("", "a record"),
+    "queues.Archive": ("", "its owners delete it; it has no messages here, since looking at them is recorded"),
+    "queues.Replay": ("", "its owners start and stop it"),
     "notifications.Notification": ("", "written with its cause; sent again by an action"),
     "notifications.Channel": ("delete", "its address is its owner's secret"),
     "queues.Pass": ("", "a record"),
@@ -67,9 +69,7 @@ ALLOWED = {
 NOT_SHOWN = {
     "accounts.SignInLink": "it signs somebody in",
     "queues.QueueSample": "a queue's page has them as a chart",
-    "queues.Archive": "the API shows them, and records who looks at messages",
     "queues.ArchiveChunk": "the messages of archives",
-    "queues.Replay": "the API shows them with their archive",
     **dict.fromkeys(
         (
             f"message_store.{model}"
@@ -134,6 +134,13 @@ def make_token():
     return AuthToken.objects.get(uuid=token.uuid)
 
 
+def make_archive():
+    return Archive.objects.create(
+        queue=make_queue(), pulse_user=make_account(), vhost="/", queue_name="q", state="kept", by=make_owner(),
+        created=NOW, expires=NOW,
+    )  # fmt: skip
+
+
 def make_entry():
     audit.record(make_owner(), "purged", make_queue(), outcome_of="a test")
     return AuditEntry.objects.latest("pk")
@@ -163,6 +170,10 @@ MAKE = {
     "queues.Queue": lambda: make_queue(pulse_user=make_account(), owner=make_owner()),
     "queues.QueueEvent": lambda: QueueEvent.objects.create(
         queue=make_queue(), vhost="/", queue_name="q", kind="warned", at=NOW, by=make_owner()
+    ),
+    "queues.Archive": make_archive,
+    "queues.Replay": lambda: Replay.objects.create(
+        archive=make_archive(), to_queue="q", first=1, last=1, by=make_owner(), created=NOW
     ),
     "notifications.Notification": lambda: make_notification(about=f"queue {make_queue().pk}"),
     "notifications.Channel": lambda: Channel.objects.create(

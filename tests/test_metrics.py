@@ -27,7 +27,7 @@ from core import broker
 from core.models import Removal
 from notifications.models import Notification
 from queues import monitor
-from queues.models import Pass, Queue, Watch
+from queues.models import Archive, Pass, Queue, Replay, Watch
 from rabbit.management import BrokerUnavailable, Call
 from status import counters
 from tests.toolbox import queue_row
@@ -93,6 +93,10 @@ def test_an_empty_installation_has_every_gauge_at_zero():
 
 GAUGES = {
     "guardian_agents_queues",
+    "guardian_archive_bytes",
+    "guardian_archived_messages",
+    "guardian_archives",
+    "guardian_archives_failed",
     "guardian_brake_held",
     "guardian_deletions_refused",
     "guardian_last_pass_errors",
@@ -114,6 +118,7 @@ GAUGES = {
     "guardian_queues_of_unknown_length",
     "guardian_queues_stalled",
     "guardian_removals_pending",
+    "guardian_replays",
     "guardian_subscriptions",
 }
 
@@ -237,6 +242,24 @@ def test_registrations_and_pending_removals_are_counted(registered):
 
 
 @pytest.mark.django_db
+def test_archives_and_replays_are_counted():
+    now = timezone.now()
+    common = {"vhost": "/", "queue_name": "secret-name", "created": now, "expires": now}
+    kept = Archive.objects.create(state="kept", messages=40, stored_bytes=5000, **common)
+    Archive.objects.create(state="open", messages=2, stored_bytes=100, **common)
+    Archive.objects.create(state="failed", **common)
+    Archive.objects.create(state="failed", **{**common, "created": now - timedelta(days=3)})
+    Replay.objects.create(archive=kept, first=1, last=40, state="running", created=now)
+    figures = scrape()
+    states = {state: value(figures, "guardian_archives", state=state) for state in Archive.State.values}
+    assert states == {"open": 1, "fetched": 0, "kept": 1, "failed": 2}
+    assert value(figures, "guardian_archived_messages") == 42
+    assert value(figures, "guardian_archive_bytes") == 5100
+    assert value(figures, "guardian_archives_failed") == 1
+    assert value(figures, "guardian_replays", state="running") == 1
+
+
+@pytest.mark.django_db
 def test_the_number_of_statements_does_not_grow_with_the_rows():
     numbers = []
     for rows in (10, 300):
@@ -249,7 +272,7 @@ def test_the_number_of_statements_does_not_grow_with_the_rows():
         with CaptureQueriesContext(connection) as statements:
             scrape()
         numbers.append(len(statements))
-    assert numbers == [11, 11]
+    assert numbers == [13, 13]
 
 
 @pytest.mark.django_db

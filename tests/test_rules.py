@@ -15,7 +15,7 @@ from accounts.models import Owner
 from agents.models import Sweep
 from core.models import Removal
 from notifications.models import Notification
-from queues.models import Pass, Watch
+from queues.models import Archive, Pass, Watch
 from rabbit.management import Node
 from status import doctor, facts, overview, rules
 from status.facts import BrokerFacts, Measurement
@@ -99,6 +99,16 @@ def leave_unguarded(reason):
     return lambda number: Watch.objects.update(unguarded={reason: [["/", str(index)] for index in range(number)]})
 
 
+def fail_archives(number):
+    for _ in range(number):
+        Archive.objects.create(vhost="/", queue_name="q", state="failed", error="why", created=NOW, expires=NOW)
+
+
+def fill_archives(share):
+    size = round(share * settings.GUARDIAN_ARCHIVE_TOTAL_BYTES)
+    Archive.objects.create(vhost="/", queue_name="q", state="kept", stored_bytes=size, created=NOW, expires=NOW)
+
+
 CAUSES = {
     rules.PASS_AGE: lambda seconds: Pass.objects.update(at=seconds_ago(seconds)),
     rules.PASS_AGE_IN_OUTAGE: delay_passes_in_an_outage,
@@ -119,6 +129,8 @@ CAUSES = {
     rules.NOTIFICATIONS_WAIT: create_waiting_notification,
     rules.NOTIFICATIONS_GIVEN_UP: create_given_up_notifications,
     rules.REMOVALS: delay_a_removal,
+    rules.ARCHIVES_FAILED: fail_archives,
+    rules.ARCHIVES_FULL: fill_archives,
 }
 """Functions that change the database so that a rule measures a value."""
 
@@ -127,6 +139,7 @@ CAUSES = {
 def healthy(transactional_db, settings):
     """Give an installation without findings, except for the broker, which is not queried."""
     settings.RABBITMQ_MANAGEMENT_URL = ""
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = 1000
     with time_machine.travel(NOW, tick=False):
         Pass.objects.create(at=NOW, seconds=0.1)
         Watch.objects.create(listed_at=NOW, consumers_counted_at=NOW)
