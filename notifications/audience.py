@@ -43,6 +43,12 @@ def operators() -> list[str]:
     return list(dict.fromkeys(normalize_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 
+def operators_and_staff() -> list[str]:
+    """Return the addresses of those who decide on requests: of the operators, and of owners who are operators here."""
+    staff = Owner.objects.filter(is_staff=True, is_active=True).order_by("email").values_list("email", flat=True)
+    return list(dict.fromkeys([*operators(), *staff]))
+
+
 def recipients_of(queues: Iterable[Ownership]) -> dict[Ownership, list[Recipient]]:
     """Return the recipients of notifications about queues, by ownership, in at most three statements.
 

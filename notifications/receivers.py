@@ -42,9 +42,7 @@ def ask_to_confirm(sender: object, address: NotificationAddress, **_: Any) -> No
 @receiver(signals.vouch_requested)
 def ask_operators(sender: object, owner: Owner, reason: str, **_: Any) -> None:
     """Notify the operators of an owner's request to be vouched for."""
-    active = Owner.objects.filter(is_staff=True, is_active=True).order_by("email").values_list("email", flat=True)
-    recipients = list(dict.fromkeys([*audience.operators(), *active]))
-    if recipients:
+    if recipients := audience.operators_and_staff():
         facts = {"asks": owner.email, "reason": reason}
         _enqueue(Notice(VOUCH_REQUEST, facts, recipients=recipients))
 

@@ -53,6 +53,7 @@ SUMMARY = kinds.register(
 DELETION = kinds.register(
     "deletion", "Guardian deleted a queue", mails.deletion, topic=LENGTH, is_final=True, brief=_deletion
 )
+LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", mails.limit_request)
 OUTAGE = kinds.register("outage", "the broker can't be queried", mails.outage)
 OUTAGE_OVER = kinds.register("outage-over", "the broker answers again", mails.outage_over)
 BRAKE = kinds.register("brake", "the brake blocks deletions", mails.brake)

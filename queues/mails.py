@@ -116,6 +116,28 @@ def _became_of_messages(facts: Details) -> list[str]:
     return sentences
 
 
+def limit_request(notification: Notification) -> Content:
+    """Return the request of an owner for a higher deletion limit."""
+    facts = notification.facts
+    wanted = messages(facts["wanted"])
+    page = absolute_url(reverse("queue_limits", args=[UUID(facts["uuid"])]))
+    return Content(
+        subject=f"{facts['asks']} asks for a limit of {wanted}: {_name(facts)}",
+        happened=f"{facts['asks']} asks for a deletion limit of {wanted} for the queue {readable(facts['queue'])}.",
+        next=f"Until an operator sets it, Guardian deletes the queue past {messages(facts['max'])}.",
+        advice="Set the limit if the broker has the memory for it. Otherwise tell the owner why not.",
+        action=Link("Decide", f"{page}?max_length={facts['wanted']}"),
+        facts=[
+            Fact("Queue", readable(facts["queue"])),
+            Fact("Virtual host", readable(facts["vhost"])),
+            Fact("Messages", UNKNOWN if facts["length"] is None else f"{facts['length']:,}"),
+            Fact("Deletion limit", f"{facts['max']:,}"),
+            Fact("Reason", facts["reason"]),
+        ],
+        why=Why("You get this because you are an operator."),
+    )
+
+
 def no_consumers(notification: Notification) -> Content:
     """Return the message that a queue has had no consumer for some time."""
     facts = notification.facts

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues import archive_views, replay_views, views
+from queues import archive_views, exchange_views, limit_views, replay_views, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -12,7 +12,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/delete/", views.queue_delete, name="queue_delete"),
     path("queues/<uuid:uuid>/purge/", views.queue_purge, name="queue_purge"),
     path("queues/<uuid:uuid>/messages/", archive_views.queue_messages, name="queue_messages"),
-    path("queues/<uuid:uuid>/limits/", views.queue_limits, name="queue_limits"),
+    path("queues/<uuid:uuid>/limits/", limit_views.queue_limits, name="queue_limits"),
+    path("queues/<uuid:uuid>/limits/ask/", limit_views.queue_limit_request, name="queue_limit_request"),
     # Archives
     path("archives/", archive_views.archives_page, name="archives"),
     path("archives/<uuid:uuid>/", archive_views.archive_page, name="archive"),
@@ -24,6 +25,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/", replay_views.replay_page, name="replay"),
     path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/", replay_views.replay_stop, name="replay_stop"),
     # Exchanges
-    path("exchanges/", views.exchanges_page, name="exchanges"),
-    path("exchanges/delete/", views.exchange_delete, name="exchange_delete"),
+    path("exchanges/", exchange_views.exchanges_page, name="exchanges"),
+    path("exchanges/delete/", exchange_views.exchange_delete, name="exchange_delete"),
 ]

@@ -12,9 +12,9 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -22,15 +22,13 @@ from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRefresh
 from django_htmx.middleware import HtmxDetails
 
-from accounts.confirm_page import confirm_page, typed_confirmation
 from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
-from core.confirmation import ConfirmationRequired
 from core.formatting import duration, rate_in_words, short_rate
-from queues import actions, charts, exchanges, feeding, growth, thresholds
+from queues import actions, charts, feeding, growth, thresholds
 from queues.archive import Removed, what_became_of
 from queues.endings import ending
-from queues.exchanges import OwnExchange
+from queues.forms import LimitsForm
 from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, StateCount, count_by_state, should_have_consumer
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
@@ -325,7 +323,7 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
 @require_safe
 def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     """Show one queue to its owners and to operators. Others get 404."""
-    queue = _queue(request, uuid)
+    queue = seen_queue(request, uuid)
     there = queue.state != Queue.State.GONE
     live = actions.live(queue) if there else actions.Live()
     if live.consumers is not None:
@@ -344,8 +342,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "owners": _owners(queue),
             "holds": REGISTERED_MAX_LENGTH if queue.registered else None,
             "live": live,
-            "bindings": _bindings_shown(live.bindings),
-            "upstream": _bindings_shown(live.upstream),
+            "bindings": bindings_shown(live.bindings),
+            "upstream": bindings_shown(live.upstream),
             "arguments": _arguments_shown(live),
             "limits": limits if request.user.is_staff else None,
             "may_destroy": request.user.is_staff or not queue.registered,
@@ -368,7 +366,7 @@ def _owners(queue: Queue) -> list[Owner]:
 @require_safe
 def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
     """Return the part of a queue's page that refreshes. Other than htmx requests are redirected to the page."""
-    queue = _queue(request, uuid)
+    queue = seen_queue(request, uuid)
     if not request.htmx:
         return redirect(f"{reverse('queue', args=[uuid])}?{urlencode({'span': _span(request).name})}")
     if queue.state == Queue.State.GONE:
@@ -378,7 +376,8 @@ def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
     return render(request, "queues/_now.html", _now(request, queue, is_limited=is_limited))
 
 
-def _queue(request: Request, uuid: UUID) -> Queue:
+def seen_queue(request: Request, uuid: UUID) -> Queue:
+    """Return the queue with this UUID, or raise Http404 if the visitor may not see it."""
     seen = Queue.objects.seen_by(request.user)
     return get_object_or_404(seen.select_related("pulse_user", "owner"), uuid=uuid)
 
@@ -487,7 +486,8 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
     return f"It is all right. Its owner is warned from {limits.warn:,} messages on."
 
 
-def _bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
+def bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
+    """Return the first of these bindings as the page shows them, and the number of the others."""
     shown = [{key: readable(text) for key, text in one.items()} for one in feeding.described(bindings or [])]
     return {"shown": shown[:BINDINGS_SHOWN], "more": max(0, len(shown) - BINDINGS_SHOWN)}
 
@@ -552,19 +552,6 @@ class DestroyForm(NameForm):
             del self.fields["keep"]
 
 
-class LimitsForm(forms.Form):
-    """A queue's own limits. ``actions.set_limits`` checks them."""
-
-    unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
-    warn_length = forms.IntegerField(required=False, label="Warn length", help_text="In messages; empty: as usual.")
-    max_length = forms.IntegerField(required=False, label="Maximum", help_text="In messages; empty: as usual.")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            field.show_hidden_initial = True  # so that only fields changed since the page was shown are set
-
-
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
@@ -580,7 +567,7 @@ def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
 
 
 def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str) -> HttpResponse:
-    queue = _queue(request, uuid)
+    queue = seen_queue(request, uuid)
     if queue.state == Queue.State.GONE:
         messages.warning(request, "The queue isn't on the broker any more. There is nothing left to do.")
         return redirect("queue", uuid)
@@ -616,43 +603,9 @@ def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[...,
         "ready": live.ready if live.ready is not None else queue.ready,
         "consumers": live.consumers if live.consumers is not None else queue.consumers,
         "stored_at": _freshness(Watch.objects.filter(id=1).first()).listed_at if live.ready is None else None,
-        "bindings": _bindings_shown(live.bindings) if live.bindings is not None else None,
+        "bindings": bindings_shown(live.bindings) if live.bindings is not None else None,
     }
     return render(request, template, context, status=status)
-
-
-@signed_in
-@require_http_methods(["GET", "HEAD", "POST"])
-def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
-    """Set a queue's own limits, as an operator."""
-    queue = _queue(request, uuid)
-    name = readable(queue.name)
-    if not request.user.is_staff:
-        why = "Only operators set the limits of a queue. Ask one, and say which queue it is and what it needs."
-        return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": why}, status=403)
-    initial = {field: getattr(queue, field) for field in actions.LIMITS}
-    form = LimitsForm(request.POST if request.method == "POST" else None, initial=initial)
-    if form.is_valid():
-        typed, confirm = typed_confirmation(request, name)
-        try:
-            changed = {field: form.cleaned_data[field] for field in form.changed_data}
-            actions.set_limits(queue, request.user, confirm=confirm, **changed)
-        except ValidationError as error:
-            form.add_error(None, error)
-        except ConfirmationRequired as required:
-            return confirm_page(
-                request,
-                required,
-                typed,
-                title="Set these limits?",
-                about="With these limits, the next pass deletes the queue with its messages.",
-                back=reverse("queue", args=[uuid]),
-            )
-        else:
-            messages.success(request, "The limits are set. The next pass goes by them.")
-            return redirect("queue", uuid)
-    usual = thresholds.of_queue(queue)
-    return render(request, "queues/limits.html", {"queue": queue, "name": name, "form": form, "thresholds": usual})
 
 
 def describe_failure(error: BrokerError, failure: str, *, destructive: bool = True) -> tuple[str, int]:
@@ -669,66 +622,3 @@ def describe_failure(error: BrokerError, failure: str, *, destructive: bool = Tr
     if not destructive or was_not_executed(error):
         return f"{failure}, since the broker doesn't answer. Try again in a minute.", 503
     return "The broker gave no clear answer, so it isn't known whether it did this. Look again in a minute.", 503
-
-
-# Exchanges
-
-
-class ExchangeShown(NamedTuple):
-    """A row of the exchanges' page. Each binding is the destination's type, its name and the routing key."""
-
-    exchange: OwnExchange
-    name: str
-    bindings: list[tuple[str, str, str]]
-    more: int
-
-
-def _exchange_shown(exchange: OwnExchange) -> ExchangeShown:
-    shown = [
-        (one.destination_type, readable(one.destination), readable(one.routing_key))
-        for one in exchange.bindings[:BINDINGS_SHOWN]
-    ]
-    return ExchangeShown(exchange, readable(exchange.name), shown, max(0, len(exchange.bindings) - BINDINGS_SHOWN))
-
-
-@signed_in
-@require_safe
-def exchanges_page(request: Request) -> HttpResponse:
-    """Show the visitor's exchanges and their bindings, as they are on the broker now."""
-    context: dict[str, Any] = {"accounts": PulseUser.objects.seen_by(request.user).exists()}
-    try:
-        found = exchanges.own_exchanges(request.user)
-    except BrokerError as error:
-        trouble, status = describe_failure(error, "The exchanges could not be listed", destructive=False)
-        return render(request, "exchanges/exchanges.html", {**context, "trouble": trouble}, status=status)
-    page = Paginator(found, ROWS).get_page(request.GET.get("page"))
-    shown = [_exchange_shown(one) for one in page.object_list]
-    return render(request, "exchanges/exchanges.html", {**context, "page": page, "exchanges": shown})
-
-
-@signed_in
-@require_http_methods(["GET", "HEAD", "POST"])
-def exchange_delete(request: Request) -> HttpResponse:
-    """Delete the exchange ``?name=`` after its name was typed."""
-    name = request.GET.get("name", "")
-    try:
-        exchanges.require_own(request.user, name)
-    except LookupError as error:
-        raise Http404(str(error)) from error
-    form = NameForm(readable(name), request.POST if request.method == "POST" else None)
-    context: dict[str, Any] = {"name": readable(name), "form": form}
-    try:
-        if form.is_valid():
-            exchanges.delete_exchange(request.user, name)
-            messages.success(request, f"The exchange {readable(name)} is deleted.")
-            return redirect("exchanges")
-        found = [one for one in exchanges.own_exchanges(request.user) if one.name == name]
-    except actions.Gone:
-        found = []
-    except BrokerError as error:
-        trouble, status = describe_failure(error, "It was not deleted", destructive=form.is_valid())
-        return render(request, "exchanges/delete.html", {**context, "trouble": trouble}, status=status)
-    if not found:
-        messages.warning(request, f"There is no exchange {readable(name)} on the broker any more.")
-        return redirect("exchanges")
-    return render(request, "exchanges/delete.html", {**context, "shown": _exchange_shown(found[0])})

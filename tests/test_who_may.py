@@ -149,6 +149,10 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 200 200 404 200",
         "post": "302 404 302 302 404 302",
     },
+    "queues/<uuid:uuid>/limits/ask/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 200 200 404 200",
+    },
     "queues/<uuid:uuid>/limits/": {
         "get": "302 404 403 403 404 200",
         "post": "302 404 403 403 404 302",
