@@ -1,6 +1,7 @@
 """``make demo``: show Guardian's main features with a real broker, messages and mails, reporting each event."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -126,6 +127,14 @@ class AmqpReader:
             self._connection.close()
 
 
+def checksum(bodies: Iterable[bytes]) -> str:
+    """Return the SHA-256 of messages in this order."""
+    digest = hashlib.sha256()
+    for body in bodies:
+        digest.update(hashlib.sha256(body).digest())
+    return digest.hexdigest()
+
+
 class Demo:
     """The demo, with its own vhost, two Pulse users and three queues.
 
@@ -150,7 +159,8 @@ class Demo:
         self._management: Management | None = None
         self._users: dict[str, str] = {}
         self._pages = httpx.Client(follow_redirects=True, timeout=20, trust_env=False)
-        self._agent: httpx.Client | None = None
+        self._api: httpx.Client | None = None
+        self._token = ""
         self._reader: StompReader | AmqpReader | None = None
         self._agents_vhost: str | None = None
         self._agents_login: str | None = None
@@ -415,8 +425,58 @@ class Demo:
             f"Only {OPERATOR} was notified about {UNOWNED}",
             lambda: {to for mail in self._mails if UNOWNED in mail.subject for to in mail.recipients} == {OPERATOR},
         )
+        self._bring_back(unread, growing)
         self._run_agent_story()
         self.heading(f"The demo is complete: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
+
+    def _create_token(self) -> None:
+        """Create a token of the owner, for requests to the REST API."""
+        self._token = self.stack.manage("create_token", OWNER, "--scope", "all").strip()
+        self._api = httpx.Client(
+            base_url=f"{self.stack.base_url}/api/",
+            headers={"Authorization": f"Token {self._token}"},
+            timeout=20,
+            trust_env=False,
+        )
+
+    def _bring_back(self, user: str, name: str) -> None:
+        """Show how the owner of a deleted queue replays its messages, and compare them with those that were sent."""
+        self.heading(f"{OWNER} brings the messages of {name} back")
+        self._create_token()
+        self.say(f"With a token of {OWNER}, the REST API gives the archive of the deleted queue:")
+        archive = self._request(f"archives/?queue={quote(name)}", method="GET")[0]
+        count, path = archive["messages"], f"archives/{archive['uuid']}"
+        sent = checksum(f"message {number}".encode() for number in range(count))
+        self.say(f"   the publisher's first {count} messages: SHA-256 {sent}", "cyan")
+        lines = self._read(f"{self.stack.base_url}/api/{path}/download/").splitlines()
+        archived = checksum(json.loads(line)["body"].encode() for line in lines)
+        self.say(f"   downloaded from the archive:         SHA-256 {archived}", "cyan")
+        self.expect(f"Guardian archived {count} messages, in their order and unchanged", lambda: archived == sent)
+        if archive["dropped"]:
+            self.say(f"{archive['dropped']} more arrived while the queue was deleted, and are lost; the mail says so.")
+        self.say(f"{OWNER} declares the queue again and starts a consumer.")
+        self.say(f"The queue may have {MAX} messages, so the archive is replayed in two parts.")
+        parts = [(1, count // 2), (count // 2 + 1, count)]
+        with self._channel(user) as channel:
+            channel.queue_declare(name, durable=True)
+            arrived: list[bytes] = []
+            for first, last in parts:
+                to = {"to": {"queue": name}, "first": first, "last": last}
+                replay = self._request(f"{path}/replay/", to)
+                for method, _, body in channel.consume(name, auto_ack=True, inactivity_timeout=STEP_SECONDS):
+                    if method is None:
+                        raise ExpectationFailed(f"Messages {first} to {last} arrive (waited {STEP_SECONDS} s)")
+                    arrived.append(body)
+                    if len(arrived) == last:
+                        break
+                channel.cancel()
+                progress = f"{path}/replays/{replay['uuid']}/"
+                self.expect(
+                    f"Messages {first} to {last} arrived, and the replay is done",
+                    lambda: self._request(progress, method="GET")["state"] == "done",  # noqa: B023
+                )
+        self.say(f"   consumed from the queue:             SHA-256 {checksum(arrived)}", "cyan")
+        self.expect(f"All {count} messages are back, in their order and unchanged", lambda: checksum(arrived) == sent)
 
     def _run_agent_story(self) -> None:
         """Show how an agent registers a queue over REST, receives an event and deletes its subscription."""
@@ -425,14 +485,7 @@ class Demo:
         self.stack.manage(
             "create_offering", OFFERING, "--uuid", offering, *("--member", OWNER), *("--publisher", OWNER)
         )
-        token = self.stack.manage("create_token", OWNER, "--scope", "all").strip()  # it publishes, too
-        self._agent = httpx.Client(
-            base_url=f"{self.stack.base_url}/api/",
-            headers={"Authorization": f"Token {token}"},
-            timeout=20,
-            trust_env=False,
-        )
-        self.say(f"With a token of {OWNER} it registers a queue over the REST API:")
+        self.say(f"With the token of {OWNER} it registers a queue over the REST API:")
         identity = self._request("marketplace-site-agent-identities/", {"offering": offering, "name": "demo-agent"})
         subscription = self._request(
             f"marketplace-site-agent-identities/{identity['uuid']}/register_event_subscription/",
@@ -450,7 +503,7 @@ class Demo:
             "It is on the broker, with a length limit, a message TTL and a dead-letter queue",
             lambda: wanted <= self._arguments(vhost, name).keys(),
         )
-        self._reader = self._read_as_agent(vhost, subscription["uuid"], token, name)
+        self._reader = self._read_as_agent(vhost, subscription["uuid"], self._token, name)
         page = f"{self.stack.base_url}/subscriptions/"
         self.expect(
             f"Signed in, {OWNER} sees the agent and its queue on {page}", lambda: self._shows(page, "demo-agent", name)
@@ -467,16 +520,16 @@ class Demo:
         self.expect("Its queue is deleted from the broker", lambda: not self._arguments(vhost, name))
         self.expect("Its connection is closed, and its login is deleted", self._agent_is_disconnected)
 
-    def _request(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
-        """Send a request to the REST API as the agent, and return the answer. Raises ExpectationFailed."""
-        assert self._agent is not None
+    def _request(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
+        """Send a request to the REST API with the owner's token, and return the answer. Raises ExpectationFailed."""
+        assert self._api is not None
         try:
-            answer = self._agent.request(method, path, json=body)
+            answer = self._api.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise ExpectationFailed(f"{method} {path} was answered: {error!r}") from error
         if not answer.is_success:
             raise ExpectationFailed(f"{method} {path} succeeded; it answered {answer.status_code}: {answer.text}")
-        return dict(answer.json()) if answer.content else {}
+        return answer.json() if answer.content else {}
 
     def _read_as_agent(self, vhost: str, login: str, token: str, name: str) -> StompReader | AmqpReader:
         """Connect as the agent, with the subscription's login and the token as password."""
@@ -558,8 +611,8 @@ class Demo:
                 worker.end()
         if self._reader is not None:
             self._reader.stop()
-        if self._agent is not None:
-            self._agent.close()
+        if self._api is not None:
+            self._api.close()
         self._pages.close()
         self.stack.stop()
         if self._is_shared_broker and self._management is not None:
