@@ -165,7 +165,7 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
         elif reason := lists.why_not_adoptable(username):
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not usable_owners:
-            steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "Nobody would own it.")))
+            steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "It would have no owner.")))
         elif len(usable_owners) > ownership.MAX_OWNERS:
             too_many = f"It has {len(usable_owners)} owners; {ownership.MAX_OWNERS} are allowed."
             steps.append(Step("account", username, LEFT_OUT, notes=(too_many,)))
@@ -468,7 +468,7 @@ def _errors(rows: Iterable[Row], steps: Mapping[str, Step], usable: Collection[s
                 errors.append(f"line {line}: '{names.readable(email)}' is not an e-mail address.")
             elif email not in usable:
                 errors.append(
-                    f"line {line}: no vouched owner has the address {email}; "
+                    f"line {line}: no owner with access has the address {email}; "
                     f"create one with: manage.py create_owner {email} --vouched"
                 )
     return errors

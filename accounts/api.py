@@ -140,7 +140,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         New owners in `owners` are invited, and become owners when they accept; `invited` lists the open invitations.
         Operators assign owners instead. Owners who are missing from the list are removed, and invitations to others
         are withdrawn. If the list has new owners only, the present ones stay until you repeat the request after
-        somebody has accepted. Whoever was removed may know the password: change it with `rotate-password/`.
+        somebody has accepted. A removed owner may know the password: change it with `rotate-password/`.
 
         Operators can set thresholds; owners can if the installation allows it. 409: with these thresholds, the next
         pass would delete queues. To confirm it, send the same request with `confirm`.
@@ -272,7 +272,7 @@ class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewS
 
 
 class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
-    """Owners: for operators, all; for others who may vouch, those who request it."""
+    """Owners: for operators, all; for others who may approve access, those who request it."""
 
     serializer_class = OwnerSerializer
     lookup_field = "uuid"
@@ -300,34 +300,34 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List owners.
 
-        Operators see all owners. Others who may vouch see the owners who request it. Everybody else gets 403.
+        Operators see all owners. Others who may approve access see the owners who request it. Everybody else gets 403.
         """
         if not vouching.may_vouch(request.user):
-            raise PermissionDenied("Only owners who may vouch for others can see this list.")
+            raise PermissionDenied("Only owners who may approve access can see this list.")
         return super().list(request, *args, **kwargs)
 
     @extend_schema(responses=OwnerDetailSerializer)
     def retrieve(self, request: Request, uuid: str) -> Response:
-        """Show an owner, with the vouching record."""
+        """Show an owner, with the access record."""
         return Response(OwnerDetailSerializer(self._found()).data)
 
     @extend_schema(request=ReasonSerializer, responses=OwnerDetailSerializer)
     def vouch(self, request: Request, uuid: str) -> Response:
-        """Vouch for an owner, who may then use the broker."""
+        """Approve an owner's access to the broker."""
         owner = self.get_object()
         vouching.vouch(owner, request.user, read(ReasonSerializer, request).get("reason", ""))
         return Response(OwnerDetailSerializer(self._found(owner)).data)
 
     @extend_schema(operation_id="owners_vouch_for", request=VouchSerializer, responses={204: None})
     def vouch_for(self, request: Request) -> Response:
-        """Vouch for the owner with an e-mail address.
+        """Approve access to the broker for the owner with an e-mail address.
 
-        For operators; for vouched owners if the installation allows it. Only operators learn whether anybody has signed
-        in with the address. For others, 204 means: if there is such an owner, they may use the broker now, unless an
+        For operators; for owners with access if the installation allows it. Only operators learn whether anybody has
+        signed in with the address. For others, 204 means: if there is such an owner, they have access now, unless an
         operator withdrew it.
         """
         if not vouching.may_vouch(request.user):
-            raise PermissionDenied("You can't vouch for others. Ask an operator.")
+            raise PermissionDenied("You can't approve access. Ask an operator.")
         body = read(VouchSerializer, request)
         owner = vouching.find_owner(body["email"])
         if owner is not None:
@@ -339,7 +339,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
 
     @extend_schema(request=WithdrawSerializer, responses={200: OwnerDetailSerializer, 409: ConfirmationRequired})
     def withdraw(self, request: Request, uuid: str) -> Response:
-        """Withdraw the vouching of an owner.
+        """Withdraw an owner's access to the broker.
 
         For operators. The owner can't create new accounts and tokens any more. With `remove`, existing ones are removed
         too. 409: queues are deleted with them. To confirm it, send the same request with `confirm`.
@@ -462,12 +462,12 @@ class Me(GenericViewSet[Owner]):
 
     @extend_schema(operation_id="me")
     def retrieve(self, request: Request) -> Response:
-        """Show your own account, and whether you are vouched for."""
+        """Show your own account, and whether you have access to the broker."""
         return Response(self.get_serializer(request.user).data)
 
     @extend_schema(operation_id="vouching_ask", request=AskSerializer, responses={204: None, 409: None})
     def ask(self, request: Request) -> Response:
-        """Request to be vouched for, at most once a day."""
+        """Request access to the broker, at most once a day."""
         body = read(AskSerializer, request)
         try:
             with at_field("reason", InvalidValue):

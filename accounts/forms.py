@@ -61,24 +61,24 @@ class PulseUserForm(Form):
     username = forms.CharField(
         label="Name",
         strip=False,
-        help_text="Letters, digits, '.', '_' and '-', with a letter first. It can't be changed later.",
+        help_text="Start with a letter. Use letters, digits, '.', '_' and '-'. You can't change the name later.",
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
     password = password_field(
-        "A password of your own (optional)",
-        "Best left empty: a long one is made then, and shown to you once. "
-        "If you choose your own, take one that you use nowhere else.",
+        "Your own password (optional)",
+        "Leave this empty: then we generate a password and show it once. "
+        "If you choose your own, use one that you use nowhere else.",
     )
     owners = AddressesField(
         label="Further owners (optional)",
         required=False,
-        help_text="E-mail addresses of people who have signed in here, one a line. We invite each of them. "
-        "Those who accept can do what you can.",
+        help_text="E-mail addresses of people who have signed in here, one a line. We invite them. "
+        "Once they accept, they have the same rights as you.",
     )
     notification_emails = AddressesField(
-        label="Further addresses for its messages (optional)",
+        label="Further addresses for notifications (optional)",
         required=False,
-        help_text="One to a line. Each gets nothing until somebody there has confirmed it.",
+        help_text="One a line. An address gets notifications once its recipient has confirmed it.",
     )
 
     def clean_username(self) -> str:
@@ -101,13 +101,13 @@ class OperatorsPulseUserForm(PulseUserForm):
     owners = AddressesField(
         label="Further owners (optional)",
         required=False,
-        help_text="E-mail addresses of people who have signed in here, one a line. You assign them as an operator: "
+        help_text="E-mail addresses of people who have signed in here, one a line. As an operator, you assign them: "
         "they become owners at once, and get a mail.",
     )
     adopt_namespace = forms.BooleanField(
         label="Adopt queues and exchanges of this name",
         required=False,
-        help_text="Without the tick, a name whose queues or exchanges are on RabbitMQ already is refused.",
+        help_text="Otherwise we refuse a name if RabbitMQ already has queues or exchanges of that name.",
     )
 
 
@@ -116,7 +116,7 @@ class AdoptForm(Form):
 
     id_prefix = "adopt"
     owners = AddressesField(
-        label="Owners", required=True, help_text="E-mail addresses of people who signed in here, one to a line."
+        label="Owners", required=True, help_text="E-mail addresses of people who have signed in here, one a line."
     )
 
     def __init__(self, data: QueryDict | None = None, *, adoptable: list[str]) -> None:
@@ -124,7 +124,7 @@ class AdoptForm(Form):
         username = forms.ChoiceField(
             label="Account",
             choices=[(name, name) for name in adoptable],
-            error_messages={"invalid_choice": "There is no such account to adopt any more; choose another."},
+            error_messages={"invalid_choice": "This account can't be adopted any more. Choose another."},
         )
         self.fields = {"username": username, **self.fields}
 
@@ -138,13 +138,13 @@ class PasswordForm(Form):
 
     id_prefix = "password"
     password = password_field(
-        "A password of your own (optional)", "Best left empty: a long one is made, and shown once."
+        "Your own password (optional)", "Leave this empty: then we generate a password and show it once."
     )
     close_connections = forms.BooleanField(
-        label="Close its live connections too",
+        label="Close its open connections",
         required=False,
-        help_text="Programs that use the account are cut off, and come back with the new password only. "
-        "Without the tick they go on until they next connect.",
+        help_text="Programs are disconnected, and need the new password to reconnect. "
+        "Otherwise they stay connected with the old password until they reconnect.",
     )
 
 
@@ -152,7 +152,7 @@ class OwnerForm(Form):
     """Another owner of an account."""
 
     id_prefix = "owner"
-    email = forms.EmailField(label="E-mail address of another owner", help_text="Somebody who has signed in here.")
+    email = forms.EmailField(label="E-mail address of another owner", help_text="The person must have signed in here.")
 
 
 class RemoveOwnerForm(Form):
@@ -172,7 +172,8 @@ class AddressForm(Form):
 
     id_prefix = "address"
     email = forms.EmailField(
-        label="Another address", help_text="A mail asks there for a confirmation. Until then it gets nothing else."
+        label="Another address",
+        help_text="We send it a mail with a link. It gets notifications once its recipient has confirmed it.",
     )
 
 
@@ -180,9 +181,11 @@ class ThresholdsForm(Form):
     """The warning threshold and the deletion limit of an account's queues, in messages."""
 
     id_prefix = "thresholds"
-    warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD)
+    warn_length = forms.IntegerField(
+        label="Warning threshold (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
+    )
     max_length = forms.IntegerField(
-        label="Deleted past (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
+        label="Deletion limit (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
     )
 
 
@@ -214,7 +217,7 @@ class DeleteForm(Form):
         """Check that the typed name is the account's."""
         name: str = self.cleaned_data["name"]
         if name != self.username:
-            raise forms.ValidationError("That isn't its name. Nothing was deleted.")
+            raise forms.ValidationError("This is not the account's name. Nothing was deleted.")
         return name
 
 
@@ -223,7 +226,7 @@ class NameForm(forms.Form):
 
     typed = forms.CharField(
         strip=False,
-        label="Its name, typed or pasted",
+        label="To confirm, type or paste the name above",
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
     )
 
@@ -235,7 +238,7 @@ class NameForm(forms.Form):
         """Refuse another name."""
         typed: str = self.cleaned_data["typed"]
         if typed != self.name:
-            raise forms.ValidationError("This is another name. Nothing was done.")
+            raise forms.ValidationError("This is another name. Nothing was changed.")
         return typed
 
 
@@ -246,7 +249,7 @@ class VouchRequestForm(Form):
     reason = forms.CharField(
         label="What do you need RabbitMQ for?",
         max_length=vouching.MAX_REQUEST_LENGTH,
-        help_text="A sentence or two. Those who may vouch for you read it.",
+        help_text="One or two sentences for the people who approve requests.",
         widget=forms.Textarea(attrs={"rows": 3}),
     )
 
@@ -255,9 +258,9 @@ class VouchForm(Form):
     """The owner to vouch for."""
 
     id_prefix = "vouch"
-    email = forms.EmailField(label="E-mail address", help_text="Somebody who has signed in here at least once.")
+    email = forms.EmailField(label="E-mail address", help_text="The person must have signed in here.")
     reason = forms.CharField(
-        label="Why (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="Kept in the record."
+        label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."
     )
 
 
@@ -266,10 +269,10 @@ class WithdrawForm(Form):
 
     id_prefix = "withdraw"
     remove = forms.BooleanField(
-        label="Remove what is there too", required=False, help_text="Without the tick, accounts and tokens stay usable."
+        label="Also remove accounts and tokens", required=False, help_text="Otherwise they keep working."
     )
     reason = forms.CharField(
-        label="Why (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="Kept in the record."
+        label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."
     )
 
 
@@ -279,20 +282,20 @@ class TokenForm(Form):
     id_prefix = "token"
     name = forms.CharField(
         label="Name",
-        help_text="What it is for, such as: nightly clean-up.",
+        help_text="What the token is for, such as: nightly clean-up.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
     scope = forms.ChoiceField(
-        label="What may it do?",
+        label="What can it do?",
         choices=[
-            (AuthToken.Scope.AGENT, "Register queues: what agents need. It can read and change nothing else."),
-            (AuthToken.Scope.ALL, "Everything that you may do, such as publishing events and deleting queues."),
+            (AuthToken.Scope.AGENT, "Register queues, as agents do. It can't read or change anything else."),
+            (AuthToken.Scope.ALL, "Everything that you can do, such as publishing events and deleting queues."),
         ],
         initial=AuthToken.Scope.AGENT,
         required=False,
         widget=forms.RadioSelect,
     )
-    days = forms.IntegerField(label="Days until it expires", initial=tokens.DEFAULT_DAYS)
+    days = forms.IntegerField(label="Valid for (days)", initial=tokens.DEFAULT_DAYS)
 
     def clean_scope(self) -> str:
         """Return the scope; by default an agent's."""

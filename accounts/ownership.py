@@ -41,7 +41,7 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
     if missing:
         raise ValidationError(
             f"No owner who may use the broker has this address: {', '.join(missing)}. "
-            "An owner must have signed in here and be vouched for."
+            "An owner must have signed in here and have access."
         )
     return [found[email] for email in wanted]
 

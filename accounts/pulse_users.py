@@ -347,7 +347,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
             f"The broker has another account '{username}', which was created manually. Ask an operator."
         )
     password = password or secrets.token_urlsafe(24)
-    with audit.audited(None, "gave another password", row):
+    with audit.audited(None, "changed the password", row):
         is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         _grant(management, username)
@@ -368,8 +368,8 @@ def _close_connections(management: Management, username: str) -> None:
             management.close_connections_of(username, "The password of this account was changed.")
     except BrokerError as error:
         raise BrokerUnavailable(
-            "The password was changed, but the live connections could not be closed; "
-            f"change it again to see the new password: {error}"
+            "The password was changed, but the open connections could not be closed. "
+            f"Change it again to see the new password: {error}"
         ) from error
 
 

@@ -30,8 +30,8 @@ MAX_CELL_BYTES = 1_000_000
 CONNECT_TIMEOUT_SECONDS = 10
 STATEMENT_TIMEOUT_SECONDS = 60
 
-MAKE, MAKE_OPERATOR, VOUCH, PROMOTE = "make", "make, an operator", "vouch for", "make an operator"
-REASON = "PulseGuardian let them in: by the command import_pulseguardian"
+CREATE, CREATE_OPERATOR, APPROVE, PROMOTE = "create", "create as operator", "approve access", "make operator"
+REASON = "Had access in PulseGuardian; by the command import_pulseguardian"
 
 MAX_TEXT_LENGTH = 300
 """In characters; longer than any valid address or name. SQLite has no limit."""
@@ -275,18 +275,20 @@ def _plan_people(people: Iterable[Person], *, operators: bool) -> list[Step]:
 
 def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
     """Return the step for one address. ``owner`` is the owner here, annotated with ``has_record``, or None."""
-    notes = ("An administrator there; with --operators an operator here.",) if admin and not operators else ()
+    notes = (
+        ("An administrator in PulseGuardian; becomes an operator with --operators.",) if admin and not operators else ()
+    )
     if owner is None:
-        return Step("owner", address, MAKE_OPERATOR if admin and operators else MAKE, notes=notes)
+        return Step("owner", address, CREATE_OPERATOR if admin and operators else CREATE, notes=notes)
     if not owner.is_active:
-        return Step("owner", address, LEFT_OUT, notes=("Can't sign in here any more.",))
+        return Step("owner", address, LEFT_OUT, notes=("Deactivated here.",))
     if admin and operators and not owner.is_staff:
         return Step("owner", address, PROMOTE)
     if owner.vouched or owner.is_staff:
         return Step("owner", address, EXISTS, notes=() if owner.is_staff else notes)
     if owner.has_record:
-        return Step("owner", address, LEFT_OUT, notes=("May not use the broker: that was withdrawn here.",))
-    return Step("owner", address, VOUCH, notes=notes)
+        return Step("owner", address, LEFT_OUT, notes=("Access was withdrawn here.",))
+    return Step("owner", address, APPROVE, notes=notes)
 
 
 # Applying
@@ -299,10 +301,10 @@ def apply(steps: Sequence[Step]) -> None:
         PlanOutdated: another request changed an owner or account of the plan.
         NotVouched: the vouching of an owner was withdrawn meanwhile.
     """
-    for batch in adoption.batches([step for step in steps if step.do in (MAKE, MAKE_OPERATOR)]):
+    for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
         _create_owners(batch)
     for step in steps:
-        if step.do in (VOUCH, PROMOTE):
+        if step.do in (APPROVE, PROMOTE):
             _change_owner(step)
     adoption.adopt(steps, notify=False)  # they own the accounts already
 
@@ -310,7 +312,7 @@ def apply(steps: Sequence[Step]) -> None:
 def _create_owners(steps: Sequence[Step]) -> None:
     owners = []
     for step in steps:
-        is_operator = step.do == MAKE_OPERATOR
+        is_operator = step.do == CREATE_OPERATOR
         owner = Owner(email=step.name, vouched=True, is_staff=is_operator, is_superuser=is_operator)
         owner.set_unusable_password()
         owners.append(owner)

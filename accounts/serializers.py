@@ -210,7 +210,7 @@ class PermissionsSerializer(serializers.Serializer[Any]):
                         "configure": "^(queue/alice/.*|exchange/alice/.*)",
                         "write": "^(queue/alice/.*|exchange/alice/.*)",
                         "read": "^(queue/alice/.*|exchange/.*)",
-                        "in_words": ["It may make and delete queues whose names begin with queue/alice/."],
+                        "in_words": ["Can create and delete queues whose names start with queue/alice/."],
                     }
                 ],
             },
@@ -379,7 +379,7 @@ class AdoptionSerializer(serializers.Serializer[Any]):
 
 
 class VouchingSerializer(serializers.ModelSerializer[Vouching]):
-    """A record that an owner was vouched for, or that the vouching was withdrawn."""
+    """A record that an owner's access to the broker was approved or withdrawn."""
 
     by = OwnerEmailField(allow_null=True, help_text="Null: by a rule, which the reason names.")
 
@@ -406,7 +406,7 @@ class OwnerSerializer(serializers.ModelSerializer[Owner]):
 
 @extend_schema_serializer(examples=[OpenApiExample("An owner", {**OWNER, "vouchings": [VOUCHING]}, response_only=True)])
 class OwnerDetailSerializer(OwnerSerializer):
-    """An owner with the vouching record, newest first."""
+    """An owner with the access record, newest first."""
 
     vouchings = VouchingSerializer(many=True)
 
@@ -421,8 +421,8 @@ class OwnerDetailSerializer(OwnerSerializer):
 class MeSerializer(OwnerSerializer):
     """The user."""
 
-    may_vouch = serializers.SerializerMethodField(help_text="Whether you may vouch for others.")
-    vouching = serializers.SerializerMethodField(help_text="The last record of your vouching; null if there is none.")
+    may_vouch = serializers.SerializerMethodField(help_text="Whether you may approve access for others.")
+    vouching = serializers.SerializerMethodField(help_text="The last record of your access; null if there is none.")
 
     class Meta(OwnerSerializer.Meta):
         fields = [*OwnerSerializer.Meta.fields, "may_vouch", "vouching"]
@@ -446,7 +446,7 @@ class ReasonSerializer(serializers.Serializer[Any]):
 
 
 class VouchSerializer(ReasonSerializer):
-    """Whom to vouch for, and why."""
+    """The owner whose access to approve, and the reason."""
 
     email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
 
@@ -461,7 +461,7 @@ class WithdrawSerializer(ReasonSerializer):
 
 
 class AskSerializer(serializers.Serializer[Any]):
-    """A request to be vouched for."""
+    """A request for access to the broker."""
 
     reason = serializers.CharField(max_length=MAX_REQUEST_LENGTH)
 

@@ -173,7 +173,7 @@ class CodeForm(ConfirmLoginCodeForm):
         label="Code",
         label_suffix="",
         max_length=40,
-        help_text="Eight letters. Capitals, spaces and the dash don't matter.",
+        help_text="Eight letters, in upper or lower case, with or without the dash.",
         widget=forms.TextInput(attrs={"autocomplete": "one-time-code", "spellcheck": "false", "autofocus": True}),
     )
 
@@ -242,8 +242,8 @@ class CodeView(allauth_private.EnterCodeView):
         """Redirect to the page for entering the address."""
         messages.error(
             self.request,
-            "No code is waited for here: a code works once, for ten minutes, in the browser that it was asked for in. "
-            "Ask for a new one.",
+            "There is no valid code for this browser. A code works once, for ten minutes, in the browser in which you "
+            "requested it. Request a new one.",
         )
         return HttpResponseRedirect(
             passthrough_next_redirect_url(self.request, reverse("account_login"), REDIRECT_FIELD_NAME)
@@ -260,7 +260,7 @@ class CodeView(allauth_private.EnterCodeView):
         except (MailUnavailable, MailRefused):
             page = self.get_context_data(form=CodeForm(code=""), mail_away=True)
             return self.render_to_response(page, status=503)
-        messages.success(request, "A new code was sent. The one before no longer works.")
+        messages.success(request, "We sent a new code. The previous one no longer works.")
         return HttpResponseRedirect(request.get_full_path())
 
     def form_valid(self, form: CodeForm) -> HttpResponse:
@@ -283,8 +283,8 @@ class AccountAdapter(DefaultAccountAdapter):
 
     error_messages = {
         **DefaultAccountAdapter.error_messages,
-        "incorrect_code": "This isn't the code that was sent last. Compare it with the mail, or have a new one sent.",
-        "too_many_login_attempts": "The code was wrong too often, so it no longer works. Ask for a new one.",
+        "incorrect_code": "This is not the code that we sent last. Compare it with the mail, or request a new one.",
+        "too_many_login_attempts": "You entered wrong codes too often, so the code is invalid now. Request a new one.",
     }
 
     def get_client_ip(self, request: HttpRequest) -> str:
@@ -345,7 +345,7 @@ def create_link(owner: Owner) -> str:
     """Return a URL that signs the owner in once, within ten minutes. This also verifies the owner's address."""
     token = secrets.token_urlsafe(32)
     SignInLink.objects.create(owner=owner, digest=_digest(token), expires_at=timezone.now() + LINK_LIFETIME)
-    audit.record(None, "made a sign-in link", owner)
+    audit.record(None, "created a sign-in link", owner)
     mark_address_verified(owner)
     return f"{settings.GUARDIAN_BASE_URL}{reverse('sign_in_link', args=[token])}"
 
@@ -566,7 +566,7 @@ def _verify_by_code(request: HttpRequest, claims: Claims, next_url: str | None) 
         "name": claims.full_name,
         "groups": claims.groups,
     }
-    messages.info(request, f"{settings.OIDC_NAME} doesn't say whether this address is yours, so a code was sent to it.")
+    messages.info(request, f"{settings.OIDC_NAME} doesn't confirm that this address is yours, so we sent a code to it.")
     query = f"?{urlencode({REDIRECT_FIELD_NAME: next_url})}" if next_url else ""
     return HttpResponseRedirect(f"{reverse('account_confirm_login_code')}{query}")
 

@@ -86,7 +86,7 @@ def _pulse_users_response(
         try:
             adopt_form = forms.AdoptForm(adoptable=pulse_users.adoptable())
         except BrokerError as error:
-            trouble, status = _broker_trouble(request, error, "So what could be adopted isn't known."), 503
+            trouble, status = _broker_trouble(request, error, "The accounts to adopt can't be listed."), 503
     page = _page(request, accounts)
     numbers = queue_counts.of([account.pk for account in page])
     for account in page:
@@ -133,7 +133,7 @@ def _create(request: OwnersRequest) -> HttpResponse:
     except ValidationError as error:
         _add_error(form, error, "password")
     except BrokerError as error:
-        trouble = _broker_trouble(request, error, "Nothing was made. What you typed is below, but for a password.")
+        trouble = _broker_trouble(request, error, "Nothing was created. Your input is below, except for a password.")
         return _pulse_users_response(request, form=form, trouble=trouble, status=503)
     return _pulse_users_response(request, form=form)
 
@@ -156,12 +156,12 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
         except (ownership.LastOwner, vouching.NotVouched) as error:
             form.add_error("owners", str(error))
         except NotOnBroker:
-            form.add_error("username", "There is no such account on RabbitMQ any more; choose another.")
+            form.add_error("username", "RabbitMQ has no such account any more. Choose another.")
         except BrokerError as error:
             trouble = _broker_trouble(request, error, "Nothing was adopted.")
             return _pulse_users_response(request, adopt_form=form, trouble=trouble, status=503)
         else:
-            messages.success(request, f"{pulse_user} has owners now. Its password and permissions are what they were.")
+            messages.success(request, f"{pulse_user} has owners now. Its password and permissions did not change.")
             return redirect("pulse_user", pulse_user.username)
     return _pulse_users_response(request, adopt_form=form)
 
@@ -193,9 +193,11 @@ def _pulse_user_response(
             }
             live = pulse_users.connections_of(pulse_user)
         except NotOnBroker:
-            trouble = "RabbitMQ has no such account any more. A new password makes it again, or you delete it here too."
+            trouble = (
+                "RabbitMQ has no such account any more. Set a new password to create it again, or delete it here, too."
+            )
         except BrokerError as error:
-            trouble = _broker_trouble(request, error, "So what it may do there isn't known.")
+            trouble = _broker_trouble(request, error, "The permissions can't be shown.")
     current = {"warn_length": pulse_user.warn_length, "max_length": pulse_user.max_length}
     return render(
         request,
@@ -248,7 +250,7 @@ def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) 
         try:
             return view(request, pulse_user)
         except PulseUser.DoesNotExist:
-            messages.error(request, f"{username} was deleted by somebody meanwhile, or is no longer yours.")
+            messages.error(request, f"{username} was deleted meanwhile, or you no longer own it.")
             return redirect("pulse_users")
 
     return checked
@@ -270,7 +272,7 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
         _add_error(form, error, "password")
         return _pulse_user_response(request, pulse_user, password_form=form)
     except BrokerError as error:
-        trouble = _broker_trouble(request, error, "Whether the password was changed isn't known: change it once more.")
+        trouble = _broker_trouble(request, error, "We don't know whether the password was changed. Change it again.")
         return _pulse_user_response(request, pulse_user, trouble=trouble, status=503)
     return _password_page(request, pulse_user, "" if own_password else password, closed=close)
 
@@ -311,7 +313,7 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
             if pulse_user.owners.filter(pk=owner.pk).exists():
                 messages.success(request, f"{owner} is an owner of {pulse_user} now.")
             else:
-                messages.success(request, f"{owner} is invited, and becomes an owner of {pulse_user} on accepting.")
+                messages.success(request, f"{owner} is invited, and becomes an owner of {pulse_user} by accepting.")
             return _redirect_to(request, pulse_user)
     return _pulse_user_response(request, pulse_user, owner_form=form)
 
@@ -323,7 +325,7 @@ def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     owner = pulse_user.owners.filter(uuid=uuid).first()
     if owner is None:
-        messages.error(request, "That person isn't an owner of it any more.")
+        messages.error(request, "This person is not an owner of the account any more.")
         return redirect("pulse_user", username)
     is_leaving = owner == request.user
     form = forms.RemoveOwnerForm(_form_data(request))
@@ -338,7 +340,7 @@ def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -
     except (ownership.LastOwner, ownership.NotAnOwner) as error:
         messages.error(request, str(error))
     except PulseUser.DoesNotExist:
-        messages.error(request, f"{username} was deleted by somebody meanwhile, or is no longer yours.")
+        messages.error(request, f"{username} was deleted meanwhile, or you no longer own it.")
     return _redirect_to(request, pulse_user)
 
 
@@ -349,7 +351,7 @@ def _change_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRespo
     except ValidationError as error:
         trouble = " ".join(error.messages)
     except BrokerError as error:
-        trouble = _broker_trouble(request, error, "Whether the password was changed isn't known: change it below.")
+        trouble = _broker_trouble(request, error, "We don't know whether the password was changed. Change it below.")
     else:
         return _password_page(request, pulse_user, password, closed=True)
     return _pulse_user_response(request, PulseUser.objects.get(pk=pulse_user.pk), trouble=trouble, status=503)
@@ -359,14 +361,14 @@ def _change_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRespo
 def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Add or remove a notification address of an account, or send another request to confirm it."""
     for what, do, done in (
-        ("remove", addresses.remove_address, "{} gets nothing more about {}."),
-        ("again", addresses.resend_confirmation, "{} is asked once more whether it wants the messages about {}."),
+        ("remove", addresses.remove_address, "{} gets no more notifications about {}."),
+        ("again", addresses.resend_confirmation, "We sent {} another mail to confirm the notifications about {}."),
     ):
         if what not in request.POST:
             continue
         address = pulse_user.notification_addresses.filter(uuid__in=_uuids(request.POST[what])).first()
         if address is None:
-            messages.error(request, "There is no such address any more.")
+            messages.error(request, "This address was removed meanwhile.")
             return _redirect_to(request, pulse_user)
         try:
             do(address)
@@ -382,7 +384,7 @@ def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpR
         except ValidationError as error:
             _add_error(form, error, "email")
         else:
-            messages.success(request, f"A mail is on its way to {address.email}, with a link to confirm it.")
+            messages.success(request, f"We sent {address.email} a mail with a link to confirm the address.")
             return _redirect_to(request, pulse_user)
     return _pulse_user_response(request, pulse_user, address_form=form)
 
@@ -408,7 +410,7 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
                 back=reverse("pulse_user", args=[pulse_user.username]),
             )
         else:
-            messages.success(request, "The lengths are set, for its queues without their own.")
+            messages.success(request, "The thresholds are set for all its queues without thresholds of their own.")
             return _redirect_to(request, pulse_user)
     return _pulse_user_response(request, pulse_user, thresholds_form=form)
 
@@ -453,13 +455,13 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
                 messages.error(request, f"{username} is no longer yours. Nothing was deleted.")
                 return redirect("pulse_users")
             else:
-                messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
+                messages.success(request, f"{pulse_user} was deleted, with its queues and exchanges.")
                 return redirect("pulse_users")
         belongings = removal.belongings_of(pulse_user)
     except (BrokerError, removal.RemovalPending) as error:
         left = PulseUser.objects.filter(pk=pulse_user.pk).first()
         if isinstance(error, removal.RemovalPending) or left is None or left.removing_since is not None:
-            messages.warning(request, f"{pulse_user} is being deleted. Guardian goes on until all is gone.")
+            messages.warning(request, f"{pulse_user} is being deleted. Guardian completes the deletion.")
             return redirect("pulse_users")
         trouble = _broker_trouble(request, error, "Nothing was deleted.")
     return render(
@@ -532,7 +534,7 @@ def vouching_page(request: OwnersRequest) -> HttpResponse:
         except ValidationError as error:
             _add_error(form, error, "reason")
         else:
-            messages.success(request, "Those who may vouch for you are told. You get a mail when somebody did.")
+            messages.success(request, "You requested access. You get a mail when it is approved.")
             return redirect("vouching")
     return render(
         request,
@@ -552,20 +554,22 @@ def vouching_page(request: OwnersRequest) -> HttpResponse:
 def owners_page(request: OwnersRequest) -> HttpResponse:
     """List requests to be vouched for (all owners for operators), and vouch for an owner by address."""
     if not vouching.may_vouch(request.user):
-        raise PermissionDenied("Only those who may vouch for others see who asks for it.")
+        raise PermissionDenied("Only owners who may approve access see the requests for it.")
     form = forms.VouchForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
         owner = vouching.find_owner(form.cleaned_data["email"])
         if owner is None:
             where = settings.GUARDIAN_BASE_URL
-            form.add_error("email", f"Nobody has signed in with this address yet. Ask them to do so first, at {where}.")
+            form.add_error(
+                "email", f"Nobody has signed in with this address yet. Ask the person to sign in first, at {where}."
+            )
         else:
             try:
                 vouching.vouch(owner, request.user, form.cleaned_data["reason"])
             except ValidationError as error:
                 _add_error(form, error, "reason")
             else:
-                messages.success(request, f"{owner} may use RabbitMQ now.")
+                messages.success(request, f"{owner} has access to RabbitMQ now.")
                 return redirect("owners")
     search = _search(request)
     known = vouching.listed_owners()
@@ -594,7 +598,7 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
 def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     """Show operators the vouching record of one owner, and withdraw the vouching."""
     if not request.user.is_staff:
-        raise PermissionDenied("Only operators see who vouched for whom, and withdraw it.")
+        raise PermissionDenied("Only operators see who approved access, and can withdraw it.")
     owner = get_object_or_404(Owner, uuid=uuid)
     form = forms.WithdrawForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
@@ -609,13 +613,13 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
                 request,
                 required,
                 typed,
-                title="Withdraw, and remove what is there?",
-                about="Queues of accounts are deleted now, those of agents by the next clean-up.",
+                title="Withdraw access, and remove accounts and tokens?",
+                about="The queues of accounts are deleted now, those of agents by the next clean-up.",
                 back=reverse("owner", args=[owner.uuid]),
             )
         else:
-            kept = "Tokens and accounts are removed too" if remove else "Tokens and accounts stay"
-            messages.success(request, f"{owner} can make nothing new on RabbitMQ any more. {kept}.")
+            kept = "Tokens and accounts are removed" if remove else "Existing tokens and accounts keep working"
+            messages.success(request, f"{owner} can't create anything on RabbitMQ any more. {kept}.")
             return redirect("owner", owner.uuid)
     accounts = PulseUser.objects.annotate(number_of_owners=Count("owners")).filter(pk__in=owner.pulse_users.all())
     return render(
@@ -699,7 +703,7 @@ def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
                 about="Without a valid token, the next clean-up deletes what your agents registered.",
                 back=reverse("tokens"),
             )
-        messages.success(request, "The token is revoked. What still presents it is refused from now on.")
+        messages.success(request, "The token is revoked. Programs that use it are refused.")
         return redirect("tokens")
     return render(request, "accounts/token_revoke.html", {"token": token, "now": timezone.now()})
 
@@ -750,7 +754,7 @@ def _broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) ->
     """Return the message about a failed request to the broker. Only operators see the reason."""
     logger.warning("%s %s: %s", request.method, request.path, error)
     if isinstance(error, Refused):
-        text = "RabbitMQ refused what Guardian asked for; tell an operator."
+        text = "RabbitMQ refused Guardian's request. Tell an operator."
     else:
-        text = "RabbitMQ can't be asked just now; try again in a minute."
+        text = "RabbitMQ does not answer. Try again in a minute."
     return f"{text} {outcome}" + (f" For operators: {error}." if request.user.is_staff else "")

@@ -167,7 +167,7 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
     except NotOnBroker:
         return [], ""
     except BrokerError as error:
-        return None, describe_failure(error, "Who is connected could not be asked", destructive=False)[0]
+        return None, describe_failure(error, "The connections could not be listed", destructive=False)[0]
 
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
@@ -350,11 +350,11 @@ def _remove(
         if Removal.objects.filter(name__in=[*queues, *users]).exists():
             messages.warning(
                 request,
-                f"The {kind} {name} is removed here. What it had on the broker goes as soon as the broker answers; "
-                "there is nothing left to do for you.",
+                f"The {kind} {name} was removed. Guardian removes its queues and logins as soon as the broker answers. "
+                "You don't have to do anything.",
             )
         else:
-            messages.success(request, f"The {kind} {name} is gone, and what it had on the broker.")
+            messages.success(request, f"The {kind} {name} was removed, with its queues and logins.")
         return redirect("subscriptions")
     types: list[str] = []
     if isinstance(row, EventSubscription):

@@ -134,7 +134,7 @@ class ConfirmableChange:
             return None
         reason = self._reason
         if self._confirmed:
-            reason = f"Since you were asked, the change affects {_number(further, 'more queue')}."
+            reason = f"The change now deletes {_number(further, 'more queue')} than you confirmed."
         signed = {"change": self._digest, "queues": sorted(queue.id for queue in effect.queues)}
         return ConfirmationRequired(effect, signing.dumps(signed, salt=_SALT, compress=True), reason)
 

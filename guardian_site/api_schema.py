@@ -107,10 +107,10 @@ ERRORS = {
     400: ("The body, a field or a parameter is invalid.", "The body isn't JSON: unexpected end of data."),
     401: ("There is no token and no session, or the token is unknown, revoked or expired.", "Invalid token."),
     403: (
-        "You may not do this: nobody has vouched for you, it is for operators, it needs a token instead of a session "
-        "or a session instead of a token, the token's scope does not allow it, or a session's request has no CSRF "
-        "token.",
-        "Nobody has vouched for you yet.",
+        "You may not do this: you have no access to the broker, it is for operators, it needs a token instead of a "
+        "session or a session instead of a token, the token's scope does not allow it, or a session's request has no "
+        "CSRF token.",
+        "carol@example.org has no access to the broker yet, so nothing can be created there.",
     ),
     404: ("It does not exist, or is not yours.", "There is nothing at this URL."),
     408: ("The body timed out.", "The body timed out."),

@@ -376,7 +376,7 @@ def _signing_in() -> Iterable[CheckMessage]:
                 )
     elif settings.OIDC_VOUCHED_GROUPS:
         yield checks.Warning(
-            "OIDC_VOUCHED_GROUPS is set, but OIDC_ISSUER is empty: nobody is in a group.",
+            "OIDC_VOUCHED_GROUPS is set, but OIDC_ISSUER is empty, so no owner is in a group.",
             hint="Set OIDC_ISSUER, or leave OIDC_VOUCHED_GROUPS empty.",
             id="guardian.W004",
         )

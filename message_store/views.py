@@ -163,7 +163,7 @@ def stored_queues_page(request: Request, application: str) -> HttpResponse:
         found = _queues_of_application_naming(request.user, application, start, QUEUES_PER_PAGE + 1)
         is_there = bool(found or (start and _queues_of_application_naming(request.user, application, "", 1)))
     if not is_there:
-        raise Http404("There is no such application, or nothing in it to see.")
+        raise Http404("There is no such application, or it has no queue that you can read.")
     beyond = found[QUEUES_PER_PAGE].name if len(found) > QUEUES_PER_PAGE else ""
     return render(
         request,
@@ -264,7 +264,7 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
     except NoQueue:
         found = None
     if found is None or not (request.user.is_staff or may_read(found, caller(request.user))):
-        raise Http404("There is no such queue, or it isn't yours to see.")
+        raise Http404("There is no such queue, or you can't read it.")
     form = MessageFilterForm(request, found.partitions)
     messages: list[StoredMessage] = []
     consumers: list[Consumer] = []

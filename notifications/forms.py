@@ -11,15 +11,15 @@ class ChannelForm(Form):
 
     about = "channel"
     name = forms.CharField(
-        max_length=channels.MAX_NAME_LENGTH, help_text="How you call it, such as the name of the chat room."
+        max_length=channels.MAX_NAME_LENGTH, help_text="Your name for it, such as the name of the chat room."
     )
     url = forms.CharField(
         label="Address",
         max_length=channels.MAX_URL_LENGTH,
         help_text=(
             "The https:// address that the service gives you for incoming messages (a webhook): Slack, Discord, "
-            "Microsoft Teams, Google Chat, Mattermost, or a program of yours that takes JSON. "
-            "It is a secret, and not shown again."
+            "Microsoft Teams, Google Chat, Mattermost, or your own program that accepts JSON. "
+            "It is a secret, and is not shown again."
         ),
         widget=forms.TextInput(attrs={"autocomplete": "off", "inputmode": "url", "spellcheck": "false"}),
     )
@@ -40,7 +40,7 @@ class QuietHoursForm(Form):
     )
     time_zone = forms.CharField(
         max_length=64,
-        help_text="Such as Europe/Berlin. The weekly summary comes on Monday at eight there.",
+        help_text="Such as Europe/Berlin. The weekly summary is sent on Mondays at 8:00 in this time zone.",
         widget=forms.TextInput(attrs={"list": "time-zones", "autocomplete": "off", "spellcheck": "false"}),
     )
 

@@ -70,7 +70,7 @@ def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     except channels.ChannelFailed as error:
         messages.error(request, f"The test message to {channel.name} did not arrive: {error}.")
     else:
-        messages.success(request, f"The test message to {channel.name} is sent. See that it is there.")
+        messages.success(request, f"The test message to {channel.name} was sent. Check that it arrived.")
     return redirect("settings")
 
 
@@ -81,7 +81,7 @@ def channel_delete(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     channel = get_object_or_404(Channel, owner=request.user, uuid=uuid)
     if request.method == "POST":
         channels.delete_channel(channel)
-        messages.success(request, f"The channel {channel.name} is deleted. Nothing is sent there any more.")
+        messages.success(request, f"The channel {channel.name} was deleted.")
         return redirect("settings")
     return render(request, "settings/channel_delete.html", {"channel": channel})
 
@@ -98,7 +98,7 @@ def _add_channel(request: OwnersRequest) -> HttpResponse:
         except ValidationError as error:
             form.add_error(None, error)
         else:
-            messages.success(request, f"The channel {channel.name} is added. Send a test, to see that it works.")
+            messages.success(request, f"The channel {channel.name} was added. Send a test to check that it works.")
             return redirect("settings")
     return _settings(request, channel_form=form)
 
@@ -123,7 +123,7 @@ def _set_quiet_hours(request: OwnersRequest) -> HttpResponse:
 def _set_weekly_summary(request: OwnersRequest) -> HttpResponse:
     wanted = request.POST.get("weekly_summary") is not None
     preferences.set_weekly_summary(request.user, wanted)
-    messages.success(request, "You get a summary every week." if wanted else "You get no weekly summary any more.")
+    messages.success(request, "You get a summary every week." if wanted else "You get no more weekly summaries.")
     return redirect("settings")
 
 

@@ -145,7 +145,7 @@ def require_may_destroy(queue: Queue, by: Owner) -> None:
     """
     if queue.registered and not by.is_staff:
         raise PermissionDenied(
-            "This queue belongs to an agent's registration, and Guardian would declare it again. "
+            "An agent registered this queue, so Guardian would declare it again. "
             "Delete the agent's subscription instead, or ask an operator."
         )
 

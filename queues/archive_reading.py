@@ -16,7 +16,7 @@ from queues.archive_chunks import unpack
 from queues.models import Archive
 from rabbit.fetching import Fetched
 
-LOOKED_AT, DOWNLOADED = "looked at messages", "downloaded messages"
+LOOKED_AT, DOWNLOADED = "viewed messages", "downloaded messages"
 """Entries of the audit trail."""
 
 

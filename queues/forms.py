@@ -7,13 +7,15 @@ from django import forms
 from accounts.models import MAX_THRESHOLD
 from queues.limit_requests import MAX_REASON_LENGTH
 
+EMPTY = "In messages. Leave empty to use the default."
+
 
 class LimitsForm(forms.Form):
     """A queue's own limits. ``actions.set_limits`` checks them."""
 
     unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
-    warn_length = forms.IntegerField(required=False, label="Warn length", help_text="In messages; empty: as usual.")
-    max_length = forms.IntegerField(required=False, label="Maximum", help_text="In messages; empty: as usual.")
+    warn_length = forms.IntegerField(required=False, label="Warning threshold", help_text=EMPTY)
+    max_length = forms.IntegerField(required=False, label="Deletion limit", help_text=EMPTY)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

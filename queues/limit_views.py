@@ -33,7 +33,7 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     queue = seen_queue(request, uuid)
     name = readable(queue.name)
     if not request.user.is_staff:
-        why = "Only operators set the limits of a queue. Ask one, and say which queue it is and what it needs."
+        why = "Only operators can change the limits of a queue. Ask for a higher limit on the queue's page."
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": why}, status=403)
     initial = {field: getattr(queue, field) for field in actions.LIMITS}
     wanted = request.GET.get("max_length", "")
@@ -54,11 +54,11 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
                 required,
                 typed,
                 title="Set these limits?",
-                about="With these limits, the next pass deletes the queue with its messages.",
+                about="With these limits, the next pass deletes the queue.",
                 back=reverse("queue", args=[uuid]),
             )
         else:
-            messages.success(request, "The limits are set. The next pass goes by them.")
+            messages.success(request, "The limits are set. The next pass applies them.")
             return redirect("queue", uuid)
     usual = thresholds.of_queue(queue)
     return render(request, "queues/limits.html", {"queue": queue, "name": name, "form": form, "thresholds": usual})

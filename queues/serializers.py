@@ -98,7 +98,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         return max(queue.last_seen, listed_at) if exists and listed_at else queue.last_seen
 
 
-@extend_schema_serializer(examples=[OpenApiExample("Its own maximum", {"max_length": 50000}, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("Its own deletion limit", {"max_length": 50000}, request_only=True)])
 class LimitsSerializer(serializers.Serializer[Any]):
     """A queue's own limits. Fields that are left out stay unchanged."""
 

@@ -128,7 +128,7 @@ class Row:
         """The state of the queue, in words."""
         if not self.queue.block_reason:
             return self.queue.get_state_display()
-        return f"{'Over its limit' if self.is_over else self.queue.get_state_display()}; {BLOCKED}"
+        return f"{'over deletion limit' if self.is_over else self.queue.get_state_display()}; {BLOCKED}"
 
     @property
     def is_over(self) -> bool:
@@ -172,8 +172,8 @@ class Row:
 
 @lru_cache  # most queues have the same limits, and a page refreshes fifty rows in one request
 def _limits_in_words(limits: Thresholds, spared: bool) -> str:
-    most = "never deleted for its length" if spared else f"of {limits.max:,} at most"
-    return f"{most}; warned from {limits.warn:,}"
+    most = "never deleted for its length" if spared else f"deletion limit {limits.max:,}"
+    return f"warning threshold {limits.warn:,}; {most}"
 
 
 @signed_in
@@ -340,7 +340,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             **context,
             "there": there,
             "owners": _owners(queue),
-            "holds": REGISTERED_MAX_LENGTH if queue.registered else None,
+            "max_messages": REGISTERED_MAX_LENGTH if queue.registered else None,
             "live": live,
             "bindings": bindings_shown(live.bindings),
             "upstream": bindings_shown(live.upstream),
@@ -416,7 +416,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "spared": row.spared,
         "outlook": outlook(row, grows, is_limited=is_limited),
         "is_limited": is_limited,
-        "pace": rate_in_words(grows.per_second) if grows else "",
+        "rate": rate_in_words(grows.per_second) if grows else "",
         "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared and not is_limited else "",
         "chart": drawn,
         "chart_began": began,
@@ -440,50 +440,49 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
     """Return the queue's condition and what happens next, in one or two sentences."""
     queue, limits = row.queue, row.thresholds
     if queue.state == Queue.State.GONE:
-        return "It is no longer on the broker. Whoever declares it again gets an empty one."
+        return "The queue is no longer on the broker. A client that declares it again gets an empty queue."
     if queue.length is None:
         if queue.type == STREAM:
-            return "A stream keeps what is read from it, so it is not judged by the number of its messages."
+            return "A stream keeps messages after they are read, so Guardian does not check its length."
         if queue.type == MQTT_QOS_0:
             return "An MQTT subscription with QoS 0 stores no messages, so it has no length."
-        return "The broker doesn't tell its length. Nothing is done to it until it does."
+        return "The broker does not report its length. Until it does, Guardian does not warn about or delete the queue."
     if queue.state == Queue.State.DELETING:
         if queue.length > limits.max:
-            return "It is over its maximum. It is deleted with all that is in it, if another look says the same."
-        return "It is about to be deleted, since its name is outside the pattern that this broker asks for."
+            return f"It is over its deletion limit of {limits.max:,} messages. Guardian rechecks and deletes it."
+        return "Guardian deletes it, because its name does not follow the pattern that this broker requires."
     if queue.block_reason:
-        over = f"It is over its limit of {limits.max:,} messages, and its" if row.is_over else "Its"
+        over = f"It is over its deletion limit of {limits.max:,} messages, and its" if row.is_over else "Its"
         return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
     if queue.length >= limits.warn:
         if row.dead_letters:
             return (
-                "It is over its warn length: agents could not get these messages, since their queues were full or not "
-                "read for too long. It is not deleted for its length; what is too much, or too old, goes by itself."
+                "It is over its warning threshold. Agents did not get these messages, because their queues were full "
+                "or not read for too long. The broker drops the oldest messages; the queue is not deleted."
             )
         if queue.registered:
             return (
-                "It is over its warn length: its agent doesn't keep up. It is not deleted for its length, but messages "
-                f"past {REGISTERED_MAX_LENGTH:,}, or that wait for too long, go to the dead-letter queue instead of "
-                "the agent."
+                "It is over its warning threshold, because its agent doesn't keep up. It is not deleted for its "
+                f"length. Messages past {REGISTERED_MAX_LENGTH:,}, or that wait too long, go to the dead-letter queue."
             )
         if is_limited:
             return "It is over its warn length. The broker itself limits it: see its limits below."
         if row.spared:
             return (
-                "It is over its warn length. It is not deleted for its length, but what nobody takes out stays in the "
-                "broker's memory."
+                "It is over its warning threshold. It is not deleted for its length, but its messages use the broker's "
+                "memory until they are consumed."
             )
         when = ""
         if grows and grows.seconds_to_max is not None:
-            when = f" At its pace that is in {duration(grows.seconds_to_max)}."
+            when = f" At its current rate, that is in {duration(grows.seconds_to_max)}."
         elif grows and grows.per_second < 0:
-            when = " At the moment it shrinks."
-        return f"It is over its warn length. Past {limits.max:,} messages it is deleted with all that is in it.{when}"
+            when = " At the moment, it shrinks."
+        return f"It is over its warning threshold. Over {limits.max:,} messages, it is deleted.{when}"
     if grows and grows.per_second > 0:
         seconds = (limits.warn - queue.length) / grows.per_second
         if seconds < timedelta(days=1).total_seconds():
-            return f"It is all right, and grows. At its pace its owner is warned in {duration(seconds)}."
-    return f"It is all right. Its owner is warned from {limits.warn:,} messages on."
+            return f"It is healthy, but growing. At its current rate, its owners are warned in {duration(seconds)}."
+    return f"It is healthy. Its owners are warned at {limits.warn:,} messages."
 
 
 def bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
@@ -506,13 +505,13 @@ def _pending_removal(queue: Queue, events: list[QueueEvent], listed_at: datetime
 BY_PEOPLE = (QueueEvent.Kind.REMOVING, QueueEvent.Kind.REMOVED, QueueEvent.Kind.PURGED, QueueEvent.Kind.ADJUSTED)
 
 
-WHY_REMOVED = {"unregistered": "since no registration stands for it", "vhost": "with its virtual host"}
+WHY_REMOVED = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
 
 
 def describe_event(event: QueueEvent) -> tuple[str, str, str]:
     """Return an event's kind, its details and its actor, in words."""
     what = event.get_kind_display()
-    who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"
+    who = event.by.email if event.by else "a deleted owner" if event.kind in BY_PEOPLE else "Guardian"
     if "command" in event.details:
         who = f"the command {event.details['command']}"
     if "with" in event.details:
@@ -521,7 +520,7 @@ def describe_event(event: QueueEvent) -> tuple[str, str, str]:
         count = event.details.get("count", 1)
         return what, f"{count:,} event{'' if count == 1 else 's'}: {event.details.get('why', '')}", who
     if "why" in event.details:
-        return "deleted", WHY_REMOVED.get(event.details["why"], ""), "Guardian"
+        return what, WHY_REMOVED.get(event.details["why"], ""), "Guardian"
     if event.kind != QueueEvent.Kind.ADJUSTED:
         return what, "", who
     before, after = event.details.get("before", {}), event.details.get("after", {})
@@ -529,12 +528,12 @@ def describe_event(event: QueueEvent) -> tuple[str, str, str]:
     return what, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed), who
 
 
-LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warn length", "max_length": "maximum"}
+LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warning threshold", "max_length": "deletion limit"}
 
 
 def _limit(value: bool | int | None) -> str:
     if value is None:
-        return "as usual"
+        return "default"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:,}"
 
 
@@ -569,7 +568,7 @@ def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
 def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str) -> HttpResponse:
     queue = seen_queue(request, uuid)
     if queue.state == Queue.State.GONE:
-        messages.warning(request, "The queue isn't on the broker any more. There is nothing left to do.")
+        messages.warning(request, "The queue is no longer on the broker. You don't have to do anything.")
         return redirect("queue", uuid)
     name = readable(queue.name)
     why_not_archived = actions.why_not_archived(queue, request.user)
@@ -580,7 +579,7 @@ def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[...,
         actions.require_may_destroy(queue, request.user)
         if form.is_valid():
             removed = destroy(queue, request.user, keep=form.cleaned_data.get("keep", False))
-            messages.success(request, f"The queue {name} is {done}. {what_became_of(removed)}".strip())
+            messages.success(request, f"The queue {name} was {done}. {what_became_of(removed)}".strip())
             return redirect("queue", uuid)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
@@ -588,7 +587,7 @@ def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[...,
         messages.warning(request, f"The queue {name} was not {done}. {error}")
         return redirect("queue", uuid)
     except BrokerError as error:
-        trouble, status = describe_failure(error, f"It was not {done}")
+        trouble, status = describe_failure(error, f"The queue was not {done}")
     live = actions.live(queue) if not trouble else actions.Live()
     context = {
         "queue": queue,
@@ -617,8 +616,8 @@ def describe_failure(error: BrokerError, failure: str, *, destructive: bool = Tr
     if isinstance(error, Refused):
         reason = readable(error.reason)
         if error.status in (401, 403):
-            return f"{failure}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
-        return f"{failure}, since the broker refuses: {reason}", 409
+            return f"{failure}: the broker does not allow Guardian to do this ({reason}). Tell an operator.", 503
+        return f"{failure}, because the broker refuses: {reason}", 409
     if not destructive or was_not_executed(error):
-        return f"{failure}, since the broker doesn't answer. Try again in a minute.", 503
-    return "The broker gave no clear answer, so it isn't known whether it did this. Look again in a minute.", 503
+        return f"{failure}, because the broker does not answer. Try again in a minute.", 503
+    return "The broker gave no clear answer, so the outcome is unknown. Refresh the page in a minute.", 503

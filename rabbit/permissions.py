@@ -50,14 +50,14 @@ def in_words(granted: Permissions, username: str) -> list[str]:
     """Return sentences for people that describe an account's permissions on a vhost."""
     standard = for_pulse_user(username)
     return [
-        _sentence("make and delete", granted.configure, standard.configure, _own_names(username)),
-        _sentence("publish to, and bind,", granted.write, standard.write, _own_names(username)),
+        _sentence("create and delete", granted.configure, standard.configure, _own_names(username)),
+        _sentence("publish to and bind", granted.write, standard.write, _own_names(username)),
         _sentence(
-            "read from, and bind its queues to,",
+            "read from and bind to",
             granted.read,
             standard.read,
             f"queues whose names start with {queue_prefix(username)}, and all exchanges whose names start with "
-            "exchange/, whoever they belong to",
+            "exchange/",
         ),
     ]
 
@@ -71,10 +71,10 @@ def _own_names(username: str) -> str:
 
 def _sentence(actions: str, pattern: str, standard: str, standard_names: str) -> str:
     if pattern in ("", NO_ACCESS.read):
-        return f"It may {actions} nothing."
+        return f"It can't {actions.replace(' and ', ' or ')} anything."
     if pattern in (".*", "^.*$", "^.*", ".*$", "^"):
-        return f"It may {actions} every queue and exchange, whoever they belong to."
+        return f"It can {actions} all queues and exchanges, of all owners."
     # People usually write the dash without a backslash.
     if pattern.replace(r"\-", "-") == standard.replace(r"\-", "-"):
-        return f"It may {actions} {standard_names}."
-    return f"It may {actions} whatever has the pattern {pattern} in its name, whoever it belongs to."
+        return f"It can {actions} {standard_names}."
+    return f"It can {actions} all queues and exchanges whose names match the pattern {pattern}, of all owners."

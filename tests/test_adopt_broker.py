@@ -239,7 +239,7 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_accoun
         f"line 4: {fine} is already on line 2.",
         f"line 5: {root}: '{root}' is an administrator of the broker.",
         f"line 7: {own}: '{own}' is the account that Guardian itself uses.",
-        "line 7: no vouched owner has the address nobody@example.org; "
+        "line 7: no owner with access has the address nobody@example.org; "
         "create one with: manage.py create_owner nobody@example.org --vouched",
         "line 7: 'not-an-address' is not an e-mail address.",
         "line 8: =1+1: The name has the character '=' in it; only the letters a to z and A to Z, digits, '.', '_' and "
@@ -247,7 +247,9 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_accoun
     ]
     assert refusal(write_file("\n".join(lines)), "--apply") == ["line 9: it names no account."]
     for nobody in ("unvouched@example.org", "unproven@example.org"):
-        assert refusal(write_file(f"username,owners\n{fine},{nobody}\n"))[0].startswith("line 2: no vouched owner has")
+        assert refusal(write_file(f"username,owners\n{fine},{nobody}\n"))[0].startswith(
+            "line 2: no owner with access has"
+        )
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_only_operators_delete_or_purge_a_registered_queue(registered, agents_vh
     monitor.run_pass()
     queue = Queue.objects.get(name=registered.queue_name)
     for destroy in (actions.delete_queue, actions.purge_queue):
-        with pytest.raises(PermissionDenied, match="agent's registration"):
+        with pytest.raises(PermissionDenied, match="An agent registered this queue"):
             destroy(queue, alice)
     actions.purge_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "ready"

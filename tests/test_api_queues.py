@@ -55,7 +55,7 @@ def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
     assert Program(bob).get(f"queues/{queue.uuid}/").status_code == 404
     for answer in (Program(alice).delete(f"queues/{queue.uuid}/"), Program(alice).post(f"queues/{queue.uuid}/purge/")):
         assert answer.status_code == 403
-        assert "agent's registration" in answer.json()["detail"]
+        assert "An agent registered this queue" in answer.json()["detail"]
 
 
 def test_unknown_values_of_a_queue_are_null(alice, operator):

@@ -568,7 +568,7 @@ def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(
     monitor.run_pass()
     client.force_login(alice)
     queue = Queue.objects.get(name="queue/alice/builds")
-    sentence = "Over its limit; deletion is blocked until an operator decides"
+    sentence = "over deletion limit; deletion is blocked until an operator decides"
     pages = [client.get(path).text for path in ("/queues/", f"/queues/{queue.uuid}/")]
     call_command("send_notifications", "--once")
     (mail,) = [mail for mail in mailbox.mails if "alice@example.org" in mail.recipients]

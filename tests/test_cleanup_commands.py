@@ -97,7 +97,7 @@ def test_a_clean_up_without_work_exits_with_0(agent, environment, command):
 def test_a_clean_up_beside_another_exits_with_0(agent, command):
     name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
     Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
-    assert run_command(command) == (0, "Another process is running; nothing was done.\n")
+    assert run_command(command) == (0, "Another clean-up is running; nothing was done.\n")
     code, out = run_command(command, "--json")
     assert (code, json.loads(out)["another_sweep"]) == (0, True)
 

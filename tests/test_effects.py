@@ -292,7 +292,7 @@ def test_another_queue_in_the_effect_asks_again(lower, account):
     confirmation = lower().json()["confirm"]
     Queue.objects.filter(pk=short.pk).update(ready=21)
     asked = lower(confirmation)
-    assert reason_of(asked) == "Since you were asked, the change affects 1 more queue."
+    assert reason_of(asked) == "The change now deletes 1 more queue than you confirmed."
     assert asked.json()["effect"]["queues"] == 2
     account.refresh_from_db()
     assert account.max_length is None
@@ -551,7 +551,7 @@ def test_the_page_of_a_deletion_shows_the_messages_first(client, alice, live_acc
     amqp.queue("queue/alice/newer", 1)
     run_pass()
     page = client.post(path, {**sent_again(page), "name": "alice"})
-    assert "Since you were asked, the change affects 1 more queue. Nothing was deleted." in page.text
+    assert "The change now deletes 1 more queue than you confirmed. Nothing was deleted." in page.text
     assert "This deletes 2 queues with 4 messages." in page.text
     assert client.post(path, {**sent_again(page), "name": "alice"}).status_code == 302
     assert queue_names(management, guarded) == set()
@@ -576,13 +576,13 @@ def test_an_operator_who_lowers_a_limit_by_mistake_loses_nothing(page, operator,
     run_pass()
     sign_in(page, operator)
     page.goto(f"/queues/{Queue.objects.get().uuid}/limits/")
-    page.get_by_label("Warn length").fill("1")
-    page.get_by_label("Maximum").fill("2")
+    page.get_by_label("Warning threshold").fill("1")
+    page.get_by_label("Deletion limit").fill("2")
     page.get_by_role("button", name="Set the limits").click()
     expect(page.get_by_text("This deletes 1 queue with 8 messages.")).to_be_visible()
     page.get_by_role("button", name="Confirm and delete 1 queue").click()
     expect(page.get_by_label("To confirm")).to_be_focused()  # it is required
-    page.get_by_role("link", name="Change nothing").click()
+    page.get_by_role("link", name="Cancel").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("queue/alice/builds")
     run_pass()
     assert queue_names(management, guarded) == {"queue/alice/builds"}
@@ -623,7 +623,7 @@ def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, ac
     again = confirm(admin, page, warn_length="10", max_length="21")
     assert "The confirmation is for another change" in again.text
     answer = confirm(admin, again, warn_length="10", max_length="21")
-    assert messages_of(answer)[0].startswith("3 are given these limits")
+    assert messages_of(answer)[0].startswith("3 are updated")
     assert set(Queue.objects.values_list("max_length", flat=True)) == {21}
 
 
@@ -642,7 +642,7 @@ def test_thresholds_of_several_accounts_have_one_effect(admin, account, queue):
     assert "This deletes 2 queues with 920 messages." in page.text
     assert set(PulseUser.objects.values_list("max_length", flat=True)) == {None}
     answer = confirm(admin, page, warn_length="10", max_length="20")
-    assert messages_of(answer) == ["2 are given these thresholds: alice, other."]
+    assert messages_of(answer) == ["2 are updated: alice, other."]
 
 
 def test_the_action_that_removes_accounts_shows_the_messages_first(admin, live_account, amqp, management, guarded):
@@ -651,7 +651,7 @@ def test_the_action_that_removes_accounts_shows_the_messages_first(admin, live_a
     amqp.queue("queue/alice/newer", 1)
     run_pass()
     page = confirm(admin, page)
-    assert "Since you were asked, the change affects 1 more queue." in page.text
+    assert "The change now deletes 1 more queue than you confirmed." in page.text
     assert messages_of(confirm(admin, page)) == ["1 is removed, with queues and exchanges: alice."]
     assert queue_names(management, guarded) == set()
 

@@ -54,7 +54,7 @@ def visitor():
 def test_an_unknown_page_is_404_with_a_link_to_the_front_page(visitor):
     page = visitor.get("/no/such/page/")
     assert page.status_code == 404
-    assert "To the front page" in page.text
+    assert "Go to the front page" in page.text
 
 
 def test_without_the_broker_a_page_answers_503_without_the_brokers_address(visitor):
@@ -68,7 +68,7 @@ def test_without_the_broker_a_page_answers_503_without_the_brokers_address(visit
 def test_without_the_database_an_answer_is_503_without_its_address(visitor, address):
     answer = visitor.get(address)
     assert (answer.status_code, answer["Retry-After"]) == (503, "30")
-    assert "database can" in answer.text
+    assert "use its database" in answer.text
     assert "10.0.0.2" not in answer.text
     if address.startswith("/api/"):
         assert answer.json()["status"] == 503
@@ -103,7 +103,7 @@ def test_a_form_without_its_csrf_token_is_refused_with_the_next_step(visitor):
     strict.force_login(Owner.objects.create_user("alice@example.org"))
     page = strict.post("/signout/")
     assert page.status_code == 403
-    assert "load the page again" in page.text
+    assert "reload the page" in page.text
 
 
 def test_the_500_page_needs_no_session():

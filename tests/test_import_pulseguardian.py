@@ -180,8 +180,10 @@ def test_without_apply_the_import_only_shows_what_it_would_do(usernames, source,
     code, out, err = run(environment, "import_pulseguardian", source.url)
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == ("owner make alice@example.org An administrator there; with --operators an operator here.")
-    assert "owner make o'brien@example.org" in lines
+    assert lines[0] == (
+        "owner create alice@example.org An administrator in PulseGuardian; becomes an operator with --operators."
+    )
+    assert "owner create o'brien@example.org" in lines
     assert f"account adopt {usernames[0]} alice@example.org, o'brien@example.org" in lines
     assert f"account adopt {usernames[1]} alice@example.org" in lines
     assert any(line.startswith(f'queue make unbounded queue/{usernames[0]}/it\'s "quoted" in test-') for line in lines)
@@ -328,8 +330,8 @@ def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded
     assert "character" in notes_of['quoted"']
     assert "character '\\n'" in notes_of["two\nlines"]
     assert "agent's login" in notes_of[agents]
-    assert notes_of[of_others].endswith("Nobody would own it.")
-    assert notes_of[nobodys] == "Nobody would own it."
+    assert notes_of[of_others].endswith("It would have no owner.")
+    assert notes_of[nobodys] == "It would have no owner."
     assert set(Owner.objects.values_list("email", flat=True)) == {"alice@example.org", "w@example.org", closed}
     assert Queue.objects.get().name == "x" * 255
 
@@ -337,7 +339,7 @@ def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded
 def test_an_owner_who_signed_in_already_gets_access_and_a_notification(source, mailbox):
     Owner.objects.create_user("alice@example.org", last_login=timezone.now())
     source.person(1, "Alice@example.org")
-    assert steps_done(run_import(source.url, "--apply")) == {("owner", "alice@example.org"): "vouch for"}
+    assert steps_done(run_import(source.url, "--apply")) == {("owner", "alice@example.org"): "approve access"}
     assert Owner.objects.get().vouched
     assert Notification.objects.get().kind == "vouched"
 
@@ -352,7 +354,7 @@ def test_administrators_become_operators_only_with_the_option(source):
     Owner.objects.get(email="new@example.org").delete()
     report = run_import(source.url, "--apply", "--operators")
     assert steps_done(report) == {
-        ("owner", "new@example.org"): "make, an operator", ("owner", "old@example.org"): "make an operator",
+        ("owner", "new@example.org"): "create as operator", ("owner", "old@example.org"): "make operator",
         ("owner", "carol@example.org"): "there already",
     }  # fmt: skip
     operators = Owner.objects.filter(is_staff=True, is_superuser=True, vouched=True)
@@ -378,10 +380,10 @@ def test_permissions_that_differ_from_guardians_are_reported(source, create_acco
         source.account(number, name, 1)
     notes_of = notes(run_import(source.url))
     assert notes_of[escaped] == ""
-    assert "It may make and delete every queue and exchange, whoever they belong to." in notes_of[everything]
+    assert "It can create and delete all queues and exchanges, of all owners." in notes_of[everything]
     assert notes_of[elsewhere] == "It also has permissions on the vhost '/'."
     assert notes_of[nothing] == f"It has no permissions on the vhost '{guarded}'."
-    assert "whatever has the pattern" in notes_of[dots]  # its dot stands for any character
+    assert "match the pattern" in notes_of[dots]  # its dot stands for any character
 
 
 def test_an_account_listed_twice_is_adopted_once(create_account):
@@ -655,7 +657,10 @@ def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, 
     for meanwhile, expected in [
         (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
         (lambda: PulseUser.objects.create(username=usernames[0], ready=True), "was created or adopted just now"),
-        (lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False), "Nobody has vouched for"),
+        (
+            lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False),
+            "has no access to the broker yet",
+        ),
         (lambda: Owner.objects.filter(email="alice@example.org").delete(), "removed meanwhile"),
     ]:
         found = pulseguardian.read(source.url)

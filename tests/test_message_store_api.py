@@ -804,8 +804,8 @@ def test_create_application_prints_only_a_new_key_each_time(program):
     applications.revoke_key(ApplicationKey.objects.get(beginning=keys[0][:8]))
     assert Program("mail", f"Application {keys[0]}").ask("GET")[0] == 401
     assert Program("mail", f"Application {keys[1]}").ask("GET")[0] == 200
-    events = list(AuditEntry.objects.filter(event__in=("made", "revoked")).values_list("event", flat=True))
-    assert (events.count("made"), events.count("revoked")) == (5, 1)  # two applications, and their three keys
+    events = list(AuditEntry.objects.filter(event__in=("created", "revoked")).values_list("event", flat=True))
+    assert (events.count("created"), events.count("revoked")) == (5, 1)  # two applications, and their three keys
     assert not any(key in str(row) for key in keys for row in AuditEntry.objects.values_list())
     for name in (" ", "a b", "a/b", ".a", "a" * 51, "é", "a\n"):
         with pytest.raises(CommandError, match="begins with a letter"):

@@ -60,9 +60,9 @@ def test_an_operator_sees_every_application_and_its_queues(application, visit, o
     ]
     assert 'data-label="Keys">2<' in page.text
     assert "other" not in client.get("/message-store/", {"search": "OTIC"}).text
-    assert "No application has" in client.get("/message-store/", {"search": MARKUP}).text
+    assert "No application's name contains" in client.get("/message-store/", {"search": MARKUP}).text
     assert f'href="{page_of("notices", "alice")}"' in client.get(page_of("notices")).text
-    assert "It has no queue yet" in client.get(page_of("other")).text
+    assert "No queue yet" in client.get(page_of("other")).text
     assert client.get(page_of("none")).status_code == 404
 
 
@@ -97,7 +97,7 @@ def test_a_queue_that_no_longer_names_an_owner_leaves_their_list(application, vi
     queues.update(queue, principals="bid:bob@example.org,bid:alice@example.org")
     assert client.get(page_of("notices")).status_code == 200
     store().remove("notices", "a")
-    assert "No queue names you" in client.get("/message-store/").text
+    assert "No queue is shared with you" in client.get("/message-store/").text
     queues.create("notices", "a")
     assert client.get(page_of("notices", "a")).status_code == 404
 
@@ -183,7 +183,7 @@ def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, vi
         assert seen == expected
     page = client.get(page_of("notices", "a"))
     assert "It has 7 messages, in 2 partitions." in page.text
-    assert "Partition 1 has no message at the moment." in page.text
+    assert "Partition 1 has no messages at the moment." in page.text
 
 
 def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
@@ -276,9 +276,9 @@ def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monk
     assert "mailer" in page.text
     assert "none yet" in page.text
     assert f"since={first.id.hex}#messages" in page.text
-    assert "And more" not in page.text
+    assert "There are more consumers" not in page.text
     queues.set_positions(queue, "third", {"1": first.id.hex})
-    assert "And more" in visit(alice).get(page_of("notices", "a")).text
+    assert "There are more consumers" in visit(alice).get(page_of("notices", "a")).text
 
 
 def test_the_statements_of_a_queues_page_do_not_grow_with_its_messages(application, visit, alice):
@@ -346,7 +346,7 @@ def test_a_new_application_has_a_key_that_is_shown_once(visit, operator):
         assert key not in text
         assert row.digest not in text
     entries = AuditEntry.objects.filter(content_type__app_label="message_store").order_by("pk")
-    assert [(entry.event, entry.actor) for entry in entries] == [("made", operator), ("made", operator)]
+    assert [(entry.event, entry.actor) for entry in entries] == [("created", operator), ("created", operator)]
     assert key not in str([entry.__dict__ for entry in entries])
 
 
@@ -362,7 +362,7 @@ def test_an_invalid_application_name_has_an_error_at_its_field(visit, operator, 
 def test_another_key_is_created_for_one_application_and_shown_once(visit, operator, application):
     client, other = visit(operator), applications.create_application("other")
     assert messages_of(run_action(client, Application, "create_key", application, other)) == [
-        "A key is shown once: choose one application at a time."
+        "A key is shown only once. Select one application."
     ]
     question = run_action(client, Application, "create_key", application)
     assert question.status_code == 200
@@ -381,7 +381,7 @@ def test_a_refused_key_has_a_reason(visit, operator, application, monkeypatch):
     assert "has 1 keys" in messages_of(confirm(client, question))[0]
     question = run_action(client, Application, "create_key", application)
     application.delete()
-    assert messages_of(confirm(client, question)) == ["None of these is there any more."]
+    assert messages_of(confirm(client, question)) == ["None of these exists any more."]
 
 
 def test_a_revoked_key_is_unknown_and_other_keys_stay_valid(visit, operator, application):

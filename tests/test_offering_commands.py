@@ -75,13 +75,13 @@ def test_two_offerings_may_have_the_same_name(capsys):
         (["Cluster", "--uuid", ""], "'' is not a UUID"),
         (["Cluster", "--member", "alice@example.org", "nobody@example.org"], "no owner 'nobody@example.org'"),
         (["Cluster", "--publisher", "nobody@example.org"], "no owner 'nobody@example.org'"),
-        (["Cluster", "--member", "carol@example.org"], "Nobody has vouched for carol@example.org"),
-        (["Cluster", "--publisher", "carol@example.org"], "Nobody has vouched for carol@example.org"),
+        (["Cluster", "--member", "carol@example.org"], "carol@example.org has no access to the broker"),
+        (["Cluster", "--publisher", "carol@example.org"], "carol@example.org has no access to the broker"),
         (["Cluster", "--member", "\udcff@x"], "'.udcff@x' is not a valid address: it is not UTF-8"),
         (["Cluster", "--publisher", "a@\udcff"], "'a@.udcff' is not a valid address: it is not UTF-8"),
         (["\udcff"], "'.udcff' is not a valid name"),
         (["Cluster", "--uuid", "\udcff"], "'.udcff' is not a UUID"),
-        (["Cluster", "--member", "dave@example.org"], "dave@example.org can't sign in any more"),
+        (["Cluster", "--member", "dave@example.org"], "dave@example.org is deactivated"),
     ],
 )
 def test_create_offering_names_an_invalid_value_and_creates_nothing(owners, arguments, says):

@@ -129,7 +129,7 @@ def test_an_unverified_address_takes_over_no_account(client, provider, mailbox, 
     answer = provider.sign_in(client, "attacker", "/signin/oidc/?next=/tokens/")
     assert answer.url == "/signin/code/?next=%2Ftokens%2F"
     page = client.get(answer.url)
-    assert "Example ID doesn&#x27;t say whether this address is yours" in page.text
+    assert "Example ID doesn&#x27;t confirm that this address is yours" in page.text
     enter(client, "BBBB-BBBB")
     assert not is_signed_in(client)
     assert not SocialAccount.objects.exists()
@@ -241,7 +241,7 @@ def test_an_inactive_owner_cannot_sign_in(client, provider):
     Owner.objects.create_user("alice@example.org", is_active=False)
     for _ in range(2):
         page = provider.sign_in(client, "ninth")
-        assert (page.status_code, "This account is closed" in page.text) == (403, True)
+        assert (page.status_code, "This account is deactivated" in page.text) == (403, True)
         assert not is_signed_in(client)
 
 
@@ -256,7 +256,7 @@ def test_signing_in_ends_the_session_of_another_owner(client, provider):
 def test_without_a_usable_address_sign_in_is_refused(client, provider, address):
     provider.register("eleventh", **({} if address == "none" else {"email": address, "email_verified": True}))
     page = provider.sign_in(client, "eleventh")
-    assert (page.status_code, "told us no e-mail address" in page.text) == (403, True)
+    assert (page.status_code, "sent no e-mail address" in page.text) == (403, True)
     assert not Owner.objects.exists()
 
 
@@ -301,7 +301,7 @@ def test_a_cancelled_sign_in_links_back(client, provider):
 @pytest.mark.parametrize("query", ["", "?code=x", "?code=x&state=y", "?error=x", "?state=%00", "?error=<b>&state="])
 def test_a_callback_without_a_started_sign_in_is_400(client, provider, query):
     page = client.get(f"/signin/oidc/callback/{query}")
-    assert (page.status_code, "was not begun here" in page.text) == (400, True)
+    assert (page.status_code, "was not started here" in page.text) == (400, True)
 
 
 def test_an_error_of_the_provider_is_shown_without_its_description(client, provider):
@@ -375,7 +375,7 @@ def test_a_code_that_cannot_be_mailed_is_503(client, provider, mailbox):
     mailbox.stop()
     provider.register("fourteenth", email="alice@example.org")
     page = provider.sign_in(client, "fourteenth")
-    assert (page.status_code, "could not be sent" in page.text) == (503, True)
+    assert (page.status_code, "could not send" in page.text) == (503, True)
 
 
 def test_codes_after_an_unverified_sign_in_are_limited(provider, mailbox):
@@ -434,5 +434,5 @@ def test_a_person_cancels_at_the_provider(page, provider, other_hosts):
     page.get_by_role("button", name="Sign in with Example ID").click()
     page.get_by_role("button", name="Deny").click()
     page.get_by_role("heading", name="Signing in was cancelled").wait_for()
-    page.get_by_role("link", name="Back to signing in").click()
+    page.get_by_role("link", name="Back to the sign-in page").click()
     page.get_by_label("E-mail address").wait_for()

@@ -565,7 +565,7 @@ def test_an_invitee_who_lost_access_sees_why_on_the_page(account, alice, bob, in
     Owner.objects.filter(pk=bob.pk).update(vouched=False)
     page = client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
     assert page.status_code == 403
-    assert "Nobody has vouched for bob@example.org yet" in page.text
+    assert "bob@example.org has no access to the broker yet" in page.text
     assert owners_of(account) == {alice}
 
 

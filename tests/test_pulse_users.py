@@ -567,7 +567,7 @@ def test_page_and_api_report_a_removal_that_continues_later(alice, name, client)
     client.force_login(alice)
     with locks.lock(name):
         answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
-        assert "is being deleted. Guardian goes on until all is gone." in answer.text
+        assert "is being deleted. Guardian completes the deletion." in answer.text
         PulseUser.objects.update(removing_since=None)
         assert Program(alice).delete(f"pulse-users/{name}/").status_code == 202
     assert finish_removals() == 1
@@ -1265,12 +1265,12 @@ def test_a_pulse_user_without_a_vhost_can_be_removed(alice, name, guarded, manag
 
 def test_standard_permissions_in_words():
     assert in_words(for_pulse_user("a-b.c"), "a-b.c") == [
-        "It may make and delete queues whose names start with queue/a-b.c/, "
+        "It can create and delete queues whose names start with queue/a-b.c/, "
         "and exchanges whose names start with exchange/a-b.c/.",
-        "It may publish to, and bind, queues whose names start with queue/a-b.c/, "
+        "It can publish to and bind queues whose names start with queue/a-b.c/, "
         "and exchanges whose names start with exchange/a-b.c/.",
-        "It may read from, and bind its queues to, queues whose names start with queue/a-b.c/, "
-        "and all exchanges whose names start with exchange/, whoever they belong to.",
+        "It can read from and bind to queues whose names start with queue/a-b.c/, "
+        "and all exchanges whose names start with exchange/.",
     ]
     by_hand = "^(queue/a-b/.*|exchange/a-b/.*)"
     assert in_words(Permissions(by_hand, by_hand, "^(queue/a-b/.*|exchange/.*)"), "a-b") == in_words(
@@ -1280,9 +1280,9 @@ def test_standard_permissions_in_words():
 
 def test_custom_permissions_in_words():
     assert in_words(Permissions("", ".*", "builds"), "alice") == [
-        "It may make and delete nothing.",
-        "It may publish to, and bind, every queue and exchange, whoever they belong to.",
-        "It may read from, and bind its queues to, whatever has the pattern builds in its name, whoever it belongs to.",
+        "It can't create or delete anything.",
+        "It can publish to and bind all queues and exchanges, of all owners.",
+        "It can read from and bind to all queues and exchanges whose names match the pattern builds, of all owners.",
     ]
     assert len({*in_words(NO_ACCESS, "alice"), *in_words(FULL_ACCESS, "alice")}) == 6
 

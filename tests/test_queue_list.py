@@ -125,7 +125,7 @@ def test_the_list_can_be_filtered(visit, account, query, found):
     page = visit(**query, ordering="name")
     assert names(page) == found
     if not found:
-        assert "No queue is like that." in page.text
+        assert "No queue matches." in page.text
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_the_list_starts_with_counts_by_state(visit, account):
     make_queue("fine", account=account)
     make_queue("old", account=account, state="gone", consumers=None)
     text = visit().text
-    assert "Of 5 queues, 1 is all right." in text
-    assert 'href="?state=warned">3 over their warn length</a>' in text
+    assert "1 of 5 queues healthy." in text
+    assert 'href="?state=warned">3 over the warning threshold</a>' in text
     assert 'href="?state=deleting">1 about to be deleted</a>' in text
     assert 'href="?without_consumers=true">3 without consumers</a>' in text
     assert 'href="?state=gone">1 gone</a>' in text
@@ -168,18 +168,18 @@ def test_the_list_starts_with_counts_by_state(visit, account):
 
 def test_the_list_says_that_all_queues_are_healthy(visit, account):
     make_queue("a", account=account)
-    assert "The one queue is all right." in visit().text
+    assert "1 queue, healthy." in visit().text
     make_queue("b", account=account)
-    assert "All 2 queues are all right." in visit().text
+    assert "2 queues, all healthy." in visit().text
 
 
 def test_a_row_has_state_length_and_bar(visit, account):
     make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", consumers=0, max_length=5_000)
     text = visit().text
-    assert '<span class="state warned">over its warning threshold</span>' in text
+    assert '<span class="state warned">over warning threshold</span>' in text
     assert "no consumers" in text
     assert '<span class="count">2,500</span>' in text
-    assert 'aria-label="of 5,000 at most; warned from 2,000"' in text
+    assert 'aria-label="warning threshold 2,000; deletion limit 5,000"' in text
     assert '<rect class="full" width="50.0%"' in text
     assert 'x1="40.0%"' in text
     assert "style=" not in text
@@ -227,7 +227,7 @@ def test_a_refresh_returns_only_the_shown_rows(visit, account, client):
     text = refresh(client, queue).text
     assert f'id="length-{queue.uuid.hex}" class="length" hx-swap-oob="true"' in text
     assert "2,345" in text
-    assert "1 over its warn length" in text
+    assert "1 over the warning threshold" in text
     assert other.uuid.hex not in text
     for what in ("<html", '<a class="name"', "aria-live"):
         assert what not in text
@@ -252,7 +252,7 @@ def test_outdated_figures_are_marked(visit, account, settings, polls, noted):
     since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
     Watch.objects.update(listed_at=since)
     text = visit().text
-    assert ("nobody has looked at the broker since" in text) is noted
+    assert ("Guardian has not listed the queues since" in text) is noted
     Watch.objects.update(outage_since=since)
     assert ("the broker does not answer" in visit().text) is noted
 
@@ -271,8 +271,8 @@ def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, a
     page = visit()
     assert sorted(names(page)) == ["consumer_1", "consumer_2", "queue/alice/builds"]
     assert "agents of alice@example.org" in page.text
-    assert "nobody; among the agents' of alice@example.org" in page.text.replace("&#x27;", "'")
-    assert "All 3 queues are all right." in page.text
+    assert "none; in the virtual host of the agents of alice@example.org" in page.text.replace("&#x27;", "'")
+    assert "3 queues, all healthy." in page.text
 
 
 def test_the_dead_letter_queue_needs_no_consumer(visit, agents_queue, alice):
@@ -328,5 +328,5 @@ def test_a_queue_of_a_pass_is_on_the_list(guarded, amqp, client):
     client.force_login(owner)
     page = client.get("/queues/")
     assert names(page) == ["queue/alice/builds"]
-    assert "1 over its warn length" in page.text
-    assert "nobody has looked" not in page.text
+    assert "1 over the warning threshold" in page.text
+    assert "Guardian has not listed" not in page.text

@@ -126,7 +126,7 @@ def test_an_inactive_owner_gets_a_mail_without_a_code(client, mailbox):
     owner = Owner.objects.create_user("closed@example.org", is_active=False)
     request_code(client, owner.email)
     (mail,) = mailbox.mails
-    assert mail.subject == "[Guardian] Your account is closed"
+    assert mail.subject == "[Guardian] Your account is deactivated"
     assert not CODE.search(mail.text)
     for code in ("", "BCDF-GHJK", "none"):
         enter(client, code)
@@ -137,7 +137,7 @@ def test_an_owner_deactivated_before_entering_the_code_is_refused(client, mailbo
     request_code(client, "alice@example.org")
     Owner.objects.update(is_active=False)
     answer = enter(client, code_for(mailbox, "alice@example.org"))
-    assert (answer.status_code, "closed" in answer.text) == (403, True)
+    assert (answer.status_code, "deactivated" in answer.text) == (403, True)
     assert not is_signed_in(client)
 
 
@@ -146,7 +146,7 @@ def test_an_owner_deleted_before_entering_the_code_starts_again(client, mailbox)
     code = code_for(mailbox, "alice@example.org")
     Owner.objects.all().delete()
     answer = enter(client, code, follow=True)
-    assert "Ask for a new one" in answer.text
+    assert "Request a new one" in answer.text
     assert not is_signed_in(client)
 
 
@@ -166,10 +166,10 @@ def test_the_third_wrong_code_ends_the_attempt(client, mailbox):
     request_code(client, "alice@example.org")
     for _ in range(2):
         page = enter(client, "BBBB-BBBB")
-        assert (page.status_code, "the code that was sent last" in page.text) == (200, True)
+        assert (page.status_code, "the code that we sent last" in page.text) == (200, True)
     page = enter(client, "BBBB-BBBB", follow=True)
     assert page.redirect_chain == [("/signin/", 302)]
-    assert "no longer works. Ask for a new one" in page.text
+    assert "so the code is invalid now. Request a new one" in page.text
     page = enter(client, code_for(mailbox, "alice@example.org"), follow=True)
     assert not is_signed_in(client)
     request_code(client, "alice@example.org")
@@ -200,11 +200,11 @@ def test_a_code_works_once_and_only_in_its_browser(client, mailbox):
     request_code(client, "alice@example.org")
     code = code_for(mailbox, "alice@example.org")
     page = enter(Client(), code, follow=True)
-    assert "in the browser that it was asked for in" in page.text
+    assert "in the browser in which you" in page.text
     enter(client, code)
     client.post("/signout/")
     page = enter(client, code, follow=True)
-    assert "a code works once" in page.text
+    assert "A code works once" in page.text
     assert not is_signed_in(client)
 
 
@@ -214,7 +214,7 @@ def test_a_new_code_replaces_the_one_before(client, mailbox):
         first = code_for(mailbox, "alice@example.org")
         traveller.shift(timedelta(minutes=9))
         page = client.post("/signin/code/?next=/tokens/", {"action": "resend"}, follow=True)
-        assert "A new code was sent" in page.text
+        assert "We sent a new code" in page.text
         traveller.shift(timedelta(minutes=9))
         assert enter(client, first).status_code == 200
         answer = enter(client, code_for(mailbox, "alice@example.org"), "/signin/code/?next=/tokens/")
@@ -233,14 +233,14 @@ def test_another_address_can_be_entered_instead(client, mailbox):
 def test_an_unavailable_mail_server_is_503_and_later_attempts_work(client, mailbox):
     mailbox.stop()
     page = request_code(client, "alice@example.org")
-    assert (page.status_code, "could not be sent" in page.text) == (503, True)
+    assert (page.status_code, "could not send" in page.text) == (503, True)
     assert 'value="alice@example.org"' in page.text
     assert client.get("/signin/code/").status_code == 302
     mailbox.start()
     request_code(client, "alice@example.org")
     mailbox.refuse(True)
     page = client.post("/signin/code/", {"action": "resend"})
-    assert (page.status_code, "The code of before still" in page.text) == (503, True)
+    assert (page.status_code, "The previous code" in page.text) == (503, True)
     enter(client, code_for(mailbox, "alice@example.org"))
     assert is_signed_in(client)
     assert Owner.objects.count() == 1
@@ -649,7 +649,7 @@ def test_a_person_signs_in_and_out_with_the_keyboard(page, mailbox):
     page.wait_for_url("**/signin/code/")
     page.keyboard.type("wrong")
     page.keyboard.press("Enter")
-    page.get_by_text("the code that was sent last").wait_for()
+    page.get_by_text("the code that we sent last").wait_for()
     assert Axe().run(page).violations_count == 0
     page.get_by_label("Code").fill(code_for(mailbox, "alice@example.org"))
     page.keyboard.press("Enter")

@@ -240,7 +240,7 @@ def test_create_token_prints_only_the_token(alice):
     ("arguments", "error_text"),
     [
         (["nobody@example.org"], "no owner"),
-        (["bob@example.org"], "Nobody has vouched"),
+        (["bob@example.org"], "has no access to the broker yet"),
         (["alice@example.org", "--days", "0"], "valid for 1 to 3650 days"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     page.goto("/")
     page.get_by_role("navigation").get_by_role("link", name="Sign in").click()
     page.get_by_label("E-mail address").fill("newcomer@example.org")
-    page.get_by_role("button", name="Send me a code").click()
+    page.get_by_role("button", name="Send code").click()
     code = SIGN_IN_CODE.search(mailbox.wait_for(lambda mail: "newcomer@example.org" in mail.recipients).text)[1]
     page.get_by_label("Code").fill(code)
     page.get_by_role("button", name="Sign in").click()
@@ -76,9 +76,9 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     # The empty list links to the first step.
     page.get_by_role("main").get_by_role("link", name=re.compile("Pulse user|account", re.IGNORECASE)).first.click()
     page.get_by_label("Name", exact=True).fill(account)
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create account").click()
     password = page.locator("#password").text_content()
-    page.get_by_role("link", name="To the account").click()
+    page.get_by_role("link", name="Go to the account").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(account)
     assert password not in page.content()
 
@@ -93,7 +93,7 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     program.publish(4)
     run_pass()
     page.clock.fast_forward("00:05")
-    expect(row).to_contain_text("over its warning threshold")
+    expect(row).to_contain_text("over warning threshold")
 
     # The warning links to the queue's page, whose chart has a text description.
     sending.send_due()
@@ -102,15 +102,15 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
     figure = page.get_by_role("figure")
     expect(figure).to_contain_text("6 now")
-    expect(figure.get_by_text("warned from 5")).to_be_visible()
-    expect(figure.get_by_text("deleted past 10")).to_be_visible()
+    expect(figure.get_by_text("warning threshold 5")).to_be_visible()
+    expect(figure.get_by_text("deletion limit 10")).to_be_visible()
     program.publish(1)
     run_pass()
     page.clock.fast_forward("00:05")
     expect(figure).to_contain_text("7 now")
 
     # A deletion needs the typed name.
-    page.get_by_role("link", name="Delete it").click()
+    page.get_by_role("link", name="Delete…").click()
     page.get_by_role("textbox").fill("queue/another/one")
     page.get_by_role("button", name="Delete the queue").click()
     expect(page.get_by_role("textbox")).to_have_attribute("aria-invalid", "true")
@@ -268,7 +268,7 @@ def test_a_queue_can_be_opened_with_the_keyboard(page: Page, populated):
     sign_in(page, populated)
     page.goto("/queues/")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="To the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     for _ in range(15):
         page.keyboard.press("Tab")

@@ -388,7 +388,7 @@ class Demo:
         self.expect(f"{OWNER} is warned about {growing}", lambda: self._has_mail("warning", growing, OWNER))
         self.expect(
             f"Signed in, {OWNER} follows the mail's link and reads that {growing} is over its warning threshold",
-            lambda: self._page_contains(growing, "over its warning threshold"),
+            lambda: self._page_contains(growing, "over warning threshold"),
         )
         self.expect(
             f"{OPERATOR} gets copies, and is warned about the unowned queue {UNOWNED}",

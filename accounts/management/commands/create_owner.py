@@ -37,5 +37,5 @@ class Command(BaseCommand):
         mark_address_verified(owner)
         if (options["operator"] or options["vouched"]) and not owner.vouched:
             vouch(owner, None, "By the command create_owner")
-        kind = "operator" if owner.is_staff else "vouched owner" if owner.vouched else "owner, not vouched yet"
+        kind = "operator" if owner.is_staff else "owner with access" if owner.vouched else "owner without access"
         self.stdout.write(f"{owner.email}: {'created' if is_new else 'exists'}; {kind}")

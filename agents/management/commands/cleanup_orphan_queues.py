@@ -18,7 +18,7 @@ class Command(BaseCommand):
 
     help = "Delete agents' queues without a registration, and declare missing registered queues again."
     force_help = "ignore the brake on bulk deletion, and delete orphans in use too"
-    event = "asked for a sweep of orphans"
+    event = "requested a sweep of orphans"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the options, the same as those of ``monitor_queues``."""
@@ -43,7 +43,7 @@ class Command(BaseCommand):
             report = self.run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next one finishes what this one began.
-            self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
+            self.stderr.write(f"The database can't be used: {error}. Check that it runs, and that 'migrate' was run.")
             raise SystemExit(FAILED) from error
         self.stdout.write(json.dumps(report.as_json()) if options["json"] else in_words(report))
         if report.away or report.given_up:
@@ -54,7 +54,7 @@ class Command(BaseCommand):
 def in_words(report: Report) -> str:
     """Return the report as text."""
     if report.another_sweep:
-        return "Another process is running; nothing was done."
+        return "Another clean-up is running; nothing was done."
     lines = [f"Error: {error}" for error in report.errors]
     lines += [f"Would delete {_name(queue)}" for queue in report.would_delete]
     lines += [f"Would declare {_name(queue)} again" for queue in report.would_repair]

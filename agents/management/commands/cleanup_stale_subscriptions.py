@@ -8,7 +8,7 @@ class Command(cleanup_orphan_queues.Command):
 
     help = "Remove the subscriptions and consumers of owners without a valid token, and expired tokens."
     force_help = "ignore the brake on bulk deletion"
-    event = "asked for a clean-up of stale subscriptions"
+    event = "requested a clean-up of stale subscriptions"
 
     def run(self, *, force: bool, dry_run: bool) -> Report:
         """Run the clean-up."""

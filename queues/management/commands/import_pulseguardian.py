@@ -35,7 +35,7 @@ class Command(BaseCommand):
             "can't read",
         )
         parser.add_argument("--apply", action="store_true", help="carry out the steps shown")
-        parser.add_argument("--operators", action="store_true", help="make administrators there operators here")
+        parser.add_argument("--operators", action="store_true", help="make PulseGuardian's administrators operators")
         parser.add_argument("--json", action="store_true", help="print the steps as a line of JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:

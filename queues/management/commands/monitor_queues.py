@@ -59,7 +59,7 @@ class Command(BaseCommand):
         close_old_connections()
         try:
             if options["force"] and not options["dry_run"]:
-                audit.record(None, "asked for a pass", None, force=True)
+                audit.record(None, "requested a pass", None, force=True)
             report = monitor.run_pass(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next pass continues.

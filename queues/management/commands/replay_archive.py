@@ -17,7 +17,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the option."""
-        parser.add_argument("--once", action="store_true", help="end when no replay makes progress any more")
+        parser.add_argument("--once", action="store_true", help="end when no replay makes progress")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Carry out replays until none is running, or until Ctrl-C."""
