@@ -17,6 +17,7 @@ import django.contrib.auth.admin  # noqa: F401
 from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
 from django import forms
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -91,6 +92,8 @@ class AuditedAdmin(admin.ModelAdmin):
 
     key = "pk"
     """The field that identifies a row on confirmation pages."""
+
+    empty_value_display = "none"
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """Refuse regex lookups: a regex in a URL could take unlimited time."""
@@ -302,7 +305,7 @@ def apply_to_each(
     stop_reason = ""
     while left and not stop_reason:
         if time.monotonic() >= deadline:
-            stop_reason = f"it took longer than {ACTION_TIMEOUT_SECONDS} s; choose them again"
+            stop_reason = f"the action took longer than {ACTION_TIMEOUT_SECONDS} s; select them again"
             break
         row = left.pop(0)
         try:
@@ -312,13 +315,13 @@ def apply_to_each(
         except BrokerError as error:
             failed.append((str(row), error))
             if isinstance(error, BrokerUnavailable):
-                stop_reason = "the broker is away; try again when it answers"
+                stop_reason = "the broker does not answer; try again when it does"
         else:
             succeeded.append(str(row))
     if succeeded or failed or not left:
         report_results(model_admin, request, succeeded, done, failed)
     if left:
-        text = f"{number_of(left)} not tried, since {stop_reason}: {join_names([str(row) for row in left])}"
+        text = f"{number_of(left)} not tried, because {stop_reason}: {join_names([str(row) for row in left])}"
         model_admin.message_user(request, text, messages.WARNING)
 
 
@@ -341,7 +344,7 @@ def report_results(
     if succeeded:
         show(messages.SUCCESS, f"{number_of(succeeded)} {done}: {join_names(succeeded)}")
     if not succeeded and not failed:
-        show(messages.WARNING, "None of these is there any more.")
+        show(messages.WARNING, "None of these exists any more.")
 
 
 def describe_error(error: Exception) -> str:
@@ -349,11 +352,11 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
     if isinstance(error, ObjectDoesNotExist):
-        return "it is gone meanwhile"
+        return "it was removed meanwhile"
     if isinstance(error, Refused):
-        return f"not done, since the broker refuses: {readable(error.reason)}"
+        return f"not done, because the broker refuses: {readable(error.reason)}"
     if isinstance(error, BrokerError) and not was_not_executed(error):
-        return f"no clear answer came, so it may be done: {readable(str(error))}"
+        return f"the broker gave no clear answer, so the outcome is unknown: {readable(str(error))}"
     return readable(str(error))
 
 
@@ -454,7 +457,7 @@ class OwnerAdmin(AuditedAdmin):
             and super().has_delete_permission(request, obj)
         )
 
-    @admin.action(description="Vouch for the selected owners", permissions=["change"])
+    @admin.action(description="Approve access for the selected owners", permissions=["change"])
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
         """Vouch for the selected owners."""
         apply_to_each(
@@ -462,17 +465,17 @@ class OwnerAdmin(AuditedAdmin):
             request,
             queryset,
             lambda owner: vouching.vouch(owner, current_operator(request), "in the admin"),
-            "vouched for, and can use the broker",
+            "approved, and can use the broker",
         )
 
-    @admin.action(description="Withdraw what vouches for the selected owners", permissions=["change"])
+    @admin.action(description="Withdraw access of the selected owners", permissions=["change"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
         """Withdraw the vouching of the selected owners; if requested, remove their accounts and tokens."""
         owners = list(chosen_rows(self, request, queryset))
         form = WithdrawForm(request.POST if is_confirmed(request) else None)
         required = None
         if form.is_valid() and form.cleaned_data["remove"] and len(owners) > 1:
-            form.add_error("remove", "What owners have is removed for one at a time, so that you see what goes.")
+            form.add_error("remove", "Accounts and tokens can be removed for one owner at a time. Select one owner.")
         if form.is_valid():
             try:
                 self._withdraw(request, owners, **form.cleaned_data)
@@ -481,9 +484,9 @@ class OwnerAdmin(AuditedAdmin):
                 required = error
         question = Confirmation(
             "withdraw",
-            "Withdraw what vouches for these owners",
-            "They can make no new accounts and tokens. What they have goes on, unless you say otherwise.",
-            "Withdraw",
+            "Withdraw the access of these owners",
+            "They can't create accounts and tokens any more. Existing ones keep working, unless you remove them.",
+            "Withdraw access",
             "Accounts",
         )
         return confirmation_page(
@@ -500,8 +503,8 @@ class OwnerAdmin(AuditedAdmin):
                 confirm=given_confirmation(request),
             )
 
-        removed = "; what was theirs alone goes, and Guardian goes on until it is gone" if remove else ""
-        apply_to_each(self, request, owners, withdraw, f"no longer able to make accounts and tokens{removed}")
+        removed = "; Guardian removes the accounts that only they owned" if remove else ""
+        apply_to_each(self, request, owners, withdraw, f"no longer able to create accounts and tokens{removed}")
 
 
 @admin.register(Vouching)
@@ -570,8 +573,8 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
         question = Confirmation(
             "revoke",
             "Revoke these tokens",
-            "What presents them is refused from now on, and agents that log in to the broker with them are cut off.",
-            "Revoke them",
+            "Programs that use them are refused at once. Agents that log in to the broker with them are disconnected.",
+            "Revoke the tokens",
             "Owner",
         )
         return confirmation_page(
@@ -613,7 +616,9 @@ class SocialAccountAdmin(DeletedWithOwnerAdmin):
 class PulseUserAdmin(AuditedAdmin):
     """RabbitMQ accounts. Changes on the broker and changes of owners are made on the account's own page."""
 
-    list_display = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
+    list_display = [
+        "username", "owned_by", "warning_threshold", "deletion_limit", "ready", "removing_since", "created",
+    ]  # fmt: skip
     list_filter = ["ready", ("removing_since", admin.EmptyFieldListFilter), ("max_length", admin.EmptyFieldListFilter)]
     search_fields = ["username", "owners__email"]
     fields = [
@@ -632,6 +637,16 @@ class PulseUserAdmin(AuditedAdmin):
     def owned_by(self, pulse_user: PulseUser) -> str:
         """Return the owners' addresses."""
         return ", ".join(owner.email for owner in pulse_user.owners.all())
+
+    @admin.display(ordering="warn_length")
+    def warning_threshold(self, pulse_user: PulseUser) -> str:
+        """Return the warning threshold that applies."""
+        return _effective(pulse_user.warn_length, settings.GUARDIAN_WARN_QUEUE_LENGTH)
+
+    @admin.display(ordering="max_length")
+    def deletion_limit(self, pulse_user: PulseUser) -> str:
+        """Return the deletion limit that applies."""
+        return _effective(pulse_user.max_length, settings.GUARDIAN_MAX_QUEUE_LENGTH)
 
     def view_on_site(self, pulse_user: PulseUser) -> str:
         """Return the URL of the account's page."""
@@ -652,7 +667,7 @@ class PulseUserAdmin(AuditedAdmin):
         try:
             pulse_users.set_thresholds(obj, warn, limit, current_operator(request), given_confirmation(request))
         except PulseUser.DoesNotExist as error:
-            raise Http404(f"{obj} is gone meanwhile") from error
+            raise Http404(f"{obj} was removed meanwhile") from error
 
     @admin.action(description="Set the thresholds of the selected accounts", permissions=["change"])
     def set_thresholds(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
@@ -672,22 +687,27 @@ class PulseUserAdmin(AuditedAdmin):
             else:
                 succeeded = [str(account) for account in accounts if account not in missing]
                 failed = [(str(account), PulseUser.DoesNotExist()) for account in missing]
-                report_results(self, request, succeeded, "given these thresholds", failed)
+                report_results(self, request, succeeded, "updated", failed)
                 return None
         question = Confirmation(
             "set_thresholds",
             "Set the thresholds of these accounts",
-            "They hold for the queues of these accounts that have none of their own. Empty: as the policy says.",
-            "Set them",
-            "Now: warned at / deleted past",
+            "They apply to the accounts' queues without limits of their own. Leave empty to use the policy's.",
+            "Set thresholds",
+            "Now: warning threshold / deletion limit",
             is_dangerous=False,
         )
         return confirmation_page(self, request, question, accounts, _with_thresholds, form, required)
 
 
 def _with_thresholds(pulse_user: PulseUser) -> Row:
-    at = [str(number) if number is not None else "policy" for number in (pulse_user.warn_length, pulse_user.max_length)]
-    return Row(pulse_user.username, " / ".join(at))
+    warn = _effective(pulse_user.warn_length, settings.GUARDIAN_WARN_QUEUE_LENGTH)
+    limit = _effective(pulse_user.max_length, settings.GUARDIAN_MAX_QUEUE_LENGTH)
+    return Row(pulse_user.username, f"{warn} / {limit}")
+
+
+def _effective(own: int | None, default: int) -> str:
+    return f"{default:,} (default)" if own is None else f"{own:,}"
 
 
 @admin.register(Invitation)
@@ -732,7 +752,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     list_select_related = ["content_type", "actor"]
     list_per_page = 50
     search_fields = ["actor_email", "object_repr", "event", "changes", "additional_data", "cid"]
-    search_help_text = "A person, a thing, a event, or the id of a request as the log has it."
+    search_help_text = "An e-mail address, a name, an event, or the id of a request from the log."
     fields = ["when", "who", "event", "kind", "thing", "details", "outcome", "remote_addr", "cid"]
 
     def history_view(
@@ -758,7 +778,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         for what in ("command", "task"):
             if what in details:
                 return f"the {what} {details[what]}"
-        return "somebody not signed in" if entry.remote_addr else "Guardian"
+        return "not signed in" if entry.remote_addr else "Guardian"
 
     @admin.display(ordering="content_type")
     def kind(self, entry: AuditEntry) -> str:
@@ -777,7 +797,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         except NoReverseMatch:
             return name
 
-    @admin.display(description="what exactly")
+    @admin.display(description="details")
     def details(self, entry: AuditEntry) -> str:
         """Return the changed fields, before and after, and further details."""
         details = entry.additional_data or {}
@@ -811,4 +831,4 @@ def _format_value(value: Any) -> str:
         return ", ".join(f"{number} {name}" for name, number in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return "nothing" if value in (None, "", "None") else str(value)
+    return "none" if value in (None, "", "None") else str(value)

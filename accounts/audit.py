@@ -41,7 +41,7 @@ from rabbit.management import BrokerError, was_not_executed
 
 logger = logging.getLogger(__name__)
 
-CREATED, CHANGED, DELETED = "made", "changed", "deleted"
+CREATED, CHANGED, DELETED = "created", "changed", "deleted"
 _EVENTS = {AuditEntry.Action.CREATE: CREATED, AuditEntry.Action.UPDATE: CHANGED, AuditEntry.Action.DELETE: DELETED}
 
 MAX_REASON_LENGTH = 300

@@ -123,7 +123,7 @@ def check_thresholds(warn: int | None, limit: int | None) -> None:
         return
     if not 1 <= warned_at < deleted_past:
         raise ValidationError(
-            f"It would be warned about at {warned_at} messages and deleted past {deleted_past}. "
+            f"The warning threshold would be {warned_at} messages and the deletion limit {deleted_past}. "
             "The warning threshold must be at least 1 and below the deletion limit."
         )
     if max(warn or 0, limit or 0) > MAX_THRESHOLD:
@@ -133,18 +133,20 @@ def check_thresholds(warn: int | None, limit: int | None) -> None:
 class Owner(AbstractBaseUser, PermissionsMixin):
     """A person, identified by an e-mail address, who signs in and owns RabbitMQ accounts."""
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     email = models.EmailField(
         "e-mail address", unique=True, help_text="The owner signs in with this address. Lower case."
     )
     full_name = models.CharField(max_length=200, blank=True)
-    vouched = models.BooleanField(default=False, help_text="Whether this owner may use the broker.")
+    vouched = models.BooleanField("access", default=False, help_text="Whether this owner may use the broker.")
     is_staff = models.BooleanField("operator", default=False, help_text="Whether this owner runs the installation.")
-    is_active = models.BooleanField("active", default=True, help_text="Untick this instead of deleting the owner.")
+    is_active = models.BooleanField("active", default=True, help_text="Deactivate an owner instead of deleting it.")
     date_joined = models.DateTimeField(default=timezone.now, editable=False)
 
-    vouch_requested_at = models.DateTimeField(null=True, blank=True, editable=False)
-    vouch_request = models.CharField(max_length=500, blank=True, help_text="Why, in the owner's words.")
+    vouch_requested_at = models.DateTimeField("access requested at", null=True, blank=True, editable=False)
+    vouch_request = models.CharField(
+        "request for access", max_length=500, blank=True, help_text="Why, in the owner's words."
+    )
 
     time_zone = models.CharField(max_length=64, default="UTC", help_text="A time zone such as Europe/Berlin.")
     quiet_from = models.TimeField(null=True, blank=True, help_text="In the owner's time zone; empty: no quiet hours.")
@@ -198,7 +200,7 @@ class Vouching(models.Model):
     """A record that an owner was vouched for, or that the vouching was withdrawn. An owner's last record is valid."""
 
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="vouchings")
-    vouched = models.BooleanField()
+    vouched = models.BooleanField("access")
     by = models.ForeignKey(
         Owner,
         null=True,
@@ -211,9 +213,10 @@ class Vouching(models.Model):
 
     class Meta:
         ordering = ["-at", "-id"]
+        verbose_name = "access record"
 
     def __str__(self) -> str:
-        return f"{self.owner} {'vouched for' if self.vouched else 'no longer vouched for'}"
+        return f"{self.owner}: access {'approved' if self.vouched else 'withdrawn'}"
 
 
 class SignInLink(models.Model):
@@ -236,7 +239,7 @@ class AuthToken(AbstractAuthToken):
         AGENT = "agent", "Register queues"
         ALL = "all", "Do everything"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     name = models.CharField(max_length=100, blank=True, help_text="What the token is for, in its owner's words.")
     last_used = models.DateTimeField(null=True, blank=True, editable=False)
     scope = models.CharField(
@@ -245,6 +248,7 @@ class AuthToken(AbstractAuthToken):
 
     class Meta:
         ordering = ["-created"]
+        verbose_name = "token"
 
     def __str__(self) -> str:
         return self.name or str(self.uuid)
@@ -291,17 +295,17 @@ class PulseUser(models.Model):
     username = models.CharField(max_length=100, unique=True, help_text="The name of the account on the broker.")
     owners = models.ManyToManyField(Owner, related_name="pulse_users")
     warn_length = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Warning threshold of its queues, in messages; empty: the policy's."
+        "warning threshold", null=True, blank=True, help_text="Of its queues, in messages. Empty: the default applies."
     )
     max_length = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Deletion limit of its queues, in messages; empty: the policy's."
+        "deletion limit", null=True, blank=True, help_text="Of its queues, in messages. Empty: the default applies."
     )
     ready = models.BooleanField(
         default=False, editable=False, help_text="Whether the broker has the account. False while it is being created."
     )
     created = models.DateTimeField(auto_now_add=True)
     removing_since = models.DateTimeField(
-        null=True, editable=False, help_text="When its removal began. An interrupted removal is resumed."
+        null=True, editable=False, help_text="When its removal started. An interrupted removal is resumed."
     )
     keeps_archives = models.BooleanField(
         "archive messages",
@@ -353,7 +357,7 @@ class InvitationQuerySet(models.QuerySet["Invitation"]):
 class Invitation(models.Model):
     """An invitation to own an account. It is deleted when it is accepted."""
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="invitations")
     invitee = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="invitations")
     inviter = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="+")
@@ -380,7 +384,7 @@ class Invitation(models.Model):
 class NotificationAddress(models.Model):
     """A further notification address of an account. It gets no notification until its recipient confirms it."""
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="notification_addresses")
     email = models.EmailField("e-mail address")
     added_by = models.ForeignKey(Owner, null=True, on_delete=models.SET_NULL, related_name="+")
@@ -434,8 +438,8 @@ class AuditEntry(AbstractLogEntry):
 
     class Meta:
         ordering = ["-timestamp", "-id"]
-        verbose_name = "entry of the audit trail"
-        verbose_name_plural = "audit trail"
+        verbose_name = "audit entry"
+        verbose_name_plural = "audit entries"
 
     def __str__(self) -> str:
         return f"{self.event}: {self.object_repr}" if self.object_repr else self.event

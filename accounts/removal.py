@@ -29,7 +29,7 @@ from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnB
 
 logger = logging.getLogger(__name__)
 
-REMOVAL_STARTED = "began to remove"
+REMOVAL_STARTED = "started the removal"
 """The audit trail's word for the mark. The deletion of the row is an entry of its own."""
 
 PAUSES = (0.2, 1.0)

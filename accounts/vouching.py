@@ -21,9 +21,9 @@ MAX_REASON_LENGTH = 300
 MAX_REQUEST_LENGTH = 500
 
 # Prefixes of the reasons in records made by rules.
-BY_DOMAIN = "By rule: an address under "
+BY_DOMAIN = "By rule: an address at "
 BY_GROUP = "By rule: a member of the group "
-NO_LONGER_IN_GROUP = "By rule: no longer a member of a group that is vouched for"
+NO_LONGER_IN_GROUP = "By rule: no longer a member of a group with access"
 RULE = "By rule: "
 
 
@@ -49,11 +49,11 @@ def require_vouched(owner: Owner) -> None:
         NotVouched: the owner may not use the broker.
     """
     if not owner.is_active:
-        raise NotVouched(f"{owner.email} can't sign in any more. Ask an operator.")
+        raise NotVouched(f"{owner.email} is deactivated. Ask an operator.")
     if not owner.vouched and not owner.is_staff:
         raise NotVouched(
-            f"Nobody has vouched for {owner.email} yet, so you can't create anything on the broker. "
-            "Request it on the page Vouching."
+            f"{owner.email} has no access to the broker yet, so nothing can be created there. "
+            "Request access on the page Access."
         )
 
 
@@ -77,20 +77,20 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
         ValidationError: the reason is too long, contains control characters, or begins like a rule's.
     """
     if by is not None and not may_vouch(by):
-        raise PermissionDenied("You can't vouch for others. Ask an operator.")
+        raise PermissionDenied("You can't approve access. Ask an operator.")
     reason = _normalized_reason(reason, by)
     with transaction.atomic():
         locked = lock(owner)
         last = locked.vouchings.first()
         if by is not None and not by.is_staff and _is_withdrawn_by_a_person(last):
-            raise PermissionDenied(f"An operator withdrew the vouching of {locked.email}. Ask an operator.")
+            raise PermissionDenied(f"An operator withdrew the access of {locked.email}. Ask an operator.")
         is_new = not locked.vouched
         if is_new or (by is not None and not _is_by_a_person(last)):
             locked.vouched, locked.vouch_requested_at, locked.vouch_request = True, None, ""
             locked.save(update_fields=["vouched", "vouch_requested_at", "vouch_request"])
             Vouching.objects.create(owner=locked, vouched=True, by=by, reason=reason)
             if not is_new:  # otherwise the change of the row is audited
-                audit.record(by, "vouched for, too", locked, reason=reason)
+                audit.record(by, "approved access, too", locked, reason=reason)
         if is_new:
             signals.vouched.send(Owner, owner=locked, by=by)
     _refresh(locked, owner)
@@ -106,7 +106,7 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
         ValidationError: the reason is too long, contains control characters, or begins like a rule's.
     """
     if by is not None and not by.is_staff:
-        raise PermissionDenied("Only operators can withdraw a vouching.")
+        raise PermissionDenied("Only operators can withdraw access.")
     reason = _normalized_reason(reason, by)
     with transaction.atomic():
         locked = lock(owner)
@@ -118,7 +118,7 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
             locked.save(update_fields=["vouched"])
             Vouching.objects.create(owner=locked, vouched=False, by=by, reason=reason)
             if not was:
-                audit.record(by, "ruled out that anybody else vouches for", locked, reason=reason)
+                audit.record(by, "refused access", locked, reason=reason)
     _refresh(locked, owner)
 
 
@@ -134,15 +134,15 @@ def request_vouching(owner: Owner, reason: str) -> None:
     with transaction.atomic():
         locked = lock(owner)
         if locked.vouched or locked.is_staff:
-            raise AlreadyRequested("You are vouched for already.")
+            raise AlreadyRequested("You have access already.")
         asked, now = locked.vouch_requested_at, timezone.now()
         if asked is not None and asked <= now < asked + MIN_REQUEST_INTERVAL:
             raise AlreadyRequested(
-                "You have asked within the last day. The operators have your message; ask again tomorrow."
+                "You requested access within the last day. The operators have your message. Request again tomorrow."
             )
         locked.vouch_requested_at, locked.vouch_request = now, reason
         locked.save(update_fields=["vouch_requested_at", "vouch_request"])
-        audit.record(locked, "asked to be vouched for", locked, reason=reason)
+        audit.record(locked, "requested access", locked, reason=reason)
         signals.vouch_requested.send(Owner, owner=locked, reason=reason)
     _refresh(locked, owner)
 
@@ -182,7 +182,7 @@ def lock_all(owners: Iterable[Owner]) -> list[Owner]:
     wanted = {owner.pk: owner for owner in owners}
     locked = lock_existing(wanted.values())
     for pk in wanted.keys() - {owner.pk for owner in locked}:
-        raise NotVouched(f"{wanted[pk].email} was removed meanwhile, and may not use the broker.")
+        raise NotVouched(f"{wanted[pk].email} was removed meanwhile, and has no access to the broker.")
     return locked
 
 

@@ -51,5 +51,5 @@ def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
     removal.mark_for_removal(owned_alone)
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
     if shared_accounts := [account for account in accounts if account.pk in shared]:
-        audit.record(None, "took an owner off", shared_accounts, owner=owner.email)
+        audit.record(None, "removed an owner", shared_accounts, owner=owner.email)
         ownership.departed([owner], shared_accounts, by)

@@ -98,7 +98,7 @@ class RemovingAdmin(AuditedAdmin):
         )
 
     def _tell_what_follows(self, request: HttpRequest) -> None:
-        what = "What it had on the broker goes now; while the broker is away, Removals has what is still to go."
+        what = "Guardian removes its queues and logins from the broker. 'Removals' lists what is still pending."
         self.message_user(request, what, messages.INFO)
 
 
@@ -117,7 +117,7 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
         with transaction.atomic():
             vouching.lock_existing([owner := cast("Owner", obj)])
             if owner.pulse_users.exists():
-                raise PermissionDenied(f"{obj} owns a RabbitMQ account by now.")
+                raise PermissionDenied(f"{obj} owns a RabbitMQ account meanwhile, and can't be deleted.")
             super().delete_model(request, obj)
 
 

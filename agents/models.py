@@ -70,7 +70,7 @@ def check_offering_name(name: str) -> None:
 class Offering(models.Model):
     """A topic of events. Agents of its members subscribe to it; its publishers publish to it."""
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True)
     name = models.CharField(max_length=MAX_OFFERING_NAME_LENGTH, validators=[check_offering_name])
     members = models.ManyToManyField(
         Owner, blank=True, related_name="offerings", help_text="Owners whose agents may subscribe to its events."
@@ -116,7 +116,7 @@ class AgentIdentity(models.Model):
 
     OWNER_FIELD = "owner"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="agent_identities")
     offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="agent_identities")
     name = models.CharField(max_length=255)
@@ -232,7 +232,7 @@ class EventSubscription(Login):
 
     OWNER_FIELD = "owner"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="event_subscriptions")
     identity = models.ForeignKey(
         AgentIdentity, null=True, blank=True, on_delete=models.CASCADE, related_name="event_subscriptions"
@@ -245,7 +245,9 @@ class EventSubscription(Login):
     )
     description = models.CharField(max_length=500, blank=True)
     observable_objects = models.JSONField(default=list, help_text="[{object_type, object_id?, offering_uuid?}]")
-    source_ip = models.GenericIPAddressField(null=True, blank=True, help_text="The client's address at registration.")
+    source_ip = models.GenericIPAddressField(
+        "source IP", null=True, blank=True, help_text="The client's address at registration."
+    )
 
     objects = RegisteredQuerySet.as_manager()
 
@@ -281,7 +283,7 @@ class SubscriptionQueue(models.Model):
 
     OWNER_FIELD = "subscription__owner"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     subscription = models.ForeignKey(EventSubscription, on_delete=models.CASCADE, related_name="queues")
     offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="subscription_queues")
     object_type = models.CharField(max_length=40, choices=ObjectType.choices)
@@ -321,10 +323,10 @@ class Consumer(Login):
 
     OWNER_FIELD = "identity__owner"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     identity = models.OneToOneField(AgentIdentity, on_delete=models.CASCADE, related_name="consumer")
     object_types = models.JSONField(default=list, help_text="The types of its events. Empty: all types.")
-    rmq_username = models.CharField(max_length=32, unique=True, default=_hex, editable=False)
+    rmq_username = models.CharField("RabbitMQ user", max_length=32, unique=True, default=_hex, editable=False)
     vhost = BrokerNameField(max_length=255)
     queue_name = BrokerNameField(max_length=255)
     state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
@@ -360,21 +362,21 @@ class Sweep(models.Model):
     class Kind(models.TextChoices):
         """The kind of report."""
 
-        ORPHANS = "orphans", "queues that no agent registered"
-        STALE = "stale", "subscriptions whose owner has no valid token"
+        ORPHANS = "orphans", "orphaned queues"
+        STALE = "stale", "stale subscriptions"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
-    at = models.DateTimeField(help_text="The start.")
-    seen = models.PositiveIntegerField(default=0, help_text="Queues in the agents' vhosts on the broker.")
-    found = models.PositiveIntegerField(default=0, help_text="Queues to delete.")
+    at = models.DateTimeField("started", help_text="When it started.")
+    seen = models.PositiveIntegerField("queues", default=0, help_text="Queues in the agents' vhosts on the broker.")
+    found = models.PositiveIntegerField("to delete", default=0, help_text="Queues to delete.")
     deleted = models.PositiveIntegerField(default=0, help_text="Deleted queues.")
     kept = models.PositiveIntegerField(default=0, help_text="Orphans in use, which were kept.")
-    repaired = models.PositiveIntegerField(default=0, help_text="Queues that were declared again.")
+    repaired = models.PositiveIntegerField("declared again", default=0, help_text="Queues that were declared again.")
     subscriptions = models.PositiveIntegerField(default=0, help_text="Removed stale subscriptions and consumers.")
     tokens = models.PositiveIntegerField(default=0, help_text="Removed expired tokens.")
-    brake_held = models.BooleanField(default=False)
-    errors = BrokerJSONField(default=list, help_text="Sentences.")
-    seconds = models.FloatField(default=0)
+    brake_held = models.BooleanField("deletions blocked", default=False)
+    errors = BrokerJSONField(default=list, help_text="Error messages.")
+    seconds = models.FloatField("duration (s)", default=0)
 
     class Meta:
         ordering = ["-at", "-id"]

@@ -23,19 +23,19 @@ class Removal(models.Model):
     class Kind(models.TextChoices):
         """The kinds of things, in the order in which they are removed."""
 
-        PASSWORD = "password", "a RabbitMQ user's password"
-        USER = "user", "a RabbitMQ user"
-        VHOST = "vhost", "a vhost, with all there is in it"
-        QUEUE = "queue", "a queue"
-        ACCOUNT = "account", "a Pulse user, with its queues and exchanges"
+        PASSWORD = "password", "RabbitMQ user's password"
+        USER = "user", "RabbitMQ user"
+        VHOST = "vhost", "vhost, with everything in it"
+        QUEUE = "queue", "queue"
+        ACCOUNT = "account", "Pulse user, with its queues and exchanges"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
     vhost = BrokerNameField(max_length=255, blank=True, help_text="Of a queue.")
     name = BrokerNameField(max_length=255)
-    if_unused = models.BooleanField(default=False, help_text="Only while nobody reads from it.")
+    if_unused = models.BooleanField(default=False, help_text="Delete the queue only if it has no consumers.")
     created = models.DateTimeField(auto_now_add=True)
-    due_at = models.DateTimeField(db_default=Now(), help_text="Nobody is at it, and it may be tried, from here on.")
-    claim = models.UUIDField(null=True, help_text="Who is at it.")
+    due_at = models.DateTimeField(db_default=Now(), help_text="No process attempts it before this time.")
+    claim = models.UUIDField(null=True, help_text="The process that carries it out.")
     attempts = models.PositiveIntegerField(default=0)
     last_error = models.CharField(max_length=300, blank=True)
 

@@ -86,12 +86,12 @@ class ApplicationAdmin(ReadOnlyAdmin):
         """Create the first key and show it."""
         return _show_new_key(request, obj)
 
-    @admin.action(description="Make a key for the selected application", permissions=["manage"])
+    @admin.action(description="Create a key for the selected application", permissions=["manage"])
     def create_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
         """Create a key for one application after confirmation, and show it."""
         found = list(chosen_rows(self, request, queryset))
         if len(found) > 1:
-            self.message_user(request, "A key is shown once: choose one application at a time.", messages.ERROR)
+            self.message_user(request, "A key is shown only once. Select one application.", messages.ERROR)
             return None
         if found and is_confirmed(request):
             try:
@@ -101,9 +101,9 @@ class ApplicationAdmin(ReadOnlyAdmin):
                 return None
         question = Confirmation(
             "create_key",
-            "Make a key for this application",
-            "Whoever has it can do all that the application can. The keys that it has stay as they are.",
-            "Make it",
+            "Create a key for this application",
+            "Anybody who has the key can do everything that the application can. Existing keys stay valid.",
+            "Create key",
             "Keys now",
             is_dangerous=False,
         )
@@ -126,8 +126,8 @@ class ApplicationAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "remove",
             "Remove these applications",
-            "They go with their keys. One that has queues stays: the next application of its name would have them.",
-            "Remove them",
+            "They are removed with their keys. Applications that have queues stay. Delete their queues first.",
+            "Remove the applications",
             "Keys",
         )
         return confirmation_page(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
@@ -173,8 +173,8 @@ class ApplicationKeyAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "revoke",
             "Revoke these keys",
-            "What presents them is refused from now on. The queues and their messages stay.",
-            "Revoke them",
+            "Programs that use them are refused at once. The queues and their messages stay.",
+            "Revoke the keys",
             "Application",
         )
         return confirmation_page(

@@ -31,16 +31,20 @@ class NotificationAdmin(ReadOnlyAdmin):
         """Require the model's change permission, although no row can be edited."""
         return admin.ModelAdmin.has_change_permission(self, request)
 
-    @admin.action(description="Send again what was given up", permissions=["send"])
+    @admin.action(description="Send the selected given-up notifications again", permissions=["send"])
     def send_again(self, request: HttpRequest, queryset: QuerySet[Notification]) -> None:
         """Send failed notifications as if they were new."""
         selected = list(queryset.values_list("pk", flat=True))
         sent = sending.send_again(selected)
         if sent:
-            self.message_user(request, f"{sent:,} will be sent again, within half a minute.", messages.SUCCESS)
+            self.message_user(
+                request,
+                f"{sent:,} notification{'' if sent == 1 else 's'} will be sent again within half a minute.",
+                messages.SUCCESS,
+            )
         if left := len(selected) - sent:
-            why = "what was not given up, or what a later message to the same recipient has made untrue"
-            self.message_user(request, f"{left:,} will not: {why}.", messages.WARNING)
+            why = "they were not given up, or a later message to the same recipient replaces them"
+            self.message_user(request, f"{left:,} will not be sent again: {why}.", messages.WARNING)
 
 
 @admin.register(Channel)

@@ -22,7 +22,7 @@ class Notification(models.Model):
         SENT = "sent", "sent"
         FAILED = "failed", "given up"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     kind = models.CharField(max_length=20, choices=kinds.choices)
     about = models.CharField(
         max_length=40,
@@ -63,7 +63,7 @@ class Notification(models.Model):
 class Channel(models.Model):
     """A destination of an owner's notifications besides e-mail. Its address is a secret, sealed with ``SECRET_KEY``."""
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="channels")
     name = models.CharField(max_length=100)
     service = models.CharField(max_length=100, editable=False, help_text="The service and host, as pages show them.")

@@ -52,7 +52,7 @@ def send_again(selected: Collection[int]) -> int:
             Notification.objects.filter(pk__in=[one.pk for one in again]).update(
                 state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, deferred_until=None, last_error=""
             )
-            audit.record(None, "had sent again", again)
+            audit.record(None, "sent again", again)
             transaction.on_commit(nudge, robust=True)
     return len(again)
 

@@ -32,7 +32,7 @@ from accounts.admin import (
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.confirmation import ConfirmationRequired
 from core.models import Lease
-from queues import actions, effects
+from queues import actions, effects, thresholds
 from queues.archive import Removed
 from queues.brake import brake_limit
 from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
@@ -57,8 +57,8 @@ class QueueForm(forms.ModelForm):
 class BulkLimitsForm(forms.Form):
     """Limits for several queues. ``actions.set_limits_of_all`` checks them for each queue."""
 
-    warn_length = forms.IntegerField(required=False, label="Warned at (messages)")
-    max_length = forms.IntegerField(required=False, label="Deleted past (messages)")
+    warn_length = forms.IntegerField(required=False, label="Warning threshold (messages)")
+    max_length = forms.IntegerField(required=False, label="Deletion limit (messages)")
 
     def clean(self) -> dict[str, Any]:
         """Refuse a deletion limit below the warning threshold."""
@@ -77,7 +77,7 @@ class OwnerFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the choices."""
-        return [("account", "a RabbitMQ account's"), ("agents", "an owner's agents'"), ("nobody", "nobody's")]
+        return [("account", "RabbitMQ account"), ("agents", "owner of agents"), ("nobody", "none")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
         """Return the queues of the chosen kind."""
@@ -95,8 +95,8 @@ class QueueAdmin(ReadOnlyAdmin):
 
     form = QueueForm
     list_display = [
-        "shown_name", "vhost", "state", "length", "consumers", "whose", "warn_length", "max_length", "unbounded",
-        "last_seen",
+        "shown_name", "vhost", "state", "length", "shown_consumers", "whose", "warning_threshold", "deletion_limit",
+        "unbounded", "last_seen",
     ]  # fmt: skip
     list_filter = [
         "state", "block_reason", "unbounded", OwnerFilter, "registered", "type", "exclusive",
@@ -105,8 +105,9 @@ class QueueAdmin(ReadOnlyAdmin):
     list_select_related = ["pulse_user", "owner"]
     search_fields = ["name", "vhost", "pulse_user__username", "owner__email"]
     fields = [
-        "shown_name", "vhost", "pulse_user", "owner", "state", "ready", "unacknowledged", "consumers", "unbounded",
-        "warn_length", "max_length", "type", "durable", "auto_delete", "exclusive", "registered", "node", "first_seen",
+        "shown_name", "vhost", "pulse_user", "owner", "state", "length", "ready", "unacknowledged", "shown_consumers",
+        "unbounded", "warn_length", "max_length", "warning_threshold", "deletion_limit", "type", "durable",
+        "auto_delete", "exclusive", "registered", "node", "first_seen",
         "last_seen", "unattended_since", "delete_sent_at", "block_reason",
     ]  # fmt: skip
     actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
@@ -120,12 +121,27 @@ class QueueAdmin(ReadOnlyAdmin):
         """Return the readable name."""
         return readable(queue.name)
 
-    @admin.display(ordering=F("ready") + F("unacknowledged"))
-    def length(self, queue: Queue) -> int | None:
-        """Return the last listed length; None: unknown."""
-        return queue.length
+    @admin.display(description="messages", ordering=F("ready") + F("unacknowledged"))
+    def length(self, queue: Queue) -> str:
+        """Return the last listed length."""
+        return _or_unknown(queue.length)
 
-    @admin.display(ordering="pulse_user__username")
+    @admin.display(description="consumers", ordering="consumers")
+    def shown_consumers(self, queue: Queue) -> str:
+        """Return the last counted number of consumers."""
+        return _or_unknown(queue.consumers)
+
+    @admin.display(description="effective warning threshold", ordering="warn_length")
+    def warning_threshold(self, queue: Queue) -> str:
+        """Return the warning threshold that applies."""
+        return f"{thresholds.of_queue(queue).warn:,}"
+
+    @admin.display(description="effective deletion limit", ordering="max_length")
+    def deletion_limit(self, queue: Queue) -> str:
+        """Return the deletion limit that applies."""
+        return "none" if thresholds.is_spared(queue) else f"{thresholds.of_queue(queue).max:,}"
+
+    @admin.display(description="owner", ordering="pulse_user__username")
     def whose(self, queue: Queue) -> str:
         """Return the queue's Pulse user, or the owner whose agents registered it."""
         return str(queue.pulse_user or queue.owner or "")
@@ -149,8 +165,8 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "delete_on_broker",
             "Delete these queues on the broker",
-            "Their ready messages are archived, as far as the bounds of archives allow. All else can't be undone.",
-            "Delete them",
+            "Their ready messages are archived, within the limits of archives. Everything else can't be undone.",
+            "Delete the queues",
             "Length",
         )
         return self._destroy(request, queryset, question, actions.delete_queue, "deleted")
@@ -161,9 +177,9 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "purge",
             "Purge these queues",
-            "Their ready messages are archived, as far as the bounds of archives allow, and deleted. Unacknowledged "
-            "messages stay.",
-            "Purge them",
+            "Their ready messages are archived, within the limits of archives, and deleted. Unacknowledged messages "
+            "stay.",
+            "Purge the queues",
             "Length",
         )
         return self._destroy(request, queryset, question, actions.purge_queue, "purged")
@@ -178,7 +194,7 @@ class QueueAdmin(ReadOnlyAdmin):
     ) -> HttpResponse | None:
         queues = list(chosen_rows(self, request, queryset).exclude(state=Queue.State.GONE))
         if not queues:
-            self.message_user(request, "None of these is on the broker any more.", messages.WARNING)
+            self.message_user(request, "None of these queues is on the broker any more.", messages.WARNING)
         elif refused := brake_refusal(len(queues)):
             self.message_user(request, refused, messages.ERROR)
         elif not is_confirmed(request):
@@ -201,14 +217,14 @@ class QueueAdmin(ReadOnlyAdmin):
         queues = chosen_rows(self, request, queryset)
         required = None
         if form.is_valid():
-            required = self._limit(request, queues, "given these limits", **form.cleaned_data)
+            required = self._limit(request, queues, "updated", **form.cleaned_data)
             if required is None:
                 return None
         question = Confirmation(
             "set_limits",
             "Set the limits of these queues",
-            "They replace the limits that these queues have of their own. Empty: as their account or the policy says.",
-            "Set them",
+            "These replace the queues' own limits. Leave empty to use those of the account or the policy.",
+            "Set limits",
             "Length now",
             is_dangerous=False,
         )
@@ -229,8 +245,8 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "make_bounded",
             "Mark these queues as bounded again",
-            "The next pass deletes those that are longer than their maximum, as far as the brake allows.",
-            "Mark them",
+            "The next pass deletes those that are over their deletion limit, as far as the brake allows.",
+            "Mark as bounded",
             "Length now",
         )
         return confirmation_page(self, request, question, list(queues), _with_length, required=required)
@@ -262,14 +278,17 @@ def brake_refusal(queues: int) -> str:
     if queues <= limit:
         return ""
     return (
-        f"These are {queues:,} queues, and {limit:,} may go at once: GUARDIAN_DELETE_BRAKE, or a quarter of all. "
-        "Nothing was done; choose fewer."
+        f"These are {queues:,} queues, and at most {limit:,} may be deleted at once (GUARDIAN_DELETE_BRAKE, or a "
+        "quarter of all). Nothing was done. Select fewer."
     )
 
 
 def _with_length(queue: Queue) -> Row:
-    length = f"{queue.length:,}" if queue.length is not None else "unknown"
-    return Row(f"{readable(queue.name)} in {readable(queue.vhost)}", length)
+    return Row(f"{readable(queue.name)} in {readable(queue.vhost)}", _or_unknown(queue.length))
+
+
+def _or_unknown(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
 
 
 @admin.register(QueueEvent)
@@ -393,10 +412,9 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
             question = Confirmation(
                 "remove",
                 "Remove these RabbitMQ accounts from the broker",
-                "Each goes with its queues and exchanges, and with all messages in them; its connections are closed. "
-                "This can't be taken back.",
-                "Remove them",
-                "Queues, as last seen",
+                "Their queues and exchanges are deleted, too, and their connections are closed. This can't be undone.",
+                "Remove the accounts",
+                "Queues, as last listed",
             )
             return confirmation_page(
                 self,

@@ -31,7 +31,7 @@ class Queue(models.Model):
         """The state of a queue. ``queues.thresholds.judge`` decides it."""
 
         OK = "ok", "healthy"
-        WARNED = "warned", "over its warning threshold"
+        WARNED = "warned", "over warning threshold"
         DELETING = "deleting", "about to be deleted"
         GONE = "gone", "gone"
 
@@ -39,9 +39,9 @@ class Queue(models.Model):
         """Why the deletion of a queue is blocked."""
 
         BRAKE = "brake", "too many at once"
-        SETTINGS = "settings", "settings or broker are new"
+        SETTINGS = "settings", "new settings or new broker"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     vhost = BrokerNameField(max_length=255)
     name = BrokerNameField(max_length=255)
     type = models.CharField(max_length=255)
@@ -77,7 +77,9 @@ class Queue(models.Model):
         default=0, help_text="The number of complete lists in a row that lacked the queue."
     )
     delete_sent_at = models.DateTimeField(
-        null=True, help_text="Set before the delete request is sent, so that the next pass detects a crash in between."
+        "deletion sent at",
+        null=True,
+        help_text="Set before the delete request is sent, so that the next pass detects a crash in between.",
     )
 
     over_unacked_since = models.DateTimeField(
@@ -95,7 +97,9 @@ class Queue(models.Model):
     )
 
     consumers = models.PositiveIntegerField(null=True, help_text="As counted every minute; empty: unknown.")
-    unattended_since = models.DateTimeField(null=True, help_text="When a count first found no consumer.")
+    unattended_since = models.DateTimeField(
+        "without consumers since", null=True, help_text="When a count first found no consumer."
+    )
     unattended_notified_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
     acknowledged_total = models.PositiveBigIntegerField(
         null=True,
@@ -106,8 +110,12 @@ class Queue(models.Model):
     )
     stalled_notified_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
 
-    warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="The queue's own value, in messages.")
-    max_length = models.PositiveIntegerField(null=True, blank=True, help_text="The queue's own value, in messages.")
+    warn_length = models.PositiveIntegerField(
+        "warning threshold", null=True, blank=True, help_text="In messages. Empty: the default applies."
+    )
+    max_length = models.PositiveIntegerField(
+        "deletion limit", null=True, blank=True, help_text="In messages. Empty: the default applies."
+    )
     unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted for its length.")
 
     notified_state = models.CharField(
@@ -168,15 +176,15 @@ class QueueEvent(models.Model):
         """The kinds of event."""
 
         WARNED = "warned", "reached its warning threshold"
-        RECOVERED = "recovered", "back below its warning threshold"
-        CONDEMNED = "condemned", "passed its deletion limit; to be deleted after a recheck"
-        KEPT = "kept", "kept after the recheck"
+        RECOVERED = "recovered", "back to normal"
+        CONDEMNED = "condemned", "over its deletion limit"
+        KEPT = "kept", "kept after a recheck"
         DELETED = "deleted", "deleted by Guardian"
         GONE = "gone", "no longer on the broker"
         RETURNED = "returned", "back on the broker"
-        REMOVING = "removing", "about to be deleted manually"
-        REMOVED = "removed", "deleted manually"
-        PURGED = "purged", "purged manually"
+        REMOVING = "removing", "deletion requested"
+        REMOVED = "removed", "deleted"
+        PURGED = "purged", "purged"
         ADJUSTED = "adjusted", "limits changed"
         SKIPPED = "skipped", "skipped when an event was published"
         REJECTED = "rejected", "full when an event was published"
@@ -227,7 +235,7 @@ class Archive(models.Model):
         KEPT = "kept", "kept"
         FAILED = "failed", "failed; it has no messages"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="archives")
     pulse_user = models.ForeignKey(
         PulseUser,
@@ -292,7 +300,7 @@ class Replay(models.Model):
         STOPPED = "stopped", "stopped"
         FAILED = "failed", "failed"
 
-    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="replays")
     to_queue = BrokerNameField(max_length=255, blank=True)
     to_exchange = BrokerNameField(max_length=255, blank=True)
@@ -373,14 +381,17 @@ class Watch(models.Model):
     )
     thinned_by_hour = models.DateTimeField(null=True, help_text="Samples before this time are thinned to one an hour.")
 
+    class Meta:
+        verbose_name = verbose_name_plural = "monitor state"
+
     def __str__(self) -> str:
-        return "the monitor's memory"
+        return "the monitor's state"
 
 
 class Pass(models.Model):
     """The report of one pass of the monitor. Old ones are pruned."""
 
-    at = models.DateTimeField(help_text="When the pass began.")
+    at = models.DateTimeField("started", help_text="When the pass started.")
     queues = models.PositiveIntegerField(default=0, help_text="Listed queues, without the ignored ones.")
     new = models.PositiveIntegerField(default=0)
     changed = models.PositiveIntegerField(default=0)
@@ -393,10 +404,10 @@ class Pass(models.Model):
     misnamed = models.PositiveIntegerField(default=0)
     unpatterned = models.PositiveIntegerField(default=0)
     misnamed_exchanges = models.PositiveIntegerField(default=0)
-    brake_held = models.BooleanField(default=False)
+    brake_held = models.BooleanField("deletions blocked", default=False)
     errors = BrokerJSONField(default=list, help_text="Error messages.")
-    seconds = models.FloatField(default=0)
-    listing_seconds = models.FloatField(default=0)
+    seconds = models.FloatField("duration (s)", default=0)
+    listing_seconds = models.FloatField("duration of the list (s)", default=0)
 
     class Meta:
         ordering = ["-at"]

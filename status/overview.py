@@ -194,7 +194,7 @@ def of_broker(cluster: BrokerFacts) -> Summary:
     """Return the summary of the broker's health."""
     nodes = f"{len(cluster.nodes)} node{' runs' if len(cluster.nodes) == 1 else 's run'}"
     version = readable(str(cluster.overview.get("rabbitmq_version", "")))
-    return _summary(cluster.verdicts(), f"The broker is healthy: {nodes} RabbitMQ {version}, without an alarm.")
+    return _summary(cluster.verdicts(), f"The broker is healthy: {nodes} RabbitMQ {version}, no alarms.")
 
 
 def of_guardian(guardian: GuardianFacts) -> Summary:
@@ -234,12 +234,15 @@ def _totals(overview: Row) -> list[tuple[str, int]]:
     return [(noun, total) for noun, total in totals if isinstance(total, int)]
 
 
+HEALTHY = "running, no alarm"
+
+
 def show_node(node: Node) -> NodeShown:
     """Return a node for the page."""
     alarms = [name for name, raised in (("memory", node.mem_alarm), ("disk", node.disk_alarm)) if raised]
-    state = "runs, no alarm"
+    state = HEALTHY
     if not node.running:
-        state = "does not run"
+        state = "not running"
     elif node.partitions:
         state = "the cluster is split"
     elif alarms:
@@ -251,7 +254,7 @@ def show_node(node: Node) -> NodeShown:
     return NodeShown(
         name=readable(node.name),
         state=state,
-        level=Level.OK if state == "runs, no alarm" else Level.CRITICAL,
+        level=Level.OK if state == HEALTHY else Level.CRITICAL,
         memory=gauges[rules.MEMORY],
         disk=gauges[rules.DISK],
         files=gauges[rules.FILES],
@@ -311,7 +314,7 @@ def chart_of_passes(
         Gap(
             round((since - began) / long * 100, 2),
             round((until - since) / long * 100, 2),
-            f"from {since:%H:%M} on for {duration((until - since).total_seconds())}",
+            f"from {since:%H:%M} for {duration((until - since).total_seconds())}",
         )
         for since, until in moments
         if until - since > max_gap
@@ -345,16 +348,19 @@ def _longest() -> list[QueueLine]:
     queues = list(rows.select_related("pulse_user", "owner")[:QUEUES_SHOWN])
     most = max((queue.length or 0 for queue in queues), default=0)
     return [
-        _line(queue, (queue.length or 0) / most, f"{queue.length:,} messages", _share_of_maximum(queue))
-        for queue in queues
+        _line(queue, (queue.length or 0) / most, _messages(queue.length), _share_of_limit(queue)) for queue in queues
     ]
 
 
-def _share_of_maximum(queue: Queue) -> str:
+def _messages(number: int | None) -> str:
+    return "unknown length" if number is None else f"{number:,} message{'' if number == 1 else 's'}"
+
+
+def _share_of_limit(queue: Queue) -> str:
     if queue.unbounded or queue.exclusive or queue.registered:
         return "never deleted for its length"
-    maximum = thresholds.of_queue(queue).max
-    return f"{(queue.length or 0) / max(maximum, 1) * 100:,.0f} % of its maximum {maximum:,}"
+    limit = thresholds.of_queue(queue).max
+    return f"{(queue.length or 0) / max(limit, 1) * 100:,.0f} % of its deletion limit {limit:,}"
 
 
 def _growing(now: datetime) -> list[QueueLine]:
@@ -376,11 +382,11 @@ def _growing(now: datetime) -> list[QueueLine]:
 def _time_to_maximum(queue: Queue, lengths: Sequence[tuple[datetime, int]]) -> str:
     length = lengths[-1][1]
     if queue.unbounded or queue.exclusive or queue.registered:
-        return f"{length:,} by now, and never deleted for its length"
+        return f"{_messages(length)} now, never deleted for its length"
     grows = growth.growth(lengths, thresholds.of_queue(queue).max)
     if grows is None or grows.seconds_to_max is None:
-        return f"{length:,} by now, over its maximum"
-    return f"{length:,} by now, at its maximum in {duration(grows.seconds_to_max)}"
+        return f"{_messages(length)} now, over its deletion limit"
+    return f"{_messages(length)} now, at its deletion limit in {duration(grows.seconds_to_max)}"
 
 
 def _stalled(now: datetime) -> Named:
@@ -395,7 +401,7 @@ def _stalled_line(queue: Queue, now: datetime) -> QueueLine:
     line = _unowned_line(queue)
     since = queue.stalled_since
     lasts = f", nothing acknowledged for {duration(max(0.0, (now - since).total_seconds()))}" if since else ""
-    return line._replace(figure=f"of {line.whose}, {line.figure}{lasts}")
+    return line._replace(figure=f"owner {line.whose}, {line.figure}{lasts}")
 
 
 def _exclusive() -> Named:
@@ -429,7 +435,7 @@ def _unowned() -> tuple[Named, Named, Named]:
 
 
 def _unowned_line(queue: Queue) -> QueueLine:
-    return _line(queue, 0, f"{queue.length:,} messages" if queue.length is not None else "unknown length", "")
+    return _line(queue, 0, _messages(queue.length), "")
 
 
 def _line(queue: Queue, share: float, figure: str, more: str) -> QueueLine:

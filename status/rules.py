@@ -128,8 +128,8 @@ BROKER = Rule(
     sentence="The broker takes {value} or longer to answer.",
     never="The broker can't be queried: {error}",
     next_step=(
-        "See that RabbitMQ and its management plugin run and are not overloaded, and that RABBITMQ_MANAGEMENT_URL has "
-        "the right address, account and password. While Guardian's passes get no answer, nothing is guarded and "
+        "Check that RabbitMQ and its management plugin run and are not overloaded, and that RABBITMQ_MANAGEMENT_URL "
+        "has the right address, account and password. While Guardian's passes get no answer, nothing is guarded and "
         "nothing is removed."
     ),
     runbook="the-broker-cant-be-asked",
@@ -231,7 +231,7 @@ PASS_AGE = Rule(
     sentence="The last pass began {value} ago.",
     never="No pass has run yet, so no queue is guarded.",
     next_step=(
-        "See that beat and the worker for the queue 'guarding' are running. Until they are, run "
+        "Check that beat and the worker for the queue 'guarding' are running. Until they are, run "
         "'manage.py monitor_queues': it guards without them."
     ),
     runbook="no-pass-is-made",
@@ -264,7 +264,7 @@ OUTAGE = Rule(
     unit=Unit.FLAG,
     critical=1,
     sentence="Passes could not query the broker for {duration}, so no queue is guarded.",
-    next_step="Guardian tries again by itself. See the errors of the last pass, and what is said about the broker.",
+    next_step="Guardian tries again by itself. See the errors of the last pass, and the lines about the broker.",
     runbook="the-broker-cant-be-asked",
     alert="GuardianBrokerAway",
 )
@@ -390,14 +390,14 @@ STALE_BRAKE = replace(
 
 OTHER_TASKS = Rule(
     name="other tasks",
-    measures="time since the tasks beside passes ran",
+    measures="time since tasks other than passes ran",
     unit=Unit.SECONDS,
     warning=300,  # a task counts consumers each minute
-    sentence="The tasks beside passes last ran {value} ago.",
-    never="The tasks beside passes have never run.",
+    sentence="Tasks other than passes last ran {value} ago.",
+    never="Tasks other than passes have never run.",
     next_step=(
-        "See that the worker for the queue 'celery' runs: it sends mails and does what is not a pass. Without Celery, "
-        "'manage.py send_notifications' sends the mails."
+        "Check that the worker for the queue 'celery' runs: it sends mails and does everything else besides passes. "
+        "Without Celery, 'manage.py send_notifications' sends the mails."
     ),
     runbook="notifications-wait",
 )
@@ -409,8 +409,8 @@ NOTIFICATIONS_WAIT = Rule(
     warning=900,
     sentence="The oldest notification has waited for {value}.{error}",
     next_step=(
-        "See that beat and the worker for the queue 'celery' are running, and that the mail server answers. Until they "
-        "do, 'manage.py send_notifications --once' sends what is due."
+        "Check that beat and the worker for the queue 'celery' are running, and that the mail server answers. Until "
+        "they do, 'manage.py send_notifications --once' sends what is due."
     ),
     runbook="notifications-wait",
     alert="GuardianNotificationsWait",
@@ -470,7 +470,7 @@ CLOCK = Rule(
     warning=5,
     critical=30,
     sentence="It is {value} {way} this machine's.",
-    next_step="Set both by NTP: waits, quiet periods and expiries depend on the clock.",
+    next_step="Synchronize both with NTP: delays, quiet periods and expiries depend on the clock.",
     runbook="the-doctor",
 )
 
@@ -480,7 +480,7 @@ LEASE = Rule(
     unit=Unit.SECONDS,
     warning=25 * 3600,  # all tasks with a lease run at least once a day, and take over an expired one
     sentence="A process that held the lease '{lease}' was killed {value} ago, and none has taken it since.",
-    next_step="See that beat and both workers run.",
+    next_step="Check that beat and both workers run.",
     runbook="the-doctor",
 )
 

@@ -101,7 +101,7 @@ def operate_pass(request: Request) -> HttpResponse:
     """Run a pass now, and show its outcome."""
     outcome = None
     if request.method == "POST":
-        audit.record(request.user, "asked for a pass", None)
+        audit.record(request.user, "requested a pass", None)
         outcome = pass_outcome(monitor.run_pass())
     return _page(request, "admin/operate/pass.html", "Run a pass now", outcome)
 
@@ -110,19 +110,19 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
     """Return the outcome of a pass."""
     errors = [readable(error) for error in report.errors]
     if report.another_pass:
-        sentence = "Another pass is being made right now, so nothing was done. It does the same."
+        sentence = "Another pass is running, so this one did nothing. The other pass does the same."
         return ActionOutcome(Level.WARNING, sentence, errors=errors, status=HTTPStatus.CONFLICT)
     if report.away:
-        sentence = "The broker could not be asked, so nothing was done. Guardian tries again by itself."
+        sentence = "The broker does not answer, so nothing was done. Guardian tries again automatically."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
-        sentence = "The pass took so long that its lease ran out. The next one goes on from there."
+        sentence = "The pass took so long that its lease expired. The next pass continues from there."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors)
     did = [
         f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
-        f"{report.warned:,} warned about, {report.recovered:,} back to normal",
-        f"{report.deleted:,} deleted, {report.kept:,} kept after the second look",
+        f"{report.warned:,} over their warning threshold, {report.recovered:,} back to normal",
+        f"{report.deleted:,} deleted, {report.kept:,} kept after a recheck",
     ]
     if report.brake_held:
         return ActionOutcome(
@@ -133,7 +133,7 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
             to="operate_brake",
         )
     if errors:
-        return ActionOutcome(Level.WARNING, "The pass is done, and not all went well.", did, errors)
+        return ActionOutcome(Level.WARNING, "The pass is done, with errors.", did, errors)
     return ActionOutcome(Level.OK, "The pass is done.", did)
 
 
@@ -175,7 +175,7 @@ NOTHING_SELECTED = ActionOutcome(
 
 EXPIRED = ActionOutcome(
     Level.WARNING,
-    "What you agreed to was shown too long ago, or was agreed to already, so nothing was done. This is how it is now.",
+    "The preview has expired, or was confirmed already, so nothing was done. This is a new preview.",
     status=HTTPStatus.CONFLICT,
 )
 
@@ -320,18 +320,18 @@ class CleanUp(NamedTuple):
 CLEAN_UPS = {
     Sweep.Kind.ORPHANS: CleanUp(
         "Sweep orphans",
-        "asked for a sweep of orphans",
+        "requested a sweep of orphans",
         sweep.sweep_orphans,
         lambda report: _pairs(report.would_delete + report.in_use),
-        "It deletes the agents' queues that no registration stands for, and makes again those that are registered and "
-        "missing. A queue is kept as long as somebody reads from it.",
+        "The sweep deletes agents' queues that have no registration, and declares registered queues again that the "
+        "broker lacks. Queues with consumers are kept.",
     ),
     Sweep.Kind.STALE: CleanUp(
         "Clean up stale subscriptions",
-        "asked for a clean-up of stale subscriptions",
+        "requested a clean-up of stale subscriptions",
         stale.clean_up_stale,
         lambda report: report.stale,
-        "It removes what the agents of owners without a live token registered, with its queues, and expired tokens.",
+        "The clean-up removes expired tokens, and the registrations and queues of owners without a valid token.",
     ),
 }
 
@@ -384,33 +384,35 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
     """Return the outcome of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
-        sentence = "Another process is at it right now, so nothing was done here. Its report is on the front page soon."
+        sentence = "Another clean-up is running, so this one did nothing. The front page will show its report."
         return ActionOutcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
     did = [f"{_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
-        did += [f"{report.repaired:,} made again", f"{report.users:,} RabbitMQ users removed"]
+        did += [f"{report.repaired:,} declared again", f"{report.users:,} RabbitMQ users removed"]
     else:
         tokens = f"{report.tokens:,} expired token{'' if report.tokens == 1 else 's'} removed"
-        did = [did[0], f"{report.subscriptions:,} subscriptions and consumers, {tokens}"]
+        did = [did[0], f"{report.subscriptions:,} subscriptions and consumers removed, {tokens}"]
     did.append(f"{report.seconds:.1f} s")
     if report.away:
-        sentence = "The broker could not be asked, or went away in the middle. What was begun goes on by itself."
+        sentence = (
+            "The broker does not answer, or stopped answering. Guardian completes what was started automatically."
+        )
         return ActionOutcome(
             Level.CRITICAL, sentence, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE
         )
     if report.given_up:
         return ActionOutcome(
-            Level.CRITICAL, "It took so long that its lease ran out. The next one goes on from there.", did, errors
+            Level.CRITICAL, "It took so long that its lease expired. The next one continues from there.", did, errors
         )
     if report.brake_held:
         return ActionOutcome(
-            Level.WARNING, "The brake held: too many queues would go at once, so none did.", did, errors
+            Level.WARNING, "The brake blocked it: too many queues would be deleted at once, so none was.", did, errors
         )
     if errors:
-        return ActionOutcome(Level.WARNING, "It is done, and not all went well.", did, errors)
+        return ActionOutcome(Level.WARNING, "It is done, with errors.", did, errors)
     if report.left_out:
         return ActionOutcome(
-            Level.WARNING, "It is done, and what came since you were shown it was left alone. Look again.", did
+            Level.WARNING, "It is done. What the preview did not show was kept. Refresh to see it.", did
         )
     return ActionOutcome(Level.OK, "It is done.", did)
 

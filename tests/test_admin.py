@@ -53,7 +53,7 @@ ALLOWED = {
     "notifications.Channel": ("delete", "its address is its owner's secret"),
     "queues.Pass": ("", "a record"),
     "agents.Sweep": ("", "a record"),
-    "queues.Watch": ("", "the monitor's memory: the brake, outages"),
+    "queues.Watch": ("", "the monitor's state: the brake, outages"),
     "core.Lease": ("", "taken and given back by processes"),
     "core.Removal": ("", "what is still to go from the broker"),
     "agents.AgentVhost": ("", "it goes with its owner, from the broker too"),
@@ -509,7 +509,7 @@ def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queu
     answer = confirm(admin, page)
     [failed, left] = messages_of(answer)
     assert "can't connect" in failed
-    assert left.startswith("2 are not tried, since the broker is away; try again when it answers: ")
+    assert left.startswith("2 are not tried, because the broker does not answer; try again when it does: ")
     assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
 
 
@@ -518,8 +518,8 @@ def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, manag
     for action in ("delete_on_broker", "purge"):
         [text] = messages_of(choose_action(admin, Queue, action, *queues))
         assert text == (
-            "These are 3 queues, and 2 may go at once: GUARDIAN_DELETE_BRAKE, or a quarter of all. "
-            "Nothing was done; choose fewer."
+            "These are 3 queues, and at most 2 may be deleted at once (GUARDIAN_DELETE_BRAKE, or a quarter of all). "
+            "Nothing was done. Select fewer."
         )
         page = choose_action(admin, Queue, action, *queues[:2])
         assert "2 queues" in page.text
@@ -532,29 +532,27 @@ def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, manag
 def test_deleting_gone_queues_does_nothing(admin, db):
     gone = make_queue(state="gone")
     assert messages_of(choose_action(admin, Queue, "delete_on_broker", gone)) == [
-        "None of these is on the broker any more."
+        "None of these queues is on the broker any more."
     ]
 
 
 def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
     queues = [make_queue(), make_queue()]
     page = choose_action(admin, Queue, "set_limits", *queues)
-    assert "Deleted past (messages)" in page.text
-    assert "deleted past 10" in confirm(admin, page, warn_length="20", max_length="10").text
+    assert "Deletion limit (messages)" in page.text
+    assert "the deletion limit 10" in confirm(admin, page, warn_length="20", max_length="10").text
     account = make_account()
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.filter(pk=queues[0].pk).update(pulse_user=account)
     [failed, done] = messages_of(confirm(admin, page, warn_length="20", max_length=""))
     assert failed.startswith(f"'{queues[0]}': ")
-    assert "deleted past 15" in failed
-    assert done == f"1 is given these limits: {queues[1]}."
+    assert "the deletion limit 15" in failed
+    assert done == f"1 is updated: {queues[1]}."
     account.queues.all().delete()
     queues[0].save(force_insert=True)
-    assert messages_of(confirm(admin, page, warn_length="20", max_length="30"))[0].startswith(
-        "2 are given these limits"
-    )
+    assert messages_of(confirm(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are updated")
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
-    assert messages_of(confirm(admin, page, warn_length="", max_length=""))[0].startswith("2 are given")
+    assert messages_of(confirm(admin, page, warn_length="", max_length=""))[0].startswith("2 are updated")
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(None, None)}
     assert "Enter a whole number" in confirm(admin, page, warn_length="many").text
 
@@ -613,7 +611,7 @@ def test_limits_that_conflict_with_a_concurrent_change_are_refused(admin, operat
     answer = admin.post(path, {**form, "warn_length": "8"})
     assert answer.status_code == 302
     [text] = messages_of(answer)
-    assert text.startswith("Nothing was changed. It would be warned about at 8 messages and deleted past 7.")
+    assert text.startswith("Nothing was changed. The warning threshold would be 8 messages and the deletion limit 7.")
 
 
 def fields_of(page):
@@ -651,7 +649,7 @@ def test_an_action_on_rows_deleted_meanwhile_says_so(admin, db):
     token.delete()
     queue.delete()
     for page, answers in pages:
-        assert messages_of(confirm(admin, page, **answers)) == ["None of these is there any more."]
+        assert messages_of(confirm(admin, page, **answers)) == ["None of these exists any more."]
 
 
 @pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
@@ -715,7 +713,7 @@ def test_an_operator_removes_accounts_with_their_queues(admin, operator, create_
     run_pass()
     page = choose_action(admin, PulseUser, "remove", *accounts)
     assert "remove-1" in page.text
-    assert "its queues and exchanges" in page.text
+    assert "Their queues and exchanges" in page.text
     assert PulseUser.objects.count() == 2
     answer = confirm(admin, page)
     assert messages_of(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
@@ -753,7 +751,7 @@ def test_without_the_broker_no_account_is_removed(admin, settings):
     accounts = [make_account(), make_account()]
     [failed, left] = messages_of(confirm(admin, choose_action(admin, PulseUser, "remove", *accounts)))
     assert "can't connect" in failed
-    assert left.startswith("1 is not tried, since the broker is away")
+    assert left.startswith("1 is not tried, because the broker does not answer")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
 
@@ -762,24 +760,22 @@ def test_the_brake_limits_the_queues_of_removed_accounts(admin, settings):
     accounts = [make_account(), make_account()]
     make_queue(pulse_user=accounts[0])
     [text] = messages_of(choose_action(admin, PulseUser, "remove", *accounts, post="yes"))
-    assert text.startswith("These are 3 queues, and 2 may go at once")
+    assert text.startswith("These are 3 queues, and at most 2 may be deleted at once")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
 
 def test_an_operator_sets_thresholds_of_accounts(admin):
     accounts = [make_account(), make_account()]
     page = choose_action(admin, PulseUser, "set_thresholds", *accounts)
-    assert "policy / policy" in page.text
+    assert "2,000 (default) / 8,000 (default)" in page.text
     assert "below the deletion limit" in confirm(admin, page, warn_length="9", max_length="6").text
-    assert messages_of(confirm(admin, page, warn_length="6", max_length="9"))[0].startswith(
-        "2 are given these thresholds"
-    )
+    assert messages_of(confirm(admin, page, warn_length="6", max_length="9"))[0].startswith("2 are updated")
     assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
 
 
 def test_the_list_of_accounts_links_to_the_adoption_form(guarded, admin):
     page = admin.get("/admin/accounts/pulseuser/").text
-    assert '<a href="/pulse-users/?adopt=1#adopt">Adopt an account made by hand</a>' in page
+    assert '<a href="/pulse-users/?adopt=1#adopt">Adopt an account</a>' in page
     adopting = admin.get("/pulse-users/?adopt=1")
     assert adopting.status_code == 200
     assert 'id="adopt"' in adopting.text
@@ -794,7 +790,7 @@ def test_an_operator_withdraws_access_with_a_reason(admin, operator):
     page = choose_action(admin, Owner, "withdraw", owner)
     assert owner.email in page.text
     answer = confirm(admin, page, **{"reason": "has left"})
-    assert messages_of(answer)[0].startswith("1 is no longer able to make accounts and tokens")
+    assert messages_of(answer)[0].startswith("1 is no longer able to create accounts and tokens")
     assert owner.vouchings.get().reason == "has left"
     assert AuthToken.objects.filter(user=owner).exists()
 
@@ -804,13 +800,13 @@ def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
     account = make_account()
     owners = list(account.owners.all())
     page = confirm(admin, choose_action(admin, Owner, "withdraw", *owners), remove="on")
-    assert "removed for one at a time" in page.text
+    assert "removed for one owner at a time" in page.text
     assert all(Owner.objects.values_list("vouched", flat=True))
     for owner in owners:
         answer = confirm(admin, choose_action(admin, Owner, "withdraw", owner), remove="on")
         if owner == owners[-1]:
             answer = confirm(admin, answer, remove="on")  # it deletes a queue
-        assert "Guardian goes on until it is gone" in messages_of(answer)[0]
+        assert "Guardian removes the accounts that only they owned" in messages_of(answer)[0]
     account.refresh_from_db()
     assert (account.owners.count(), account.removing_since is not None) == (1, True)
 
@@ -850,7 +846,7 @@ def test_an_owner_who_just_got_an_account_is_not_deleted(admin, monkeypatch):
 def test_an_operator_revokes_tokens_after_confirming(admin):
     tokens = [make_token(), make_token(), make_token()]
     page = choose_action(admin, AuthToken, "revoke", *tokens[1:])
-    assert "2 auth tokens" in page.text
+    assert "2 tokens" in page.text
     assert tokens[1].user.email in page.text
     assert SECRET not in page.text
     assert AuthToken.objects.count() == 3
@@ -886,10 +882,10 @@ def test_the_brake_limits_the_agents_queues_of_an_action(admin, settings):
     ):
         form = {"action": "delete_selected", "_selected_action": [row.pk for row in picked], "post": "yes"}
         [text] = messages_of(admin.post(path_of(label), form))
-        assert text.startswith("These are 3 queues, and 2 may go at once")
+        assert text.startswith("These are 3 queues, and at most 2 may be deleted at once")
     assert SubscriptionQueue.objects.count() == 3
     answer = choose_action(admin, SubscriptionQueue, "delete_selected", *rows[:2], post="yes")
-    assert "Removals has what is still to go" in messages_of(answer)[0]
+    assert "'Removals' lists what is still pending" in messages_of(answer)[0]
     assert set(Removal.objects.filter(kind="queue").values_list("name", flat=True)) == {
         row.queue_name for row in rows[:2]
     }
@@ -904,20 +900,20 @@ def test_an_operator_sends_a_failed_notification_again(admin, mailbox, settings)
         kind="outage", about="the broker", facts={"error": "no answer"}, attempts=100, last_error="refused"
     )
     assert messages_of(choose_action(admin, Notification, "send_again", given_up)) == [
-        "1 will be sent again, within half a minute."
+        "1 notification will be sent again within half a minute."
     ]
     assert sending.send_due().sent == 1
     given_up.refresh_from_db()
     assert (given_up.state, given_up.attempts, given_up.last_error) == ("sent", 0, "")
     assert len(mailbox.mails) == 1
-    assert "1 will not" in messages_of(choose_action(admin, Notification, "send_again", given_up))[0]
+    assert "1 will not be sent again" in messages_of(choose_action(admin, Notification, "send_again", given_up))[0]
     assert sending.send_due().claimed == 0
 
 
 def test_two_operators_who_send_a_notification_again_send_it_once(transactional_db):
     given_up = make_notification()
     assert sorted(in_parallel(*[lambda: sending.send_again([given_up.pk])] * 2)) == [0, 1]
-    assert AuditEntry.objects.filter(event="had sent again").count() == 1
+    assert AuditEntry.objects.filter(event="sent again").count() == 1
 
 
 @pytest.mark.parametrize(
@@ -973,12 +969,12 @@ def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, sett
         page.select_option("select[name=action]", "set_limits")
         page.click("button[name=index]")
         # Wait for the form: between the click and the next page there is no document to measure.
-        page.get_by_label("Warned at (messages)").fill(str(width))
+        page.get_by_label("Warning threshold (messages)").fill(str(width))
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.get_by_label("Deleted past (messages)").fill("4000")
+        page.get_by_label("Deletion limit (messages)").fill("4000")
         page.keyboard.press("Enter")
-        page.get_by_text("3 are given these limits").wait_for()
+        page.get_by_text("3 are updated").wait_for()
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(1600, 4000)}
     page.goto("/admin/accounts/auditentry/")
-    page.get_by_text("warn length: 360 → 1600").first.wait_for()
+    page.get_by_text("warning threshold: 360 → 1600").first.wait_for()
     assert page.get_by_text("ops@example.org", exact=True).count() >= 6

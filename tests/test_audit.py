@@ -123,7 +123,7 @@ def test_the_actor_is_set_for_the_request_and_its_thread_only(alice, monkeypatch
 
 def test_an_entry_names_the_command(environment):
     run(environment, "create_owner", "new@example.org", "--operator")
-    entry = AuditEntry.objects.get(event="made")
+    entry = AuditEntry.objects.get(event="created")
     assert (entry.actor, entry.actor_email, entry.object_repr) == (None, "", "new@example.org")
     assert entry.additional_data == {"command": "create_owner"}
     assert entry.remote_addr is None
@@ -261,7 +261,7 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
     monkeypatch.setattr(locks.Lock, "renew", late)
     with pytest.raises(ValidationError):
         pulse_users.rotate_password(account)
-    assert [entry[1:] for entry in trail()] == [("gave another password", ACCOUNT, "not-done")]
+    assert [entry[1:] for entry in trail()] == [("changed the password", ACCOUNT, "not-done")]
 
 
 def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, monkeypatch):
@@ -289,8 +289,8 @@ def test_a_password_rotation_is_recorded_without_the_password(account, monkeypat
     with pytest.raises(BrokerUnavailable):
         pulse_users.rotate_password(account, "a password of my own 7")
     assert [entry[1:] for entry in trail()] == [
-        ("gave another password", ACCOUNT, "done"),
-        ("gave another password", ACCOUNT, "unknown"),
+        ("changed the password", ACCOUNT, "done"),
+        ("changed the password", ACCOUNT, "unknown"),
     ]
     assert password not in all_entries()
     assert "a password of my own 7" not in all_entries()
@@ -313,10 +313,10 @@ def test_changes_of_an_account_are_recorded(account, alice, operator, management
         ("changed", ACCOUNT),
         ("changed", ACCOUNT),
         ("changed", ACCOUNT),
-        ("made", f"team@example.org for {ACCOUNT}"),
+        ("created", f"team@example.org for {ACCOUNT}"),
         ("confirmed", f"team@example.org for {ACCOUNT}"),
         ("deleted", f"team@example.org for {ACCOUNT}"),
-        ("began to remove", ACCOUNT),
+        ("started the removal", ACCOUNT),
         ("deleted", ACCOUNT),
     ]
     first, second, third = AuditEntry.objects.order_by("id")[:3]
@@ -334,9 +334,9 @@ def test_creating_and_adopting_accounts_is_recorded(guarded, alice, operator, ma
         for name in ("audited-made", "audited-found"):
             management.delete_user(name)
     assert [(event, thing) for _, event, thing, _ in trail(content_type__model="pulseuser")] == [
-        ("made", "audited-made"),
+        ("created", "audited-made"),
         ("changed", "audited-made"),
-        ("made", "audited-found"),
+        ("created", "audited-found"),
         ("changed", "audited-found"),
         ("adopted", "audited-found"),
     ]
@@ -348,7 +348,7 @@ def test_a_failed_creation_is_recorded(guarded, alice, settings, broker):
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerUnavailable):
         pulse_users.create_pulse_user("audited-failed", [alice])
-    assert [entry[1] for entry in trail()] == ["made", "changed", "deleted"]
+    assert [entry[1] for entry in trail()] == ["created", "changed", "deleted"]
 
 
 def test_vouching_and_withdrawing_are_recorded(account, alice, operator, settings):
@@ -364,10 +364,10 @@ def test_vouching_and_withdrawing_are_recorded(account, alice, operator, setting
         ("changed", "bob@example.org"),
         ("changed", "alice@example.org"),
         ("revoked", "nightly"),
-        ("began to remove", ACCOUNT),
-        ("took an owner off", "shared"),
+        ("started the removal", ACCOUNT),
+        ("removed an owner", "shared"),
     ]
-    assert AuditEntry.objects.get(event="took an owner off").additional_data == {"owner": "alice@example.org"}
+    assert AuditEntry.objects.get(event="removed an owner").additional_data == {"owner": "alice@example.org"}
 
 
 def test_vouching_that_changes_no_row_is_recorded(alice, operator):
@@ -380,10 +380,10 @@ def test_vouching_that_changes_no_row_is_recorded(alice, operator):
     vouching.vouch(bob, None, f"{vouching.BY_DOMAIN}example.org")
     vouching.vouch(bob, operator, "known to us")
     assert trail() == [
-        (operator.email, "ruled out that anybody else vouches for", alice.email, "done"),
-        (bob.email, "asked to be vouched for", bob.email, "done"),
+        (operator.email, "refused access", alice.email, "done"),
+        (bob.email, "requested access", bob.email, "done"),
         ("", "changed", bob.email, "done"),
-        (operator.email, "vouched for, too", bob.email, "done"),
+        (operator.email, "approved access, too", bob.email, "done"),
     ]
     assert AuditEntry.objects.latest("id").additional_data == {"reason": "known to us"}
 
@@ -409,9 +409,9 @@ def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailb
 @pytest.mark.parametrize(
     ("command", "event"),
     [
-        ("monitor_queues", "asked for a pass"),
-        ("cleanup_orphan_queues", "asked for a sweep of orphans"),
-        ("cleanup_stale_subscriptions", "asked for a clean-up of stale subscriptions"),
+        ("monitor_queues", "requested a pass"),
+        ("cleanup_orphan_queues", "requested a sweep of orphans"),
+        ("cleanup_stale_subscriptions", "requested a clean-up of stale subscriptions"),
     ],
 )
 def test_a_command_that_overrides_the_brake_is_recorded(guarded, transactional_db, command, event):
@@ -429,11 +429,11 @@ def test_tokens_and_links_are_recorded_without_their_secrets(alice):
     tokens.revoke_token(token)
     tokens.revoke_token(token)
     tokens.revoke_tokens_of(alice)
-    assert [(event, thing) for _, event, thing, _ in trail(event__in=["revoked", "made a sign-in link"])] == [
-        ("made a sign-in link", "alice@example.org"),
+    assert [(event, thing) for _, event, thing, _ in trail(event__in=["revoked", "created a sign-in link"])] == [
+        ("created a sign-in link", "alice@example.org"),
         ("revoked", "nightly"),
     ]
-    created = AuditEntry.objects.get(event="made", content_type__model="authtoken")
+    created = AuditEntry.objects.get(event="created", content_type__model="authtoken")
     assert (created.object_pk, created.additional_data) == (str(token.uuid), {
         "owner": "alice@example.org", "days": 30, "scope": "agent",
     })  # fmt: skip
@@ -451,10 +451,10 @@ def test_preferences_and_channels_are_recorded_without_urls(alice):
     channels.delete_channel(channel)
     assert [(event, thing) for _, event, thing, _ in trail()] == [
         ("changed", "alice@example.org"),
-        ("made", "chat"),
+        ("created", "chat"),
         ("deleted", "chat"),
     ]
-    assert AuditEntry.objects.get(event="made").changes["owner"] == ["None", "alice@example.org"]
+    assert AuditEntry.objects.get(event="created").changes["owner"] == ["None", "alice@example.org"]
     assert "s3cretmarker" not in all_entries()
     assert not Channel.objects.exists()
 
@@ -543,30 +543,31 @@ def test_the_page_says_in_words_who_did_what(admin, alice, operator):
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
     pulse_users.set_thresholds(account, 6, 9, operator)
-    audit.record(operator, "asked for a sweep of orphans", None, agreed_to=5, force=True)
+    audit.record(operator, "requested a sweep of orphans", None, agreed_to=5, force=True)
     odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
     with audit.audited(alice, "purged", odd):
         pass
     tokens.revoke_token(tokens.create_token(alice, "nightly")[0])
     page = admin.get("/admin/accounts/auditentry/").text
     for words in (
-        "warn length: nothing → 6", "with the owners alice@example.org", "agreed_to: 5", "asked for a sweep of orphans",
-        "queue/&lt;script&gt;", "nightly", f'<a href="/admin/accounts/pulseuser/{account.pk}/change/">team</a>',
+        "warning threshold: none → 6", "with the owners alice@example.org", "agreed_to: 5",
+        "requested a sweep of orphans", "queue/&lt;script&gt;", "nightly",
+        f'<a href="/admin/accounts/pulseuser/{account.pk}/change/">team</a>',
         "Guardian",
     ):  # fmt: skip
         assert words in page, words
     assert "<script>\u202e" not in page
 
 
-@pytest.mark.parametrize(("search", "found"), [("ops@", 1), ("team", 2), ("gave another", 1), ("r-17", 1), ("zzz", 0)])
+@pytest.mark.parametrize(("search", "found"), [("ops@", 1), ("team", 2), ("changed the", 1), ("r-17", 1), ("zzz", 0)])
 def test_the_page_is_searched(admin, operator, alice, search, found):
     clear_trail()
     team = PulseUser(pk=1, username="team")
-    audit.record(alice, "gave another password", team)
-    audit.record(operator, "asked for a pass", None)
+    audit.record(alice, "changed the password", team)
+    audit.record(operator, "requested a pass", None)
     NotificationAddress(pk=1, email="x@example.org", pulse_user=team)
     audit.record_changes(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
-    AuditEntry.objects.filter(event="asked for a pass").update(cid="r-17")
+    AuditEntry.objects.filter(event="requested a pass").update(cid="r-17")
     assert admin.get("/admin/accounts/auditentry/", {"q": search}).context["cl"].result_count == found
 
 

@@ -47,7 +47,7 @@ def confirm(ops, address, **more):
 
 
 def audited_actions():
-    return [(entry.actor_email, entry.event) for entry in AuditEntry.objects.order_by("id") if entry.event != "made"]
+    return [(entry.actor_email, entry.event) for entry in AuditEntry.objects.order_by("id") if entry.event != "created"]
 
 
 # Access
@@ -74,16 +74,16 @@ def test_an_operator_runs_a_pass_by_post_and_sees_its_result(ops, guarded, amqp)
     assert page.status_code == 200
     assert "OK The pass is done." in words(page)
     assert "1 queue in " in words(page)
-    assert "1 warned about, 0 back to normal" in words(page)
+    assert "1 over their warning threshold, 0 back to normal" in words(page)
     assert Queue.objects.get().state == "warned"
-    assert audited_actions() == [("ops@example.org", "asked for a pass")]
+    assert audited_actions() == [("ops@example.org", "requested a pass")]
 
 
 def test_a_pass_during_another_pass_is_409(ops, guarded):
     with lease("pass"):
         page = ops.post(PASS)
     assert page.status_code == 409
-    assert "Another pass is being made right now, so nothing was done." in words(page)
+    assert "Another pass is running, so this one did nothing." in words(page)
     assert Pass.objects.count() == 0
 
 
@@ -91,7 +91,7 @@ def test_a_pass_without_the_broker_is_503_with_the_reason(ops, guarded, settings
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = ops.post(PASS)
     assert page.status_code == 503
-    assert "Critical The broker could not be asked, so nothing was done." in words(page)
+    assert "Critical The broker does not answer, so nothing was done." in words(page)
     assert "Connection refused" in words(page)
 
 
@@ -132,7 +132,7 @@ def test_an_operator_releases_all_queues_and_the_next_pass_deletes_them(ops, bra
     assert "ops@example.org released the brake for 3 queues." in words(ops.get("/admin/"))
     assert "3 deleted, 0 kept" in words(ops.post(PASS))
     assert management.list_queues(guarded, {"columns": "name"}) == []
-    assert audited_actions() == [("ops@example.org", "released the brake"), ("ops@example.org", "asked for a pass")]
+    assert audited_actions() == [("ops@example.org", "released the brake"), ("ops@example.org", "requested a pass")]
 
 
 def test_an_operator_releases_selected_queues(ops, braked_queues, guarded, management):
@@ -234,7 +234,7 @@ def test_a_confirmation_works_once_and_for_its_operator_only(client, ops, braked
     ops.logout()
     ops.force_login(Owner.objects.create_superuser("others@example.org"))
     page = ops.post(BRAKE, {"shown": shown, "all": "on"})
-    assert (page.status_code, "so nothing was done. This is how it is now." in words(page)) == (409, True)
+    assert (page.status_code, "so nothing was done. This is a new preview." in words(page)) == (409, True)
     assert brake().released == 0
     shown = key(page)
     assert ops.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 302
@@ -272,7 +272,7 @@ def test_the_brakes_page_needs_no_broker(ops, braked_queues, settings):
 @pytest.mark.parametrize("shown", ["", "3", "x", "1" * 5000, "0" * 32])
 def test_an_unknown_confirmation_is_409(ops, braked_queues, address, shown):
     page = ops.post(address, {"shown": shown, "force": "on"})
-    assert (page.status_code, "What you agreed to was shown too long ago" in words(page)) == (409, True)
+    assert (page.status_code, "The preview has expired" in words(page)) == (409, True)
     assert (brake().released, Sweep.objects.count()) == (0, 0)
 
 
@@ -284,16 +284,16 @@ def test_an_operator_previews_and_confirms_a_sweep(ops, agent, reader):
     agent.orphan("subscription_in_use")
     reader("subscription_in_use")
     page = ops.get(ORPHANS)
-    assert "1 of 5 queues deleted, with all that is in them, and 1 kept as long as" in words(page)
+    assert "Delete 1 of 5 queues, with all messages, and keep 1 that have consumers" in words(page)
     assert "subscription_&lt;b&gt;odd\\u202e" in page.text
     assert 'name="force"' not in page.text
     assert "subscription_in_use" in agent.names
     assert Sweep.objects.count() == 0
     page = ops.post(ORPHANS, {"shown": key(page)})
     assert "OK It is done. 1 queue deleted of 5 1 kept" in words(page)
-    assert "Kept as long as somebody reads from them subscription_in_use" in words(page)
+    assert "Kept, because they have consumers subscription_in_use" in words(page)
     assert agent.names == {*agent.registered, "subscription_in_use"}
-    assert audited_actions()[-1] == ("ops@example.org", "asked for a sweep of orphans")
+    assert audited_actions()[-1] == ("ops@example.org", "requested a sweep of orphans")
 
 
 @pytest.mark.parametrize("more", [{}, {"force": "on"}])
@@ -304,8 +304,8 @@ def test_an_orphan_newer_than_the_preview_is_not_deleted_even_by_force(ops, agen
     management.delete_queue(agent.vhost, "subscription_removed")
     agent.orphan("subscription_another")
     page = ops.post(ORPHANS, {"shown": shown, **more})
-    assert "It is done, and what came since you were shown it was left alone. Look again." in words(page)
-    assert "Left alone, since you were not shown them subscription_another" in words(page)
+    assert "It is done. What the preview did not show was kept. Refresh to see it." in words(page)
+    assert "Kept, because they were not in the preview subscription_another" in words(page)
     assert agent.names == {*agent.registered, "subscription_another"}
     confirm(ops, ORPHANS)
     assert agent.names == agent.registered
@@ -318,10 +318,12 @@ def test_an_operator_overrides_the_brake_of_a_sweep(
     names_lost = lose_registrations(agent, 3)
     reader(sorted(names_lost)[0])
     page = ops.get(ORPHANS)
-    assert "The brake would hold. the brake blocks the deletion of 3 of 6 queues; at most 2 are allowed" in words(page)
-    assert "delete all 3 queues, also those that somebody reads from (1 now)" in words(page)
+    assert "The brake would block this. the brake blocks the deletion of 3 of 6 queues; at most 2 are allowed" in words(
+        page
+    )
+    assert "delete all 3 queues, even those that have consumers (1 now)" in words(page)
     page = confirm(ops, ORPHANS)
-    assert "The brake held: too many queues would go at once, so none did." in words(page)
+    assert "The brake blocked it: too many queues would be deleted at once, so none was." in words(page)
     assert names_lost <= agent.names
     page = confirm(ops, ORPHANS, force="on")
     assert "3 queues deleted of 6" in words(page)
@@ -334,13 +336,13 @@ def test_an_operator_previews_and_confirms_a_clean_up_of_stale_subscriptions(ops
     assert "There is nothing to clean up" in words(ops.get(STALE))
     AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
     page = ops.get(STALE)
-    assert "2 of 2 queues deleted" in words(page)
-    assert "of 1 owner without a live token: alice@example.org" in words(page)
+    assert "Delete 2 of 2 queues" in words(page)
+    assert "of 1 owner without a valid token: alice@example.org" in words(page)
     assert agent.names == agent.registered
     page = ops.post(STALE, {"shown": key(page)})
     assert "2 subscriptions and consumers, 1 expired token removed" in words(page)
     assert agent.names == {"guardian.dlq"}
-    assert ("ops@example.org", "asked for a clean-up of stale subscriptions") in audited_actions()
+    assert ("ops@example.org", "requested a clean-up of stale subscriptions") in audited_actions()
 
 
 def test_a_stale_subscription_newer_than_the_preview_is_kept(ops, agent):
@@ -358,7 +360,7 @@ def test_a_clean_up_during_another_clean_up_is_409(ops, operator, guarded, addre
     shown = views.store_preview(operator, kind, frozenset())
     with lease(kind):
         page = ops.post(address, {"shown": shown})
-    assert (page.status_code, "Another process is at it right now" in words(page)) == (409, True)
+    assert (page.status_code, "Another clean-up is running" in words(page)) == (409, True)
     assert Sweep.objects.count() == 0
 
 
@@ -368,7 +370,7 @@ def test_a_sweep_without_the_broker_is_503(ops, agent, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     for page in (ops.get(ORPHANS), ops.post(ORPHANS, {"shown": shown})):
         assert page.status_code == 503
-        assert "The broker could not be asked, or went away in the middle." in words(page)
+        assert "The broker does not answer, or stopped answering." in words(page)
         assert "Connection refused" in words(page)
 
 

@@ -48,7 +48,7 @@ def cluster(*nodes):
 
 def test_a_broker_without_alarms_is_healthy():
     summary = of_broker(cluster(NODE))
-    sentence = "The broker is healthy: 1 node runs RabbitMQ 3.10.8, without an alarm."
+    sentence = "The broker is healthy: 1 node runs RabbitMQ 3.10.8, no alarms."
     assert summary == (Line(Level.OK, sentence), [])
 
 
@@ -94,7 +94,7 @@ def test_a_node_has_bars_with_text():
     shown = overview.show_node(NODE._replace(mem_used=850, mem_alarm=False))
     assert shown.memory == (85.0, "850 bytes of 1000 bytes", Level.WARNING)
     assert shown.disk == (5.0, "1000 bytes free, at least 50 bytes needed", Level.OK)
-    assert (shown.files.words, shown.uptime, shown.state) == ("10 of 1,000", "2 hours", "runs, no alarm")
+    assert (shown.files.words, shown.uptime, shown.state) == ("10 of 1,000", "2 hours", "running, no alarm")
     full = overview.show_node(NODE._replace(disk_alarm=True, disk_free=0, mem_alarm=True, mem_limit=0))
     assert (full.disk[::2], full.memory[::2]) == ((100.0, Level.CRITICAL), (100.0, Level.CRITICAL))
 
@@ -102,7 +102,7 @@ def test_a_node_has_bars_with_text():
 def test_a_stopped_node_has_no_bars():
     shown = overview.show_node(Node("rabbit@a", False, None, None, False, None, None, False))
     assert (shown.memory, shown.disk, shown.files, shown.uptime) == (None, None, None, "")
-    assert (shown.state, shown.level) == ("does not run", Level.CRITICAL)
+    assert (shown.state, shown.level) == ("not running", Level.CRITICAL)
 
 
 # Guardian's verdict
@@ -135,7 +135,7 @@ def test_guardian_is_healthy_after_a_recent_pass():
         ({"watch": {"short_lists": 1}}, Level.WARNING, "lacks far more stored queues"),
         ({"watch": {"refused_since": minutes_ago(2)}}, Level.CRITICAL, "refused to delete a queue for 2 minutes"),
         ({"watch": {"unresponsive_since": minutes_ago(2)}}, Level.WARNING, "has not responded for 2 minutes"),
-        ({"watch": {"consumers_counted_at": None}}, Level.WARNING, "The tasks beside passes have never run."),
+        ({"watch": {"consumers_counted_at": None}}, Level.WARNING, "Tasks other than passes have never run."),
         (
             {"outbox": Outbox(due=3, oldest=minutes_ago(16), last_error="refused")},
             Level.WARNING,
@@ -195,7 +195,7 @@ def test_the_chart_shows_the_longest_pass_and_no_gap():
 def test_a_time_without_a_pass_is_a_gap_in_the_chart():
     passes = drawn((50, 0), (30, 60), (3, 0))
     gaps = [gap.words for gap in passes.gaps]
-    assert gaps == ["from 11:10 on for 20 minutes", "from 11:31 on for 26 minutes", "from 11:57 on for 3 minutes"]
+    assert gaps == ["from 11:10 for 20 minutes", "from 11:31 for 26 minutes", "from 11:57 for 3 minutes"]
     assert (passes.gaps[0].left, passes.gaps[0].width) == (pytest.approx(16.67), pytest.approx(33.33))
 
 
@@ -261,13 +261,18 @@ def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     assert found.broker.worst.sentence.startswith("The broker is healthy: 1 node runs RabbitMQ ")
     assert "it listed 1 queue " in found.guardian.worst.sentence
     (node,) = found.nodes
-    assert node.state == "runs, no alarm"
+    assert node.state == "running, no alarm"
     assert "queue" in dict(found.totals)
     assert found.states == [
-        ("deleting", "about to be deleted", 0), ("warned", "over its warning threshold", 1), ("ok", "healthy", 0),
+        ("deleting", "about to be deleted", 0), ("warned", "over warning threshold", 1), ("ok", "healthy", 0),
     ]  # fmt: skip
     (line,) = found.longest
-    assert (line.name, line.whose, line.figure, line.more) == ("long", "nobody", "6 messages", "60 % of its maximum 10")
+    assert (line.name, line.whose, line.figure, line.more) == (
+        "long",
+        "nobody",
+        "6 messages",
+        "60 % of its deletion limit 10",
+    )
     assert (found.unowned.number, found.unpatterned.number, found.misnamed.number) == (1, 1, 0)
     assert (found.passes.number, found.passes.longest) == (1, found.facts.passes[0].seconds)
     assert found.passes.gaps == []
@@ -289,7 +294,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
         recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
         assert line.figure == rate_in_words(recipients["per_second"])
     assert [line.more.partition(", ")[2] for line in found] == [
-        "over its maximum", "at its maximum in 3 minutes", "at its maximum in 8 hours",
+        "over its deletion limit", "at its deletion limit in 3 minutes", "at its deletion limit in 8 hours",
     ]  # fmt: skip
     assert found[0].full == 100
     assert found[1].full == pytest.approx(600 / 1_900 * 100, abs=0.1)
@@ -325,7 +330,7 @@ def test_the_chart_shows_passes_of_the_last_hour(transactional_db):
     Pass.objects.bulk_create(Pass(at=minutes_ago(age), seconds=seconds) for age, seconds in ages.items())
     shown = overview._passes(NOW)
     assert (shown.number, shown.longest, shown.chart.highest) == (3, 0.3, 300)
-    assert [gap.words for gap in shown.gaps] == ["from 11:01 on for 28 minutes", "from 11:29 on for 30 minutes"]
+    assert [gap.words for gap in shown.gaps] == ["from 11:01 for 28 minutes", "from 11:29 for 30 minutes"]
 
 
 def test_a_hanging_broker_does_not_block_the_page(guarded, settings, broker):
@@ -376,16 +381,16 @@ def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit,
     ):  # fmt: skip
         since = minutes_ago(minutes, now)
         make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
-    assert "Nobody looks whether consumers have stalled" in visit().text
+    assert "Guardian does not check consumers" in visit().text
     settings.GUARDIAN_STALLED_MINUTES = 5
     stalled = overview.overview(now).stalled
     assert [(line.name, line.figure.partition(",")[0]) for line in stalled.shown] == [
-        ("builds", "of alice"), ("later", "of nobody"),
+        ("builds", "owner alice"), ("later", "owner nobody"),
     ]  # fmt: skip
     assert (stalled.number, stalled.more) == (2, 0)
     text = visit().text
     assert "Stalled consumers: 2</h3>" in text
-    assert "of alice, 3 messages, nothing acknowledged for 12 minutes</span>" in text
+    assert "owner alice, 3 messages, nothing acknowledged for 12 minutes</span>" in text
 
 
 def test_the_linked_lists_exist(visit, client, guarded):

@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("queues", "0008_state_labels")]
+    dependencies = [("queues", "0007_cluster")]
 
     operations = [
         migrations.AddField(
