@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
+from uuid import UUID
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import transaction
@@ -92,17 +93,20 @@ def start(
     first: int = 1,
     last: int | None = None,
     rate: int | None = None,
+    uuid: UUID | None = None,
 ) -> Replay:
     """Create a replay of the messages from ``first`` to ``last``. The task carries it out.
 
-    ``rate`` is the most messages a second.
+    ``rate`` is the most messages a second. ``uuid`` is the replay's, so that a form that is sent twice starts one.
 
     Raises:
         ReplayRefused: its Pulse user may not write to the target, the target is missing or would be over its deletion
             limit again, or the range is invalid.
+        IntegrityError: there is a replay of this UUID.
         BrokerError: the broker is unreachable or refuses.
     """
     replay = _planned(archive, queue, exchange, first, last)
+    replay.uuid = uuid or replay.uuid
     replay.rate, replay.by, replay.created = rate, by, timezone.now()
     try:
         with locks.lock(f"replays of {archive.pulse_user_id}", WAIT_SECONDS), broker.session(archive.vhost) as session:

@@ -1,11 +1,13 @@
 """The pages of replays: three steps to start one, its progress, and its result."""
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django import forms
 from django.contrib import messages
+from django.db import IntegrityError
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -83,6 +85,7 @@ class RangeForm(forms.Form):
         label="Messages a second",
         help_text="Empty: as fast as the broker confirms them.",
     )
+    uuid = forms.UUIDField(required=False, widget=forms.HiddenInput)  # of the replay, from the preview
 
     def __init__(self, archive: Archive, data: QueryDict | None, initial: dict[str, Any]) -> None:
         super().__init__(data, initial=initial, label_suffix="")
@@ -113,7 +116,7 @@ def archive_replay(request: Request, uuid: UUID) -> HttpResponse:
     chosen = RangeForm(archive, given if step == CHECK else None, every)
     if step == CHECK and not chosen.is_valid():
         step = WHICH
-    fields = {name: given[name] for name in (*target.fields, *chosen.fields) if given.get(name)}
+    fields = {name: given[name] for name in ("to", "name", "first", "last", "rate") if given.get(name)}
     context = {
         **describe(archive),
         "step": step,
@@ -138,11 +141,12 @@ def _preview(
     """Start the replay if the preview was confirmed, else show the preview."""
     to = {"queue": target["queue"], "exchange": target["exchange"]}
     span = {"first": chosen["first"], "last": chosen["last"]}
-    rate, status = chosen["rate"], 200
+    rate, uuid, status = chosen["rate"], chosen["uuid"] or uuid4(), 200
     try:
         if request.method == "POST":
-            started = replay.start(archive, request.user, **to, **span, rate=rate)
-            return redirect("replay", archive.uuid, started.uuid)
+            with suppress(IntegrityError):  # the form was sent twice
+                replay.start(archive, request.user, **to, **span, rate=rate, uuid=uuid)
+            return redirect("replay", archive.uuid, uuid)
         context["preview"] = replay.preview(archive, **to, **span)
     except ReplayRefused as error:
         context["trouble"] = str(error)
@@ -152,6 +156,7 @@ def _preview(
     earlier = archive.replays.filter(first__lte=span["last"], last__gte=span["first"])
     context |= {
         **span,
+        "uuid": uuid,
         "number": number,
         "rate": rate,
         "lasts": duration(number / rate) if rate else "",

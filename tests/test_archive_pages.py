@@ -19,7 +19,7 @@ from queues.monitor import run_pass
 from rabbit.fetching import Fetched
 from tests.archives import store_archive
 from tests.chromium import sign_in, violations
-from tests.toolbox import AWAY_AMQP, stored_queue
+from tests.toolbox import AWAY_AMQP, in_parallel, stored_queue
 
 NAME = "queue/alice/builds"
 MARKUP = "<script>alert(1)</script>\u202e"
@@ -220,6 +220,17 @@ def test_a_replay_starts_in_three_steps(deleted, visit, amqp, alice):
     one = Replay.objects.get()
     assert started.headers["Location"] == f"/archives/{deleted.uuid}/replays/{one.uuid}/"
     assert (one.first, one.last, one.rate, one.to_queue, one.by) == (3, 12, 5, NAME, alice)
+
+
+def test_a_form_that_is_sent_twice_starts_one_replay(deleted, visit, amqp):
+    amqp.queue(NAME)
+    run_pass()
+    preview = start_of(deleted, visit, step=3, to="back", first=1, last=20).text
+    fields = dict(re.findall(r'type="hidden" name="(to|first|last|uuid)" value="([^"]*)"', preview))
+    answers = in_parallel(*[lambda: visit.post(f"/archives/{deleted.uuid}/replay/", fields)] * 2)
+    assert {answer.headers["Location"] for answer in answers} == {
+        f"/archives/{deleted.uuid}/replays/{Replay.objects.get().uuid}/"
+    }
 
 
 @pytest.mark.parametrize(
