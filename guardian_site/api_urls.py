@@ -79,6 +79,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("archives/<str:uuid>/messages/", archives.Archives.as_view({"get": "messages"}, pagination_class=None)),
     path("archives/<str:uuid>/download/", archives.Archives.as_view({"get": "download"})),
     path("archives/<str:uuid>/replay/", archives.Archives.as_view({"post": "replay"})),
+    path("archives/<str:uuid>/replays/", archives.Replays.as_view({"get": "list"})),
     path(
         "archives/<str:uuid>/replays/<str:replay_uuid>/",
         archives.Replays.as_view({"get": "retrieve", "delete": "destroy"}),

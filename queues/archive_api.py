@@ -7,11 +7,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
-from django.shortcuts import get_object_or_404
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
 from rest_framework import mixins, serializers
+from rest_framework import request as rest
 from rest_framework.exceptions import ValidationError
+from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
@@ -203,12 +204,13 @@ class Archives(mixins.ListModelMixin, GenericViewSet[Archive]):
         return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
 
 
-class Replays(GenericViewSet[Replay]):
+class Replays(mixins.ListModelMixin, GenericViewSet[Replay]):
     """Replays of an archive."""
 
     serializer_class = ReplaySerializer
     lookup_field = "uuid"
     lookup_url_kwarg = "replay_uuid"
+    filter_backends = []
 
     def get_queryset(self) -> QuerySet[Replay]:
         """Return the replays of the archive in the path, if the visitor may see it."""
@@ -216,6 +218,11 @@ class Replays(GenericViewSet[Replay]):
         return Replay.objects.filter(archive=get_object_or_404(archives, uuid=self.kwargs["uuid"])).select_related(
             "by", "archive"
         )
+
+    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List the replays of an archive, newest first."""
+        return super().list(request, *args, **kwargs)
 
     @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
     def retrieve(self, request: Request, uuid: str, replay_uuid: str) -> Response:

@@ -263,6 +263,7 @@ TABLE: dict[str, dict[str, str]] = {
     "api/archives/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
     "api/archives/<str:uuid>/download/": {"get": "401 404 200 200 404 200"},
     "api/archives/<str:uuid>/replay/": {"post": "401 404 202 202 404 202"},
+    "api/archives/<str:uuid>/replays/": {"get": "401 404 200 200 404 200"},
     "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {
         "get": "401 404 200 200 404 200",
         "delete": "401 404 204 204 404 204",
@@ -396,6 +397,7 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/archives/<str:uuid>/messages/": {"get": "all"},
     "api/archives/<str:uuid>/download/": {"get": "all"},
     "api/archives/<str:uuid>/replay/": {"post": "all"},
+    "api/archives/<str:uuid>/replays/": {"get": "all"},
     "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {"get": "all", "delete": "all"},
     "api/exchanges/": {"get": "all", "delete": "all"},
     "api/channels/": {"get": "all", "post": "all"},
