@@ -472,6 +472,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
             "owners": pulse_user.owners.all(),
             "queues": [readable(name) for name in belongings.queues] if belongings else [],
             "exchanges": [readable(name) for name in belongings.exchanges] if belongings else [],
+            "archives": bool(settings.GUARDIAN_ARCHIVE_DAYS) and pulse_user.keeps_archives,
             "question": question,
             "number_of_queues": queue_counts.of([pulse_user.pk]).get(pulse_user.pk, 0) if trouble else None,
             "form": form,
