@@ -184,9 +184,9 @@ def test_each_owner_gets_one_mail_about_all_adopted_accounts(alice, bob, create_
     run_command(path, "--apply")
     assert sent(alice.email) == sent(bob.email) == ["owner-assigned"]
     to_alice, to_bob = (compose(Notification.objects.get(recipient=owner.email)) for owner in (alice, bob))
-    assert to_alice.subject == "[Guardian] An operator made you an owner of 2 RabbitMQ accounts"
-    assert all(f"/pulse-users/{name}/" in to_alice.body for name in (both, mine))
-    assert to_bob.subject == f"[Guardian] An operator made you an owner of {both}"
+    assert to_alice.subject == "[Guardian] You are now an owner of 2 RabbitMQ accounts"
+    assert all(name in to_alice.body for name in (both, mine))
+    assert to_bob.subject == f"[Guardian] You are now an owner of {both}"
     assert mine not in to_bob.body
 
 
