@@ -1,25 +1,25 @@
 """The services of agents and their processors: reports of agents about themselves, which Guardian stores and shows."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from agents.models import AgentIdentity, AgentProcessor, AgentService
+from agents.records import get_or_create
 
-MAX_SERVICES = 100
-"""Of one identity; and processors of one service."""
+Reported = TypeVar("Reported", AgentService, AgentProcessor)
 
 
 def register_service(identity: AgentIdentity, name: str, mode: str) -> tuple[AgentService, bool]:
     """Store an agent's service, which is active now. Return its row, and whether it is new.
 
     Raises:
-        ValidationError: the identity has too many services.
+        NotVouched, QuotaReached, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
     """
     fields = {"mode": mode, "state": AgentService.State.ACTIVE}
-    _require_room(identity.services.exclude(name=name).count(), "services")
-    return AgentService.objects.update_or_create(identity=identity, name=name, defaults=fields)
+    row, is_new = get_or_create(AgentService.objects.all(), fields, identity.owner, identity=identity, name=name)
+    return (row if is_new else _changed(row, fields)), is_new
 
 
 def register_processor(
@@ -28,19 +28,32 @@ def register_processor(
     """Store a processor of a service, which runs now. Return its row, and whether it is new.
 
     Raises:
-        ValidationError: the service has too many processors.
+        NotVouched, QuotaReached, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
     """
     fields = {"backend_type": backend_type, "backend_version": backend_version, "last_run": timezone.now()}
-    _require_room(service.processors.exclude(name=name).count(), "processors")
-    return AgentProcessor.objects.update_or_create(service=service, name=name, defaults=fields)
+    owner = service.identity.owner
+    row, is_new = get_or_create(AgentProcessor.objects.all(), fields, owner, service=service, name=name)
+    return (row if is_new else _changed(row, fields)), is_new
 
 
 def set_statistics(service: AgentService, statistics: dict[str, Any]) -> None:
-    """Replace the statistics of a service."""
-    service.statistics = statistics
-    service.save(update_fields=["statistics", "modified"])
+    """Replace the statistics of a service.
+
+    Raises:
+        ObjectDoesNotExist: the service was removed meanwhile.
+    """
+    _changed(service, {"statistics": statistics})
 
 
-def _require_room(others: int, what: str) -> None:
-    if others >= MAX_SERVICES:
-        raise ValidationError(f"There can be {MAX_SERVICES} {what} at most. Delete one first.")
+def _changed(row: Reported, fields: Mapping[str, Any]) -> Reported:
+    """Change a row, and return it.
+
+    Raises:
+        ObjectDoesNotExist: it was removed meanwhile.
+    """
+    values = {**fields, "modified": timezone.now()}
+    if not type(row).objects.filter(pk=row.pk).update(**values):
+        raise type(row).DoesNotExist
+    for name, value in values.items():
+        setattr(row, name, value)
+    return row

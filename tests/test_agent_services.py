@@ -3,15 +3,19 @@
 import json
 import subprocess
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from accounts.models import Owner
+from accounts.quotas import QuotaReached
 from agents import services
 from agents.models import AgentIdentity, AgentService, EventSubscription, Offering
 from guardian_site.version import __version__
 from tests.api import Program
 from tests.plugin import ROOT
+from tests.toolbox import in_parallel
 
 PATH = "marketplace-site-agent-identities/"
 SERVICES = "marketplace-site-agent-services/"
@@ -69,15 +73,39 @@ def test_an_invalid_report_names_its_field(agent, identity, path, body, field):
     assert (answer.status_code, list(answer.json())) == (400, [field])
 
 
-def test_an_identity_has_a_bounded_number_of_services(agent, identity):
-    AgentService.objects.bulk_create(
-        AgentService(identity=identity, name=f"service {one}") for one in range(services.MAX_SERVICES)
-    )
+def test_an_owner_has_at_most_so_many_services_and_processors(agent, identity, settings):
+    settings.GUARDIAN_MAX_SUBSCRIPTIONS = 2
     path = f"{PATH}{identity.uuid.hex}/register_service/"
-    answer = agent.post(path, {"name": "one too many"})
-    assert answer.status_code == 400
-    assert str(services.MAX_SERVICES) in answer.content.decode()
+    services = [agent.post(path, {"name": f"service {one}"}).json()["uuid"] for one in range(2)]
+    refused = agent.post(path, {"name": "one too many"})
+    assert (refused.status_code, "at most 2" in refused.text) == (400, True)
     assert agent.post(path, {"name": "service 0"}).status_code == 200
+    processor = {"name": "slurm", "backend_type": "SLURM"}
+    paths = [f"{SERVICES}{uuid}/register_processor/" for uuid in services]
+    assert [agent.post(path, processor).status_code for path in (*paths, paths[0])] == [201, 201, 200]
+    assert agent.post(paths[0], {**processor, "name": "one too many"}).status_code == 400
+
+
+def test_concurrent_registrations_of_services_do_not_exceed_the_quota(transactional_db, settings):
+    settings.GUARDIAN_MAX_SUBSCRIPTIONS = 3
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    identity = AgentIdentity.objects.create(owner=owner, offering=Offering.objects.create(name="x"), name="cellar")
+    outcomes = in_parallel(*[partial(services.register_service, identity, f"s{one}", "") for one in range(8)])
+    assert sum(isinstance(outcome, QuotaReached) for outcome in outcomes) == 5
+    assert AgentService.objects.count() == 3
+
+
+def test_a_report_about_a_service_that_was_deleted_meanwhile_is_404(agent, identity, monkeypatch):
+    service = identity.services.create(name="orders")
+    real = services.set_statistics
+
+    def delete_meanwhile(row, statistics):
+        AgentService.objects.all().delete()
+        real(row, statistics)
+
+    monkeypatch.setattr(services, "set_statistics", delete_meanwhile)
+    answer = agent.post(f"{SERVICES}{service.uuid.hex}/set_statistics/", {"statistics": {}})
+    assert answer.status_code == 404
 
 
 def test_an_agent_reads_the_version_and_who_it_is(agent, alice):
