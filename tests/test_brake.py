@@ -298,7 +298,7 @@ def test_an_owner_who_was_warned_is_notified_when_the_deletion_is_blocked(guarde
         call_command("send_notifications", "--once")
         amqp.publish("queue/alice/builds", 5)
     first, second = mailbox.to("alice@example.org")
-    assert "If it grows past 10 messages, it is deleted" in first.text
+    assert "If it grows past 10 messages, Guardian deletes it" in first.text
     assert "It is over its limit; deletion is blocked until an operator decides." in second.text
 
 
