@@ -149,9 +149,10 @@ def _owner_left(notification: Notification) -> Content:
     owned = list(PulseUser.objects.filter(username__in=usernames, owners__email=notification.recipient))
     if not owned:
         raise kinds.Obsolete("The accounts were deleted, or have other owners.")
-    accounts = _accounts([one.username for one in owned])
+    owned_names = [one.username for one in owned]
+    accounts = _accounts(owned_names)
     left, by = facts["left"], facts["by"]
-    no_longer = f"{', '.join(left)} no longer own{'s' if len(left) == 1 else ''} {accounts}"
+    no_longer = f"{', '.join(left)} no longer own{'s' if len(left) == 1 else ''}"
     exposed = any(one.password_exposed_at for one in owned)
     if exposed:
         next_ = "A former owner may know the password, and can still connect with it."
@@ -160,11 +161,11 @@ def _owner_left(notification: Notification) -> Content:
         next_ = "The password was changed since, so a former owner can't connect."
         advice = "If your clients can't connect, ask another owner for the new password, or set one."
     return Content(
-        subject=f"{no_longer}: {'set a new password' if exposed else 'the password was changed'}",
-        happened=f"{no_longer}{'' if by in left else f': {by} removed them'}.",
+        subject=f"{no_longer} {_short(owned_names)}: {'set a new password' if exposed else 'the password was changed'}",
+        happened=f"{no_longer} {accounts}{'' if by in left else f': {by} removed them'}.",
         next=next_,
         advice=advice,
-        action=_set_passwords([one.username for one in owned]),
+        action=_set_passwords(owned_names),
         facts=[Fact("No longer owners", ", ".join(left)), Fact("Removed by", by), as_of(notification)],
         tables=[Table([_password_row(one) for one in owned], "Passwords")],
         why=Why(f"You get this because you own {accounts}."),
@@ -175,7 +176,7 @@ def _removed(usernames: Sequence[str], by: str) -> Content:
     accounts = _accounts(usernames)
     its, it = ("its", "it") if len(usernames) == 1 else ("their", "them")
     return Content(
-        subject=f"You no longer own {accounts}",
+        subject=f"You no longer own {_short(usernames)}",
         happened=f"{by} removed you from the owners of {accounts}.",
         next=f"You get no more notifications about {its} queues, and can't change {it}.",
         advice=f"If this is a mistake, ask {by}.",
@@ -197,6 +198,10 @@ def _password_row(account: PulseUser) -> Row:
 
 
 def _accounts(usernames: Sequence[str]) -> str:
+    return f"the RabbitMQ account {usernames[0]}" if len(usernames) == 1 else _short(usernames)
+
+
+def _short(usernames: Sequence[str]) -> str:
     return usernames[0] if len(usernames) == 1 else f"{len(usernames)} RabbitMQ accounts"
 
 
