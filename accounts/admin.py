@@ -4,8 +4,7 @@ Actions call the same functions as pages and the API. Actions that send requests
 failures and report each result. The admin offers no change that would leave the broker out of step.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -24,7 +23,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth.models import Group
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist, PermissionDenied, ValidationError
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import DataError
 from django.db.models import Count, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
@@ -38,6 +37,7 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
 from accounts import addresses, audit, pulse_users, queue_effects, tokens, vouching, withdrawal
+from accounts.each import MAX_ROWS_SHOWN, apply_to_each, describe_error, report_results
 from accounts.forms import ThresholdsForm, WithdrawForm
 from accounts.models import (
     UNCHANGED,
@@ -50,14 +50,7 @@ from accounts.models import (
     Vouching,
 )
 from core.confirmation import ConfirmableChange, ConfirmationRequired
-from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_executed
 from rabbit.names import readable
-
-MAX_ROWS_SHOWN = 100
-"""Rows named on a confirmation page and in a message."""
-
-ACTION_TIMEOUT_SECONDS = 20
-"""The operator waits for the response. An action that takes longer leaves the remaining rows."""
 
 CHOSEN_FIELD = "chosen"
 
@@ -245,7 +238,7 @@ def confirmation_page(
     ``required``: the action deletes queues, which the page shows.
     """
     if not rows:
-        report_results(model_admin, request, [], "", [])
+        report_results(request, [], "", [])
         return redirect(request.get_full_path())
     context = {
         **model_admin.admin_site.each_context(request),
@@ -284,91 +277,6 @@ def ask_again(model_admin: AuditedAdmin, request: HttpRequest, required: Confirm
     }
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/confirm.html", context)
-
-
-def apply_to_each(
-    model_admin: admin.ModelAdmin,
-    request: HttpRequest,
-    rows: Iterable[Any],
-    do: Callable[[Any], object],
-    done: str,
-    refusals: tuple[type[Exception], ...] = (),
-) -> None:
-    """Call ``do`` for each row, continue after single failures, and report the results.
-
-    ``done`` completes the success message, as in "are deleted". ``refusals`` are further expected exceptions. Stop if
-    the broker is unreachable or after ``ACTION_TIMEOUT_SECONDS``, and report how many rows were not tried.
-    """
-    expected: tuple[type[Exception], ...] = (ValidationError, PermissionDenied, ObjectDoesNotExist, *refusals)
-    left, succeeded, deadline = list(rows), [], time.monotonic() + ACTION_TIMEOUT_SECONDS
-    failed: list[tuple[str, Exception]] = []
-    stop_reason = ""
-    while left and not stop_reason:
-        if time.monotonic() >= deadline:
-            stop_reason = f"the action took longer than {ACTION_TIMEOUT_SECONDS} s; select them again"
-            break
-        row = left.pop(0)
-        try:
-            do(row)
-        except expected as error:
-            failed.append((str(row), error))
-        except BrokerError as error:
-            failed.append((str(row), error))
-            if isinstance(error, BrokerUnavailable):
-                stop_reason = "the broker does not answer; try again when it does"
-        else:
-            succeeded.append(str(row))
-    if succeeded or failed or not left:
-        report_results(model_admin, request, succeeded, done, failed)
-    if left:
-        text = f"{number_of(left)} not tried, because {stop_reason}: {join_names([str(row) for row in left])}"
-        model_admin.message_user(request, text, messages.WARNING)
-
-
-def report_results(
-    model_admin: admin.ModelAdmin,
-    request: HttpRequest,
-    succeeded: Sequence[str],
-    done: str,
-    failed: Sequence[tuple[str, Exception]],
-) -> None:
-    """Show messages with the names of the rows that succeeded and failed, and the reasons of the failures."""
-
-    def show(level: int, text: str) -> None:
-        model_admin.message_user(request, text, level)
-
-    for name, error in failed[:MAX_ROWS_SHOWN]:
-        show(messages.ERROR, f"'{readable(name)}': {describe_error(error)}")
-    if more := [name for name, _ in failed[MAX_ROWS_SHOWN:]]:
-        show(messages.ERROR, f"{len(more):,} more failed: {join_names(more)}")
-    if succeeded:
-        show(messages.SUCCESS, f"{number_of(succeeded)} {done}: {join_names(succeeded)}")
-    if not succeeded and not failed:
-        show(messages.WARNING, "None of these exists any more.")
-
-
-def describe_error(error: Exception) -> str:
-    """Return why an action failed, or that its outcome is unknown."""
-    if isinstance(error, ValidationError):
-        return " ".join(error.messages)
-    if isinstance(error, ObjectDoesNotExist):
-        return "it was removed meanwhile"
-    if isinstance(error, Refused):
-        return f"not done, because the broker refuses: {readable(error.reason)}"
-    if isinstance(error, BrokerError) and not was_not_executed(error):
-        return f"the broker gave no clear answer, so the outcome is unknown: {readable(str(error))}"
-    return readable(str(error))
-
-
-def number_of(things: Collection[object]) -> str:
-    """Return "1 is", "2 are" and so on, as the beginning of a sentence."""
-    return f"{len(things):,} {'is' if len(things) == 1 else 'are'}"
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return the names as a readable list, shortened to ``MAX_ROWS_SHOWN``."""
-    more = len(names) - MAX_ROWS_SHOWN
-    return ", ".join(map(readable, names[:MAX_ROWS_SHOWN])) + (f", and {more:,} more." if more > 0 else ".")
 
 
 def count_related(model: type[Model], by: str, those: QuerySet[Any] | None = None) -> Coalesce:
@@ -461,7 +369,6 @@ class OwnerAdmin(AuditedAdmin):
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
         """Vouch for the selected owners."""
         apply_to_each(
-            self,
             request,
             queryset,
             lambda owner: vouching.vouch(owner, current_operator(request), "in the admin"),
@@ -504,7 +411,7 @@ class OwnerAdmin(AuditedAdmin):
             )
 
         removed = "; Guardian removes the accounts that only they owned" if remove else ""
-        apply_to_each(self, request, owners, withdraw, f"no longer able to create accounts and tokens{removed}")
+        apply_to_each(request, owners, withdraw, f"no longer able to create accounts and tokens{removed}")
 
 
 @admin.register(Vouching)
@@ -568,7 +475,7 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
             except ConfirmationRequired as error:
                 required = error
             else:
-                report_results(self, request, [str(token) for token in found], "revoked", [])
+                report_results(request, [str(token) for token in found], "revoked", [])
                 return None
         question = Confirmation(
             "revoke",
@@ -687,7 +594,7 @@ class PulseUserAdmin(AuditedAdmin):
             else:
                 succeeded = [str(account) for account in accounts if account not in missing]
                 failed = [(str(account), PulseUser.DoesNotExist()) for account in missing]
-                report_results(self, request, succeeded, "updated", failed)
+                report_results(request, succeeded, "updated", failed)
                 return None
         question = Confirmation(
             "set_thresholds",

@@ -18,9 +18,16 @@ def typed_confirmation(request: HttpRequest, name: str) -> tuple[NameForm, str]:
 
 
 def confirm_page(
-    request: HttpRequest, required: ConfirmationRequired, form: NameForm, *, title: str, about: str, back: str
+    request: HttpRequest,
+    required: ConfirmationRequired,
+    form: NameForm,
+    *,
+    title: str,
+    about: str,
+    back: str,
+    verb: str = "delete",
 ) -> HttpResponse:
-    """Show what the change deletes, and the form that sends it again with the confirmation.
+    """Show what the change deletes, or does as ``verb`` says, and the form that sends it again with the confirmation.
 
     ``about`` says when the queues are deleted. ``back`` is the path of the page without the change.
     """
@@ -33,5 +40,6 @@ def confirm_page(
         "title": title,
         "about": about,
         "back": back,
+        "verb": verb,
     }
     return render(request, "confirm.html", context)

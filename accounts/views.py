@@ -206,7 +206,7 @@ def _pulse_user_response(
             "pulse_user": pulse_user,
             **_connecting(pulse_user.username),
             "queues_api": connecting.curl(f"/api/queues/?pulse_user={quote(pulse_user.username, safe='')}"),
-            "owners": pulse_user.owners.all(),
+            "owners": list(pulse_user.owners.all()),
             "invitations": pulse_user.invitations.open().select_related("invitee", "inviter"),
             "addresses": pulse_user.notification_addresses.all(),
             "permissions": permissions,

@@ -45,9 +45,10 @@ class AffectedQueue(NamedTuple):
 
 @dataclass(frozen=True)
 class Effect:
-    """The queues that a change deletes, now or in the next pass."""
+    """The queues that a change deletes, now or in the next pass, or purges."""
 
     queues: Sequence[AffectedQueue]
+    verb: str = "deletes"
 
     def __add__(self, other: "Effect") -> "Effect":
         """Return both effects as one."""
@@ -75,7 +76,7 @@ class Effect:
         unknown = sum(queue.messages is None for queue in self.queues)
         queues, messages = _number(len(self.queues), "queue"), _number(self.messages, "message")
         of_unknown = f", and an unknown number in {_number(unknown, 'queue')}" if unknown else ""
-        return f"This deletes {queues} with {messages}{of_unknown}."
+        return f"This {self.verb} {queues} with {messages}{of_unknown}."
 
     def as_json(self) -> dict[str, Any]:
         """Return the effect as the API shows it."""

@@ -18,14 +18,13 @@ from accounts.admin import (
     Confirmation,
     ReadOnlyAdmin,
     Row,
-    apply_to_each,
     chosen_rows,
     confirmation_page,
     count_related,
     current_operator,
     is_confirmed,
-    report_results,
 )
+from accounts.each import apply_to_each, report_results
 from core.links import absolute_url
 from message_store import applications
 from message_store.models import Application, ApplicationKey
@@ -97,7 +96,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
             try:
                 return _show_new_key(request, found[0])
             except (ValidationError, ObjectDoesNotExist) as error:
-                report_results(self, request, [], "", [(str(found[0]), error)])
+                report_results(request, [], "", [(str(found[0]), error)])
                 return None
         question = Confirmation(
             "create_key",
@@ -115,7 +114,6 @@ class ApplicationAdmin(ReadOnlyAdmin):
         found = list(chosen_rows(self, request, queryset))
         if is_confirmed(request):
             apply_to_each(
-                self,
                 request,
                 found,
                 lambda one: applications.delete_application(one, current_operator(request)),
@@ -167,7 +165,7 @@ class ApplicationKeyAdmin(ReadOnlyAdmin):
         found = list(chosen_rows(self, request, queryset).select_related("application"))
         if is_confirmed(request):
             apply_to_each(
-                self, request, found, lambda key: applications.revoke_key(key, current_operator(request)), "revoked"
+                request, found, lambda key: applications.revoke_key(key, current_operator(request)), "revoked"
             )
             return None
         question = Confirmation(

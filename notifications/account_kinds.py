@@ -1,7 +1,6 @@
 """The kinds of notification about owners and their accounts."""
 
 from collections.abc import Sequence
-from datetime import UTC
 
 from django.urls import reverse
 
@@ -9,7 +8,7 @@ from accounts import addresses
 from accounts.models import Invitation, NotificationAddress, PulseUser
 from core.links import absolute_url
 from notifications import kinds
-from notifications.content import Content, Fact, Link, Row, Table, Why, as_of
+from notifications.content import Content, Fact, Link, Row, Table, Why, as_of, local_time
 from notifications.models import Notification
 from rabbit.names import readable
 
@@ -72,7 +71,7 @@ def _invitation(notification: Notification) -> Content:
     if invitation is None:
         raise kinds.Obsolete("The invitation was answered or withdrawn in the meantime.")
     username, inviter = invitation.pulse_user.username, invitation.inviter.email
-    expires = f"{invitation.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    expires = local_time(notification, invitation.expires_at)
     return Content(
         subject=f"{inviter} invites you to own {username}",
         happened=f"{inviter} invites you to own the RabbitMQ account {username}. Its owners are notified about its "

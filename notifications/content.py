@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django.urls import reverse
 
 from core.links import absolute_url
+from core.time_zones import zone_of
 from rabbit.names import readable
 
 if TYPE_CHECKING:
@@ -82,7 +83,13 @@ def name_in_subject(name: str) -> str:
 
 def as_of(notification: "Notification") -> Fact:
     """Return the time of the facts. The message may be read hours later."""
-    return Fact("As of", f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC")
+    return Fact("As of", local_time(notification, notification.created))
+
+
+def local_time(notification: "Notification", at: datetime) -> str:
+    """Return a time in the recipient's time zone, as a mail shows it."""
+    zone = zone_of(notification.facts.get("time_zone", "UTC"))
+    return f"{at.astimezone(zone):%Y-%m-%d %H:%M %Z}"
 
 
 def subject_url(notification: "Notification") -> str:

@@ -78,6 +78,9 @@ def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = 
             if not kind.is_final and (to.channel != EMAIL or to.address not in operator_addresses):
                 deferred = deferred or deferred_until(*to.quiet, now)
             facts = {**notice.facts, "owners": owners}
+            *_, zone = to.quiet
+            if zone != "UTC":
+                facts |= {"time_zone": zone}
             if to.account:
                 facts |= {"account": to.account, "added_by": to.added_by}
             common = (notice.kind, notice.about, facts, deferred)

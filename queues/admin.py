@@ -20,15 +20,14 @@ from accounts.admin import (
     PulseUserAdmin,
     ReadOnlyAdmin,
     Row,
-    apply_to_each,
     chosen_rows,
     confirmation_page,
     count_related,
     current_operator,
     given_confirmation,
     is_confirmed,
-    report_results,
 )
+from accounts.each import apply_to_each, report_results
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.confirmation import ConfirmationRequired
 from core.models import Lease
@@ -201,7 +200,6 @@ class QueueAdmin(ReadOnlyAdmin):
             return confirmation_page(self, request, question, queues, _with_length)
         else:
             apply_to_each(
-                self,
                 request,
                 queues,
                 lambda queue: destroy(queue, current_operator(request)),
@@ -263,7 +261,6 @@ class QueueAdmin(ReadOnlyAdmin):
             return required
         succeeded = [str(queue) for queue in chosen_queues if queue.pk not in refused]
         report_results(
-            self,
             request,
             succeeded,
             done,
@@ -426,7 +423,6 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
             )
         else:
             apply_to_each(
-                self,
                 request,
                 accounts,
                 lambda account: removal.remove_pulse_user(account, change, current_operator(request)),

@@ -2,11 +2,12 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues import archive_views, exchange_views, limit_views, replay_views, views
+from queues import archive_views, exchange_views, limit_views, replay_views, selected_views, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
     path("queues/", views.queues_page, name="queues"),
+    path("queues/selected/", selected_views.queues_selected, name="queues_selected"),
     path("queues/<uuid:uuid>/", views.queue_page, name="queue"),
     path("queues/<uuid:uuid>/chart/", views.queue_chart, name="queue_chart"),
     path("queues/<uuid:uuid>/delete/", views.queue_delete, name="queue_delete"),

@@ -184,7 +184,7 @@ def queues_page(request: Request) -> HttpResponse:
     groups = count_by_state(mine)
     context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
     if request.htmx:
-        shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", ""))).select_related("pulse_user")
+        shown = mine.filter(uuid__in=uuids_in(request.GET.get("shown", ""))).select_related("pulse_user")
         return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
     accounts = PulseUser.objects.seen_by(request.user)
     names = list(accounts.values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
@@ -274,7 +274,7 @@ def _freshness(watch: Watch | None) -> Freshness:
     return Freshness(watch.listed_at, late, watch.outage_since is not None)
 
 
-def _uuids(text: str) -> list[UUID]:
+def uuids_in(text: str) -> list[UUID]:
     """Return the UUIDs in a comma-separated list, at most one page of them. Other words are ignored."""
     found = []
     for word in text.split(",")[:ROWS]:

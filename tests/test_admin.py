@@ -576,7 +576,7 @@ def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, m
     account = make_account()
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.update(pulse_user=account)
-    monkeypatch.setattr("accounts.admin.MAX_ROWS_SHOWN", 3)
+    monkeypatch.setattr("accounts.each.MAX_ROWS_SHOWN", 3)
     texts = messages_of(
         confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="20", max_length="")
     )

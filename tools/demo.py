@@ -644,7 +644,9 @@ def main() -> int:
         demo.run()
         is_done = True
         demo.show_locations()
-        if not is_unattended:
+        if is_unattended:
+            demo.say("The demo ends here, because nobody watches it on a terminal. In one, it runs until Ctrl-C.")
+        else:
             demo.run_until_interrupted()
     except KeyboardInterrupt:
         demo.say("Stopping.")

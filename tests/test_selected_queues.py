@@ -1,0 +1,83 @@
+"""What visitors do to several queues that they selected in the list."""
+
+import re
+
+import pytest
+
+from queues.models import Archive, Queue
+from queues.monitor import run_pass
+from tests.toolbox import queue_names, stored_queue
+
+NAMES = ("queue/alice/a", "queue/alice/b", "queue/alice/c")
+
+
+@pytest.fixture
+def listed(guarded, account, amqp):
+    """Return Alice's three listed queues, with three messages each."""
+    for name in NAMES:
+        amqp.queue(name, 3)
+    run_pass()
+    return list(Queue.objects.order_by("name"))
+
+
+def selected(queues):
+    return [queue.uuid.hex for queue in queues]
+
+
+def confirmation_in(page):
+    return re.search(r'name="confirm" value="([^"]+)"', page.text)[1]
+
+
+@pytest.mark.parametrize(("action", "left"), [("delete", {NAMES[2]}), ("purge", set(NAMES))])
+def test_selected_queues_are_deleted_or_purged_after_a_confirmation(
+    listed, client, alice, management, vhost, amqp, action, left
+):
+    client.force_login(alice)
+    body = {"action": action, "uuid": selected(listed[:2])}
+    page = client.post("/queues/selected/", body)
+    assert f"This {action}s 2 queues with 6 messages." in page.text
+    assert queue_names(management, vhost) == set(NAMES)
+    wrong = client.post("/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "3 queues"})
+    assert "This is another name" in wrong.text
+    done = client.post(
+        "/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "2 queues"}, follow=True
+    )
+    assert f"2 are {action}d" in done.text
+    assert queue_names(management, vhost) == left
+    assert Archive.objects.filter(messages=3).count() == 2
+    assert amqp.channel.queue_declare(NAMES[2], passive=True).method.message_count == 3
+
+
+def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, client, alice, management, vhost):
+    client.force_login(alice)
+    page = client.post("/queues/selected/", {"action": "delete", "uuid": selected(listed[:1])})
+    body = {"action": "delete", "uuid": selected(listed), "confirm": confirmation_in(page), "typed": "3 queues"}
+    again = client.post("/queues/selected/", body)
+    assert "for another change" in again.text
+    assert queue_names(management, vhost) == set(NAMES)
+
+
+def test_queues_of_others_are_left_alone(listed, client, bob):
+    client.force_login(bob)
+    body = {"action": "delete", "uuid": selected(listed)}
+    assert "Select queues in the list first." in client.post("/queues/selected/", body, follow=True).text
+
+
+@pytest.mark.django_db
+def test_operators_set_the_limits_of_selected_queues(account, alice, operator, client):
+    queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0) for name in NAMES]
+    body = {"action": "limits", "uuid": selected(queues[:2]), "set": "1", "max_length": 20_000}
+    client.force_login(alice)
+    assert client.post("/queues/selected/", body).status_code == 403
+    client.force_login(operator)
+    without = {name: value for name, value in body.items() if name != "set"}
+    assert 'name="max_length"' in client.post("/queues/selected/", without).text
+    client.post("/queues/selected/", body)
+    assert [queue.max_length for queue in Queue.objects.order_by("name")] == [20_000, 20_000, None]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("body", [{}, {"action": "delete"}, {"action": "delete", "uuid": "x"}, {"uuid": "0" * 32}])
+def test_without_a_selection_the_page_says_so(client, alice, account, body):
+    client.force_login(alice)
+    assert "Select queues in the list first." in client.post("/queues/selected/", body, follow=True).text
