@@ -121,7 +121,7 @@ def _owner_assigned(notification: Notification) -> Content:
     its, it = ("its", "it") if len(names) == 1 else ("their", "them")
     facts = [Fact("Accounts", "\n".join(names))]
     return Content(
-        subject=f"You are now an owner of {accounts}",
+        subject=f"You are now an owner of {_short(names)}",
         happened=f"{f'The operator {by}' if by else 'An operator'} made you an owner of {accounts}.",
         next=f"You are notified about {its} queues, and can change {it}. Passwords stay as they are.",
         advice="Set a new password if others may know it. If an account is not yours, leave it, or ask the operator.",
