@@ -5,7 +5,7 @@ from django.urls import reverse
 from core.formatting import counted
 from core.links import absolute_url
 from notifications import kinds
-from notifications.content import Content, Fact, Link, as_of
+from notifications.content import Content, Fact, Link, as_of, operators_help
 from notifications.models import Notification
 from queues.mails import queue_table
 
@@ -35,6 +35,7 @@ def _sweep_brake(notification: Notification) -> Content:
         f"{in_use}",
         commands=[f"manage.py {command} --dry-run --json", f"manage.py {command} --force"],
         action=Link("Review the blocked queues", absolute_url(reverse(page))),
+        help=operators_help("the-brake-holds-a-sweep"),
         facts=[Fact("Blocked", count), Fact("Agents' queues", seen), as_of(notification)],
     )
 
@@ -52,6 +53,7 @@ def _orphans_in_use(notification: Notification) -> Content:
         "once, even while they are in use:",
         commands=["manage.py cleanup_orphan_queues --force"],
         action=Link("Review the queues", absolute_url(reverse("operate_orphans"))),
+        help=operators_help("queues-in-use-that-no-agent-registered"),
         facts=[as_of(notification)],
         tables=[queue_table(facts["orphans"], facts["more"])],
     )

@@ -60,6 +60,7 @@ class Why(NamedTuple):
 @dataclass(frozen=True)
 class Content:
     """The parts of a message, in their order. ``advice`` is what the recipient can do, ``action`` the button for it.
+    ``help`` leads to the section of the documents about it.
 
     ``why`` None: the recipient owns the queue or operates this installation.
     """
@@ -70,6 +71,7 @@ class Content:
     advice: str = ""
     commands: Sequence[str] = ()
     action: Link | None = None
+    help: Link | None = None
     facts: Sequence[Fact] = ()
     tables: Sequence[Table] = ()
     why: Why | None = None
@@ -97,6 +99,11 @@ def subject_url(notification: "Notification") -> str:
     if notification.subject is None or "account" in notification.facts:
         return ""
     return absolute_url(notification.subject.path)
+
+
+def operators_help(section: str) -> Link:
+    """Return the link to a section of the operators' document."""
+    return Link("Help with this alarm", f"{absolute_url(reverse('help_document', args=['operators']))}#{section}")
 
 
 def is_to_operator(notification: "Notification") -> bool:

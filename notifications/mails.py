@@ -89,6 +89,8 @@ def _paragraphs(said: Content) -> Iterator[str]:
         yield "\n".join(f"    {command}" for command in said.commands)
     if said.action:
         yield f"{said.action.text}:\n{said.action.url}"
+    if said.help:
+        yield f"{said.help.text}: {said.help.url}"
     for table in said.tables:
         yield _table(table)
     if said.facts:

@@ -19,6 +19,7 @@ from notifications.content import (
     Why,
     as_of,
     name_in_subject,
+    operators_help,
     subject_url,
 )
 from notifications.models import Notification
@@ -417,6 +418,7 @@ def outage(notification: Notification) -> Content:
         next="Guardian keeps trying, and notifies you when the broker answers again. No queue was deleted meanwhile.",
         advice="Check that RabbitMQ runs and that its management plugin answers.",
         facts=[Fact("Reason", notification.facts["error"])],
+        help=operators_help("the-broker-cant-be-asked"),
     )
     return _to_operators(notification, said)
 
@@ -452,6 +454,7 @@ def brake(notification: Notification) -> Content:
         commands=["manage.py monitor_queues --once --dry-run"],
         action=Link("Review the blocked queues", _page("operate_brake")),
         facts=reasons,
+        help=operators_help("the-brake-holds"),
     )
     return _to_operators(notification, said)
 
@@ -466,6 +469,7 @@ def short_list(notification: Notification) -> Content:
         advice="Check that all nodes of the cluster run: a node that stops or starts shortens the list. "
         "If you removed the queues, there is nothing to do.",
         facts=[Fact("Missing", f"{missing:,}"), Fact("Listed", f"{seen:,}")],
+        help=operators_help("the-brokers-list-lacks-queues"),
     )
     return _to_operators(notification, said)
 
@@ -482,6 +486,7 @@ def alarm(notification: Notification) -> Content:
         advice="Start the consumers of long queues, or purge or delete queues that nobody needs. "
         f"If queues are not the cause, {other}.",
         facts=[Fact("Node", node), Fact("Resource", resource)],
+        help=operators_help("a-resource-alarm-is-raised"),
     )
     return _to_operators(notification, said)
 
@@ -515,6 +520,7 @@ def node_lost(notification: Notification) -> Content:
         advice="Start the node. If it is gone permanently, remove it from the cluster. Run on another node:",
         commands=[f"rabbitmqctl forget_cluster_node {node}"],
         facts=[Fact("Node", node), Fact("Running nodes", ", ".join(facts["others"]) or "none")],
+        help=operators_help("a-node-is-not-running"),
     )
     return _to_operators(notification, said)
 
@@ -545,6 +551,7 @@ def refused(notification: Notification) -> Content:
         "RABBIT_URL reachable, or close the connection that holds an exclusive queue. This sets the permissions:",
         commands=['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"'],
         facts=[Fact("Reason", notification.facts["error"])],
+        help=operators_help("the-broker-refuses-to-delete-a-queue"),
     )
     return _to_operators(notification, said)
 
@@ -558,6 +565,7 @@ def unresponsive(notification: Notification) -> Content:
         "its deletion. It notifies you when the list works again.",
         advice="Find the queue with this command. Restart its node, or delete the queue.",
         commands=["rabbitmqctl list_unresponsive_queues"],
+        help=operators_help("a-queues-process-does-not-respond"),
     )
     return _to_operators(notification, said)
 
@@ -584,9 +592,10 @@ def unaddressable(notification: Notification) -> Content:
         happened=f"The broker has {counted(count, 'queue')} with a name that no client can use. "
         "The name is not valid UTF-8, or is longer than 255 bytes.",
         next=f"Guardian can't warn about {them} or delete {them}. You get no further mail until no such queue is left.",
-        advice=f"Delete {them} with 'rabbitmqctl eval', or bound {them} with an operator policy. Both commands are in "
-        'docs/operators.md under "A queue can\'t be addressed".',
+        advice=f"Delete {them} with 'rabbitmqctl eval', or bound {them} with an operator policy. "
+        "The help has both commands.",
         tables=[queue_table(facts["shown"], facts["more"])],
+        help=operators_help("a-queue-cant-be-addressed"),
     )
     return _to_operators(notification, said)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from accounts import addresses
 from accounts.models import Invitation, NotificationAddress, Owner, PulseUser
 from core.formatting import duration, rate_in_words
+from guardian_site.help_pages import rendered
 from notifications import kinds
 from notifications.kinds import Obsolete
 from notifications.mails import compose, in_text
@@ -138,6 +139,14 @@ def test_the_documents_explain_every_mail(kind, complete):
     for pattern, placeholder in PLACEHOLDERS.items():
         subject = re.sub(pattern, placeholder, subject)
     assert subject in "".join((DOCS / f"{name}.md").read_text() for name in ("owners", "operators"))
+
+
+@pytest.mark.parametrize("kind", kinds.names())
+def test_the_help_of_a_mail_is_a_section_of_the_documents(kind, complete):
+    linked = kinds.get(kind).content(complete(kind)).help
+    if linked:
+        section = linked.url.partition("/help/operators/#")[2]
+        assert f'id="{section}"' in rendered("operators")[1]
 
 
 def test_a_confirmation_mail_links_to_the_confirmation_of_its_address(address):
