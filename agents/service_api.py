@@ -143,5 +143,5 @@ class UserMe(APIView):
         data = UserSerializer(request.user).data
         wanted = request.query_params.getlist("field")
         if unknown := sorted(set(request.query_params) - {"field"}):
-            raise ValidationError({unknown[0]: "There is no such parameter."})
+            raise ValidationError({unknown[0]: ["There is no such parameter."]})
         return Response({name: data[name] for name in data if name in wanted} if wanted else data)

@@ -302,7 +302,10 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "SCHEMA_PATH_PREFIX": "/api",
     "SORT_OPERATIONS": False,  # keep the order of api_urls.py
-    "ENUM_NAME_OVERRIDES": {"ObjectTypeEnum": "agents.models.ObjectType"},
+    "ENUM_NAME_OVERRIDES": {
+        "ObjectTypeEnum": "agents.models.ObjectType",
+        "ServiceStateEnum": "agents.models.AgentService.State",
+    },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "guardian_site.api_schema.add_errors",

@@ -63,15 +63,15 @@ def exchange_delete(request: Request) -> HttpResponse:
     try:
         if form.is_valid():
             exchanges.delete_exchange(request.user, name)
-            messages.success(request, f"The exchange {readable(name)} is deleted.")
+            messages.success(request, f"The exchange {readable(name)} was deleted.")
             return redirect("exchanges")
         found = [one for one in exchanges.own_exchanges(request.user) if one.name == name]
     except actions.Gone:
         found = []
     except BrokerError as error:
-        trouble, status = describe_failure(error, "It was not deleted", destructive=form.is_valid())
+        trouble, status = describe_failure(error, "The exchange was not deleted", destructive=form.is_valid())
         return render(request, "exchanges/delete.html", {**context, "trouble": trouble}, status=status)
     if not found:
-        messages.warning(request, f"There is no exchange {readable(name)} on the broker any more.")
+        messages.warning(request, f"The exchange {readable(name)} is no longer on the broker.")
         return redirect("exchanges")
     return render(request, "exchanges/delete.html", {**context, "shown": _exchange_shown(found[0])})

@@ -193,7 +193,7 @@ def test_only_operators_purge_or_delete_a_registered_queue(queue, alice, operato
     Queue.objects.update(registered=True)
     queue.refresh_from_db()
     for do in (actions.delete_queue, actions.purge_queue):
-        with pytest.raises(PermissionDenied, match="registration"):
+        with pytest.raises(PermissionDenied, match="An agent registered this queue"):
             do(queue, alice)
     assert queue_names(management, vhost) == {queue.name}
     actions.delete_queue(queue, operator)

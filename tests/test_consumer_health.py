@@ -331,7 +331,7 @@ def test_counting_takes_one_request_and_constant_statements(
     assert broker_proxy.connections - before == 1
     assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
     let_minutes_pass(minutes=5)
-    with django_assert_num_queries(16):
+    with django_assert_num_queries(17):
         assert count_consumers() == 2 * queues
 
 
@@ -451,6 +451,7 @@ def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded
     monitor.run_pass()
     client.force_login(alice)
     page = f"/queues/{Queue.objects.get().uuid}/"
+    amqp.channel.basic_consume(NAME, lambda *_: None)
     Queue.objects.update(consumers=1)
     assert ">stalled<" not in client.get(page).content.decode()
     Queue.objects.update(stalled_notified_at=NOW)
@@ -553,5 +554,5 @@ def test_detecting_stalls_takes_no_extra_request_and_constant_statements(
         count_consumers()
     assert broker_proxy.connections - before == 1
     let_stalled_minutes_pass(minutes=5)
-    with django_assert_num_queries(16):
+    with django_assert_num_queries(17):
         assert count_consumers() == 2 * queues

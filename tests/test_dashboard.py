@@ -28,7 +28,7 @@ def visit(client, alice):
 
 
 def test_an_owner_with_nothing_sees_the_first_steps(visit):
-    assert "Make an account" in visit().text
+    assert "Create an account" in visit().text
 
 
 def test_an_owner_with_an_account_and_no_queue_sees_how_to_connect(visit, account):

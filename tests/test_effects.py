@@ -578,7 +578,7 @@ def test_an_operator_who_lowers_a_limit_by_mistake_loses_nothing(page, operator,
     page.goto(f"/queues/{Queue.objects.get().uuid}/limits/")
     page.get_by_label("Warning threshold").fill("1")
     page.get_by_label("Deletion limit").fill("2")
-    page.get_by_role("button", name="Set the limits").click()
+    page.get_by_role("button", name="Set limits").click()
     expect(page.get_by_text("This deletes 1 queue with 8 messages.")).to_be_visible()
     page.get_by_role("button", name="Confirm and delete 1 queue").click()
     expect(page.get_by_label("To confirm")).to_be_focused()  # it is required

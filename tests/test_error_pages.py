@@ -35,7 +35,7 @@ urlpatterns = [
     path("away/", needs_the_broker),
     path("database/", needs_the_database),
     path("api/database/", needs_the_database),
-    path("v1/database/", needs_the_database),
+    path("v1/database", needs_the_database),
     path("not-allowed/", not_allowed),
     path("broken/", broken),
     path("api/broken/", broken),

@@ -164,6 +164,8 @@ class World:
         offering.publishers.add(self.owner)
         identity = AgentIdentity.objects.get_or_create(owner=self.owner, offering=offering, name="cellar")[0]
         named = {"vhost": self.owner.uuid.hex, "queue_name": f"consumer_{uuid.uuid4().hex}"}
+        service = identity.services.get_or_create(name="orders")[0]
+        processor = service.processors.get_or_create(name="slurm", defaults={"last_run": timezone.now()})[0]
         consumer = Consumer.objects.get_or_create(identity=identity, defaults=named)[0]
         subscription = EventSubscription.objects.get_or_create(
             owner=self.owner, identity=identity, object_type="order", defaults={"source_ip": "192.0.2.7"}
@@ -186,6 +188,7 @@ class World:
             "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-subscriptions": subscription.uuid,
             "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid, "archives": archive.uuid,
             **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
+            "marketplace-site-agent-services": service.uuid, "marketplace-site-agent-processors": processor.uuid,
         }  # fmt: skip
 
     def _archive(self, queue: Queue) -> Archive:

@@ -188,7 +188,7 @@ def test_without_apply_the_import_only_shows_what_it_would_do(usernames, source,
     assert f"account adopt {usernames[1]} alice@example.org" in lines
     assert any(line.startswith(f'queue make unbounded queue/{usernames[0]}/it\'s "quoted" in test-') for line in lines)
     assert lines[-4:] == [
-        "3 owners: make", "2 accounts: adopt", "2 queues: make unbounded", "Nothing was changed; --apply does it.",
+        "3 owners: create", "2 accounts: adopt", "2 queues: make unbounded", "Nothing was changed; --apply does it.",
     ]  # fmt: skip
     assert all_rows() == before
     code, out, err = run(environment, "import_pulseguardian", "--apply", PULSEGUARDIAN_DATABASE_URL=source.url)
@@ -321,7 +321,7 @@ def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded
     assert "the same address as alice@example.org" in notes_of["ALICE@example.org"]
     assert "not a valid e-mail address" in notes_of["no address"]
     assert "withdrawn here" in notes_of["w@example.org"]
-    assert "can't sign in here" in notes_of[closed].lower()
+    assert "deactivated here" in notes_of[closed].lower()
     assert notes_of[fine] == "w@example.org can't own it. closed@example.org can't own it."
     assert "administrator of the broker" in notes_of[administrator]
     assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such account."
@@ -566,7 +566,7 @@ def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_pa
     opened.close()
     before = hashlib.sha256(path.read_bytes()).digest()
     report = run_import(f"sqlite:///{path}", "--apply")
-    assert [step["do"] for step in report["steps"]] == ["make", "left out", "left out", "left out", "left out"]
+    assert [step["do"] for step in report["steps"]] == ["create", "left out", "left out", "left out", "left out"]
     assert max(len(step["name"]) for step in report["steps"]) == pulseguardian.MAX_TEXT_LENGTH
     assert list(Owner.objects.values_list("email", flat=True)) == ["a@example.org"]
     assert not Queue.objects.exists()

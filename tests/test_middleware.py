@@ -32,7 +32,7 @@ def post_10_gb(client, path, **headers):
 def test_a_page_refuses_a_large_body_unread(db, path):
     page = post_10_gb(Client(), path)
     assert (page.status_code, page["Content-Type"].partition(";")[0]) == (413, "text/html")
-    assert "The body is too large. Nothing was done." in page.text
+    assert "The body is too large. Nothing was changed." in page.text
 
 
 @pytest.mark.parametrize("path", ["me/", "tokens/", "offerings/x/events/", "no/such/"])

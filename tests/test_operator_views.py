@@ -340,7 +340,7 @@ def test_an_operator_previews_and_confirms_a_clean_up_of_stale_subscriptions(ops
     assert "of 1 owner without a valid token: alice@example.org" in words(page)
     assert agent.names == agent.registered
     page = ops.post(STALE, {"shown": key(page)})
-    assert "2 subscriptions and consumers, 1 expired token removed" in words(page)
+    assert "2 subscriptions and consumers removed, 1 expired token removed" in words(page)
     assert agent.names == {"guardian.dlq"}
     assert ("ops@example.org", "requested a clean-up of stale subscriptions") in audited_actions()
 

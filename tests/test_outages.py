@@ -146,7 +146,7 @@ def test_pages_and_the_api_are_503_while_the_database_is_stopped(cluster, alice,
         cluster.halt()
         page, answer = served.get("/queues/"), agent.get("/api/queues/")
         assert (page.status_code, page.headers["Retry-After"]) == (503, "30")
-        assert "database can" in page.text
+        assert "use its database" in page.text
         assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
         assert served.get("/healthz").status_code == 200
         ready = served.get("/readyz")

@@ -495,9 +495,9 @@ def test_the_statements_of_enqueue_do_not_grow_with_the_notices(django_assert_nu
             Channel.objects.create(owner=owner, name=name, service="x", sealed_url="x")
         accounts.append(account)
     notices = [Notice("warning", {}, pulse_user_id=account.id) for account in accounts]
-    with transaction.atomic(), django_assert_num_queries(3):
+    with transaction.atomic(), django_assert_num_queries(4):
         assert enqueue.enqueue(notices, timezone.now()) == many * (4 + many)
-    with transaction.atomic(), django_assert_num_queries(3):
+    with transaction.atomic(), django_assert_num_queries(4):
         enqueue.enqueue([Notice("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
 
 

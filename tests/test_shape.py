@@ -153,7 +153,7 @@ def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(
     # Every batch takes the same number of statements.
     batches = MANY // FEW - 1
     assert few < 40
-    assert many - few == 13 * batches
+    assert many - few == 14 * batches
     assert asked_of_many == asked
 
 

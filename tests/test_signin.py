@@ -669,7 +669,7 @@ def test_a_person_signs_in_with_a_link(live_server, page):
 
 def test_the_sign_in_pages_are_accessible(live_server, page):
     sign_in(page, Owner.objects.create_user("alice@example.org"))
-    assert page.url == f"{live_server.url}/queues/"
+    assert page.url == f"{live_server.url}/"
     for path, words in (
         ("/signout/", "Sign out?"),
         ("/signin/link/used/", "This link no longer works"),

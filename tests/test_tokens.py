@@ -91,7 +91,7 @@ def test_every_endpoint_checks_the_scope_but_those_without_anything_to_protect()
         for pattern in api_urls.urlpatterns
         if (view := getattr(pattern.callback, "cls", None)) and TokenScope not in view.permission_classes
     }
-    assert unchecked == {"SchemaView", "SpectacularSwaggerSplitView", "UnknownAddress"}
+    assert unchecked == {"SchemaView", "UnknownAddress"}
 
 
 def test_an_unknown_address_is_404_for_a_token_of_any_scope(alice):
