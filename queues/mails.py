@@ -233,7 +233,8 @@ def _next(facts: Details) -> str:
         )
     if facts.get("blocked") and not facts["spared"]:
         is_over = length is not None and length > limit
-        return f"{'It is over its deletion limit; deletion' if is_over else 'Its deletion'} is blocked until an operator decides."
+        deletion = "It is over its deletion limit; deletion" if is_over else "Its deletion"
+        return f"{deletion} is blocked until an operator decides."
     deletes = f"If it grows past {messages(limit)}, Guardian deletes it with all its messages."
     if broker_limit := facts.get("broker_limit"):
         excess = "drops the oldest messages past that" if broker_limit["drops_oldest"] else "rejects messages past that"

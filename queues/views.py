@@ -466,7 +466,7 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
                 f"length. Messages past {REGISTERED_MAX_LENGTH:,}, or that wait too long, go to the dead-letter queue."
             )
         if is_limited:
-            return "It is over its warn length. The broker itself limits it: see its limits below."
+            return "It is over its warning threshold. The broker itself limits it: see its limits below."
         if row.spared:
             return (
                 "It is over its warning threshold. It is not deleted for its length, but its messages use the broker's "

@@ -432,7 +432,7 @@ def test_a_quorum_queue_is_not_looked_into(guarded, amqp, visit):
     amqp.queue(NAME, 1, arguments={"x-queue-type": "quorum"})
     run_pass()
     queue = Queue.objects.get()
-    assert "Look at messages" not in visit.get(f"/queues/{queue.uuid}/").text
+    assert "Show messages" not in visit.get(f"/queues/{queue.uuid}/").text
     for page in (
         visit.get(f"/queues/{queue.uuid}/messages/"),
         visit.post(f"/queues/{queue.uuid}/messages/", {"count": 1}),
