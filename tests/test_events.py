@@ -289,7 +289,7 @@ def test_a_publisher_who_lost_access_is_refused(create_subscription_queue, offer
     offering.publishers.add(alice)
     alice.vouched = False
     alice.save()
-    with pytest.raises(NotVouched, match="alice@example.org has no access"):
+    with pytest.raises(NotVouched, match="has no access"):
         publish(offering, "order", {}, by=alice)
     answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", {"object_type": "order", "payload": {}})
     assert answer.status_code == 403
