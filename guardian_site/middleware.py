@@ -91,10 +91,16 @@ class LocalTime:
         """Activate the time zone for this request."""
         if request.path.startswith(("/api/", "/v1/")) or request.path in PROBES:
             return self.get_response(request)
-        user = request.user
-        name = user.time_zone if user.is_authenticated else time_zones.of_browser(request)
-        with timezone.override(time_zones.zone_of(name)):
+        with timezone.override(time_zones.zone_of(_time_zone(request))):
             return self.get_response(request)
+
+
+def _time_zone(request: HttpRequest) -> str:
+    try:
+        user = request.user
+        return user.time_zone if user.is_authenticated else time_zones.of_browser(request)
+    except DatabaseError:  # the view may not need the database, and otherwise answers 503
+        return time_zones.of_browser(request)
 
 
 class WrongKeyLimit:

@@ -299,7 +299,7 @@ def test_an_owner_who_was_warned_is_notified_when_the_deletion_is_blocked(guarde
         amqp.publish("queue/alice/builds", 5)
     first, second = mailbox.to("alice@example.org")
     assert "If it grows past 10 messages, Guardian deletes it" in first.text
-    assert "It is over its limit; deletion is blocked until an operator decides." in second.text
+    assert "It is over its deletion limit; deletion is blocked until an operator decides." in second.text
 
 
 # Releases by several operators

@@ -104,7 +104,7 @@ def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange
     page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     page = page.replace('<code class="name">', "").replace("</code>", "")
     assert "exchange exchange/alice/last, x-match: all, type: order" in page
-    assert "exchange exchange/alice/middle by exchange exchange/alice/first, routing key order.#" in page
+    assert "exchange exchange/alice/first to exchange exchange/alice/middle, routing key order.#" in page
 
 
 # The broker's limit

@@ -603,7 +603,7 @@ def test_without_the_broker_an_owner_is_removed_and_the_page_says_that_the_passw
     page = signed_in(alice).post(f"/pulse-users/shared/owners/{bob.uuid}/remove/", {"new_password": "on"})
     assert page.status_code == 503
     assert "bob@example.org is no longer an owner of shared." in page.text
-    assert "Whether the password was changed isn&#x27;t known" in page.text
+    assert "We don&#x27;t know whether the password was changed." in page.text
     assert owners_of(shared) == {alice}
 
 

@@ -140,6 +140,7 @@ def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings
 def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, monkeypatch, settings):
     settings.GUARDIAN_ARCHIVE_DAYS = 0
     monkeypatch.setattr(deletion, "BATCH_SIZE", FEW)
+    monkeypatch.setattr(deletion, "SPARED_CHECK_SECONDS", 60)
     found = []
     for number in (FEW, MANY):
         create_queues(number)

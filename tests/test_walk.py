@@ -101,7 +101,7 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     page.goto(re.search(rf"{re.escape(live_server.url)}(/queues/\S+/)", warning.text)[1])
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
     figure = page.get_by_role("figure")
-    expect(figure).to_contain_text("6 now")
+    expect(figure).to_contain_text("now 6")
     expect(figure.get_by_text("warning threshold 5")).to_be_visible()
     expect(figure.get_by_text("deletion limit 10")).to_be_visible()
     program.publish(1)
