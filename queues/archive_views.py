@@ -182,7 +182,7 @@ def archive_delete(request: Request, uuid: UUID) -> HttpResponse:
     context = describe(archive)
     if request.method == "POST":
         archive_reading.delete(archive, request.user)
-        messages.success(request, f"The archive of {context['name']} is deleted, with its messages.")
+        messages.success(request, f"The archive of {context['name']} was deleted with its messages.")
         return redirect("archives")
     is_replaying = archive.replays.filter(state=Replay.State.RUNNING).exists()
     return render(request, "archives/delete.html", {**context, "is_replaying": is_replaying})
@@ -203,7 +203,7 @@ def queue_messages(request: Request, uuid: UUID) -> HttpResponse:
     """Say what looking at a queue's messages changes, and show them once the visitor asks for it."""
     queue = get_object_or_404(Queue.objects.seen_by(request.user), uuid=uuid)
     if queue.state == Queue.State.GONE:
-        messages.warning(request, "The queue isn't on the broker any more.")
+        messages.warning(request, "The queue is no longer on the broker.")
         return redirect("queue", uuid)
     form = PeekForm(request.POST if request.method == "POST" else None, label_suffix="")
     context: dict[str, Any] = {"queue": queue, "name": readable(queue.name), "form": form}

@@ -183,7 +183,7 @@ def test_an_archive_is_deleted_after_confirmation(visit):
     assert Archive.objects.exists()
     answer = visit.post(f"/archives/{archive.uuid}/delete/", follow=True)
     assert answer.redirect_chain == [("/archives/", 302)]
-    assert f"The archive of {NAME} is deleted" in answer.text
+    assert f"The archive of {NAME} was deleted" in answer.text
     assert not Archive.objects.exists()
 
 
@@ -259,6 +259,7 @@ def test_the_preview_says_why_a_replay_is_refused(deleted, visit, amqp, settings
     query = {"step": 3, "to": "back", "first": 1, "last": 20}
     missing = start_of(deleted, visit, **query)
     assert "The broker has no queue or exchange of this name. Declare it first. Nothing was sent." in missing.text
+    assert "Start the replay" not in missing.text
     amqp.queue(NAME)
     run_pass()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
