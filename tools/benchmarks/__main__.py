@@ -18,6 +18,7 @@ from rich.console import Console
 
 from rabbit.management import BrokerError
 from tools.benchmarks import (
+    archiving,
     cascade,
     consumers,
     consumers_priority,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
     "prometheus": prometheus.measure,
     "warned": warned.measure,
     "deleting": deleting.measure,
+    "archiving": archiving.measure,
     "queue_list": queue_list.measure,
     "cascade": cascade.measure,
     "orphan_sweep": orphan_sweep.measure,
