@@ -1,8 +1,9 @@
 """Publish an archive's messages again, to a queue or an exchange that its Pulse user may write to.
 
-A replay is a row, which a task carries out in bounded steps. A batch's size is stored before the batch is sent, and the
-number of confirmed messages after it. What is confirmed and recorded is never sent again. A batch in flight at a crash
-is sent again: its messages may arrive twice, have the same ``x-guardian-replay`` header, and are counted.
+A replay is a row, which a task carries out in bounded steps. Before a batch is sent, its size and the number of
+confirmed messages before it are stored, and at the end of a step the number of all. What is confirmed and recorded is
+never sent again. A batch in flight at a crash is sent again: its messages may arrive twice, have the same
+``x-guardian-replay`` header, and are counted.
 """
 
 import logging
@@ -183,9 +184,11 @@ def _step(replay: Replay, until: float) -> int:
         while replay.sent < replay.total and time.monotonic() < until:
             began = time.monotonic()
             if not _send_batch(replay, replay.by, publisher, messages):
-                return replay.sent - before
+                break
             if replay.rate:
+                _record_sent(replay)
                 time.sleep(max(0.0, min(BATCH, replay.rate) / replay.rate - (time.monotonic() - began)))
+    _record_sent(replay)
     if replay.sent >= replay.total:
         _finish(replay, State.DONE)
     return replay.sent - before
@@ -198,7 +201,7 @@ def _send_batch(
     size = min(BATCH, replay.rate or BATCH, replay.total - replay.sent)
     repeated = replay.repeated + replay.in_flight
     running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING, archive__in=Archive.objects.seen_by(by))
-    if not running.update(in_flight=size, repeated=repeated):
+    if not running.update(sent=replay.sent, in_flight=size, repeated=repeated):
         _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
         return False
     replay.in_flight, replay.repeated = size, repeated
@@ -212,8 +215,8 @@ def _send_batch(
     # Those after the first that was refused are sent again if the replay is repeated from there.
     replay.sent += sent
     replay.in_flight = 0
-    Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=0)
     if refused:
+        _record_sent(replay)
         key = list(batch)[sent]
         arrived = sum(confirmed[sent:])
         text = f"Message {first + sent} was not taken: {refused[key]}."
@@ -221,6 +224,10 @@ def _send_batch(
             text += f" {arrived} later ones were."
         _finish(replay, State.FAILED, text)
     return not refused
+
+
+def _record_sent(replay: Replay) -> None:
+    Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=replay.in_flight)
 
 
 def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:

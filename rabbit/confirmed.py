@@ -44,14 +44,12 @@ class ConfirmedPublisher:
             BrokerUnavailable: the broker does not answer in time. Some of the messages may have arrived.
             BrokerError: the broker refuses.
         """
-        tags: dict[int, str] = {}
         self._first = self._sent + 1
+        tags = dict(enumerate(messages, self._first))
+        self._sent += len(messages)
         self._settled.clear()
         self._returned.clear()
-        for key, message in messages.items():
-            self._sent += 1
-            tags[self._sent] = key
-            self._session.request(lambda: self._publish(key, message, exchange, routing_key))  # noqa: B023
+        self._session.request(lambda: self._publish(messages, exchange, routing_key))
         deadline = time.monotonic() + CONFIRM_SECONDS
         while not tags.keys() <= self._settled.keys():
             left = deadline - time.monotonic()
@@ -61,12 +59,13 @@ class ConfirmedPublisher:
         full = {key: "the queue is full" for tag, key in tags.items() if not self._settled[tag]}
         return full | dict.fromkeys(self._returned, "no queue is bound for it")
 
-    def _publish(self, key: str, message: Fetched, exchange: str, routing_key: str | None) -> None:
-        content = amqp.Message(
-            message.body, application_headers={**message.headers, KEY_HEADER: key}, **message.properties
-        )
-        to = message.routing_key if routing_key is None else routing_key
-        self._channel.basic_publish(content, exchange, to, mandatory=True)
+    def _publish(self, messages: Mapping[str, Fetched], exchange: str, routing_key: str | None) -> None:
+        for key, message in messages.items():
+            content = amqp.Message(
+                message.body, application_headers={**message.headers, KEY_HEADER: key}, **message.properties
+            )
+            to = message.routing_key if routing_key is None else routing_key
+            self._channel.basic_publish(content, exchange, to, mandatory=True)
 
     def _settle(self, tag: int, multiple: bool, is_confirmed: bool) -> None:
         # The broker confirms in any order: an unroutable message at once, a persistent one later.
