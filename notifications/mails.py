@@ -10,7 +10,9 @@ from email.utils import parseaddr
 from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
+from django.urls import reverse
 
+from core.links import absolute_url
 from notifications import content, grouping, kinds, subjects
 from notifications.content import Content, Fact, Table, Why
 from notifications.models import Notification
@@ -34,7 +36,13 @@ def compose(*notifications: Notification) -> EmailMultiAlternatives:
         to=[notifications[0].recipient],
         headers={"Auto-Submitted": "auto-generated", "X-Guardian-Kind": kind, **_thread(notifications)},
     )
-    context = {"subject": subject, "content": said, "why": why, "base_url": settings.GUARDIAN_BASE_URL}
+    context = {
+        "subject": subject,
+        "content": said,
+        "why": why,
+        "base_url": settings.GUARDIAN_BASE_URL,
+        "help_url": _help_url(),
+    }
     mail.attach_alternative(render_to_string("mails/message.html", context), "text/html")
     return mail
 
@@ -74,9 +82,13 @@ def _thread(notifications: grouping.Delivery) -> dict[str, str]:
     return headers
 
 
+def _help_url() -> str:
+    return absolute_url(reverse("help"))
+
+
 def _as_text(said: Content, why: Why) -> str:
     footer = [why.text, *([f"{why.link.text}: {why.link.url}"] if why.link else [])]
-    signature = "\n".join(["-- ", *footer, f"Guardian, {settings.GUARDIAN_BASE_URL}"])
+    signature = "\n".join(["-- ", *footer, f"Guardian, {settings.GUARDIAN_BASE_URL}", f"Help: {_help_url()}"])
     return "\n\n".join([*_paragraphs(said), signature]) + "\n"
 
 

@@ -127,6 +127,11 @@ def test_the_text_and_the_html_of_a_mail_have_the_same_words(kind, complete):
     assert text - {"--"} == html
 
 
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_a_mail_links_to_the_help(form, complete):
+    assert "/help/" in words(compose(complete("warning")), form)
+
+
 PLACEHOLDERS = {
     r"queue/alice/builds": "QUEUE", r"\w+@example\.org": "ADDRESS", "rabbit@a": "NODE", "alice": "ACCOUNT",
     r"\d[\d,]*": "N",
