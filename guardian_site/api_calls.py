@@ -181,7 +181,7 @@ def _needs(method: str, path: str) -> str:
     if not why_refused(AuthToken(scope=AuthToken.Scope.AGENT), pattern, method):
         return "a token of any kind, or a session"
     if not why_refused(AuthToken(scope=AuthToken.Scope.ALL), pattern, method):
-        return "a token that may do everything, or a session"
+        return "a token that can do everything, or a session"
     return SESSION
 
 

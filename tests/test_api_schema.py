@@ -150,7 +150,7 @@ def test_the_curl_command_of_a_call_sends_its_method_and_example(call):
 def test_a_call_says_which_tokens_may_send_it():
     needs = {f"{call.method} {call.path}": call.needs for call in CALLS}
     assert needs["GET /api/agent-identities/"] == "a token of any kind, or a session"
-    assert needs["GET /api/queues/"] == "a token that may do everything, or a session"
+    assert needs["GET /api/queues/"] == "a token that can do everything, or a session"
     assert needs["POST /api/tokens/"] == SESSION
 
 
