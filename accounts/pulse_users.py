@@ -33,6 +33,7 @@ from core import broker, locks, removals
 from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, permissions
+from rabbit.addresses import split_addresses
 from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker
 from rabbit.permissions import Permissions
 
@@ -478,8 +479,8 @@ def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
 
 def guardian_usernames() -> set[str]:
     """Return the names of the accounts that Guardian itself uses."""
-    urls = [urlsplit(url) for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL) if url]
-    return {unquote(url.username or "guest") for url in urls}
+    urls = split_addresses(settings.RABBITMQ_MANAGEMENT_URL) + split_addresses(settings.RABBIT_URL)
+    return {unquote(urlsplit(url).username or "guest") for url in urls}
 
 
 def _is_valid_name(name: str) -> bool:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from rabbit.addresses import split_addresses
 from rabbit.amqp import TIMEOUT_SECONDS, Session, Sessions
 from rabbit.management import BrokerUnavailable, Call, Management
 from rabbit.prometheus import Prometheus
@@ -67,7 +68,7 @@ def prometheus() -> Prometheus:
 @lru_cache(maxsize=1)
 def _prometheus(process: int, management_url: str, urls: tuple[str, ...], timeout: float) -> Prometheus:
     try:
-        host = urlsplit(management_url).hostname or ""
+        host = urlsplit(next(iter(split_addresses(management_url)), "")).hostname or ""
         return Prometheus(urls, host=host, read_timeout=timeout, on_call=_notify_listeners)
     except ValueError as error:
         raise BrokerUnavailable(f"GUARDIAN_PROMETHEUS_URLS can't be used: {error}", never_reached=True) from error
@@ -79,7 +80,7 @@ def _notify_listeners(call: Call) -> None:
 
 
 def amqp_url() -> str:
-    """Return the guarded broker's URL for AMQP, without a vhost: ``amqp://user:password@host:port``."""
+    """Return the guarded broker's addresses for AMQP, separated by commas: ``amqp://user:password@host:port``."""
     return str(settings.RABBIT_URL).rstrip("/")
 
 

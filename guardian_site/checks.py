@@ -22,6 +22,7 @@ from guardian_site import logs
 from guardian_site.environment import IN_PASSWORDS
 from message_store.store import STORES
 from queues.thresholds import POLICIES
+from rabbit.addresses import split_addresses
 
 MAX_QUEUE_NAME_LENGTH = 255
 
@@ -82,6 +83,10 @@ def _secrets() -> Iterable[CheckMessage]:
             )
 
 
+OF_CLUSTER = ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL")
+"""The settings that may have several addresses."""
+
+
 def _addresses() -> Iterable[CheckMessage]:
     for name, schemes in (
         ("RABBITMQ_MANAGEMENT_URL", ("http", "https")),
@@ -91,21 +96,18 @@ def _addresses() -> Iterable[CheckMessage]:
         ("GUARDIAN_PUBLIC_AMQP_URL", ("amqp", "amqps")),
         ("GUARDIAN_PUBLIC_STOMP_URL", ("ws", "wss")),
     ):
-        if not _value(name):
-            continue
-        parts = split_address(_value(name))
-        if parts is None or parts.scheme not in schemes or not parts.hostname:
-            # Don't repeat the value: it may contain a password.
-            yield Error(
-                f"{name} is not a valid URL.",
-                hint=(
-                    f"Begin it with {' or '.join(f'{scheme}://' for scheme in schemes)}, and name a host. "
-                    f"{IN_PASSWORDS}"
-                ),
-                id="guardian.E002",
-            )
-        elif problem := _unused_part(name, parts):
-            yield Error(f"{name} {problem[0]}.", hint=problem[1], id="guardian.E030")
+        text = _value(name)
+        urls = split_addresses(text) if name in OF_CLUSTER else [text] if text else []
+        # Don't repeat the value: it may contain a password.
+        numbers = [f" (address {number} of {len(urls)})" if len(urls) > 1 else "" for number in range(1, len(urls) + 1)]
+        for url, which in zip(urls, numbers, strict=True):
+            parts = split_address(url)
+            if parts is None or parts.scheme not in schemes or not parts.hostname:
+                begin = " or ".join(f"{scheme}://" for scheme in schemes)
+                hint = f"Begin it with {begin}, and name a host. {IN_PASSWORDS}"
+                yield Error(f"{name} is not a valid URL{which}.", hint=hint, id="guardian.E002")
+            elif problem := _unused_part(name, parts):
+                yield Error(f"{name} {problem[0]}{which}.", hint=problem[1], id="guardian.E030")
     for url in settings.GUARDIAN_PROMETHEUS_URLS:
         parts = split_address(url)
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
@@ -142,19 +144,17 @@ def _unused_part(name: str, parts: SplitResult) -> tuple[str, str] | None:
 def _task_queue() -> Iterable[CheckMessage]:
     # Celery separates several URLs by semicolons.
     several = settings.CELERY_BROKER_URL.split(";")
-    addresses = [parts for url in several if (parts := split_address(url)) is not None]
-    if len(addresses) < len(several) or not addresses[0].scheme:
+    queues = [parts for url in several if (parts := split_address(url)) is not None]
+    if len(queues) < len(several) or not queues[0].scheme:
         yield Error(
             "CELERY_BROKER_URL is not a valid URL.",
             hint=f"For Redis write redis://host:6379/0. {IN_PASSWORDS}",
             id="guardian.E003",
         )
         return
-    guarded = {
-        _host_and_port(split_address(_value("RABBIT_URL"))),
-        (_host(split_address(_value("RABBITMQ_MANAGEMENT_URL"))), None),
-    }
-    of_amqp = [tasks for tasks in addresses if tasks.scheme in ("amqp", "amqps", "pyamqp")]
+    guarded = {_host_and_port(split_address(url)) for url in split_addresses(_value("RABBIT_URL"))}
+    guarded |= {(_host(split_address(url)), None) for url in split_addresses(_value("RABBITMQ_MANAGEMENT_URL"))}
+    of_amqp = [tasks for tasks in queues if tasks.scheme in ("amqp", "amqps", "pyamqp")]
     if any(_host_and_port(tasks) in guarded or (_host(tasks), None) in guarded for tasks in of_amqp):
         yield Error(
             "CELERY_BROKER_URL is the RabbitMQ that Guardian guards.",

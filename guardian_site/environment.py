@@ -18,7 +18,7 @@ from guardian_site import env_file
 unreadable: dict[str, str] = {}
 """Settings that can't be read, and the reasons. No reason contains a part of the value."""
 
-IN_PASSWORDS = "In a user or password write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25."
+IN_PASSWORDS = "In a user or password write @ as %40, / as %2F, ? as %3F, # as %23, % as %25 and a comma as %2C."
 
 IMPLICIT_TLS_PORT = 465
 STARTTLS_PORTS = (25, 587)

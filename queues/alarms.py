@@ -1,6 +1,7 @@
 """Resource alarms and lost nodes: operators are notified once at the start and once at the end of each."""
 
-from datetime import datetime
+from collections.abc import Collection
+from datetime import datetime, timedelta
 from typing import Any
 
 from notifications.enqueue import Notice
@@ -36,6 +37,34 @@ def notices(earlier: Alarms | None, listing: Snapshot, now: datetime) -> list[No
         for resource, node in sorted(since.keys() - raised)
     ]
     return started + ended
+
+
+EXPLAINS_OUTAGE = timedelta(minutes=3)
+"""For this long after a node stopped responding, it explains why lists hang. RabbitMQ drops it after a minute or so."""
+
+
+def with_frozen(earlier: Alarms | None, frozen: Collection[str], now: datetime) -> Alarms:
+    """Return the alarms after a pass that found these nodes frozen."""
+    lost = {node for resource, node, _ in earlier or () if resource == NODE}
+    return sorted([*(earlier or ()), *([NODE, node, now.isoformat()] for node in set(frozen) - lost)])
+
+
+def frozen_notices(earlier: Alarms | None, frozen: Collection[str], nodes: Collection[str]) -> list[Notice]:
+    """Return a notice of each of these frozen nodes that was not lost before. ``nodes`` are all that ran before."""
+    lost = {node for resource, node, _ in earlier or () if resource == NODE}
+    others = sorted(set(nodes) - set(frozen))
+    return [
+        Notice(kinds.NODE_LOST, {"resource": NODE, "node": node, "running": True, "others": others, "is_frozen": True})
+        for node in sorted(set(frozen) - lost)
+    ]
+
+
+def explain_outage(alarms: Alarms, frozen: Collection[str], now: datetime) -> bool:
+    """Return whether frozen nodes explain that the broker does not answer, so that no outage is reported."""
+    return any(
+        resource == NODE and node in frozen and now - datetime.fromisoformat(since) < EXPLAINS_OUTAGE
+        for resource, node, since in alarms
+    )
 
 
 def _raised(listing: Snapshot) -> set[tuple[str, str]]:

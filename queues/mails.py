@@ -511,12 +511,24 @@ def node_lost(notification: Notification) -> Content:
     """Return the message that a node of the cluster is down."""
     facts = notification.facts
     node = facts["node"]
+    is_frozen = facts.get("is_frozen", False)
+    state = "does not respond" if is_frozen else "is down"
+    hanging = (
+        "RabbitMQ drops the node after a minute. Until then its lists hang, so Guardian guards no queue. Then clients"
+        if is_frozen
+        else "Clients"
+    )
+    remedy = (
+        "Its process hangs, or the network to it is cut: check its machine, and restart it"
+        if is_frozen
+        else "Start the node"
+    )
     said = Content(
-        subject=f"The node {node} is down",
-        happened=f"The node {node} is down.",
-        next="Clients can't reach the queues whose only copy is on that node, and Guardian can't delete them. "
+        subject=f"The node {node} {state}",
+        happened=f"The node {node} {state}.",
+        next=f"{hanging} can't reach the queues whose only copy is on that node, and Guardian can't delete them. "
         "Guardian guards the other queues, and notifies you when the node runs again.",
-        advice="Start the node. If it is gone permanently, remove it from the cluster. Run on another node:",
+        advice=f"{remedy}. If it is gone permanently, remove it from the cluster. Run on another node:",
         commands=[f"rabbitmqctl forget_cluster_node {node}"],
         facts=[Fact("Node", node), Fact("Running nodes", ", ".join(facts["others"]) or "none")],
         help=operators_help("a-node-is-not-running"),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from http import HTTPStatus
 
 from django.conf import settings
 from django.db import transaction
@@ -19,7 +20,7 @@ from core import broker, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import audience, enqueue
 from notifications.enqueue import Notice
-from queues import kinds, registered, unguarded
+from queues import alarms, kinds, registered, unguarded
 from queues.brake_table import LONGEST_FIRST, in_order, lines_of_pass
 from queues.comparison import (
     Changes,
@@ -31,14 +32,18 @@ from queues.comparison import (
 )
 from queues.deletion import Deletion, Outcome, Recheck
 from queues.facts import Facts
-from queues.models import QueueEvent, Watch
+from queues.models import Queue, QueueEvent, Watch
 from queues.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
 from queues.persistence import Inventory, load, stored_queues, write
+from queues.thresholds import GONE
 from rabbit import amqp, deadline, snapshot
-from rabbit.management import BrokerError
+from rabbit.addresses import two_clusters
+from rabbit.amqp import Session
+from rabbit.management import BrokerError, BrokerUnavailable
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
 from rabbit.prometheus import ListNeeded
-from rabbit.snapshot import Snapshot
+from rabbit.snapshot import CLASSIC, Snapshot
+from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +57,14 @@ FIGURES_LAG = timedelta(seconds=10)
 """For this long after a list the Prometheus figures may be older than it, so they must not change any length."""
 
 
+PROBE_SECONDS = 3.0
+"""How long one of several addresses may take for the cheapest request, which a frozen node does not answer."""
+
+REFUSED_BACKOFF_SECONDS = 1.0
+
+NODE_CHANGE_SECONDS = 1.0
+
+
 def is_due() -> bool:
     """Return whether a pass may run now. After failures to reach the broker the interval grows."""
     watch = Watch.objects.filter(id=1).first()
@@ -61,7 +74,9 @@ def is_due() -> bool:
 def seconds_to_wait() -> float:
     """Return the seconds to wait after a pass: the poll interval, or more after failures to reach the broker."""
     watch = Watch.objects.filter(id=1).first()
-    return _backoff_seconds(watch.failures if watch else 0)
+    if watch is None or watch.next_pass_at is None:
+        return float(settings.GUARDIAN_POLL_SECONDS)
+    return max((watch.next_pass_at - timezone.now()).total_seconds(), 0.0)
 
 
 def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
@@ -108,10 +123,11 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     agents_vhosts = registered.provider().vhosts()
     pass_rules = rules(guarded_vhosts(agents_vhosts))
     try:
-        run = PassRun(report, watch, broker.management(), pass_rules, agents_vhosts, lease, force)
-        observation, changes = _observe(run)
+        management = broker.management()
+        run = PassRun(report, watch, management, pass_rules, agents_vhosts, lease, force)
+        run, observation, changes = _observe_in_turn(run)
     except BrokerError as error:
-        _record_outage(report, watch, str(error), lease)
+        _record_outage(report, watch, error, lease)
         return
     inventory = _take_inventory(run, observation.snapshot)
     run.keep_lease()
@@ -124,6 +140,125 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
         return
     write(run, lease, observation, changes, facts, inventory)
     _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
+
+
+def _observe_in_turn(run: PassRun) -> tuple[PassRun, Observation, Changes]:
+    """Observe through one address of the broker. If that fails, begin again at the next.
+
+    Lists fail for a moment with a 5xx status, at all addresses, while a node starts or stops. So after the last address
+    the pass begins again once.
+    """
+    try:
+        return _observe_at_one(run)
+    except BrokerUnavailable as error:
+        if error.status < HTTPStatus.INTERNAL_SERVER_ERROR or deadline.is_limited():
+            raise
+        logger.warning("The pass begins again, because a node may be starting or stopping: %s", error)
+    time.sleep(NODE_CHANGE_SECONDS)
+    run.keep_lease()
+    return _observe_at_one(run)
+
+
+def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
+    """Observe through the first address of the broker at which that succeeds.
+
+    A node that is frozen makes the lists of all nodes hang, so after a timeout no other address is tried.
+    """
+    failures: list[BrokerError] = []
+    for management in run.management.in_turn():
+        at_one = replace(run, management=management)
+        if failures:
+            logger.warning("The pass begins again at the next address of the broker: %s", failures[-1])
+        try:
+            if run.management.has_several_addresses:
+                with deadline.limit(deadline.seconds_left(PROBE_SECONDS)):
+                    management.whoami()
+        except BrokerError as error:
+            failures.append(error)
+            continue
+        try:
+            observation, changes = _observe(at_one)
+            _require_same_cluster(run, observation.snapshot)
+            return at_one, observation, changes
+        except BrokerError as error:
+            failures.append(error)
+            if isinstance(error, BrokerUnavailable) and error.timed_out:
+                if frozen := _frozen_nodes(at_one):
+                    raise NodesFrozen(frozen, error) from error
+                break
+    if len(failures) == 1:
+        raise failures[0]
+    unavailable = [error for error in failures if isinstance(error, BrokerUnavailable)]
+    raise BrokerUnavailable(
+        "; ".join(map(str, failures)),
+        never_reached=len(unavailable) == len(failures) and all(error.never_reached for error in unavailable),
+        status=max((error.status for error in unavailable), default=0),
+    )
+
+
+class NodesFrozen(BrokerUnavailable):
+    """Nodes of the cluster do not respond, so the lists of all nodes hang until RabbitMQ drops them."""
+
+    def __init__(self, nodes: list[str], error: BrokerError) -> None:
+        names = ", ".join(nodes)
+        super().__init__(f"these nodes don't respond, and lists hang until RabbitMQ drops them: {names} ({error})")
+        self.nodes = nodes
+
+
+def _frozen_nodes(run: PassRun) -> list[str]:
+    """Return the stored nodes that do not respond; none if no node does, because then the cause is another.
+
+    A passive declare of a classic queue is answered by the queue's node. The management API does not tell: of every
+    node it answers only once all respond.
+    """
+    samples = {
+        node: Queue.objects.filter(node=node, type=CLASSIC).exclude(state=GONE).values_list("vhost", "name").first()
+        for node in sorted(run.watch.nodes)
+    }
+    nodes = [node for node, sample in samples.items() if sample is not None]
+    if len(nodes) < 2:
+        return []
+    with deadline.limit(deadline.seconds_left(2 * PROBE_SECONDS)), ContextThreadPool(len(nodes)) as threads:
+        responds = list(threads.map(_responds, [samples[node] for node in nodes]))
+    return [node for node, does in zip(nodes, responds, strict=True) if not does] if any(responds) else []
+
+
+def _responds(queue: QueueName) -> bool:
+    """Return whether the process of a queue answers in time, or the broker answers for it."""
+    try:
+        with Session(broker.amqp_url(), queue[0], PROBE_SECONDS) as session:
+            session.declare_passively(queue[1])
+    except BrokerUnavailable as error:
+        return not error.timed_out
+    except BrokerError:
+        return True
+    return True
+
+
+def _require_same_cluster(run: PassRun, listing: Snapshot) -> None:
+    """Check that this list is not from another cluster, if the broker has several addresses.
+
+    On the first pass, and if the list is of another cluster than the last one, all addresses must lead to one cluster.
+    In the second case all must answer, too: one that does not may be the guarded cluster's.
+
+    Raises:
+        BrokerUnavailable: the addresses lead to two clusters, or may do so.
+    """
+    is_first = run.watch.listed_at is None
+    is_another = bool(run.watch.cluster and listing.cluster) and run.watch.cluster != listing.cluster
+    if not run.management.has_several_addresses or not (is_first or is_another):
+        return
+    with deadline.limit(deadline.seconds_left(PROBE_SECONDS)):
+        ids = run.management.cluster_ids()
+    known = {id_: address for address, id_ in ids.items() if id_}
+    if len(known) > 1:
+        address, other, *_ = known.values()
+        raise BrokerUnavailable(f"{two_clusters(address, other)}; write only addresses of nodes of the guarded cluster")
+    if is_another and "" in ids.values():
+        raise BrokerUnavailable(
+            "the list is of another cluster than the last one, and an address does not answer. It may be the guarded "
+            "cluster's; start its node, or remove the address"
+        )
 
 
 def _observe(run: PassRun) -> tuple[Observation, Changes]:
@@ -219,32 +354,48 @@ def _record_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: date
         return enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
 
 
-def _record_outage(report: Report, watch: Watch, error: str, lease: HeldLease | None) -> None:
+def _record_outage(report: Report, watch: Watch, error: BrokerError, lease: HeldLease | None) -> None:
     """Record that the broker could not be reached, and notify operators once for each outage.
 
     Nothing is recorded of a pass that an operator's page runs: it doesn't wait long enough to tell.
     """
     report.away = True
-    report.errors.append(error)
+    report.errors.append(str(error))
     logger.error("The broker could not be queried: %s", error)
     if lease is None or deadline.is_limited():
         return
     failures = watch.failures + 1
+    frozen = error.nodes if isinstance(error, NodesFrozen) else []
+    raised = alarms.with_frozen(watch.alarms, frozen, report.at)
+    notices = alarms.frozen_notices(watch.alarms, frozen, watch.nodes)
+    outage_since = watch.outage_since
+    if outage_since is None and not alarms.explain_outage(raised, frozen, report.at):
+        outage_since = report.at
+        notices.append(Notice(kinds.OUTAGE, {"error": str(error)}))
     changes = {
         "failures": failures,
-        "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures)),
-        "outage_since": watch.outage_since or report.at,
+        "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures, error)),
+        "outage_since": outage_since,
+        "alarms": raised,
     }
     with transaction.atomic():
         lease.renew()
         Watch.objects.filter(id=watch.id).update(**changes)
-        if watch.outage_since is None:
-            report.notifications = enqueue.enqueue([Notice(kinds.OUTAGE, {"error": error})], report.at)
+        if notices:
+            report.notifications = enqueue.enqueue(notices, report.at)
 
 
-def _backoff_seconds(failures: int) -> float:
+def _backoff_seconds(failures: int, error: BrokerError) -> float:
+    """Return the wait after this number of failures in a row. A refused connection costs the broker nothing.
+
+    A pass that frozen nodes fail has waited for a whole timeout already.
+    """
+    if isinstance(error, NodesFrozen):
+        return float(settings.GUARDIAN_POLL_SECONDS)
+    is_refused = isinstance(error, BrokerUnavailable) and error.never_reached
+    first = REFUSED_BACKOFF_SECONDS if is_refused else settings.GUARDIAN_POLL_SECONDS * 2
     maximum = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
-    return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), maximum))
+    return float(min(first * 2 ** min(failures - 1, 20), maximum))
 
 
 def _take_inventory(run: PassRun, listing: Snapshot) -> Inventory | None:

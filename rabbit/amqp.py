@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import amqp
 
 from rabbit import deadline
+from rabbit.addresses import addresses_of
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import MAX_NAME_BYTES, QueueName
 
@@ -32,6 +33,9 @@ LEADER_TIMEOUT_SECONDS = 0.25
 """The broker reports 0 messages for a quorum queue whose leader does not answer within this time."""
 
 NOT_FOUND = 404
+
+NODE_DOWN = "is down or inaccessible"
+"""The end of the broker's text about a queue whose node is down: "home node 'rabbit@a' of durable queue 'x' …"."""
 
 
 class DeclareOk(NamedTuple):
@@ -51,7 +55,8 @@ class DeclareOk(NamedTuple):
 class Session:
     """A channel in one vhost, for one thread. The first request opens it, and the next one after an error reopens it.
 
-    ``seconds`` is the timeout for opening it, and for each answer.
+    ``amqp_url`` is ``amqp://user:password@host:port``, or several, separated by commas, of nodes of one cluster: the
+    first that accepts the connection is used. ``seconds`` is the timeout for opening it, and for each answer.
     Every request raises a ``BrokerError``: ``NotOnBroker`` (the vhost or the thing does not exist, or its node is
     down), ``Refused``, or ``BrokerUnavailable``, if there is no answer in time.
     """
@@ -148,18 +153,27 @@ class Session:
         seconds = deadline.seconds_left(self._seconds)
         if seconds <= 0:
             raise BrokerUnavailable("an earlier request took all the time", never_reached=True)
-        try:
-            self._connection = new_connection(self._amqp_url, self.vhost, seconds)
-            self._connection.connect()
-            self._channel = self._connection.channel()
-            deadline.record_answer()
-        except (amqp.NotAllowed, amqp.AccessRefused) as error:
+        addresses = addresses_of(self._amqp_url)
+        failure: BrokerError = BrokerUnavailable("no address of the broker is set for AMQP", never_reached=True)
+        for address in addresses.in_turn():
+            try:
+                self._connection = new_connection(address, self.vhost, seconds / len(addresses))
+                self._connection.connect()
+                if conflict := addresses.conflict(address, cluster_of(self._connection)):
+                    raise OSError(f"{conflict}; write only addresses of nodes of the guarded cluster")
+                self._channel = self._connection.channel()
+                deadline.record_answer()
+                return self._channel
+            except amqp.NotAllowed as error:  # the vhost does not exist, or refuses the login, on every node
+                self.close()
+                raise self._as_broker_error(error) from error
+            except amqp.AccessRefused as error:
+                failure = self._as_broker_error(error)
+            except (amqp.AMQPError, OSError) as error:
+                failure = BrokerUnavailable(f"can't connect over AMQP: {error}", never_reached=True)
             self.close()
-            raise self._as_broker_error(error) from error
-        except (amqp.AMQPError, OSError) as error:
-            self.close()
-            raise BrokerUnavailable(f"can't connect over AMQP: {error}", never_reached=True) from error
-        return self._channel
+            addresses.move_past(address)
+        raise failure
 
     def request(self, request: Callable[[], Any]) -> Any:
         """Return the result of a request of py-amqp, or raise its error as a ``BrokerError``."""
@@ -224,7 +238,7 @@ def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueN
 
     The result lacks queues that do not exist, do not answer in time, or are in a vhost that refuses the login. It also
     lacks queues reported as empty after ``LEADER_TIMEOUT_SECONDS``: their leader may not have answered.
-    ``amqp_url`` is ``amqp://user:password@host:port``.
+    ``amqp_url`` is as for ``Session``.
     """
     declared: dict[QueueName, DeclareOk] = {}
     until = time.monotonic() + TOTAL_TIMEOUT_SECONDS
@@ -245,6 +259,13 @@ def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueN
                     if answer is not None:
                         declared[queue] = answer
     return declared
+
+
+def cluster_of(connection: amqp.Connection) -> str:
+    """Return the name of the cluster at an open connection; empty: it has none."""
+    # py-amqp sets this attribute when the broker's first frame arrives.
+    properties = getattr(connection, "server_properties", None) or {}
+    return str(properties.get("cluster_name", ""))
 
 
 def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import amqp
 
-from rabbit.amqp import new_connection
+from rabbit.amqp import cluster_of, new_connection
 
 TIMEOUT_SECONDS = 4.0
 """For the connection and for each answer."""
@@ -37,7 +37,8 @@ def server_properties(amqp_url: str) -> ServerProperties:
         properties: Mapping[str, Any] = getattr(connection, "server_properties", None) or {}
         if not properties:
             raise OSError("the server there doesn't speak AMQP")
-        return ServerProperties(*(str(properties.get(name, "")) for name in ("product", "version", "cluster_name")))
+        product, version = (str(properties.get(name, "")) for name in ("product", "version"))
+        return ServerProperties(product, version, cluster_of(connection))
     finally:
         connection.collect()
 

@@ -29,12 +29,16 @@ class NoAnswer(Exception):
     """There is no complete answer.
 
     ``timed_out``: the answer timed out. ``never_reached``: there was no connection, so the request was not executed.
+    ``is_another_cluster``: the request was not sent, because the address leads to another cluster.
     """
 
-    def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False) -> None:
+    def __init__(
+        self, text: str, *, timed_out: bool = False, never_reached: bool = False, is_another_cluster: bool = False
+    ) -> None:
         super().__init__(text)
         self.timed_out = timed_out
         self.never_reached = never_reached
+        self.is_another_cluster = is_another_cluster
 
 
 class TooLarge(Exception):

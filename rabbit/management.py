@@ -6,16 +6,18 @@ All threads of a process share one :class:`Management`. Its methods return plain
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, NamedTuple
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode
 
 import orjson
 
 from rabbit.arguments import Difference, differences_from_row, inequivalent_reason, parse_inequivalent
-from rabbit.http import NoAnswer, PooledClient, TooLarge
+from rabbit.failover import CLUSTER_ID, FailoverClient, Server
+from rabbit.http import NoAnswer, TooLarge
 from rabbit.permissions import Permissions
 from rabbit.policies import BrokerPolicy
 from rabbit.urls import split_url
@@ -75,6 +77,10 @@ class BrokerUnavailable(BrokerError):
         self.timed_out = timed_out
         self.never_reached = never_reached
         self.status = status
+
+
+class NodeDown(BrokerUnavailable):
+    """The node of a queue is down. The text contains no address, so it may be shown to everybody."""
 
 
 class Refused(BrokerError):
@@ -253,7 +259,8 @@ class _Answer(NamedTuple):
 class Management:
     """A client of the management API, for many threads.
 
-    - ``url``: ``http://user:password@host:15672``, user and password percent-encoded, with a reverse proxy's path.
+    - ``url``: ``http://user:password@host:15672``, user and password percent-encoded, with a reverse proxy's path; or
+      several, separated by commas, of nodes of one cluster, which are tried in turn.
     - ``connect_timeout``, ``read_timeout``: seconds. The second limits each read, and ``BODY_READ_TIMEOUTS`` times that
       a whole answer.
     - ``max_bytes``: the limit of an answer's body.
@@ -278,14 +285,12 @@ class Management:
         on_call: Callable[[Call], None] | None = None,
         request_id: Callable[[], str] | None = None,
     ) -> None:
-        self._base, credentials = _read_url(url)
         self._max_bytes = max_bytes
         self._on_call = on_call
         self._request_id = request_id
-        self._prefix = urlsplit(self._base).path
-        self._http = PooledClient(
-            self._base,
-            credentials,
+        self._http = FailoverClient(
+            url,
+            _read_url,
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
             answer_timeout=BODY_READ_TIMEOUTS * read_timeout,
@@ -293,11 +298,32 @@ class Management:
         )
 
     def __repr__(self) -> str:
-        return f"<Management {self._base}>"
+        return f"<Management {self._http.where}>"
 
     def close(self) -> None:
         """Close the pooled connections."""
         self._http.close()
+
+    def in_turn(self) -> Iterator["Management"]:
+        """Return a client of each address alone, for work that must not change the node halfway.
+
+        Ask for the next one only if the work failed: then all clients of this process begin with another address.
+        """
+        return map(self._through, self._http.in_turn())
+
+    @property
+    def has_several_addresses(self) -> bool:
+        """Whether the broker has several addresses."""
+        return self._http.number > 1
+
+    def cluster_ids(self) -> dict[str, str]:
+        """Return the id of the cluster at each address; empty: there is no answer."""
+        return self._http.cluster_ids()
+
+    def _through(self, http: FailoverClient) -> "Management":
+        one = copy(self)
+        one._http = http
+        return one
 
     # The broker itself
 
@@ -319,7 +345,7 @@ class Management:
     def cluster_id(self) -> str:
         """Return the id that the cluster got when it was created; empty: it has none, or the broker doesn't tell it."""
         try:
-            return str(_object(self._get("global-parameters", "internal_cluster_id"), value=str)["value"])
+            return str(_object(self._get("global-parameters", CLUSTER_ID), value=str)["value"])
         except (NotOnBroker, Refused):
             return ""
 
@@ -718,11 +744,15 @@ class Management:
         except NotOnBroker:
             self._require_running(answer)
             raise
+        except BrokerUnavailable:
+            self._http.move_past_current()
+            raise
 
     def _require_running(self, answer: _Answer) -> None:
         try:
             _checked(self._exchange("GET", ("whoami",)))
         except (NotOnBroker, BrokerUnavailable) as reason:
+            self._http.move_past_current()
             raise BrokerUnavailable(
                 f"{answer.request}: the broker answers every request with 404 or not at all ({reason}), so it is "
                 f"shutting down; retry later, and {_CHECK_URL}"
@@ -776,7 +806,7 @@ class Management:
     ) -> _Answer:
         request = f"{method} {url_path}"
         query = f"?{urlencode(params)}" if params else ""
-        target = f"{self._prefix}{url_path}{query}"
+        target = f"{url_path}{query}"
         if len(target) > MAX_TARGET_BYTES:
             raise Refused(
                 f"{request[:MAX_REASON_LENGTH]}: not sent, because the URL is too long; use a shorter name",
@@ -790,7 +820,9 @@ class Management:
         try:
             answer = self._http.send(method, target, body, headers)
         except NoAnswer as error:
-            if error.timed_out:
+            if error.is_another_cluster:
+                remedy = "write only addresses of nodes of the guarded cluster"
+            elif error.timed_out:
                 remedy = "the broker is busy, or a queue's process doesn't respond; retry later"
             elif error.never_reached:
                 remedy = "check that RabbitMQ runs there with its management plugin"
@@ -816,7 +848,7 @@ REWRITTEN = (
 )
 
 
-def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
+def _read_url(url: str) -> Server:
     """Return the URL without credentials and trailing slash, and the user and the password."""
     parts = split_url(url, ("http", "https"), _URL_FORM)
     host = parts.hostname
@@ -841,7 +873,7 @@ def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
         host.encode("idna")
     except UnicodeError:
         raise ValueError("its host name is invalid; " + _URL_FORM) from None
-    return base, credentials
+    return Server(base, parts.path.rstrip("/"), credentials)
 
 
 _URL_FORM = "write http://user:password@host:15672, with the user and the password percent-encoded"

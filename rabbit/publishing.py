@@ -24,7 +24,9 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from rabbit.management import BrokerError, BrokerUnavailable, Refused
+from rabbit.addresses import addresses_of, split_addresses
+from rabbit.amqp import NODE_DOWN, Session
+from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 from rabbit.urls import split_url
@@ -57,6 +59,12 @@ TURNS_PER_CALL = 5
 
 OUT_OF_TIME = "there was no time left for them"
 
+MAX_CHECKED = 50
+"""Of the queues that did not take the message, this many are checked for whether their node is down."""
+
+CHECK_SECONDS = 0.5
+"""The timeout of such a check."""
+
 MAX_UNCONFIRMED_BYTES = 4 * 1024 * 1024
 """The limit of messages sent to one vhost before their confirms arrive."""
 
@@ -68,6 +76,8 @@ class Result(Enum):
     """The queue has the message."""
     REJECTED = "rejected"
     """The queue is full. With ``reject-publish-dlx`` the message is in the dead-letter queue."""
+    UNREACHABLE = "unreachable"
+    """The queue's node is down."""
     GONE = "gone"
     """The queue or the vhost does not exist, or Guardian may not publish there."""
 
@@ -108,7 +118,8 @@ class NotPublished(BrokerUnavailable):
 class Publisher:
     """Publishes over a pool of connections, for many threads of one process.
 
-    - ``amqp_url``: ``amqp://user:password@host:port`` or ``amqps://…``, user and password percent-encoded, no vhost.
+    - ``amqp_url``: ``amqp://user:password@host:port`` or ``amqps://…``, user and password percent-encoded, no vhost; or
+      several, separated by commas, of nodes of one cluster. The first that accepts a connection is used.
     - ``max_connections``: past it, a new connection replaces the least recently used one.
     - ``idle_seconds``: a connection that is unused for this time is closed.
     - ``seconds``: the timeout of a call.
@@ -134,11 +145,11 @@ class Publisher:
         blocked_seconds: float = BLOCKED_SECONDS,
         seconds: float = CALL_SECONDS,
     ) -> None:
-        self._parameters = _read_url(amqp_url) | {
-            "heartbeat": HEARTBEAT_SECONDS,
-            "blocked_connection_timeout": blocked_seconds,
-        }
-        self._address = f"{self._parameters['host']}:{self._parameters['port']}"
+        common = {"heartbeat": HEARTBEAT_SECONDS, "blocked_connection_timeout": blocked_seconds}
+        self._amqp_url = amqp_url
+        self._addresses = addresses_of(amqp_url)
+        self._parameters = {address: _read_url(address) | common for address in split_addresses(amqp_url) or [amqp_url]}
+        self._where = ", ".join(f"{one['host']}:{one['port']}" for one in self._parameters.values())
         self._max_connections = max_connections
         self._idle_seconds = idle_seconds
         self._seconds = seconds
@@ -149,7 +160,7 @@ class Publisher:
         self._timer: threading.Timer | None = None
 
     def __repr__(self) -> str:
-        return f"<Publisher {self._address}>"
+        return f"<Publisher {self._where}>"
 
     @property
     def connections(self) -> int:
@@ -205,12 +216,33 @@ class Publisher:
         try:
             connection.publish(names, call, lambda: self._should_yield(call))
             is_healthy = True
+            self._find_unreachable(vhost, names, call)
         except _VhostRefused as refusal:
             call.set_gone(vhost, names, refusal)
         except _Unconfirmed as unconfirmed:
             call.fail(_Failure(str(unconfirmed), None), everywhere=unconfirmed.everywhere)
         finally:
             self._release(connection, is_healthy)
+
+    def _find_unreachable(self, vhost: str, names: Sequence[str], call: "_Call") -> None:
+        """Find the queues whose node is down, among those that did not take the message.
+
+        The broker returns or rejects their messages like those of missing and full queues.
+        """
+        failed = [name for name in names if call.results[vhost, name] in (Result.REJECTED, Result.GONE)]
+        if not failed:
+            return
+        with Session(self._amqp_url, vhost, CHECK_SECONDS) as session:
+            for name in failed[:MAX_CHECKED]:
+                if time.monotonic() > call.until - CHECK_SECONDS:
+                    return
+                try:
+                    session.declare_passively(name)
+                except NotOnBroker as error:
+                    if NODE_DOWN in str(error):
+                        call.results[vhost, name] = Result.UNREACHABLE
+                except BrokerError:
+                    return
 
     def _should_yield(self, call: "_Call") -> bool:
         """Return whether a vhost of this call, or another call, waits for a connection."""
@@ -233,10 +265,30 @@ class Publisher:
                 if pooled.is_alive():
                     return pooled
                 pooled.drop()
-            return _Connection({**self._parameters, "virtual_host": vhost}, self._address, until)
+            return self._connect(vhost, until)
         except BaseException:
             self._decrement_open()
             raise
+
+    def _connect(self, vhost: str, until: float) -> "_Connection":
+        """Return a connection to the first address that accepts one. Each address gets an equal part of the time."""
+        failure: BrokerError = NotPublished(f"AMQP to {self._where}: {OUT_OF_TIME}")
+        addresses = self._addresses.in_turn()
+        for number, address in enumerate(addresses):
+            now = time.monotonic()
+            parameters = {**self._parameters[address], "virtual_host": vhost}
+            try:
+                connection = _Connection(parameters, now + (until - now) / (len(addresses) - number))
+            except (NotPublished, Refused) as error:
+                failure = error
+            else:
+                conflict = self._addresses.conflict(address, connection.cluster)
+                if not conflict:
+                    return connection
+                connection.drop()
+                failure = NotPublished(f"AMQP to {self._where}: {conflict}; write only those of one cluster")
+            self._addresses.move_past(address)
+        raise failure
 
     def _reserve(self, vhost: str, until: float) -> "tuple[_Connection | None, _Connection | None]":
         """Reserve one of the pool's connections. Return a pooled one to this vhost, or one to close first.
@@ -255,7 +307,7 @@ class Publisher:
                         break
                     if not in_time:
                         raise NotPublished(
-                            f"AMQP to {self._address}: all {self._max_connections} connections of this process "
+                            f"AMQP to {self._where}: all {self._max_connections} connections of this process "
                             "are busy; retry later"
                         )
                 for number in reversed(range(len(self._unused))):
@@ -396,7 +448,7 @@ class _Connection:
     Its I/O loop runs only inside its methods, and each method has a timeout.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], address: str, until: float) -> None:
+    def __init__(self, parameters: Mapping[str, Any], until: float) -> None:
         """Open the connection.
 
         Raises:
@@ -404,7 +456,7 @@ class _Connection:
         """
         self.vhost = str(parameters["virtual_host"])
         self.unused_since = 0.0
-        self._label = f"AMQP to {address}"
+        self._label = f"AMQP to {parameters['host']}:{parameters['port']}"
         self._loop = IOLoop()
         self._channel: Any = None
         self._is_ready = False
@@ -430,6 +482,11 @@ class _Connection:
             error = self._error
             self.drop()
             raise self._open_error(error)
+
+    @property
+    def cluster(self) -> str:
+        """The name of the broker's cluster; empty: it has none."""
+        return str((self._connection.server_properties or {}).get("cluster_name", ""))
 
     def is_alive(self) -> bool:
         """Process the frames received since the last use, and return whether the connection is open."""

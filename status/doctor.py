@@ -12,9 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -43,9 +45,11 @@ from core.masking import mask_secrets
 from core.models import Lease
 from queues import pass_run
 from rabbit import checkup, snapshot
-from rabbit.management import BrokerError, Management, NotOnBroker, Row
+from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
+from rabbit.management import BrokerError, Management, NotOnBroker, Refused, Row
 from rabbit.names import readable
 from rabbit.permissions import allows
+from rabbit.threads import ContextThreadPool
 from status import facts, rules
 from status.facts import Measurement
 from status.rules import Level, Rule, Verdict
@@ -111,6 +115,7 @@ def examine() -> list[Finding]:
         ("task queue", _task_queue),
         ("broker", _broker),
         ("broker over AMQP", _broker_over_amqp),
+        ("broker addresses", _broker_addresses),
         ("broker clock", _broker_clock),
         ("mail server", _mail_server),
         ("single sign-on", _single_sign_on),
@@ -348,15 +353,16 @@ def _task_queue() -> Findings:
 def _is_not_guarded(url: str) -> Finding:
     name = "task queue apart"
     # The findings of "settings" report an invalid address.
-    if urlsplit(url).scheme not in AMQP or not settings.RABBIT_URL or split_address(settings.RABBIT_URL) is None:
+    guarded_at = split_addresses(settings.RABBIT_URL)
+    if urlsplit(url).scheme not in AMQP or not guarded_at or None in map(split_address, guarded_at):
         return Finding(name, Status.OK, "it is not the guarded RabbitMQ")
     advice = "Use Redis. Under a resource alarm the guarded broker blocks all publishers, including Guardian."
-    same = _addresses(url) & _addresses(settings.RABBIT_URL)
+    same = _addresses(url) & set().union(*map(_addresses, guarded_at))
     if same:
         found = f"it is the guarded RabbitMQ: both are at {min(same)}"
         return Finding(name, Status.PROBLEM, found, advice)
     try:
-        tasks, guarded = checkup.server_properties(url), checkup.server_properties(settings.RABBIT_URL)
+        tasks, guarded = checkup.server_properties(url), checkup.server_properties(_first_answering(guarded_at))
     except OSError as error:
         return Finding(name, Status.WARNING, f"it could not be compared with the guarded RabbitMQ: {error}", advice)
     if tasks.cluster and tasks.cluster == guarded.cluster:
@@ -432,7 +438,7 @@ def _as_administrator(management: Management, overview: Row, account: str) -> Fi
     yield _vhosts(existing, guarded, agents)
     vhosts = [vhost for vhost in guarded or existing if vhost in existing]
     yield _permissions(management, account, vhosts, agents)
-    over_amqp = split_address(settings.RABBIT_URL)
+    over_amqp = split_address(next(iter(split_addresses(settings.RABBIT_URL)), ""))
     if over_amqp is not None and over_amqp.hostname:
         amqp_account = unquote(over_amqp.username or "guest")
         if amqp_account != account:
@@ -539,10 +545,11 @@ def _permissions(
 
 def _broker_over_amqp() -> Findings:
     name = "broker over AMQP"
-    url = settings.RABBIT_URL.rstrip("/")
-    parts = split_address(url)
-    if parts is None or parts.scheme not in ("amqp", "amqps"):
+    urls = split_addresses(settings.RABBIT_URL)
+    parts = [split_address(url) for url in urls]
+    if not urls or any(one is None or one.scheme not in ("amqp", "amqps") for one in parts):
         return  # the findings of "settings" report it
+    url = _first_answering(urls)
     try:
         server = checkup.server_properties(url)
         vhosts = (pass_run.guarded_vhosts(_agents()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
@@ -561,9 +568,72 @@ def _broker_over_amqp() -> Findings:
         return
     yield Finding(name, Status.OK, f"{server.product} {server.version} accepts Guardian's login")
     cluster = _cluster_by_http()
-    if cluster and server.cluster and cluster != server.cluster:
+    if cluster and server.cluster and are_two(cluster, server.cluster):
         found = f"RABBIT_URL leads to the cluster '{server.cluster}', and RABBITMQ_MANAGEMENT_URL to '{cluster}'"
         yield Finding("one broker", Status.PROBLEM, found, "Set both to addresses of the guarded broker.")
+
+
+def _first_answering(urls: list[str]) -> str:
+    """Return the first of several addresses that speaks AMQP, or the last."""
+    for url in urls[:-1]:
+        with suppress(OSError):
+            checkup.server_properties(url)
+            return url
+    return urls[-1]
+
+
+def _broker_addresses() -> Findings:
+    """Check each address, if there are several."""
+    checks: tuple[tuple[str, Callable[[str], str]], ...] = (
+        (settings.RABBITMQ_MANAGEMENT_URL, _cluster_at),
+        (settings.RABBIT_URL, _cluster_over_amqp),
+    )
+    for setting, cluster_at in checks:
+        urls = split_addresses(setting)
+        if len(urls) < 2:
+            continue
+        with ContextThreadPool(len(urls)) as threads:
+            found = dict(zip(urls, threads.map(partial(_address, cluster_at=cluster_at), urls), strict=True))
+        yield from (finding for finding, _ in found.values())
+        clusters = [(url, cluster) for url, (_, cluster) in found.items() if cluster]
+        for (url, cluster), (other, another) in combinations(clusters, 2):
+            if are_two(cluster, another):
+                advice = "Guardian uses only one of them. Write only addresses of nodes of the guarded cluster."
+                yield Finding("one cluster", Status.PROBLEM, two_clusters(url, other), advice)
+                break
+        users = sorted({unquote(urlsplit(url).username or "guest") for url in urls})
+        if len(users) > 1:
+            advice = "Use one account in all addresses. Otherwise Guardian's permissions depend on the node."
+            yield Finding(
+                "one account", Status.WARNING, f"the addresses have several accounts: {_names(users)}", advice
+            )
+
+
+def _address(url: str, cluster_at: Callable[[str], str]) -> tuple[Finding, str]:
+    """Check one of several addresses, and return the finding and its cluster's id or name; empty: there is none."""
+    name = without_credentials(url)
+    try:
+        cluster = cluster_at(url)
+    except (Refused, amqp.AMQPError) as error:
+        advice = "Check the account, its tag and the password in this address. Guardian uses the others until then."
+        return Finding("broker address", Status.PROBLEM, f"{name} can't be used: {error}", advice), ""
+    except (BrokerError, ValueError, OSError) as error:
+        advice = "Start the node, or remove the address if the node is gone. Guardian uses the others until then."
+        found = f"{name} does not answer: {_words(error) or 'no answer in time'}"
+        return Finding("broker address", Status.WARNING, found, advice), ""
+    return Finding("broker address", Status.OK, f"{name} answers and accepts the login"), cluster
+
+
+def _cluster_at(url: str) -> str:
+    with closing(Management(url, read_timeout=BROKER_SECONDS)) as management:
+        snapshot.require_administrator(management)
+        return management.cluster_ids()[url]
+
+
+def _cluster_over_amqp(url: str) -> str:
+    cluster = checkup.server_properties(url).cluster
+    checkup.check_vhost(url, settings.GUARDIAN_PULSE_VHOST)
+    return cluster
 
 
 def _refused(url: str, vhost: str) -> str:
@@ -695,7 +765,8 @@ def _without_passwords(finding: Finding) -> Finding:
 def _passwords() -> set[str]:
     """Return the passwords in the settings, percent-encoded and decoded, except those that equal the user's name."""
     found = {str(settings.DATABASES["default"].get("PASSWORD") or ""), settings.EMAIL_HOST_PASSWORD or ""}
-    for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL, *settings.CELERY_BROKER_URL.split(";")):
+    of_broker = split_addresses(settings.RABBITMQ_MANAGEMENT_URL) + split_addresses(settings.RABBIT_URL)
+    for url in (*of_broker, *settings.CELERY_BROKER_URL.split(";")):
         user, _, written = url.partition("://")[2].rpartition("@")[0].partition(":")
         if written != user:  # such as guest's, because findings contain the name
             found |= {written, unquote(written)}

@@ -153,6 +153,23 @@ def test_the_guarded_broker_as_task_queue_is_refused_under_any_loopback_name(set
     assert reported_ids() == ["guardian.E004"]
 
 
+def test_each_of_several_addresses_is_checked(settings):
+    settings.RABBIT_URL = "amqp://guest:guest@one:5672,amqp://guest:guest@two:port"
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@one:15672,http://guest:guest@two:15672/api"
+    found = check_settings(None)
+    assert [message.id for message in found] == ["guardian.E030", "guardian.E002"]
+    assert [message.msg for message in found] == [
+        "RABBITMQ_MANAGEMENT_URL ends in /api (address 2 of 2).",
+        "RABBIT_URL is not a valid URL (address 2 of 2).",
+    ]
+
+
+def test_the_second_address_of_the_guarded_broker_as_task_queue_is_refused(settings):
+    settings.RABBIT_URL = "amqp://guest:guest@one:5672,amqp://guest:guest@two:5672"
+    settings.CELERY_BROKER_URL = "amqp://guest:guest@two:5672"
+    assert reported_ids() == ["guardian.E004"]
+
+
 def test_another_rabbitmq_as_task_queue_is_allowed(settings):
     settings.CELERY_BROKER_URL = "amqp://guest:guest@other-rabbit:5672"
     assert reported_ids() == []

@@ -106,6 +106,31 @@ def publish_raw(amqp, body=b"{}", queue=QUEUE, **properties):
     wait_until(is_routed)
 
 
+# Several addresses
+
+
+def test_a_consumer_and_a_publisher_connect_to_the_first_address_that_answers(consumer_settings):
+    seen, url = [], consumer_settings().url
+    away = url.replace(urlsplit(url).netloc, "guest:guest@127.0.0.1:1")
+    consumer = Consumer(consumer_settings(url=f"{away},{url}"), "work", seen.append)
+    with consuming(consumer):
+        consumer.publisher.publish({}, "work", mandatory=True)
+        wait_until(lambda: seen)
+
+
+def test_a_consumer_goes_on_at_the_next_address_when_its_node_is_lost(consumer_settings, amqp):
+    url, calls = consumer_settings().url, []
+    with Proxy.before(url) as proxy:
+        consumer = Consumer(consumer_settings(url=f"{proxy.url(url)},{url}"), "orders", calls.append)
+        with consuming(consumer):
+            publish_raw(amqp, b"17")
+            wait_until(lambda: calls)
+            proxy.refuse()
+            proxy.cut_after(1)
+            publish_raw(amqp, b"18")
+            wait_until(lambda: consumer.counts["reconnected"] and len(calls) >= 2)
+
+
 # Names, publishing, handling
 
 

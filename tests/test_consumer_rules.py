@@ -100,6 +100,7 @@ def test_defaults_are_retry_and_a_growing_prefetch():
     ("name", "value"),
     [
         ("RABBIT_URL", ""), ("RABBIT_URL", "http://shop:sekret-word@x"), ("RABBIT_URL", "amqp://shop:sekret-word@x:y"),
+        ("RABBIT_URL", f"{URL},amqp://shop:sekret-word@x:y"), ("RABBIT_URL", f"{URL},{URL}other"),
         ("RABBIT_EXCHANGE_NAME", " "), ("RABBIT_PULSE_USER", "a/b"),
         ("RABBIT_PREFETCH", "0"), ("RABBIT_PREFETCH", "many"), ("RABBIT_PREFETCH", "65536"),
         ("RABBIT_THREADS", "0"), ("RABBIT_THREADS", "x"), ("RABBIT_ON_ERROR", "done"), ("RABBIT_ON_ERROR", "x"),
@@ -112,6 +113,14 @@ def test_an_invalid_setting_is_named_without_the_password(name, value):
         Settings.from_environment({"RABBIT_URL": URL, "RABBIT_EXCHANGE_NAME": "shop_test", name: value})
     assert "sekret-word" not in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+def test_the_address_may_be_several_separated_by_commas():
+    settings = Settings(f"{URL}, amqp://shop:sekret%2Cword@two:5673", "shop_test")
+    assert [(one.host, one.port, one.virtual_host, one.credentials.password) for one in settings.addresses] == [
+        ("127.0.0.1", 5672, "/", "sekret-word"),
+        ("two", 5673, "/", "sekret,word"),
+    ]
 
 
 # Outcomes of exceptions

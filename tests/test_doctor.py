@@ -38,7 +38,7 @@ from status import doctor, facts
 from status.doctor import Finding, Status
 from tests.proxy import Proxy
 from tests.test_oidc import provider_at
-from tests.toolbox import broker_version, memory_alarm
+from tests.toolbox import AWAY, AWAY_AMQP, broker_version, memory_alarm
 from tests.webhooks import Webhook, make_certificate
 from tools.benchmarks.passes import counted_requests
 from tools.processes import free_port
@@ -287,6 +287,61 @@ def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation
         assert found["broker statistics"].status is Status.WARNING
         assert "management.disable_stats" in found["broker statistics"].advice
         assert "broker plugins" not in found
+
+
+# Several addresses
+
+
+def two_addresses(settings, broker, *, management=None, over_amqp=None):
+    """Set two addresses of each kind: the broker's, and another one or the broker's under another name."""
+    management = management or broker.management_url.replace("127.0.0.1", "localhost")
+    over_amqp = over_amqp or broker.amqp_url.replace("127.0.0.1", "localhost")
+    settings.RABBITMQ_MANAGEMENT_URL = f"{broker.management_url},{management}"
+    settings.RABBIT_URL = f"{broker.amqp_url},{over_amqp}"
+
+
+def addresses_found():
+    return list(doctor._broker_addresses())
+
+
+def test_one_address_of_each_kind_is_not_reported_separately(good_installation, broker):
+    assert addresses_found() == []
+
+
+def test_each_of_several_addresses_is_checked(good_installation, settings, broker):
+    two_addresses(settings, broker)
+    found = addresses_found()
+    assert [(one.name, one.status) for one in found] == [("broker address", Status.OK)] * 4
+    assert all("answers and accepts the login" in one.found for one in found)
+
+
+def test_an_address_that_does_not_answer_is_a_warning(good_installation, settings, broker):
+    two_addresses(settings, broker, management=AWAY, over_amqp=AWAY_AMQP)
+    wrong = [one for one in addresses_found() if one.name == "broker address" and one.status is not Status.OK]
+    assert [one.status for one in wrong] == [Status.WARNING] * 2
+    assert all("127.0.0.1:1 does not answer" in one.found for one in wrong)
+
+
+def test_an_address_with_a_wrong_password_is_a_problem(good_installation, settings, broker):
+    wrong = [re.sub(":[^:@]*@", ":secret-word@", url) for url in (broker.management_url, broker.amqp_url)]
+    two_addresses(settings, broker, management=wrong[0], over_amqp=wrong[1])
+    found = [one for one in addresses_found() if one.status is Status.PROBLEM]
+    assert ["can't be used" in one.found for one in found] == [True] * 2
+    assert "secret-word" not in str(doctor.examine())
+
+
+def test_an_address_with_another_account_is_reported(good_installation, settings, broker, create_account):
+    create_account("administrator")
+    two_addresses(settings, broker, management=settings.RABBITMQ_MANAGEMENT_URL)
+    assert ("one account", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
+
+
+def test_an_address_of_another_cluster_is_a_problem(good_installation, settings, broker):
+    with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
+        two_addresses(settings, broker, management=another.management_url)
+        (finding,) = [one for one in addresses_found() if one.name == "one cluster"]
+    assert finding.status is Status.PROBLEM
+    assert f"127.0.0.1:{another.management_port} leads to another cluster than" in finding.found
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import pika
 from rich.console import Console
 from rich.markup import escape
 
+from rabbit.addresses import split_addresses
 from rabbit.management import BrokerError, Management, NotOnBroker
 from tools.mail import Mail
 from tools.processes import StartError, end_with_parent, tail
@@ -343,7 +344,7 @@ class Demo:
 
     def _address(self, user: str | None = None) -> str:
         """Return the AMQP URL of the demo's vhost, for a Pulse user or by default for the configured administrator."""
-        configured = urlsplit(self.stack.environment["RABBIT_URL"])
+        configured = urlsplit(split_addresses(self.stack.environment["RABBIT_URL"])[0])
         host = configured.netloc.rpartition("@")[2]
         if user is not None:
             configured = configured._replace(netloc=f"{user}:{quote(self._users[user])}@{host}")
@@ -534,7 +535,7 @@ class Demo:
     def _read_as_agent(self, vhost: str, login: str, token: str, name: str) -> StompReader | AmqpReader:
         """Connect as the agent, with the subscription's login and the token as password."""
         assert self._management is not None
-        host = urlsplit(self.stack.environment["RABBITMQ_MANAGEMENT_URL"]).hostname or ""
+        host = urlsplit(split_addresses(self.stack.environment["RABBITMQ_MANAGEMENT_URL"])[0]).hostname or ""
         if self.stack.node is not None:
             url = self.stack.node.stomp_url
         else:
@@ -548,7 +549,7 @@ class Demo:
                 raise ExpectationFailed(f"The agent could read its queue: {error}") from error
         logging.getLogger("pika").setLevel(logging.CRITICAL)  # the demo expects that the connection is closed
         self.say("This broker has no STOMP over WebSocket, so it reads the queue with AMQP and its token.")
-        configured = urlsplit(self.stack.environment["RABBIT_URL"])
+        configured = urlsplit(split_addresses(self.stack.environment["RABBIT_URL"])[0])
         netloc = f"{login}:{quote(token, safe='')}@{configured.netloc.rpartition('@')[2]}"
         try:
             return AmqpReader(configured._replace(netloc=netloc, path=f"/{quote(vhost, safe='')}").geturl(), name)

@@ -20,6 +20,7 @@ from typing import IO, Self
 from urllib.parse import urlsplit
 
 from guardian_site import env_file
+from rabbit.addresses import split_addresses
 from tools.mail import Mail, MailCatcher
 from tools.processes import ProcessGroup, StartError, free_port, lock_directory, tail
 from tools.rabbitmq import PrivateNode
@@ -90,7 +91,7 @@ class Stack:
                 self._empty_var()
             self._choose_settings()
             if self.environment.get("RABBITMQ_MANAGEMENT_URL"):
-                address = urlsplit(self.environment["RABBITMQ_MANAGEMENT_URL"])
+                address = urlsplit(split_addresses(self.environment["RABBITMQ_MANAGEMENT_URL"])[0])
                 self._say(f"Using the RabbitMQ at {address.hostname}:{address.port}, as configured.")
             else:
                 self._choose_broker()

@@ -151,7 +151,7 @@ def _prepare(settings: Settings, low: int, high: int = 0) -> None:
     while not consumer.connected:
         time.sleep(0.01)
     consumer.close()
-    with Publisher(settings) as publisher, pika.BlockingConnection(settings.parameters) as connection:
+    with Publisher(settings) as publisher, pika.BlockingConnection(settings.addresses) as connection:
         channel = connection.channel()
         for priority, number, queue in zip((LOW, HIGH), (low, high), _queues(settings), strict=True):
             message = publisher.prepare(0, KEY, priority=priority)
@@ -194,7 +194,7 @@ def _latencies(services: Services, case: Case, low: int) -> dict[str, float]:
     settings = _settings(services, case.kind, FULL if low else IDLE)
     _prepare(settings, low)
     child = _Child(settings, case)
-    with Publisher(settings) as publisher, pika.BlockingConnection(settings.parameters) as connection:
+    with Publisher(settings) as publisher, pika.BlockingConnection(settings.addresses) as connection:
         channel = connection.channel()
         message = publisher.prepare(0, KEY, priority=HIGH)
         time.sleep(1)

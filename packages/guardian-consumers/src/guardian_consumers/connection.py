@@ -68,7 +68,7 @@ class ConsumerConnection:
         self._count = consumer._count
         self._prefetch = Prefetch(self._settings, limiter)
         name = f"consumer of {self.name}"
-        self._link = Link(self._settings.parameters, name, self._set_up, self._lost, consumer.fail)
+        self._link = Link(self._settings.addresses, name, self._set_up, self._lost, consumer.fail)
         self._wake: Callable[[], None] = lambda: None
         self._channels: list[QueueChannel] = []
         self._syncing = False

@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ _DISCONNECTED = re.compile(r"Transport indicated EOF|Connection(Reset|Aborted)Er
 
 
 class Link:
-    """A connection that reconnects until `close`.
+    """A connection that reconnects until `close`, to the next of its addresses each time.
 
     ``set_up`` is called with the link and each new connection, and returns the steps that prepare it. ``lost`` is
     called with the reason when a connection becomes unusable, again when it is closed, and at the end. ``refused`` is
@@ -73,13 +73,15 @@ class Link:
 
     def __init__(
         self,
-        parameters: Any,
+        addresses: Sequence[Any],
         name: str,
         set_up: Callable[["Link", Any], Steps],
         lost: Callable[[str], None],
         refused: Callable[[ConsumerError], None],
     ) -> None:
-        self._parameters = parameters
+        self._addresses = addresses
+        self._turn = 0
+        self._cluster = ""
         self._name = name
         self._set_up = set_up
         self._lost = lost
@@ -178,6 +180,13 @@ class Link:
         )
 
     def _open_succeeded(self, connection: Any) -> None:
+        cluster = str((connection.server_properties or {}).get("cluster_name", ""))
+        # A cluster without a name is named after the node that is asked, such as "rabbit@a".
+        is_named = "@" not in cluster or "@" not in self._cluster
+        if len(self._addresses) > 1 and self._cluster not in ("", cluster) and is_named:
+            self.reconnect(f"{self._where} is a node of the cluster '{cluster}', not of '{self._cluster}'")
+            return
+        self._cluster = cluster
         self._run_step(self._set_up(self, connection), connection, None)
 
     def _run_step(self, steps: Steps, connection: Any, answer: Any = None) -> None:
@@ -242,8 +251,10 @@ class Link:
         if self._closing:
             self._loop.stop()
             return
-        delay = min(MIN_BACKOFF_SECONDS * 2**self._failures, MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1)  # noqa: S311
-        self._failures = min(self._failures + 1, 16)
+        rounds = self._failures // len(self._addresses)  # each address is tried with the same delay
+        delay = min(MIN_BACKOFF_SECONDS * 2**rounds, MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1)  # noqa: S311
+        self._failures = min(self._failures + 1, 16 * len(self._addresses))
+        self._turn = (self._turn + 1) % len(self._addresses)
         logger.warning("%s: %s; connecting again in %.1f s", self._name, reason, delay)
         self._timer = self._loop.call_later(delay, self._connect)
 
@@ -268,6 +279,10 @@ class Link:
         if connection is not None and connection is self._connection and not connection.is_closed:
             # pika's public methods wait for the broker's answer.
             connection._terminate_stream(ConsumerError("no answer"))
+
+    @property
+    def _parameters(self) -> Any:
+        return self._addresses[self._turn]
 
     @property
     def _where(self) -> str:

@@ -71,7 +71,7 @@ def move(settings: Settings, key: str, report: Callable[[str], object]) -> int:
     """
     if not settings.priorities:
         raise SettingsError(f"RABBIT_PRIORITIES isn't set; to return to a single queue, set it to 0-{MAX_PRIORITY}")
-    with pika.BlockingConnection(settings.parameters) as connection, Publisher(settings) as publisher:
+    with pika.BlockingConnection(settings.addresses) as connection, Publisher(settings) as publisher:
         return _Move(settings, key, connection, publisher, report).run()
 
 

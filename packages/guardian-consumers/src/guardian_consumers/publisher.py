@@ -206,7 +206,7 @@ class Publisher:
             raise NotPublished(str(self._failure)) from self._failure
         if self._link is None:
             name = f"publisher of {self._names.exchange}"
-            self._link = Link(self._settings.parameters, name, self._set_up, self._lost, self._refused)
+            self._link = Link(self._settings.addresses, name, self._set_up, self._lost, self._refused)
             self._link.start()
         return self._link
 

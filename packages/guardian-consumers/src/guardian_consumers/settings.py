@@ -1,6 +1,7 @@
 """Settings, read from environment variables with the names of yapw and its handbook."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ QUEUE_TYPES = ("classic", "quorum")
 class Settings:
     """Settings of the broker, names and consumers.
 
-    - ``url``: amqp(s)://user:password@host:port/vhost.
+    - ``url``: amqp(s)://user:password@host:port/vhost; or several, separated by commas, of nodes of one cluster.
     - ``exchange``: ``{project}_{environment}``.
     - ``pulse_user``: the account, if it may only use its own names.
     - ``prefetch``: "young" (1), "grown" (20), "growing" (1 until ``grows_after`` messages in a row succeed, then 20) or
@@ -66,7 +67,7 @@ class Settings:
     rate_away: str | float = WAIT
 
     def __post_init__(self) -> None:
-        _ = self.names, self.parameters
+        _ = self.names, self.addresses
         if not (self.prefetch in ("young", "grown", "growing") or (isinstance(self.prefetch, int) and self.prefetch)):
             raise SettingsError("RABBIT_PREFETCH must be young, grown, growing or a number from 1")
         if isinstance(self.prefetch, int) and not 1 <= self.prefetch <= 65535:
@@ -94,20 +95,12 @@ class Settings:
         return Names(self.exchange, self.pulse_user)
 
     @property
-    def parameters(self) -> "pika.ConnectionParameters":
-        """pika's connection parameters. They contain the password: never log them."""
-        try:
-            parts = urlsplit(self.url)
-            if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
-                raise ValueError("no AMQP URL")
-            parameters = pika.URLParameters(self.url)
-        except Exception:
-            # The error's text and cause may contain the password.
-            raise SettingsError("RABBIT_URL is invalid; write amqp://user:password@host:5672/vhost") from None
-        if parts.path in ("", "/"):
-            parameters.virtual_host = "/"
-        parameters.connection_attempts = 1  # Link retries
-        return parameters
+    def addresses(self) -> "list[pika.ConnectionParameters]":
+        """pika's parameters for each address. They contain the password: never log them."""
+        found = [_parameters(url) for url in re.split(r"\s*,\s*(?=amqps?://)", self.url)]
+        if len({one.virtual_host for one in found}) > 1:
+            raise SettingsError("RABBIT_URL names two vhosts; write the same vhost in each address")
+        return found
 
     def source(self, key: str, routing_keys: Sequence[str] = ()) -> Source:
         """Return the source of this key: a plain queue, or one with priorities."""
@@ -180,6 +173,21 @@ class Settings:
             rate_name=given.get("RATE_NAME"),
             rate_away=given.get("RATE_AWAY", cls.rate_away),
         )
+
+
+def _parameters(url: str) -> "pika.ConnectionParameters":
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
+            raise ValueError("no AMQP URL")
+        parameters = pika.URLParameters(url)
+    except Exception:
+        # The error's text and cause may contain the password.
+        raise SettingsError("RABBIT_URL is invalid; write amqp://user:password@host:5672/vhost") from None
+    if parts.path in ("", "/"):
+        parameters.virtual_host = "/"
+    parameters.connection_attempts = 1  # Link retries
+    return parameters
 
 
 ON_ERROR = [outcome.value for outcome in Outcome if outcome is not Outcome.DONE]

@@ -1,0 +1,158 @@
+"""HTTP requests to the first address of a broker that answers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from typing import Any, NamedTuple
+
+import orjson
+
+from rabbit.addresses import addresses_of, split_addresses
+from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
+
+UNAUTHORIZED = 401
+
+CLUSTER_ID = "internal_cluster_id"
+"""The broker's global parameter with an id that only the nodes of one cluster share."""
+
+
+class Server(NamedTuple):
+    """One address: ``http://host:port`` with the path, the path alone, and the user and the password."""
+
+    base: str
+    path: str
+    credentials: tuple[str, str] | None
+
+
+class FailoverClient:
+    """An HTTP client of one broker at one or several addresses, for many threads.
+
+    ``setting`` has the addresses, and ``read`` returns the server at one. The options are those of ``PooledClient``.
+
+    Raises:
+        ValueError: an address is invalid.
+    """
+
+    def __init__(self, setting: str, read: Callable[[str], Server], **options: Any) -> None:
+        self._addresses = addresses_of(setting)
+        self._servers = {address: read(address) for address in split_addresses(setting) or [setting]}
+        self._clients = {
+            address: PooledClient(server.base, server.credentials, **options)
+            for address, server in self._servers.items()
+        }
+        self._only: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of addresses."""
+        return len(self._servers)
+
+    @property
+    def where(self) -> str:
+        """The addresses without credentials."""
+        return ", ".join(self._servers[address].base for address in self._in_turn())
+
+    def of_each(self) -> dict[str, "FailoverClient"]:
+        """Return a client of each address alone, in the order to try them."""
+        clients = {}
+        for address in self._in_turn():
+            clients[address] = one = copy(self)
+            one._only = address
+        return clients
+
+    def in_turn(self) -> Iterator["FailoverClient"]:
+        """Yield these clients. Asking for the next one means that the last one failed."""
+        for address, client in self.of_each().items():
+            yield client
+            self._addresses.move_past(address)
+
+    def send(
+        self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send an idempotent request to the first address that can be reached and accepts the login.
+
+        Raises:
+            NoAnswer: no address can be reached, or an answer timed out.
+            TooLarge: the answer's body is too large.
+        """
+        failures: list[NoAnswer] = []
+        refusal: Answer | None = None
+        for address in self._in_turn():
+            try:
+                self._check_cluster(address)
+                answer = self._send(address, method, target, body, headers)
+            except NoAnswer as error:
+                failures.append(error)
+                self._move_past(address)
+                if error.timed_out:
+                    break
+            else:
+                may_be_second = any(not failure.never_reached for failure in failures)
+                if answer.status != UNAUTHORIZED:
+                    return answer._replace(sent_twice=True) if may_be_second else answer
+                refusal = answer
+                self._move_past(address)
+        if refusal is not None:
+            return refusal
+        raise _all_failed(failures)
+
+    def cluster_ids(self) -> dict[str, str]:
+        """Return the id of the cluster at each address; empty: there is no answer."""
+        ids = {}
+        for address in self._in_turn():
+            try:
+                ids[address] = self._cluster_id(address)
+            except (NoAnswer, TooLarge):
+                ids[address] = ""
+        return ids
+
+    def move_past_current(self) -> None:
+        """Begin with the next address from now on, because this one answers with errors."""
+        self._move_past(self._in_turn()[0])
+
+    def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            client.close()
+
+    def _in_turn(self) -> list[str]:
+        return self._addresses.in_turn() if self._only is None else [self._only]
+
+    def _move_past(self, address: str) -> None:
+        if self._only is None:
+            self._addresses.move_past(address)
+
+    def _send(
+        self, address: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str] | None
+    ) -> Answer:
+        server = self._servers[address]
+        try:
+            return self._clients[address].send(method, f"{server.path}{target}", body, headers)
+        except NoAnswer as error:
+            if len(self._addresses) == 1 or server.base in str(error):
+                raise
+            text = f"{server.base}: {error}"
+            raise NoAnswer(text, timed_out=error.timed_out, never_reached=error.never_reached) from error
+
+    def _check_cluster(self, address: str) -> None:
+        """Check, before the first use of one of several addresses, that it leads to the same cluster as the others."""
+        if not self._addresses.needs_cluster(address):
+            return
+        if conflict := self._addresses.conflict(address, self._cluster_id(address)):
+            raise NoAnswer(conflict, never_reached=True, is_another_cluster=True)
+
+    def _cluster_id(self, address: str) -> str:
+        """Return the id of the cluster at an address; empty: another answer, such as a refusal."""
+        answer = self._send(address, "GET", f"/api/global-parameters/{CLUSTER_ID}", None, None)
+        try:
+            return str(orjson.loads(answer.body)["value"]) if answer.status == 200 else ""
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return ""
+
+
+def _all_failed(failures: list[NoAnswer]) -> NoAnswer:
+    return NoAnswer(
+        "; ".join(dict.fromkeys(map(str, failures))),
+        timed_out=failures[-1].timed_out,
+        never_reached=all(failure.never_reached for failure in failures),
+        is_another_cluster=any(failure.is_another_cluster for failure in failures),
+    )
