@@ -184,12 +184,14 @@ NO_REGISTRATIONS = Registrations()
 class Earlier(NamedTuple):
     """The running nodes at the last complete list, and how many lists in a row were too short.
 
-    ``rules`` are those of the last pass, if they differ from the present ones.
+    ``rules`` are those of the last pass, if they differ from the present ones. ``settling`` are the nodes that came
+    back a moment ago (see ``settling.py``).
     """
 
     nodes: frozenset[str]
     short_lists: int
     rules: Rules | None = None
+    settling: frozenset[str] = frozenset()
 
 
 class Event(NamedTuple):
@@ -401,7 +403,9 @@ class _Comparison:
         self.stored = observation.stored
         self.force = force
         self.listed = {
-            (listed.vhost, listed.name): listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
+            (listed.vhost, listed.name): self._with_known_length(
+                listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
+            )
             for listed in observation.snapshot.queues
             if not rules.ignores(listed.vhost, listed.name)
         }
@@ -418,6 +422,14 @@ class _Comparison:
         """Return a queue whose row lacks the type with the stored one. A queue that was gone may have another type."""
         row = self.stored.get((listed.vhost, listed.name))
         return listed if row is None or row.state == GONE else with_type(listed, row.type)
+
+    def _with_known_length(self, listed: ListedQueue) -> ListedQueue:
+        """Return a queue with an unknown length, if its leader's node is settling and it seems to have shrunk."""
+        if listed.node not in self.observation.earlier.settling or listed.type == CLASSIC or listed.length is None:
+            return listed
+        row = self.stored.get((listed.vhost, listed.name))
+        has_shrunk = row is not None and row.state != GONE and (row.length is None or listed.length < row.length)
+        return listed._replace(ready=None, unacknowledged=None) if has_shrunk else listed
 
     def compare_missing(self) -> None:
         """Record the stored queues that the list lacks.

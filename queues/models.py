@@ -369,6 +369,7 @@ class Watch(models.Model):
     alarms = models.JSONField(
         null=True, help_text="The raised alarms and the lost nodes: resource, node, and since when."
     )
+    settling = models.JSONField(null=True, help_text="The nodes that came back a moment ago, and when.")
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = BrokerJSONField(default=list)

@@ -14,7 +14,7 @@ from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
-from queues import alarms, archive, kinds, registered, unguarded
+from queues import alarms, archive, kinds, registered, settling, unguarded
 from queues.brake import after_pass, released_queues
 from queues.comparison import (
     NO_REGISTRATIONS,
@@ -52,7 +52,10 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
     declared, so the registration of every listed queue is already stored.
     """
     listed = {(queue.vhost, queue.name) for queue in listing.queues}
-    earlier = Earlier(frozenset(run.watch.nodes), run.watch.short_lists, earlier_rules(run, listing))
+    settling_nodes = frozenset(_settling(run.watch, listing, run.now))
+    earlier = Earlier(
+        frozenset(run.watch.nodes), run.watch.short_lists, earlier_rules(run, listing), settling=settling_nodes
+    )
     stopped: frozenset[str] = frozenset()
     if stored.keys() - listed or earlier.rules is not None:  # check that the list is complete
         snapshot.require_administrator(run.management)
@@ -70,6 +73,10 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
         stopped_vhosts=stopped,
         released=released_queues(run.watch, run.now),
     )
+
+
+def _settling(watch: Watch, listing: Snapshot, now: datetime) -> dict[str, str]:
+    return settling.after(watch.settling, watch.nodes, listing, now, was_away=watch.failures > 0)
 
 
 def stored_queues() -> dict[QueueName, StoredQueue]:
@@ -299,6 +306,7 @@ def _update_watch(
         "outage_since": None,
         "next_pass_at": None,
         "alarms": alarms.after(watch.alarms, listing, now),
+        "settling": _settling(watch, listing, now),
         "deletion_settings": settings_to_store(watch, observation),
         **after_pass(watch, len(changes.blocked), changes.short > 0, now),
         **unguarded.after_pass(watch, changes, inventory.streams if inventory else None, lagging=listing.lagging),

@@ -1,0 +1,33 @@
+"""Nodes that have just come back, whose quorum queues may look shorter than they are.
+
+A quorum queue's leader recovers its messages from a log after it has started. Until then lists and passive declares
+report too few, without a sign. So a shorter length is unknown until the node has run for a while.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+
+from rabbit.snapshot import Snapshot
+
+SETTLING_TIME = timedelta(seconds=15)
+"""Leaders recover within seconds, and RabbitMQ lists their length as of a tick, which is at most 5 s ago."""
+
+
+def after(
+    earlier: Mapping[str, str] | None, nodes: Collection[str], listing: Snapshot, now: datetime, *, was_away: bool
+) -> dict[str, str]:
+    """Return the nodes that are settling after this list, and since when, as ``queues.models.Watch`` stores them.
+
+    ``earlier`` are those after the last list, and ``nodes`` those that ran then. If the broker ``was_away``, or if
+    nodes came and went during the list, any node may have been restarted.
+    """
+    if was_away or not listing.nodes_unchanged:
+        returned = listing.nodes
+    else:
+        returned = listing.nodes.difference(nodes) if nodes else frozenset()
+    still = {
+        node: since
+        for node, since in (earlier or {}).items()
+        if node in listing.nodes and timedelta(0) <= now - datetime.fromisoformat(since) < SETTLING_TIME
+    }
+    return still | dict.fromkeys(returned, now.isoformat())
