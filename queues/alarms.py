@@ -18,13 +18,13 @@ Alarms = list[list[str]]
 def after(earlier: Alarms | None, listing: Snapshot, now: datetime) -> Alarms:
     """Return the alarms of this snapshot."""
     since = {(resource, node): at for resource, node, at in earlier or ()}
-    return [[*alarm, since.get(alarm, now.isoformat())] for alarm in sorted(_raised(listing))]
+    return [[*alarm, since.get(alarm, now.isoformat())] for alarm in sorted(_raised(earlier, listing))]
 
 
 def notices(earlier: Alarms | None, listing: Snapshot, now: datetime) -> list[Notice]:
     """Return a notice of each alarm that this snapshot starts or ends."""
     since = {(resource, node): datetime.fromisoformat(at) for resource, node, at in earlier or ()}
-    raised = _raised(listing)
+    raised = _raised(earlier, listing)
     started = [
         Notice(kinds.NODE_LOST if resource == NODE else kinds.ALARM, _facts(resource, node, listing))
         for resource, node in sorted(raised - since.keys())
@@ -67,8 +67,12 @@ def explain_outage(alarms: Alarms, frozen: Collection[str], now: datetime) -> bo
     )
 
 
-def _raised(listing: Snapshot) -> set[tuple[str, str]]:
-    return {*listing.alarms, *((NODE, node) for node in listing.down)}
+def _raised(earlier: Alarms | None, listing: Snapshot) -> set[tuple[str, str]]:
+    lost = set(listing.down)
+    if not listing.nodes_unchanged:
+        # A frozen node is listed as running until RabbitMQ drops it, which may be during this list.
+        lost |= {node for resource, node, _ in earlier or () if resource == NODE}
+    return {*listing.alarms, *((NODE, node) for node in lost)}
 
 
 def _facts(resource: str, node: str, listing: Snapshot) -> dict[str, Any]:

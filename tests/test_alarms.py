@@ -87,6 +87,35 @@ def test_an_outage_ends_no_alarm(guarded, amqp, settings):
     assert Watch.objects.get().alarms == [["memory", "rabbit@a", NOW.isoformat()]]
 
 
+def test_a_frozen_node_is_notified_once_and_counts_as_lost():
+    frozen = alarms.with_frozen(None, ["rabbit@b"], NOW)
+    (notice,) = alarms.frozen_notices(None, ["rabbit@b"], ["rabbit@a", "rabbit@b"])
+    assert (notice.kind, notice.facts["node"], notice.facts["others"]) == ("node-lost", "rabbit@b", ["rabbit@a"])
+    assert alarms.frozen_notices(frozen, ["rabbit@b"], ["rabbit@a", "rabbit@b"]) == []
+    assert alarms.with_frozen(frozen, ["rabbit@b"], NOW + timedelta(seconds=20)) == frozen
+
+
+def test_a_frozen_node_that_is_dropped_is_not_notified_again():
+    frozen = alarms.with_frozen(None, ["rabbit@b"], NOW)
+    dropped = snapshot(nodes=["rabbit@a"], down=["rabbit@b"])
+    assert alarms.notices(frozen, dropped, NOW) == []
+    assert alarms.after(frozen, dropped, NOW + timedelta(minutes=1)) == frozen
+
+
+def test_a_frozen_node_is_not_back_if_it_is_dropped_during_the_list():
+    frozen = alarms.with_frozen(None, ["rabbit@b"], NOW)
+    hanging = snapshot()._replace(nodes_unchanged=False)
+    assert alarms.notices(frozen, hanging, NOW) == []
+    assert alarms.after(frozen, hanging, NOW) == frozen
+
+
+def test_a_frozen_node_explains_an_outage_for_some_minutes():
+    frozen = alarms.with_frozen(None, ["rabbit@b"], NOW)
+    assert alarms.explain_outage(frozen, ["rabbit@b"], NOW + timedelta(minutes=2))
+    assert not alarms.explain_outage(frozen, ["rabbit@b"], NOW + timedelta(minutes=4))
+    assert not alarms.explain_outage(frozen, [], NOW)
+
+
 @pytest.mark.soak
 def test_a_lost_node_is_notified_once_at_its_start_and_once_at_its_end(transactional_db, settings):
     with (
