@@ -1,26 +1,55 @@
 """Declare the queues of agents with the right arguments."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
+from django.conf import settings
+
 from core import broker
-from rabbit import arguments
-from rabbit.management import BrokerError, InequivalentArguments, Management, Refused
+from rabbit import arguments, deadline
+from rabbit.amqp import NODE_DOWN
+from rabbit.management import (
+    BrokerError,
+    BrokerUnavailable,
+    InequivalentArguments,
+    Management,
+    NodeDown,
+    NotOnBroker,
+    Refused,
+)
 
 logger = logging.getLogger(__name__)
 
+DECLARE_SECONDS = 3.5
+"""The timeout of a declaration, which leaves time to find the reason: the broker doesn't answer while the node of an
+existing queue is down."""
 
-def declare_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
-    """Declare a queue, and return whether it is new. Replace a queue with other arguments if it is empty and unused.
+REASON_SECONDS = 1.0
+
+
+def declare_or_replace(vhost: str, name: str, wanted: Mapping[str, Any], management: Management) -> bool:
+    """Declare a queue of the configured type, and return whether it is new.
+
+    A queue with other arguments is replaced if it is empty and unused.
 
     Raises:
         Refused: the queue can't be replaced; the text names the arguments, their values and the expected values.
         NotOnBroker: there is no such vhost.
+        NodeDown: the node of the queue is down.
     """
+    wanted = arguments.of_type(settings.GUARDIAN_REGISTERED_QUEUE_TYPE, wanted)
     try:
-        return management.declare_queue(vhost, name, wanted)
+        with deadline.limit(deadline.seconds_left(DECLARE_SECONDS)):
+            is_new = management.declare_queue(vhost, name, wanted)
+        deadline.record_answer()  # for the limit around this one
+        return is_new
     except InequivalentArguments as error:
         different = error
+    except BrokerUnavailable as error:
+        if error.timed_out:
+            _require_node(vhost, name)
+        raise
     try:
         with broker.session(vhost) as session:
             session.delete_queue(name, if_empty=True, if_unused=True)
@@ -28,6 +57,19 @@ def declare_or_replace(vhost: str, name: str, wanted: Any, management: Managemen
         raise _not_replaced(vhost, name, wanted, different, error, management) from error
     logger.info("Replacing the queue '%s' in '%s': it had other arguments and was empty and unused", name, vhost)
     return management.declare_queue(vhost, name, wanted)
+
+
+def _require_node(vhost: str, name: str) -> None:
+    """Raise the error for a queue whose node is down, if that is why it could not be declared."""
+    try:
+        with deadline.limit(REASON_SECONDS), broker.session(vhost) as session:
+            session.declare_passively(name)
+    except NotOnBroker as error:
+        if NODE_DOWN in str(error):
+            text = f"The node of the queue '{name}' is down, so it can't be declared. Try again when the node runs."
+            raise NodeDown(text, timed_out=True) from error
+    except BrokerError:
+        return  # the caller raises the first error
 
 
 def _not_replaced(

@@ -44,6 +44,7 @@ MAX_QUEUES_LOGGED = 10
 BEING_CREATED = "it is still being created"
 NOT_ALLOWED = "its owner may not have this offering's events any more"
 MISSING = "the broker doesn't have it"
+UNREACHABLE = "its node is down"
 FULL = "it is full"
 
 Undelivered = tuple[QueueEvent.Kind, str]
@@ -63,14 +64,15 @@ class Published:
     """The result of publishing an event, in numbers of queues.
 
     ``delivered``: got the event. ``skipped``: not ready, or the owner may no longer subscribe. ``rejected``: full; the
-    broker moved the event to the dead-letter queue of the vhost. ``gone``: ready here, but not on the broker. The
-    message id is 32 hex digits.
+    broker moved the event to the dead-letter queue of the vhost. ``unreachable``: its node is down. ``gone``: ready
+    here, but not on the broker. The message id is 32 hex digits.
     """
 
     message_id: str
     delivered: int = 0
     skipped: int = 0
     rejected: int = 0
+    unreachable: int = 0
     gone: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def publish(
         delivered=found.count(Result.DELIVERED),
         skipped=len(skipped),
         rejected=found.count(Result.REJECTED),
+        unreachable=found.count(Result.UNREACHABLE),
         gone=found.count(Result.GONE),
     )
 
@@ -208,6 +211,7 @@ def _failed_deliveries(results: Mapping[QueueName, Result]) -> dict[QueueName, U
     reasons = {
         Result.GONE: (QueueEvent.Kind.SKIPPED, MISSING),
         Result.REJECTED: (QueueEvent.Kind.REJECTED, FULL),
+        Result.UNREACHABLE: (QueueEvent.Kind.SKIPPED, UNREACHABLE),
     }
     return {queue: reasons[result] for queue, result in results.items() if result in reasons}
 

@@ -551,7 +551,7 @@ class NewEventSerializer(serializers.Serializer[Any]):
     examples=[
         OpenApiExample(
             "An order",
-            {"message_id": str(UUID), "delivered": 2, "skipped": 0, "rejected": 0, "gone": 0},
+            {"message_id": str(UUID), "delivered": 2, "skipped": 0, "rejected": 0, "unreachable": 0, "gone": 0},
             response_only=True,
         )
     ]
@@ -563,4 +563,5 @@ class PublishedSerializer(serializers.Serializer[Any]):
     delivered = serializers.IntegerField(help_text="Queues that got the event.")
     skipped = serializers.IntegerField(help_text="Queues that are not ready, or whose owner may no longer subscribe.")
     rejected = serializers.IntegerField(help_text="Full queues. The event is in the dead-letter queue.")
+    unreachable = serializers.IntegerField(help_text="Queues whose node is down. They don't have the event.")
     gone = serializers.IntegerField(help_text="Queues that the broker has lost.")

@@ -27,7 +27,7 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 from core.confirmation import ConfirmationRequired
 from core.limits import RateLimitExceeded
 from core.links import absolute_url
-from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NodeDown, NotOnBroker, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
 
 logger = logging.getLogger(__name__)
@@ -258,7 +258,7 @@ def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
     if isinstance(error, NotOnBroker):
         return exceptions.NotFound("This doesn't exist on the broker.")
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
-    if isinstance(error, OutcomeUnknown):
+    if isinstance(error, OutcomeUnknown | NodeDown):
         return ServiceUnavailable(str(error))
     if isinstance(error, NotPublished):
         return ServiceUnavailable(f"{ServiceUnavailable.default_detail} Nothing was published.")

@@ -23,6 +23,7 @@ from guardian_site.environment import IN_PASSWORDS
 from message_store.store import STORES
 from queues.thresholds import POLICIES
 from rabbit.addresses import split_addresses
+from rabbit.arguments import REGISTERED_QUEUE_TYPES
 
 MAX_QUEUE_NAME_LENGTH = 255
 
@@ -202,6 +203,7 @@ def _choices() -> Iterable[CheckMessage]:
         ("GUARDIAN_THRESHOLD_POLICY", tuple(POLICIES)),
         ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
         ("GUARDIAN_SNAPSHOT", SNAPSHOTS),
+        ("GUARDIAN_REGISTERED_QUEUE_TYPE", REGISTERED_QUEUE_TYPES),
         ("LOG_FORMAT", logs.FORMATS),
         ("MESSAGE_STORE", tuple(STORES)),
     ):

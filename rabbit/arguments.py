@@ -13,6 +13,9 @@ REGISTERED_MAX_LENGTH = 10_000
 TTL_MILLISECONDS = 3_600_000
 DEAD_LETTER_TTL_MILLISECONDS = 7 * 24 * 3_600_000
 
+CLASSIC, QUORUM = "classic", "quorum"
+REGISTERED_QUEUE_TYPES = (CLASSIC, QUORUM)
+
 REGISTERED_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",  # the vhost's default may be another type
     "x-message-ttl": TTL_MILLISECONDS,
@@ -30,6 +33,18 @@ DEAD_LETTER_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     "x-overflow": "drop-head",  # the newest messages are the most useful for finding the cause
 }
 """The arguments of the dead-letter queue in an agents' vhost."""
+
+
+def of_type(queue_type: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a registered or dead-letter queue, for queues of another type.
+
+    A quorum queue may not reject a message and dead-letter it too: when it is full, it only rejects.
+    """
+    changed = {**arguments, QUEUE_TYPE: queue_type}
+    if queue_type == QUORUM and changed["x-overflow"] == "reject-publish-dlx":
+        changed["x-overflow"] = "reject-publish"
+    return changed
+
 
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?:queue|exchange) '.*' in vhost '.*': "

@@ -10,6 +10,8 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import SubscriptionQueue
+from core import rest
+from rabbit.management import NodeDown
 from tests.api import Program, Visitor
 from tests.test_who_may import BODIES, BY_SCOPE, EXPECTED, REGISTERING, VISITORS, World, ask, undone
 
@@ -309,3 +311,8 @@ def test_an_invalid_token_is_refused(db):
         answer = Client(headers=header).get("/api/me/")
         assert_problem(answer, 401)
         assert answer["WWW-Authenticate"] == "Token"
+
+
+def test_an_agent_is_told_that_the_node_of_its_queue_is_down(rf):
+    error = rest._of_broker(NodeDown("The node of the queue 'a' is down."), rf.post("/"))
+    assert (error.status_code, str(error.detail)) == (503, "The node of the queue 'a' is down.")

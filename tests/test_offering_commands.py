@@ -123,7 +123,7 @@ def test_publish_event_finds_an_offering_by_uuid_or_name_and_prints_counts(capsy
     for name in (offering.uuid.hex, str(offering.uuid), "Big cluster"):
         out = run(capsys, "publish_event", name, "order", '{"order_uuid": "1"}')
         counts, _, id_ = out.rstrip(".\n").rpartition(" ")
-        assert counts == "1 delivered, 0 skipped, 0 rejected as full, 0 gone; the message id is"
+        assert counts == "1 delivered, 0 skipped, 0 rejected as full, 0 unreachable, 0 gone; the message id is"
         ids.append(uuid.UUID(id_).hex)
     amqp = Amqp(broker.amqp_url, guarded)
     for id_ in ids:

@@ -171,6 +171,33 @@ def test_a_new_queue_is_declared_with_vhost_and_dead_letter_queue(agents, alice,
     assert AgentVhost.objects.get().ready
 
 
+def test_registered_queues_are_quorum_queues_if_the_setting_says_so(
+    agents, alice, offering, subscription, presented, settings
+):
+    settings.GUARDIAN_REGISTERED_QUEUE_TYPE = "quorum"
+    queue, new = create_queue(subscription, offering, "order", presented)
+    assert new
+    assert agents.queues(queue.vhost)[queue.queue_name] == REGISTERED_QUEUE_ARGUMENTS | {
+        "x-queue-type": "quorum", "x-overflow": "reject-publish"
+    }  # fmt: skip
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+
+
+def test_dead_letter_queues_of_new_vhosts_are_quorum_queues_if_the_setting_says_so(agents, alice, presented, settings):
+    settings.GUARDIAN_REGISTERED_QUEUE_TYPE = "quorum"
+    create_subscription(alice, presented)
+    assert agents.queues(alice.uuid.hex)["guardian.dlq"] == DEAD_LETTER_QUEUE_ARGUMENTS | {"x-queue-type": "quorum"}
+
+
+def test_an_empty_registered_queue_is_replaced_after_the_setting_of_its_type_changes(
+    agents, offering, subscription, presented, settings
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    settings.GUARDIAN_REGISTERED_QUEUE_TYPE = "quorum"
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+    assert agents.queues(queue.vhost)[queue.queue_name]["x-queue-type"] == "quorum"
+
+
 def test_a_repeated_registration_returns_the_same_queue(offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     assert create_queue(subscription, offering, "order", presented) == (queue, False)

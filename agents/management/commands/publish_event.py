@@ -43,7 +43,7 @@ def in_words(published: Published) -> str:
     """Return the result as text."""
     return (
         f"{published.delivered} delivered, {published.skipped} skipped, {published.rejected} rejected as full, "
-        f"{published.gone} gone; the message id is {published.message_id}."
+        f"{published.unreachable} unreachable, {published.gone} gone; the message id is {published.message_id}."
     )
 
 
