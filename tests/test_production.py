@@ -199,7 +199,7 @@ def command_of(service):
 
 def test_compose_has_all_services():
     assert set(OUR_SERVICES) == {"migrate", "web", "guard", "worker", "beat"}
-    assert set(SERVICES) - set(OUR_SERVICES) == {"postgres", "redis", "rabbitmq", "proxy"}
+    assert set(SERVICES) - set(OUR_SERVICES) == {"postgres", "redis", "rabbitmq", "rabbitmq-2", "rabbitmq-3", "proxy"}
 
 
 @pytest.mark.parametrize("name", ["guard", "worker", "beat"])
@@ -257,12 +257,25 @@ def test_third_party_images_have_a_version_and_a_health_check(name):
     assert re.match(r"\d", tag), f"{image} has the tag {tag!r}"
     assert SERVICES[name]["healthcheck"]["test"]
     assert SERVICES[name]["restart"] == "unless-stopped"
-    [volume] = [one for one in SERVICES[name]["volumes"] if isinstance(one, str) and not one.startswith(".")]
-    assert volume.partition(":")[0] in COMPOSE["volumes"]
+    volumes = [one for one in SERVICES[name]["volumes"] if isinstance(one, str) and not one.startswith(".")]
+    assert {volume.partition(":")[0] for volume in volumes} <= set(COMPOSE["volumes"])
+    assert len([volume for volume in volumes if not volume.endswith(":ro")]) == 1
+
+
+@pytest.mark.parametrize("name", ["rabbitmq-2", "rabbitmq-3"])
+def test_further_nodes_start_only_with_the_profile_and_join_the_first(name):
+    service = SERVICES[name]
+    assert (service["profiles"], service["hostname"], service["ports"]) == (["cluster"], name, [])
+    assert f"{name}:/var/lib/rabbitmq" in service["volumes"]
+    assert "rabbitmq:/first:ro" in service["volumes"]
+    [join] = [one for one in service["volumes"] if str(one).startswith("./deploy/rabbitmq/join.conf:")]
+    assert join.endswith(":/etc/rabbitmq/conf.d/30-join.conf:ro")
+    assert f"rabbit@{SERVICES['rabbitmq']['hostname']}" in (PROJECT / "deploy/rabbitmq/join.conf").read_text()
+    assert secret_files(name) == secret_files("rabbitmq")
 
 
 def test_only_the_broker_and_the_proxy_publish_ports():
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"rabbitmq", "proxy"}
+    assert {name for name, service in SERVICES.items() if service.get("ports")} == {"rabbitmq", "proxy"}
     assert SERVICES["proxy"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8080"]
     assert "./deploy/nginx:/etc/nginx/conf.d:ro" in SERVICES["proxy"]["volumes"]
 
