@@ -103,11 +103,12 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     figure = page.get_by_role("figure")
     expect(figure).to_contain_text("now 6")
     expect(figure.get_by_text("warning threshold 5")).to_be_visible()
+    page.get_by_role("link", name="Show the limits").click()
     expect(figure.get_by_text("deletion limit 10")).to_be_visible()
     program.publish(1)
     run_pass()
     page.clock.fast_forward("00:05")
-    expect(figure).to_contain_text("7 now")
+    expect(figure).to_contain_text("now 7")
 
     # A deletion needs the typed name.
     page.get_by_role("link", name="Delete…").click()
