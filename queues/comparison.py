@@ -5,7 +5,7 @@ Everything here is pure. ``monitor.py`` fetches the input and writes the result.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, TypeVar
@@ -185,13 +185,14 @@ class Earlier(NamedTuple):
     """The running nodes at the last complete list, and how many lists in a row were too short.
 
     ``rules`` are those of the last pass, if they differ from the present ones. ``settling`` are the nodes that came
-    back a moment ago (see ``settling.py``).
+    back a moment ago (see ``settling.py``), ``settled`` those for which that has just ended.
     """
 
     nodes: frozenset[str]
     short_lists: int
     rules: Rules | None = None
     settling: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
 
 
 class Event(NamedTuple):
@@ -238,6 +239,7 @@ class Changes:
     ``newly_blocked_groups`` the groups of which the brake blocked none before.
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
     ``for_memory`` are the queues over a limit that memory pressure lowered.
+    ``returned_nodes`` begin to settle, because quorum queues on them are listed again.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
     """
 
@@ -265,6 +267,7 @@ class Changes:
     newly_blocked_groups: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
     for_memory: list[QueueName] = field(default_factory=list)
+    returned_nodes: frozenset[str] = frozenset()
     long_exclusive: list[QueueName] = field(default_factory=list)
     unaddressable: list[QueueName] = field(default_factory=list)
 
@@ -402,6 +405,8 @@ class _Comparison:
         self.now = now
         self.stored = observation.stored
         self.force = force
+        returned_nodes = frozenset(self._returned_nodes())
+        self.settling = observation.earlier.settling | returned_nodes
         self.listed = {
             (listed.vhost, listed.name): self._with_known_length(
                 listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
@@ -415,7 +420,7 @@ class _Comparison:
         }
         self.staying = {account.id for account in accounts if not account.removing}
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
-        self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable)
+        self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
         self.removes_nothing = False
 
     def _with_stored_type(self, listed: ListedQueue) -> ListedQueue:
@@ -423,9 +428,18 @@ class _Comparison:
         row = self.stored.get((listed.vhost, listed.name))
         return listed if row is None or row.state == GONE else with_type(listed, row.type)
 
+    def _returned_nodes(self) -> Iterator[str]:
+        """Yield the nodes of quorum queues whose length was unknown, as while their node is down, and is listed now."""
+        earlier = self.observation.earlier
+        for listed in self.observation.snapshot.queues:
+            if listed.type != CLASSIC and listed.length is not None:
+                row = self.stored.get((listed.vhost, listed.name))
+                if row is not None and row.state != GONE and row.length is None:
+                    yield from {listed.node} - earlier.settling - earlier.settled
+
     def _with_known_length(self, listed: ListedQueue) -> ListedQueue:
         """Return a queue with an unknown length, if its leader's node is settling and it seems to have shrunk."""
-        if listed.node not in self.observation.earlier.settling or listed.type == CLASSIC or listed.length is None:
+        if listed.node not in self.settling or listed.type == CLASSIC or listed.length is None:
             return listed
         row = self.stored.get((listed.vhost, listed.name))
         has_shrunk = row is not None and row.state != GONE and (row.length is None or listed.length < row.length)
@@ -476,9 +490,11 @@ class _Comparison:
                 self._record_gone(row)
                 continue
             expected += 1
-            if key in self.listed or row.vhost in unlisted or row.node in snapshot.down:
+            if key in self.listed or row.vhost in unlisted:
                 continue
-            if snapshot.down and row.type != CLASSIC:
+            if row.node in snapshot.down or (snapshot.down and row.type != CLASSIC):
+                if row.ready is not None and row.state != DELETING:
+                    self.changes.missed.append(row._replace(ready=None, unacknowledged=None, over_unacked_since=None))
                 continue
             is_deleted = row.state == DELETING and row.delete_sent_at is not None
             (deleted if is_deleted else missing).append(row)

@@ -52,9 +52,12 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
     declared, so the registration of every listed queue is already stored.
     """
     listed = {(queue.vhost, queue.name) for queue in listing.queues}
-    settling_nodes = frozenset(_settling(run.watch, listing, run.now))
     earlier = Earlier(
-        frozenset(run.watch.nodes), run.watch.short_lists, earlier_rules(run, listing), settling=settling_nodes
+        frozenset(run.watch.nodes),
+        run.watch.short_lists,
+        earlier_rules(run, listing),
+        settling=frozenset(_settling(run.watch, listing, run.now)),
+        settled=frozenset(run.watch.settling or ()),
     )
     stopped: frozenset[str] = frozenset()
     if stored.keys() - listed or earlier.rules is not None:  # check that the list is complete
@@ -306,7 +309,7 @@ def _update_watch(
         "outage_since": None,
         "next_pass_at": None,
         "alarms": alarms.after(watch.alarms, listing, now),
-        "settling": _settling(watch, listing, now),
+        "settling": _settling(watch, listing, now) | dict.fromkeys(changes.returned_nodes, now.isoformat()),
         "deletion_settings": settings_to_store(watch, observation),
         **after_pass(watch, len(changes.blocked), changes.short > 0, now),
         **unguarded.after_pass(watch, changes, inventory.streams if inventory else None, lagging=listing.lagging),

@@ -19,7 +19,8 @@ def after(
     """Return the nodes that are settling after this list, and since when, as ``queues.models.Watch`` stores them.
 
     ``earlier`` are those after the last list, and ``nodes`` those that ran then. If the broker ``was_away``, or if
-    nodes came and went during the list, any node may have been restarted.
+    nodes came and went during the list, any node may have been restarted. A node whose quorum queues come back later
+    than itself settles anew: ``Changes.returned_nodes``.
     """
     if was_away or not listing.nodes_unchanged:
         returned = listing.nodes

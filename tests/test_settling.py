@@ -66,6 +66,7 @@ def test_a_quorum_queue_that_shrinks_while_its_node_settles_has_an_unknown_lengt
 
 def test_a_quorum_queue_is_judged_again_when_its_node_has_settled(monitor):
     run_settling(monitor, q=0, c=7)
+    monitor.earlier = monitor.earlier._replace(settled=NODES)
     changes = monitor.run(snapshot(listed_queue("q", 0, type="quorum"), listed_queue("c", 7)))
     assert [message.kind.value for message in changes.messages] == ["recovery"]
 
@@ -82,3 +83,20 @@ def test_a_classic_queue_that_shrinks_while_its_node_settles_is_judged(monitor):
 
 def test_a_new_quorum_queue_is_listed_while_its_node_settles(monitor):
     assert [row.length for row in run_settling(monitor, q=7, c=7, new=0).new] == [0]
+
+
+def test_a_quorum_queue_that_is_missing_while_a_node_is_down_has_an_unknown_length(monitor):
+    changes = monitor.run(snapshot(listed_queue("c", 7), down=frozenset({"rabbit@two"})))
+    assert (changes.gone, changes.events, monitor.row("q").length) == ([], [], None)
+
+
+def test_a_node_settles_anew_when_its_quorum_queues_come_back_later_than_itself(monitor):
+    monitor.run(snapshot(listed_queue("c", 7), down=frozenset({"rabbit@two"})))
+    empty = snapshot(listed_queue("q", 0, type="quorum"), listed_queue("c", 7))
+    changes = monitor.run(empty)
+    assert (changes.returned_nodes, changes.unknown, changes.events) == (NODES, 1, [])
+    monitor.earlier = monitor.earlier._replace(settling=NODES, settled=NODES)
+    assert monitor.run(empty).returned_nodes == frozenset()
+    monitor.earlier = monitor.earlier._replace(settled=NODES)
+    changes = monitor.run(empty)
+    assert [message.kind.value for message in changes.messages] == ["recovery"]
