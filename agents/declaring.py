@@ -46,9 +46,12 @@ def declare_or_replace(vhost: str, name: str, wanted: Mapping[str, Any], managem
         return is_new
     except InequivalentArguments as error:
         different = error
+    except NotOnBroker as error:  # the vhost does not exist; RabbitMQ 3.10 also answers so for a node that is down
+        _require_node(name, error)
+        raise
     except BrokerUnavailable as error:
         if error.timed_out:
-            _require_node(vhost, name)
+            _find_reason(vhost, name)
         raise
     try:
         with broker.session(vhost) as session:
@@ -59,17 +62,21 @@ def declare_or_replace(vhost: str, name: str, wanted: Mapping[str, Any], managem
     return management.declare_queue(vhost, name, wanted)
 
 
-def _require_node(vhost: str, name: str) -> None:
-    """Raise the error for a queue whose node is down, if that is why it could not be declared."""
+def _find_reason(vhost: str, name: str) -> None:
+    """Raise ``NodeDown``, if that is why the declaration of a queue got no answer."""
     try:
         with deadline.limit(REASON_SECONDS), broker.session(vhost) as session:
             session.declare_passively(name)
     except NotOnBroker as error:
-        if NODE_DOWN in str(error):
-            text = f"The node of the queue '{name}' is down, so it can't be declared. Try again when the node runs."
-            raise NodeDown(text, timed_out=True) from error
+        _require_node(name, error)
     except BrokerError:
         return  # the caller raises the first error
+
+
+def _require_node(name: str, error: NotOnBroker) -> None:
+    if NODE_DOWN in str(error):
+        text = f"The node of the queue '{name}' is down, so it can't be declared. Try again when the node runs."
+        raise NodeDown(text, timed_out=True) from error
 
 
 def _not_replaced(

@@ -227,7 +227,8 @@ class Publisher:
     def _find_unreachable(self, vhost: str, names: Sequence[str], call: "_Call") -> None:
         """Find the queues whose node is down, among those that did not take the message.
 
-        The broker returns or rejects their messages like those of missing and full queues.
+        The broker returns or rejects their messages like those of missing and full queues. It also rejects a message
+        while it doesn't know the leader of a quorum queue: such a queue is empty, or its leader doesn't answer.
         """
         failed = [name for name in names if call.results[vhost, name] in (Result.REJECTED, Result.GONE)]
         if not failed:
@@ -237,7 +238,9 @@ class Publisher:
                 if time.monotonic() > call.until - CHECK_SECONDS:
                     return
                 try:
-                    session.declare_passively(name)
+                    depth = session.declare_passively(name)
+                    if call.results[vhost, name] is Result.REJECTED and (depth is None or not depth.ready):
+                        call.results[vhost, name] = Result.UNREACHABLE
                 except NotOnBroker as error:
                     if NODE_DOWN in str(error):
                         call.results[vhost, name] = Result.UNREACHABLE
