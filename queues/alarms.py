@@ -59,11 +59,10 @@ def frozen_notices(earlier: Alarms | None, frozen: Collection[str], nodes: Colle
     ]
 
 
-def explain_outage(alarms: Alarms, frozen: Collection[str], now: datetime) -> bool:
-    """Return whether frozen nodes explain that the broker does not answer, so that no outage is reported."""
+def explain_hanging(alarms: Alarms, now: datetime) -> bool:
+    """Return whether a node that was lost a moment ago explains that lists hang, so that no outage is reported."""
     return any(
-        resource == NODE and node in frozen and now - datetime.fromisoformat(since) < EXPLAINS_OUTAGE
-        for resource, node, since in alarms
+        resource == NODE and now - datetime.fromisoformat(since) < EXPLAINS_OUTAGE for resource, _, since in alarms
     )
 
 

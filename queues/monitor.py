@@ -191,6 +191,7 @@ def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
     unavailable = [error for error in failures if isinstance(error, BrokerUnavailable)]
     raise BrokerUnavailable(
         "; ".join(map(str, failures)),
+        timed_out=any(error.timed_out for error in unavailable[-1:]),
         never_reached=len(unavailable) == len(failures) and all(error.never_reached for error in unavailable),
         status=max((error.status for error in unavailable), default=0),
     )
@@ -201,7 +202,8 @@ class NodesFrozen(BrokerUnavailable):
 
     def __init__(self, nodes: list[str], error: BrokerError) -> None:
         names = ", ".join(nodes)
-        super().__init__(f"these nodes don't respond, and lists hang until RabbitMQ drops them: {names} ({error})")
+        text = f"these nodes don't respond, and lists hang until RabbitMQ drops them: {names} ({error})"
+        super().__init__(text, timed_out=True)
         self.nodes = nodes
 
 
@@ -369,12 +371,14 @@ def _record_outage(report: Report, watch: Watch, error: BrokerError, lease: Held
     raised = alarms.with_frozen(watch.alarms, frozen, report.at)
     notices = alarms.frozen_notices(watch.alarms, frozen, watch.nodes)
     outage_since = watch.outage_since
-    if outage_since is None and not alarms.explain_outage(raised, frozen, report.at):
+    hangs = isinstance(error, BrokerUnavailable) and error.timed_out
+    is_explained = hangs and alarms.explain_hanging(raised, report.at)
+    if outage_since is None and not is_explained:
         outage_since = report.at
         notices.append(Notice(kinds.OUTAGE, {"error": str(error)}))
     changes = {
         "failures": failures,
-        "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures, error)),
+        "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures, error, is_explained=is_explained)),
         "outage_since": outage_since,
         "alarms": raised,
     }
@@ -385,12 +389,12 @@ def _record_outage(report: Report, watch: Watch, error: BrokerError, lease: Held
             report.notifications = enqueue.enqueue(notices, report.at)
 
 
-def _backoff_seconds(failures: int, error: BrokerError) -> float:
+def _backoff_seconds(failures: int, error: BrokerError, *, is_explained: bool) -> float:
     """Return the wait after this number of failures in a row. A refused connection costs the broker nothing.
 
-    A pass that frozen nodes fail has waited for a whole timeout already.
+    ``is_explained``: a lost node makes lists hang. It is a matter of a minute, and the pass has waited for a timeout.
     """
-    if isinstance(error, NodesFrozen):
+    if is_explained:
         return float(settings.GUARDIAN_POLL_SECONDS)
     is_refused = isinstance(error, BrokerUnavailable) and error.never_reached
     first = REFUSED_BACKOFF_SECONDS if is_refused else settings.GUARDIAN_POLL_SECONDS * 2

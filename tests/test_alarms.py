@@ -109,11 +109,11 @@ def test_a_frozen_node_is_not_back_if_it_is_dropped_during_the_list():
     assert alarms.after(frozen, hanging, NOW) == frozen
 
 
-def test_a_frozen_node_explains_an_outage_for_some_minutes():
+def test_a_lost_node_explains_for_some_minutes_that_lists_hang():
     frozen = alarms.with_frozen(None, ["rabbit@b"], NOW)
-    assert alarms.explain_outage(frozen, ["rabbit@b"], NOW + timedelta(minutes=2))
-    assert not alarms.explain_outage(frozen, ["rabbit@b"], NOW + timedelta(minutes=4))
-    assert not alarms.explain_outage(frozen, [], NOW)
+    assert alarms.explain_hanging(frozen, NOW + timedelta(minutes=2))
+    assert not alarms.explain_hanging(frozen, NOW + timedelta(minutes=4))
+    assert not alarms.explain_hanging([["memory", "rabbit@a", NOW.isoformat()]], NOW)
 
 
 @pytest.mark.soak
