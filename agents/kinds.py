@@ -35,7 +35,7 @@ def _sweep_brake(notification: Notification) -> Content:
         f"{in_use}",
         commands=[f"manage.py {command} --dry-run --json", f"manage.py {command} --force"],
         action=Link("Review the blocked queues", absolute_url(reverse(page))),
-        help=operators_help("the-brake-holds-a-sweep"),
+        help=operators_help("the-brake-blocks-a-sweep"),
         facts=[Fact("Blocked", count), Fact("Agents' queues", seen), as_of(notification)],
     )
 

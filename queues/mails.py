@@ -417,7 +417,7 @@ def outage(notification: Notification) -> Content:
         next="Guardian keeps trying, and notifies you when the broker answers again. No queue was deleted meanwhile.",
         advice="Check that RabbitMQ runs and that its management plugin answers.",
         facts=[Fact("Reason", notification.facts["error"])],
-        help=operators_help("the-broker-cant-be-asked"),
+        help=operators_help("the-broker-cant-be-queried"),
     )
     return _to_operators(notification, said)
 
@@ -453,7 +453,7 @@ def brake(notification: Notification) -> Content:
         commands=["manage.py monitor_queues --once --dry-run"],
         action=Link("Review the blocked queues", _page("operate_brake")),
         facts=reasons,
-        help=operators_help("the-brake-holds"),
+        help=operators_help("the-brake-blocks-deletions"),
     )
     return _to_operators(notification, said)
 

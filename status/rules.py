@@ -132,7 +132,7 @@ BROKER = Rule(
         "has the right address, account and password. While Guardian's passes get no answer, nothing is guarded and "
         "nothing is removed."
     ),
-    runbook="the-broker-cant-be-asked",
+    runbook="the-broker-cant-be-queried",
 )
 
 NODE_STOPPED = Rule(
@@ -234,7 +234,7 @@ PASS_AGE = Rule(
         "Check that beat and the worker for the queue 'guarding' are running. Until they are, run "
         "'manage.py monitor_queues': it guards without them."
     ),
-    runbook="no-pass-is-made",
+    runbook="no-pass-runs",
     alert="GuardianNoPass",
 )
 
@@ -265,7 +265,7 @@ OUTAGE = Rule(
     critical=1,
     sentence="Passes could not query the broker for {duration}, so no queue is guarded.",
     next_step="Guardian tries again by itself. See the errors of the last pass, and the lines about the broker.",
-    runbook="the-broker-cant-be-asked",
+    runbook="the-broker-cant-be-queried",
     alert="GuardianBrokerAway",
 )
 
@@ -279,7 +279,7 @@ BRAKE = Rule(
         "None of them is deleted until you decide: release them in /admin/, or keep them by starting their consumers "
         "or raising their limits. List them with 'manage.py monitor_queues --once --dry-run'."
     ),
-    runbook="the-brake-holds",
+    runbook="the-brake-blocks-deletions",
     alert="GuardianBrakeHeld",
 )
 
@@ -291,7 +291,7 @@ BRAKE_RELEASE = Rule(
     warning=1,
     sentence="{by} released the brake for {value}.",
     next_step="The next pass deletes those that are still too long. All other blocked queues stay.",
-    runbook="the-brake-holds",
+    runbook="the-brake-blocks-deletions",
 )
 
 SHORT_LISTS = Rule(
@@ -378,7 +378,7 @@ ORPHANS_BRAKE = Rule(
     warning=1,
     sentence="The brake blocks the sweep of orphans: {value} would be deleted at once.",
     next_step="None is deleted. See which they are in /admin/ before you delete them there.",
-    runbook="the-brake-holds-a-sweep",
+    runbook="the-brake-blocks-a-sweep",
 )
 
 STALE_BRAKE = replace(

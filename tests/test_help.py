@@ -126,7 +126,7 @@ def test_right_aligned_columns_get_a_class_instead_of_a_style():
 
 @pytest.mark.parametrize(
     ("heading", "expected"),
-    [("What the mails mean", "what-the-mails-mean"), ("The broker can't be asked", "the-broker-cant-be-asked")],
+    [("What the mails mean", "what-the-mails-mean"), ("The broker can't be queried", "the-broker-cant-be-queried")],
 )
 def test_anchors_are_those_of_github(heading, expected):
     assert anchor(heading) == expected
