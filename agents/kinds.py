@@ -46,9 +46,10 @@ def _orphans_in_use(notification: Notification) -> Content:
     them = "it" if count == 1 else "them"
     return Content(
         subject=f"{counted(count, 'queue')} in use that no agent registered",
-        happened=f"Guardian kept {counted(count, 'queue')} in the agents' virtual hosts that no agent registered: "
-        f"clients read from {them}, or the broker does not say.",
-        next="The next sweep deletes those that are no longer in use. You get no further mail until others join them.",
+        happened=f"Guardian kept {counted(count, 'queue')} in the agents' virtual hosts that no agent registered. "
+        f"Clients read from {them}, or the broker does not report the consumers.",
+        next="The next sweep deletes those that are no longer in use. "
+        "You get another mail when Guardian finds more such queues.",
         advice="Find the clients. Have their agents register, or stop the clients. This command deletes the queues at "
         "once, even while they are in use:",
         commands=["manage.py cleanup_orphan_queues --force"],

@@ -122,7 +122,7 @@ def _owner_assigned(notification: Notification) -> Content:
     facts = [Fact("Accounts", "\n".join(names))]
     return Content(
         subject=f"You are now an owner of {_short(names)}",
-        happened=f"{f'The operator {by}' if by else 'An operator'} made you an owner of {accounts}.",
+        happened=f"{f'The operator {by}' if by else 'An operator'} assigned you as an owner of {accounts}.",
         next=f"You are notified about {its} queues, and can change {it}. Passwords stay as they are.",
         advice="Set a new password if others may know it. If an account is not yours, leave it, or ask the operator.",
         action=Link("Open your accounts", absolute_url(reverse("pulse_users"))),

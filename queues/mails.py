@@ -113,7 +113,7 @@ def _became_of_messages(facts: Details) -> list[str]:
         why = f", because {facts['why_not_archived']}" if facts.get("why_not_archived") else ""
         sentences.append(f"Deleted without a copy: {messages(facts['dropped'])}{why}.")
     if facts.get("held"):
-        sentences.append(f"Held by consumers and not archived: about {messages(facts['held'])}.")
+        sentences.append(f"Unacknowledged and not archived: about {messages(facts['held'])}.")
     return sentences
 
 
@@ -126,7 +126,7 @@ def limit_request(notification: Notification) -> Content:
         subject=f"{facts['asks']} asks for a limit of {wanted}: {_name(facts)}",
         happened=f"{facts['asks']} asks for a deletion limit of {wanted} for the queue {readable(facts['queue'])}.",
         next=f"Until an operator sets it, Guardian deletes the queue past {messages(facts['max'])}.",
-        advice="Set the limit if the broker has the memory for it. Otherwise tell the owner why not.",
+        advice="Set the limit if the broker has the memory for it. Otherwise send the owner the reason.",
         action=Link("Decide", f"{page}?max_length={facts['wanted']}"),
         facts=[
             Fact("Queue", readable(facts["queue"])),
@@ -176,7 +176,7 @@ def stalled(notification: Notification) -> Content:
     else:
         advice = (
             "Check whether its consumers hang, and restart them. The broker then delivers their unacknowledged "
-            "messages again. If one message takes this long, or all are rejected, nothing is wrong."
+            "messages again. If a message takes this long, or the consumers reject all, there is nothing to do."
         )
     said = Content(
         subject=f"Stalled: {_name(facts)} has {messages(length)} waiting",
@@ -414,7 +414,7 @@ def outage(notification: Notification) -> Content:
     said = Content(
         subject="No queue is guarded: the broker can't be queried",
         happened="Guardian can't query the broker, so it guards no queue at the moment.",
-        next="Guardian keeps trying, and notifies you when the broker answers again. No queue was deleted meanwhile.",
+        next="Guardian keeps trying, and notifies you when the broker answers again. It deletes no queue meanwhile.",
         advice="Check that RabbitMQ runs and that its management plugin answers.",
         facts=[Fact("Reason", notification.facts["error"])],
         help=operators_help("the-broker-cant-be-queried"),
@@ -559,7 +559,7 @@ def refused(notification: Notification) -> Content:
         f"limit. {'It keeps' if count == 1 else 'They keep'} growing, and the owners are warned.",
         next="Guardian tries again in each pass. You get this mail once.",
         advice="Check the reason. Give Guardian's account all permissions on the virtual host, make the address in "
-        "RABBIT_URL reachable, or close the connection that holds an exclusive queue. This sets the permissions:",
+        "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:",
         commands=['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"'],
         facts=[Fact("Reason", notification.facts["error"])],
         help=operators_help("the-broker-refuses-to-delete-a-queue"),
@@ -602,7 +602,8 @@ def unaddressable(notification: Notification) -> Content:
         subject=f"{counted(count, 'queue')} can't be guarded",
         happened=f"The broker has {counted(count, 'queue')} with a name that no client can use. "
         "The name is not valid UTF-8, or is longer than 255 bytes.",
-        next=f"Guardian can't warn about {them} or delete {them}. You get no further mail until no such queue is left.",
+        next=f"Guardian can't warn about {them} or delete {them}. "
+        "You get this mail once, until all such queues are gone.",
         advice=f"Delete {them} with 'rabbitmqctl eval', or bound {them} with an operator policy. "
         "The help has both commands.",
         tables=[queue_table(facts["shown"], facts["more"])],
