@@ -599,7 +599,7 @@ class PulseUserAdmin(AuditedAdmin):
         question = Confirmation(
             "set_thresholds",
             "Set the thresholds of these accounts",
-            "They apply to the accounts' queues without limits of their own. Leave empty to use the policy's.",
+            "They apply to the accounts' queues without limits of their own. Leave a field empty to use the default.",
             "Set thresholds",
             "Now: warning threshold / deletion limit",
             is_dangerous=False,

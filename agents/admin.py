@@ -117,7 +117,7 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
         with transaction.atomic():
             vouching.lock_existing([owner := cast("Owner", obj)])
             if owner.pulse_users.exists():
-                raise PermissionDenied(f"{obj} owns a RabbitMQ account meanwhile, and can't be deleted.")
+                raise PermissionDenied(f"{obj} now owns a RabbitMQ account, so it can't be deleted.")
             super().delete_model(request, obj)
 
 

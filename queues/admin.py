@@ -164,7 +164,7 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "delete_on_broker",
             "Delete these queues on the broker",
-            "Their ready messages are archived, within the limits of archives. Everything else can't be undone.",
+            "Their ready messages are archived, within the limits of archives. Everything else is lost.",
             "Delete the queues",
             "Length",
         )
@@ -221,7 +221,7 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "set_limits",
             "Set the limits of these queues",
-            "These replace the queues' own limits. Leave empty to use those of the account or the policy.",
+            "These replace the queues' own limits. Leave a field empty to use the account's limit, or the default.",
             "Set limits",
             "Length now",
             is_dangerous=False,
@@ -243,7 +243,7 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "make_bounded",
             "Mark these queues as bounded again",
-            "The next pass deletes those that are over their deletion limit, as far as the brake allows.",
+            "The next pass deletes those that are over their deletion limit, unless the brake blocks that.",
             "Mark as bounded",
             "Length now",
         )

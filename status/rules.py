@@ -180,7 +180,7 @@ DISK_ALARM = Rule(
 
 MEMORY = Rule(
     name="memory",
-    measures="used memory, of a node's watermark",
+    measures="a node's memory, relative to its watermark",
     unit=Unit.SHARE,
     warning=MemoryPressure.PRESSURE_START,
     sentence="The memory of {node} is at {value} of its watermark.",
@@ -190,7 +190,7 @@ MEMORY = Rule(
 
 DISK = Rule(
     name="disk",
-    measures="free disk space that a node needs, of what it has",
+    measures="a node's required disk space, relative to its free space",
     unit=Unit.SHARE,
     warning=0.5,
     sentence="The disk of {node} is nearly full: {figures}.",
@@ -200,11 +200,11 @@ DISK = Rule(
 
 FILES = Rule(
     name="file descriptors",
-    measures="used file descriptors, of a node's limit",
+    measures="a node's file descriptors, relative to their limit",
     unit=Unit.SHARE,
     warning=0.9,
     sentence="{node} has few file descriptors left: {figures}.",
-    next_step="Without any left, no client can connect. See which clients have many connections, or raise the limit.",
+    next_step="When none are left, no client can connect. See which clients have many connections, or raise the limit.",
     runbook="file-descriptors-run-out",
 )
 
@@ -362,7 +362,9 @@ EXCLUSIVE = Rule(
     unit=Unit.COUNT,
     noun="queue",
     warning=1,
-    sentence="Guardian can't delete {value} over the deletion limit, exclusive to a connection: {queues}.",
+    sentence=(
+        "Guardian can't delete {value} over the deletion limit, because each is exclusive to a connection: {queues}."
+    ),
     next_step=(
         "Close the connection, or bound such queues: rabbitmqctl set_operator_policy -p VHOST exclusive '^NAME' "
         "'{\"max-length\": 8000}' --apply-to queues (with your own limit)."
@@ -372,19 +374,19 @@ EXCLUSIVE = Rule(
 
 ORPHANS_BRAKE = Rule(
     name="brake on orphans",
-    measures="queues that the brake keeps from the sweep of orphans",
+    measures="queues whose deletion by the sweep of orphans is blocked",
     unit=Unit.COUNT,
     noun="queue",
     warning=1,
     sentence="The brake blocks the sweep of orphans: {value} would be deleted at once.",
-    next_step="None is deleted. See which they are in /admin/ before you delete them there.",
+    next_step="None is deleted. Review them in /admin/ before you delete them there.",
     runbook="the-brake-blocks-a-sweep",
 )
 
 STALE_BRAKE = replace(
     ORPHANS_BRAKE,
     name="brake on stale subscriptions",
-    measures="queues that the brake keeps from the clean-up of stale subscriptions",
+    measures="queues whose deletion by the clean-up of stale subscriptions is blocked",
     sentence="The brake blocks the clean-up of stale subscriptions: {value} would be deleted at once.",
 )
 
@@ -434,7 +436,7 @@ REMOVALS = Rule(
     unit=Unit.SECONDS,
     warning=1800,
     sentence="The oldest removal from the broker has waited for {value}.",
-    next_step="Guardian retries, at least every five minutes. 'Removals' in /admin/ has the reason on each.",
+    next_step="Guardian retries, at least every five minutes. 'Removals' in /admin/ shows the reason for each.",
     runbook="removals-are-pending",
     alert="GuardianRemovalsPending",
 )
@@ -446,17 +448,17 @@ ARCHIVES_FAILED = Rule(
     noun="queue",
     warning=1,
     sentence="Guardian could not archive the messages of {value} in the last two days: {error}",
-    next_step="'Archives' in /admin/, with the filter 'failed', has the queues and the reasons.",
+    next_step="See the queues and the reasons under 'Archives' in /admin/, with the filter 'failed'.",
     runbook="archives-fail",
     alert="GuardianArchivesFail",
 )
 
 ARCHIVES_FULL = Rule(
     name="size of archives",
-    measures="bytes of archives, of GUARDIAN_ARCHIVE_TOTAL_BYTES",
+    measures="size of all archives, relative to GUARDIAN_ARCHIVE_TOTAL_BYTES",
     unit=Unit.SHARE,
     warning=0.9,
-    sentence="Archives take {figures}. Past that, the oldest are deleted before they expire.",
+    sentence="Archives take {figures}. At the limit, Guardian deletes the oldest before they expire.",
     next_step="Raise GUARDIAN_ARCHIVE_TOTAL_BYTES if the database has room, or lower GUARDIAN_ARCHIVE_DAYS.",
     runbook="archives-are-full",
 )

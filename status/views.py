@@ -116,7 +116,7 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
         sentence = "The broker does not answer, so nothing was done. Guardian tries again automatically."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
-        sentence = "The pass took so long that its lease expired. The next pass continues from there."
+        sentence = "The lease expired before the pass was done. The next pass continues from there."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors)
     did = [
         f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
@@ -384,7 +384,7 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
     """Return the outcome of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
-        sentence = "Another clean-up is running, so this one did nothing. The front page will show its report."
+        sentence = "Another clean-up is running, so this one did nothing. The front page will show the other's report."
         return ActionOutcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
     did = [f"{_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
@@ -395,14 +395,17 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
     did.append(f"{report.seconds:.1f} s")
     if report.away:
         sentence = (
-            "The broker does not answer, or stopped answering. Guardian completes what was started automatically."
+            "The broker does not answer, or stopped answering. Guardian automatically completes what was started."
         )
         return ActionOutcome(
             Level.CRITICAL, sentence, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE
         )
     if report.given_up:
         return ActionOutcome(
-            Level.CRITICAL, "It took so long that its lease expired. The next one continues from there.", did, errors
+            Level.CRITICAL,
+            "The lease expired before the clean-up was done. The next one continues from there.",
+            did,
+            errors,
         )
     if report.brake_held:
         return ActionOutcome(

@@ -199,7 +199,8 @@ def test_an_exclusive_queue_over_its_limit_is_shown_until_a_policy_bounds_it(amq
         pytest.skip("nobody can run rabbitmqctl on a broker that was named")
     amqp.queue("reply", 11, durable=False, exclusive=True)
     assert monitor.run_pass().deleted == 0
-    assert f"1 queue over the deletion limit, exclusive to a connection: reply in {guarded}." in found(rules.EXCLUSIVE)
+    exclusive = "1 queue over the deletion limit, because each is exclusive to a connection"
+    assert f"{exclusive}: reply in {guarded}." in found(rules.EXCLUSIVE)
     (line,) = overview.overview(timezone.now()).exclusive.shown
     assert (line.name, line.figure) == ("reply", "11 messages")
     set_operator_policy(broker.node, guarded, "exclusive", "^reply$", '{"max-length": 8}')
