@@ -66,7 +66,7 @@ class PulseUserForm(Form):
     )
     password = password_field(
         "Your own password (optional)",
-        "Leave this empty: then we generate a password and show it once. "
+        "If you leave this empty, we generate a password and show it once. "
         "If you choose your own, use one that you use nowhere else.",
     )
     owners = AddressesField(
@@ -138,7 +138,7 @@ class PasswordForm(Form):
 
     id_prefix = "password"
     password = password_field(
-        "Your own password (optional)", "Leave this empty: then we generate a password and show it once."
+        "Your own password (optional)", "If you leave this empty, we generate a password and show it once."
     )
     close_connections = forms.BooleanField(
         label="Close its open connections",
@@ -196,7 +196,7 @@ class ArchivesForm(Form):
     keeps_archives = forms.BooleanField(
         label="Archive the messages of its queues before they are deleted or purged",
         required=False,
-        help_text="Clear the tick for confidential data. Archives that exist stay until you delete them.",
+        help_text="Clear the box for confidential data. Existing archives stay until they expire or you delete them.",
     )
 
 
@@ -238,7 +238,7 @@ class NameForm(forms.Form):
         """Refuse another name."""
         typed: str = self.cleaned_data["typed"]
         if typed != self.name:
-            raise forms.ValidationError("This is another name. Nothing was changed.")
+            raise forms.ValidationError("This is not the text above. Nothing was changed.")
         return typed
 
 

@@ -285,7 +285,7 @@ def pulse_user_connections(request: OwnersRequest, pulse_user: PulseUser) -> Htt
     except NotOnBroker:
         messages.warning(request, "The connection was closed already.")
     except BrokerError as error:
-        trouble = _broker_trouble(request, error, "Whether the connection was closed isn't known.")
+        trouble = _broker_trouble(request, error, "We don't know whether the connection was closed.")
         return _pulse_user_response(request, pulse_user, trouble=trouble, status=503)
     else:
         messages.success(request, "The connection is closed. Its program may connect again at once.")
@@ -313,7 +313,7 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
             if pulse_user.owners.filter(pk=owner.pk).exists():
                 messages.success(request, f"{owner} is an owner of {pulse_user} now.")
             else:
-                messages.success(request, f"{owner} is invited, and becomes an owner of {pulse_user} by accepting.")
+                messages.success(request, f"{owner} is invited, and becomes an owner of {pulse_user} after accepting.")
             return _redirect_to(request, pulse_user)
     return _pulse_user_response(request, pulse_user, owner_form=form)
 
@@ -406,7 +406,7 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
                 required,
                 typed,
                 title="Set these thresholds?",
-                about="With these thresholds, the next pass deletes the queues, as far as the brake allows.",
+                about="With these thresholds, the next pass deletes the queues, unless the brake blocks that.",
                 back=reverse("pulse_user", args=[pulse_user.username]),
             )
         else:
@@ -421,8 +421,8 @@ def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
     form = forms.ArchivesForm(request.POST)
     form.is_valid()  # any value is
     pulse_users.set_keeps_archives(pulse_user, form.cleaned_data["keeps_archives"])
-    done = "archived" if pulse_user.keeps_archives else "no longer archived"
-    messages.success(request, f"Messages of its queues are {done} before they are deleted or purged.")
+    archives = "archives" if pulse_user.keeps_archives else "no longer archives"
+    messages.success(request, f"Guardian {archives} the messages of its queues before it deletes or purges them.")
     return _redirect_to(request, pulse_user)
 
 
@@ -615,7 +615,7 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
                 required,
                 typed,
                 title="Withdraw access, and remove accounts and tokens?",
-                about="The queues of accounts are deleted now, those of agents by the next clean-up.",
+                about="Guardian deletes the queues of accounts now, and the queues of agents in the next clean-up.",
                 back=reverse("owner", args=[owner.uuid]),
             )
         else:
@@ -755,7 +755,7 @@ def _broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) ->
     """Return the message about a failed request to the broker. Only operators see the reason."""
     logger.warning("%s %s: %s", request.method, request.path, error)
     if isinstance(error, Refused):
-        text = "RabbitMQ refused Guardian's request. Tell an operator."
+        text = "RabbitMQ refused Guardian's request. Contact an operator."
     else:
         text = "RabbitMQ does not answer. Try again in a minute."
     return f"{text} {outcome}" + (f" For operators: {error}." if request.user.is_staff else "")

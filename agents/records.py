@@ -58,7 +58,7 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
             return row, False
         with contextlib.suppress(IntegrityError):  # another request created the row, or a referenced row was removed
             return insert(lambda: rows.create(**unique, **defaults), owner, rows.model), True
-    raise ObjectDoesNotExist("What this was to be registered for was removed meanwhile.")
+    raise ObjectDoesNotExist("The agent, subscription or offering of this registration was removed meanwhile.")
 
 
 def insert(insert: Callable[[], T], owner: Owner, model: Any) -> T:

@@ -13,7 +13,9 @@ EMPTY = "In messages. Leave empty to use the default."
 class LimitsForm(forms.Form):
     """A queue's own limits. ``actions.set_limits`` checks them."""
 
-    unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
+    unbounded = forms.BooleanField(
+        required=False, help_text="Guardian warns about the queue, but never deletes it for its length."
+    )
     warn_length = forms.IntegerField(required=False, label="Warning threshold", help_text=EMPTY)
     max_length = forms.IntegerField(required=False, label="Deletion limit", help_text=EMPTY)
 

@@ -26,7 +26,7 @@ def require_classic(queue: Queue) -> None:
         NotClassic: the queue is of another type.
     """
     if queue.type != CLASSIC:
-        raise NotClassic(f"You can look into classic queues only; this is a {queue.type} queue.")
+        raise NotClassic(f"You can view the messages of classic queues only. This is a {queue.type} queue.")
 
 
 def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:

@@ -98,7 +98,7 @@ class RangeForm(forms.Form):
         if last is not None and last > self.archive.messages:
             self.add_error("last", f"The archive has {self.archive.messages:,} messages.")
         elif first is not None and last is not None and first > last:
-            self.add_error("last", "Choose a message after the first one.")
+            self.add_error("last", f"Enter {first:,} or more.")
         return cleaned
 
 

@@ -55,7 +55,7 @@ def _destroy(request: Request, queues: list[Queue], action: str) -> HttpResponse
             question,
             form,
             title=f"{action.capitalize()} these queues?",
-            about="Guardian archives their ready messages first, as far as the bounds of archives allow.",
+            about="Guardian archives their ready messages first, within the bounds of archives.",
             back=reverse("queues"),
             verb=action,
         )

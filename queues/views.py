@@ -457,8 +457,8 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
     if queue.length >= limits.warn:
         if row.dead_letters:
             return (
-                "It is over its warning threshold. Agents did not get these messages, because their queues were full "
-                "or not read for too long. The broker drops the oldest messages; the queue is not deleted."
+                "It is over its warning threshold. Agents did not get these messages: their queues were full, or no "
+                "consumer read the messages in time. The broker drops the oldest messages; the queue is not deleted."
             )
         if queue.registered:
             return (
@@ -474,10 +474,10 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
             )
         when = ""
         if grows and grows.seconds_to_max is not None:
-            when = f" At its current rate, that is in {duration(grows.seconds_to_max)}."
+            when = f" At its current rate, it reaches that in {duration(grows.seconds_to_max)}."
         elif grows and grows.per_second < 0:
-            when = " At the moment, it shrinks."
-        return f"It is over its warning threshold. Over {limits.max:,} messages, it is deleted.{when}"
+            when = " It is shrinking at the moment."
+        return f"It is over its warning threshold. Guardian deletes it past {limits.max:,} messages.{when}"
     if grows and grows.per_second > 0:
         seconds = (limits.warn - queue.length) / grows.per_second
         if seconds < timedelta(days=1).total_seconds():
@@ -616,7 +616,7 @@ def describe_failure(error: BrokerError, failure: str, *, destructive: bool = Tr
     if isinstance(error, Refused):
         reason = readable(error.reason)
         if error.status in (401, 403):
-            return f"{failure}: the broker does not allow Guardian to do this ({reason}). Tell an operator.", 503
+            return f"{failure}: the broker does not allow Guardian to do this ({reason}). Contact an operator.", 503
         return f"{failure}, because the broker refuses: {reason}", 409
     if not destructive or was_not_executed(error):
         return f"{failure}, because the broker does not answer. Try again in a minute.", 503

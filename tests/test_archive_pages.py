@@ -111,7 +111,7 @@ def test_an_archive_says_what_happened_and_lists_messages_page_by_page(visit):
         seen += re.findall(r">(body \d+)<", page)
         more = found[1] if (found := re.search(r'href="([^"#]*)#messages" rel="next"', page)) else None
     assert seen == [f"body {number}" for number in range(1, 46)]
-    for what in ("45 messages", "over its deletion limit", "3 messages past the bounds", "about 2 that consumers held"):
+    for what in ("45 messages", "over its deletion limit", "3 messages past the bounds", "about 2 unacknowledged"):
         assert what in page
 
 
@@ -203,10 +203,10 @@ def start_of(archive, client, **query):
 
 def test_a_replay_starts_in_three_steps(deleted, visit, amqp, alice):
     first = start_of(deleted, visit).text
-    assert "is not on the broker. Declare it before you go on" in first
+    assert "is not on the broker. Declare it before you continue" in first
     amqp.queue(NAME, 1)
     run_pass()
-    assert "Declare it before you go on" not in start_of(deleted, visit).text
+    assert "Declare it before you continue" not in start_of(deleted, visit).text
     second = start_of(deleted, visit, step=2, to="back").text
     assert 'name="to" value="back"' in second
     assert 'name="last" value="20"' in second
@@ -243,7 +243,7 @@ def test_a_form_that_is_sent_twice_starts_one_replay(deleted, visit, amqp):
         ({"step": 2}, "This field is required"),
         ({"to": "back", "step": 3, "first": 0, "last": 2}, "greater than or equal to 1"),
         ({"to": "back", "step": 3, "first": 1, "last": 4}, "The archive has 3 messages."),
-        ({"to": "back", "step": 3, "first": 3, "last": 2}, "Choose a message after the first one."),
+        ({"to": "back", "step": 3, "first": 3, "last": 2}, "Enter 3 or more."),
         ({"to": "back", "step": 3, "first": 1, "last": 2, "rate": 0}, "greater than or equal to 1"),
         ({"to": "queue", "name": "queue/alice/\0", "step": 2}, "Null characters"),
     ],
@@ -280,8 +280,8 @@ def test_the_preview_warns_of_messages_that_were_sent_before(deleted, visit, amq
     replay.run_due()
     query = {"step": 3, "to": "back", "last": 20}
     assert "has sent</" not in start_of(deleted, visit, first=6, **query).text
-    assert "They are then sent twice." not in start_of(deleted, visit, first=6, **query).text
-    assert "They are then sent twice." in start_of(deleted, visit, first=5, **query).text
+    assert "If you start this replay, they are sent twice." not in start_of(deleted, visit, first=6, **query).text
+    assert "If you start this replay, they are sent twice." in start_of(deleted, visit, first=5, **query).text
 
 
 def replay_of(archive, **fields):
@@ -293,7 +293,7 @@ def replay_of(archive, **fields):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "The replay begins within some seconds."),
+        ({}, "The replay starts within some seconds."),
         ({"sent": 2, "rate": 1}, "2 of 3 messages are sent; the rest takes about 1 second."),
         ({"created": timezone.now() - timedelta(hours=1)}, "Nothing has been sent yet: the broker does not answer"),
         ({"state": "done", "sent": 3}, "Done: the broker has confirmed all 3 messages."),
@@ -438,7 +438,7 @@ def test_a_quorum_queue_is_not_looked_into(guarded, amqp, visit):
         visit.get(f"/queues/{queue.uuid}/messages/"),
         visit.post(f"/queues/{queue.uuid}/messages/", {"count": 1}),
     ):
-        assert "You can look into classic queues only; this is a quorum queue." in page.text
+        assert "You can view the messages of classic queues only. This is a quorum queue." in page.text
         assert "<form method" not in page.text[page.text.index("<h1") :]
 
 
@@ -495,7 +495,7 @@ def test_an_owner_switches_archives_off_and_on(visit, alice):
     page = visit.get("/pulse-users/alice/").text
     assert re.search(r'name="keeps_archives"[^>]* checked', page)
     answer = visit.post("/pulse-users/alice/archives/", follow=True)
-    assert "no longer archived" in answer.text
+    assert "no longer archives" in answer.text
     assert not PulseUser.objects.get().keeps_archives
     assert AuditEntry.objects.latest("id").changes == {"keeps_archives": ["True", "False"]}
     visit.post("/pulse-users/alice/archives/", {"keeps_archives": "on"})
@@ -556,7 +556,7 @@ def test_an_owner_brings_the_messages_of_a_deleted_queue_back(
     page.get_by_role("link", name="Bring the messages back").click()
 
     # Three steps.
-    expect(page.get_by_text("is not on the broker. Declare it before you go on")).to_be_visible()
+    expect(page.get_by_text("is not on the broker. Declare it before you continue")).to_be_visible()
     amqp.queue(NAME)
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
     run_pass()

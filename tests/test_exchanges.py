@@ -136,7 +136,7 @@ def test_a_refusal_by_the_broker_is_not_called_an_outage(alice, client, settings
         management.delete_user("nobody-much")
     assert answer.status_code == 503
     assert "does not allow Guardian to do this" in answer.text
-    assert "Tell an operator." in answer.text
+    assert "Contact an operator." in answer.text
 
 
 def test_an_exchange_is_deleted_after_typing_its_name(exchange_name, alice, client, management, vhost):

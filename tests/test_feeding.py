@@ -169,4 +169,4 @@ def test_a_queues_page_says_when_the_brokers_limit_is_not_reached_before_the_del
     monitor.run_pass()
     client.force_login(alice)
     page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
-    assert "Over 10 messages, it is deleted" in page
+    assert "Guardian deletes it past 10 messages" in page

@@ -245,8 +245,8 @@ def test_a_message_is_shown_as_escaped_text_or_hex(application, visit, operator)
     assert "&lt;script&gt;\\u202e&#x27;&quot;\n\tsecond\\x00line<" in text
     assert "text/html" in text
     assert "ff fe 00" in text
-    assert "90 bytes more" in text
-    assert "1,000 characters more" in text
+    assert "90 more bytes" in text
+    assert "1,000 more characters" in text
     assert text.count("é") == views.MAX_TEXT_CHARACTERS
 
 

@@ -135,7 +135,7 @@ def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, 
     ("fields", "expected"),
     [
         ({"ready": 10}, "It is healthy. Its owners are warned at 2,000 messages."),
-        ({"ready": 3000, "state": "warned"}, "Over 8,000 messages, it is deleted."),
+        ({"ready": 3000, "state": "warned"}, "Guardian deletes it past 8,000 messages."),
         ({"ready": 3000, "state": "warned", "unbounded": True}, "its messages use the broker"),
         ({"ready": 9000, "state": "deleting"}, "It is over its deletion limit of 8,000 messages. Guardian rechecks"),
         ({"ready": 1, "state": "deleting"}, "its name does not follow the pattern"),
@@ -159,8 +159,8 @@ def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, ex
     ("then", "now", "expected"),
     [
         (1000, 1300, "At its current rate, its owners are warned in 23 minutes."),
-        (4000, 5000, "At its current rate, that is in 30 minutes."),
-        (4000, 3000, "At the moment, it shrinks."),
+        (4000, 5000, "At its current rate, it reaches that in 30 minutes."),
+        (4000, 3000, "It is shrinking at the moment."),
     ],
 )
 def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, expected):

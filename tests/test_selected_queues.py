@@ -38,7 +38,7 @@ def test_selected_queues_are_deleted_or_purged_after_a_confirmation(
     assert f"This {action}s 2 queues with 6 messages." in page.text
     assert queue_names(management, vhost) == set(NAMES)
     wrong = client.post("/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "3 queues"})
-    assert "This is another name" in wrong.text
+    assert "This is not the text above" in wrong.text
     done = client.post(
         "/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "2 queues"}, follow=True
     )

@@ -371,7 +371,7 @@ def test_without_an_agent_the_page_explains_registration(alice, compute, setting
 def test_without_an_offering_the_page_says_to_ask_an_operator(guarded):
     dora = Owner.objects.create_user("dora@example.org", vouched=True)
     page = client_of(dora).get("/subscriptions/")
-    assert "Ask an operator to add you." in page.text
+    assert "Ask an operator to add you to one." in page.text
     assert "Offerings that you may subscribe to" not in page.text
 
 
