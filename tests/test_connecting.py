@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from django.core.checks import run_checks
@@ -24,16 +25,19 @@ def public(settings, broker):
     return parts.hostname, parts.port
 
 
-def test_the_example_in_python_consumes_the_queue(guarded, public, alice, amqp, tmp_path):
-    create_pulse_user("alice", [alice], PASSWORD, by=alice)
-    amqp.queue("queue/alice/example", 1)
-    code = next(example.code for example in connecting.examples("alice", guarded, "queue/alice/example"))
+def test_the_example_in_python_consumes_the_queue(guarded, public, alice, amqp, management):
+    name = f"connects-{uuid4().hex[:8]}"
+    queue = f"queue/{name}/example"
+    create_pulse_user(name, [alice], PASSWORD, by=alice)
+    amqp.queue(queue, 1)
+    code = next(example.code for example in connecting.examples(name, guarded, queue))
     program = subprocess.Popen([sys.executable, "-u", "-c", code], env={**os.environ, "RABBIT_PASSWORD": PASSWORD})
     try:
-        wait_until(lambda: amqp.channel.queue_declare("queue/alice/example", passive=True).method.message_count == 0)
+        wait_until(lambda: amqp.channel.queue_declare(queue, passive=True).method.message_count == 0)
     finally:
         program.kill()
         program.wait()
+        management.delete_user(name)
 
 
 def test_names_are_quoted_in_every_example(settings):
