@@ -236,7 +236,8 @@ def test_a_node_is_frozen_until_the_others_drop_it(cluster):
     assert Notification.objects.get(kind="node-lost").facts["node"] == node.name
     [since] = dropped
     first_complete = next(end for _, end, report in passes.reports if not report.away and passes.began + end > since)
-    assert passes.began + first_complete - since < 10, passes
+    # After the drop, RabbitMQ 3.10 tries to connect to the node again, which takes 7 s.
+    assert passes.began + first_complete - since < 15, passes
     assert Queue.objects.exclude(state="gone").count() == 120
 
 
