@@ -437,7 +437,7 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
             tokens.revoke_token(token)
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(operation_id="tokens_revoke_current")
+    @extend_schema(operation_id="tokens_revoke_current", responses={204: None, 404: None})
     def destroy_current(self, request: Request) -> Response:
         """Revoke the token that sends this request.
 

@@ -465,7 +465,7 @@ def test_deletion_and_purge_say_what_is_archived(live, visit, page):
     assert re.search(r'<input type="checkbox" name="keep"[^>]* checked', text)
     assert "Archive the messages first" in text
     assert "up to 20,000 messages or 64.0\xa0MB" in text
-    assert ("hold unacknowledged" in text) is (page == "delete")
+    assert ("or unacknowledged messages" in text) is (page == "delete")
 
 
 @pytest.mark.parametrize("page", ["delete", "purge"])
@@ -571,7 +571,7 @@ def test_an_owner_brings_the_messages_of_a_deleted_queue_back(
     assert replay.run_due() == 20
     page.clock.fast_forward("00:02")
     expect(page.get_by_role("status")).to_have_text("Done: the broker has confirmed all 20 messages.")
-    page.get_by_role("link", name="To the queue").click()
+    page.get_by_role("link", name="Open the queue").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
     bodies = [json.loads(amqp.channel.basic_get(NAME, auto_ack=True)[2]) for _ in range(20)]
     assert [body["build"] for body in bodies] == list(range(20))
