@@ -19,16 +19,17 @@ _timed_out: set[socket.socket] = set()
 
 
 @contextmanager
-def limit_body_time(connection: socket.socket | None) -> Iterator[Callable[[], bool]]:
-    """Stop reading from a connection after ``BODY_SECONDS``, and yield a function that returns whether that happened.
+def limit_body_time(connection: socket.socket | None, seconds: float | None = None) -> Iterator[Callable[[], bool]]:
+    """Stop reading from a connection after this time, by default ``BODY_SECONDS``.
 
-    Without a connection there is no limit: the server has its own, or this is a test.
+    Yield a function that returns whether that happened. Without a connection there is no limit: the server has its own,
+    or this is a test.
     """
     if connection is None:
         yield lambda: False
         return
     _start_thread()
-    _deadlines[connection] = time.monotonic() + BODY_SECONDS
+    _deadlines[connection] = time.monotonic() + (BODY_SECONDS if seconds is None else seconds)
     try:
         yield lambda: connection in _timed_out
     finally:

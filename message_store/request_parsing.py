@@ -4,6 +4,7 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -20,6 +21,10 @@ from rabbit.names import readable
 
 MAX_FORM_BYTES = 64 * 1024
 """The limit of bodies without messages: forms and positions."""
+
+MAX_DISCARDED_BYTES = 8 * 1024 * 1024
+"""A body that exceeds its limit by more is refused unread."""
+DISCARD_SECONDS = 2.0
 
 BASE64 = "base64"
 """The value of the field ``encoding`` for binary bodies."""
@@ -72,6 +77,8 @@ def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
     if length == 0:
         return b""
     if length is not None and length > max_bytes:
+        if length <= max_bytes + MAX_DISCARDED_BYTES:
+            _discard(request, length)
         raise BodyTooLarge(max_bytes)
     with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
         try:
@@ -85,6 +92,13 @@ def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
     if length is not None and len(read) < length:
         raise Invalid({"body": "The body is incomplete"})
     return read
+
+
+def _discard(request: HttpRequest, length: int) -> None:
+    """Read a body that is refused. A proxy that can't send all of it answers 502 in place of the refusal."""
+    with limit_body_time(request.META.get("gunicorn.socket"), DISCARD_SECONDS), suppress(Exception):
+        while length > 0 and (chunk := request.read(min(_CHUNK_BYTES, length))):
+            length -= len(chunk)
 
 
 def form(request: HttpRequest) -> dict[str, str]:
