@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+import time_machine
 from django.core.exceptions import PermissionDenied
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -256,14 +257,16 @@ def test_publishing_takes_a_constant_number_of_statements(create_subscription_qu
             published = publish(offering, object_type, {}, by=alice)
         return len(captured), counts(published)
 
-    more(1)
-    publish(offering, "order", {}, by=alice)  # reserves this process's share of her limit
-    assert statements("order") == (3, (1, 0, 0, 0))
-    assert statements("resource") == (9, (0, 1, 0, 1))
-    more(20)
-    assert statements("order") == (3, (21, 0, 0, 0))
-    assert statements("resource") == (10, (0, 21, 0, 21))  # some rows are updated and others inserted
-    assert statements("resource") == (9, (0, 21, 0, 21))
+    # Limits count by the minute: a new one would be another reservation.
+    with time_machine.travel(timezone.now().replace(second=1)):
+        more(1)
+        publish(offering, "order", {}, by=alice)  # reserves this process's share of her limit
+        assert statements("order") == (3, (1, 0, 0, 0))
+        assert statements("resource") == (9, (0, 1, 0, 1))
+        more(20)
+        assert statements("order") == (3, (21, 0, 0, 0))
+        assert statements("resource") == (10, (0, 21, 0, 21))  # some rows are updated and others inserted
+        assert statements("resource") == (9, (0, 21, 0, 21))
 
 
 # Refusals
