@@ -8,7 +8,7 @@ from django.utils import timezone
 from queues import monitor
 from queues.models import Queue
 from tests.conftest import Amqp
-from tests.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until_equal
+from tests.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until, wait_until_equal
 
 TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 LONG = {"purged", "consumed", "consumed-and-refilled", "acknowledged", "really-long"}
@@ -110,4 +110,5 @@ def test_a_quorum_queue_with_a_hanging_leader_is_neither_deleted_nor_recovered(g
     assert (report.deleted, report.recovered, report.unknown) == (0, 0, 1)
     assert queue_events("shrinking") == ["warned"]
     assert monitor.run_pass().deleted == 1
-    assert Queue.objects.get(name="shrinking").state == "ok"
+    # While a node settles after its start, shorter quorum queues on it are not believed.
+    wait_until(lambda: monitor.run_pass() and Queue.objects.get(name="shrinking").state == "ok")
