@@ -320,7 +320,7 @@ def rotate_password(
     management = broker.management()
     try:
         with locks.lock(username) as lock:
-            # Checked under the lock: the new password of whoever removed ``by`` must be the last one.
+            # Checked under the lock: if an owner removed ``by`` and set a password, it must stay.
             if by is not None:
                 ownership.require_access(pulse_user, by)
             return _rotate(lock.renewing_client(management), pulse_user, password, close_connections=close_connections)

@@ -321,7 +321,7 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
 @login_required
 @page_with_forms
 def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -> HttpResponse:
-    """Remove an owner, or leave, after confirmation. Offer to set a new password, as whoever leaves may know it."""
+    """Remove an owner, or leave, after confirmation. Offer a new password: the former owner may know the old one."""
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     owner = pulse_user.owners.filter(uuid=uuid).first()
     if owner is None:

@@ -1,4 +1,4 @@
-"""The services of agents and their processors: reports of agents about themselves, which Guardian stores and shows."""
+"""The services of agents and their processors: what agents report about themselves. The REST API lists them."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

@@ -135,7 +135,7 @@ class ConfirmableChange:
             return None
         reason = self._reason
         if self._confirmed:
-            reason = f"The change now deletes {_number(further, 'more queue')} than you confirmed."
+            reason = f"The change now {effect.verb} {_number(further, 'more queue')} than you confirmed."
         signed = {"change": self._digest, "queues": sorted(queue.id for queue in effect.queues)}
         return ConfirmationRequired(effect, signing.dumps(signed, salt=_SALT, compress=True), reason)
 

@@ -334,7 +334,7 @@ class ArchiveAdmin(ReadOnlyAdmin):
 
 @admin.register(Replay)
 class ReplayAdmin(ReadOnlyAdmin):
-    """Replays of archives. Whoever may see the archive stops them, on its page or through the API."""
+    """Replays of archives, to read. Owners of the archive stop them on its page or over the API."""
 
     list_display = ["created", "target", "archive", "state", "sent", "total", "repeated", "rate", "by", "finished"]
     fields = [
