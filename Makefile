@@ -18,7 +18,7 @@ test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
 FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper nginx chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
-SITE_AGENTS = 1.0.5 1.0.7
+SITE_AGENTS = 1.0.5 1.0.7 1.0.8rc12
 
 # Each has a broker and a database of its own, and waits for others for half of its time.
 WORKERS_OF_TESTS = 4
