@@ -35,11 +35,11 @@ LEASE = "consumers"
 COUNT_INTERVAL = timedelta(minutes=1)
 CONSUMER_FIELDS = ("consumers", "unattended_since", "unattended_notified_at")
 STALL_FIELDS = ("acknowledged_total", "stalled_since", "stalled_notified_at")
-WRITTEN_FIELDS = (*CONSUMER_FIELDS, *STALL_FIELDS)
+WRITTEN_FIELDS = ("bytes", *CONSUMER_FIELDS, *STALL_FIELDS)
 """The columns that a count writes."""
 
 GONE_WITH_COUNTS = Q(state=Queue.State.GONE) & (Q(consumers__isnull=False) | Q(stalled_since__isnull=False))
-COLUMNS = "name,vhost,consumers"
+COLUMNS = "name,vhost,consumers,message_bytes"
 ACK_COUNTERS = ("ack", "deliver_no_ack", "get_no_ack")
 """The broker's counters of acknowledged messages, and of those that needed none. Rejected ones are in no counter."""
 STALL_COLUMNS = ",".join(
@@ -51,13 +51,14 @@ class QueueCounts(NamedTuple):
     """The broker's figures of a queue; None: not reported. ``acked_total`` counts from the broker's start."""
 
     consumers: int
+    bytes: int | None = None
     ready: int | None = None
     unacknowledged: int | None = None
     acked_total: int | None = None
 
 
 class ConsumerState(NamedTuple):
-    """The columns of ``queues.models.Queue`` about a queue's consumers."""
+    """The columns of ``queues.models.Queue`` about a queue's consumers, and the bytes of its messages."""
 
     id: int
     vhost: str
@@ -65,6 +66,7 @@ class ConsumerState(NamedTuple):
     type: str
     exclusive: bool
     registered: bool
+    bytes: int | None
     consumers: int | None
     unattended_since: datetime | None
     unattended_notified_at: datetime | None
@@ -147,9 +149,9 @@ def _count(lease: HeldLease) -> int:
         return 0
     before = {state.id: state for state in _stored_states()}
     after = {
-        id_: state.with_consumers(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES).with_progress(
-            count, now, settings.GUARDIAN_STALLED_MINUTES
-        )
+        id_: state.with_consumers(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES)
+        .with_progress(count, now, settings.GUARDIAN_STALLED_MINUTES)
+        ._replace(bytes=state.bytes if count.bytes is None else count.bytes)
         for id_, state in before.items()
         if (count := counted.get((state.vhost, state.name))) is not None
     }
@@ -182,7 +184,7 @@ def _count(lease: HeldLease) -> int:
         )
         # Keep the …_told_at columns, so that owners learn of a consumer when the queue is declared again.
         Queue.objects.filter(GONE_WITH_COUNTS).update(
-            consumers=None, unattended_since=None, acknowledged_total=None, stalled_since=None
+            bytes=None, consumers=None, unattended_since=None, acknowledged_total=None, stalled_since=None
         )
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
         return enqueue.enqueue(list(notices.values()), now, lease)
@@ -216,6 +218,7 @@ def _fetch_counts(management: Management) -> Mapping[QueueName, QueueCounts]:
     return {
         (row["vhost"], row["name"]): QueueCounts(
             consumers,
+            _number(row.get("message_bytes")),
             _number(row.get("messages_ready")),
             _number(row.get("messages_unacknowledged")),
             _acked_total(row),

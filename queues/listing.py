@@ -31,6 +31,8 @@ ORDERINGS = [
     ("-consumers", "most consumers"),
     ("-growth", "fastest growing"),
     ("growth", "fastest shrinking"),
+    ("-bytes", "largest first"),
+    ("bytes", "smallest first"),
     ("pulse_user", "Pulse user"),
     ("-pulse_user", "Pulse user, backwards"),
     ("vhost", "virtual host"),

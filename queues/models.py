@@ -96,6 +96,9 @@ class Queue(models.Model):
         help_text="Why Guardian does not delete it until an operator releases it; empty: its deletion is not blocked.",
     )
 
+    bytes = models.PositiveBigIntegerField(
+        null=True, help_text="Of the messages' bodies, as counted every minute; empty: unknown."
+    )
     consumers = models.PositiveIntegerField(null=True, help_text="As counted every minute; empty: unknown.")
     unattended_since = models.DateTimeField(
         "without consumers since", null=True, help_text="When a count first found no consumer."

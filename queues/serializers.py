@@ -33,6 +33,7 @@ QUEUE = {
     "ready": 2100,
     "unacknowledged": 4,
     "consumers": 1,
+    "bytes": 537600,
     "warn_length": 2000,
     "max_length": 8000,
     "unbounded": False,

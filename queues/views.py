@@ -59,6 +59,7 @@ HEADINGS = {
     "-length": "Messages",
     "-growth": "Last hour",
     "-consumers": "Consumers",
+    "-bytes": "Size",
     "state": "State",
 }
 """The columns of the list by the order that the first click on each selects."""

@@ -17,7 +17,8 @@ from tests.toolbox import stored_queue
 
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "blocked", "length", "ready",
-    "unacknowledged", "consumers", "warn_length", "max_length", "unbounded", "registered", "first_seen", "last_seen",
+    "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered", "first_seen",
+    "last_seen",
 }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def let_minutes_pass(minutes):
 
 
 def consumer_state(**values):
-    return ConsumerState(1, "/", "q", "classic", False, False, None, None, None, None, None, None)._replace(**values)
+    return ConsumerState(1, "/", "q", "classic", False, False, *[None] * 7)._replace(**values)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,12 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     text = compose(Notification.objects.filter(kind="consumers-back").first()).body
     assert "has 1 consumer again." in text
     assert "There is nothing to do." in text
+
+
+def test_a_count_stores_the_bytes_of_the_messages(alice, amqp, broker):
+    amqp.queue(NAME, 3)
+    monitor.run_pass()
+    count_until(lambda: Queue.objects.get(name=NAME).bytes == 3)
 
 
 def test_an_incomplete_answer_keeps_the_stored_counts(alice, amqp, broker_proxy, guarded, settings):

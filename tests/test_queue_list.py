@@ -173,9 +173,11 @@ def test_the_list_says_that_all_queues_are_healthy(visit, account):
     assert "2 queues, all healthy." in visit().text
 
 
-def test_a_row_has_state_length_and_bar(visit, account):
-    make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", consumers=0, max_length=5_000)
+def test_a_row_has_state_length_size_and_bar(visit, account):
+    facts = {"consumers": 0, "bytes": 3_500_000, "max_length": 5_000}
+    make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", **facts)
     text = visit().text
+    assert '<td class="wide number">3.3\N{NO-BREAK SPACE}MB</td>' in text
     assert '<span class="state warned">over warning threshold</span>' in text
     assert "no consumers" in text
     assert '<span class="count">2,500</span>' in text
