@@ -6,6 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.views import SpectacularAPIView
@@ -55,6 +56,7 @@ def reference() -> Reference:
     return Reference(schema())
 
 
+@gzip_page
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
     """Show every call, and let the reader try it. The page contains no secret, so everybody may read it."""

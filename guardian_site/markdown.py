@@ -26,6 +26,8 @@ def to_html(text: str, address: Callable[[str], str] = str) -> SafeString:
             for attribute in ("href", "src"):
                 if attribute in child.attrs:
                     child.attrs[attribute] = address(str(child.attrs[attribute]))
+            if child.type == "image":
+                child.attrs["loading"] = "lazy"
     return SafeString(PARSER.renderer.render(tokens, PARSER.options, {}))
 
 

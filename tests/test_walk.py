@@ -254,15 +254,23 @@ def test_every_page_fits_a_phone(page: Page, populated):
     assert too_wide == {}
 
 
-def test_every_page_keeps_the_content_security_policy(page: Page, populated):
-    """The fixture ``page`` fails the test at a violation or a request to another host."""
+def test_every_page_keeps_the_content_security_policy_and_loads_little(page: Page, populated):
+    """At most 150 kB in 12 requests. The fixture ``page`` fails the test at a request to another host."""
     sign_in(page, populated)
-    for address in addresses_of_pages().values():
+    too_much = {}
+    for name, address in addresses_of_pages().items():
         answer = page.goto(address)
+        sizes = page.evaluate(
+            "['navigation', 'resource'].flatMap(type => performance.getEntriesByType(type))"
+            ".map(entry => entry.encodedBodySize)"
+        )
+        if not name.startswith("administration") and (sum(sizes) > 150_000 or len(sizes) > 12):
+            too_much[name] = sizes
         assert answer is not None
         policy = answer.headers["content-security-policy"]
         assert "script-src 'self'" in policy
         assert "unsafe" not in policy
+    assert too_much == {}
 
 
 def test_a_queue_can_be_opened_with_the_keyboard(page: Page, populated):
