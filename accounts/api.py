@@ -61,7 +61,18 @@ from accounts.serializers import (
     WithdrawSerializer,
 )
 from core.confirmation import ConfirmationRequired
-from core.endpoints import SEARCH, SHOWN_ONCE, ConfirmSerializer, Conflict, at_field, page_of, read, search_in
+from core.endpoints import (
+    SEARCH,
+    SHOWN_ONCE,
+    ConfirmSerializer,
+    Conflict,
+    StrictParameters,
+    at_field,
+    page_of,
+    read,
+    search_in,
+    takes,
+)
 from rabbit.management import BrokerError, NotOnBroker
 from rabbit.names import InvalidUserName
 
@@ -72,12 +83,11 @@ class Request(rest.Request):
     user: Owner
 
 
-class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
+class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUser]):
     """RabbitMQ accounts: your own; for operators, all."""
 
     serializer_class = PulseUserSerializer
     lookup_field = "username"
-    filter_backends = []
     tells_secrets = ("create", "rotate_password")
 
     def get_queryset(self) -> QuerySet[PulseUser]:
@@ -87,7 +97,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
             seen = seen.search(search)
         return seen.with_people()
 
-    @extend_schema(parameters=[SEARCH])
+    @takes(SEARCH)
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List your accounts.
 
@@ -236,12 +246,11 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         return Response(PulseUserDetailSerializer(pulse_user, context=context).data)
 
 
-class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Invitation]):
+class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Invitation]):
     """Invitations to the user to own accounts."""
 
     serializer_class = InvitationSerializer
     lookup_field = "uuid"
-    filter_backends = []
 
     def get_queryset(self) -> QuerySet[Invitation]:
         """Return the open invitations to the user. Operators see no others, either."""
@@ -271,12 +280,11 @@ class Invitations(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewS
         return Response(status=HTTPStatus.NO_CONTENT)
 
 
-class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
+class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
     """Owners: for operators, all; for others who may approve access, those who request it."""
 
     serializer_class = OwnerSerializer
     lookup_field = "uuid"
-    filter_backends = []
 
     def get_queryset(self) -> QuerySet[Owner]:
         """Return the owners that the user may see."""
@@ -293,10 +301,8 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
             return queryset.filter(owners_matching(search))
         return queryset
 
-    @extend_schema(
-        parameters=[OpenApiParameter("search", str, description="Part of the name or the address.")],
-        responses={200: OwnerSerializer(many=True), 403: None},
-    )
+    @extend_schema(responses={200: OwnerSerializer(many=True), 403: None})
+    @takes(OpenApiParameter("search", str, description="Part of the name or the address."))
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List owners.
 
@@ -384,12 +390,11 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         return Owner.objects.prefetch_related("vouchings__by").get(pk=pk)
 
 
-class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[AuthToken]):
+class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[AuthToken]):
     """The user's tokens."""
 
     serializer_class = TokenSerializer
     lookup_field = "uuid"
-    filter_backends = []
     tells_secrets = ("create",)
 
     def get_queryset(self) -> QuerySet[AuthToken]:
@@ -449,12 +454,11 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
         return Response(status=HTTPStatus.NO_CONTENT)
 
 
-class Me(GenericViewSet[Owner]):
+class Me(StrictParameters, GenericViewSet[Owner]):
     """The user."""
 
     serializer_class = MeSerializer
     pagination_class = None
-    filter_backends = []
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Add whether the user may vouch for others."""

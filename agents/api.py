@@ -4,7 +4,7 @@ The functions it calls check what the user may do. Released agents use this API:
 """
 
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
@@ -14,7 +14,6 @@ from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet, I
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
-from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -54,12 +53,9 @@ from agents.serializers import (
     SubscriptionQueueSerializer,
 )
 from agents.service_serializers import ServiceSerializer
-from core.endpoints import at_field, read
+from core.endpoints import StrictParameters, at_field, read
 
 Row = TypeVar("Row", bound=Model)
-
-COMMON_PARAMETERS = {"page", "page_size", "search", "format", "o"}
-"""Parameters of every list. ``o``, the order that released clients may send, is ignored."""
 
 OWN_AGENT_ONLY = "Only the owner's agent reports about its services."
 
@@ -82,10 +78,11 @@ def presented_token(request: Request, owner_id: int) -> PresentedToken:
     return PresentedToken(request.auth, presented_key(request))
 
 
-class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
+class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
     """Lists rows, and shows a row by its UUID."""
 
     lookup_field = "uuid"
+    ignored_parameters: ClassVar[set[str]] = {"o", "search"}  # docs/agents.md
 
     def get_object(self) -> Row:
         """Return the row with the UUID in the path.
@@ -98,20 +95,6 @@ class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Ro
         except ValueError as error:
             raise Http404 from error
         return super().get_object()
-
-    def filter_queryset(self, queryset: QuerySet[Row, Any]) -> QuerySet[Row, Any]:
-        """Filter only lists.
-
-        Raises:
-            ValidationError: a parameter is unknown. Ignoring it would return rows that the caller excluded.
-        """
-        if self.action != "list":
-            return queryset
-        known = getattr(getattr(self, "filterset_class", None), "base_filters", {})
-        for name in self.request.query_params:
-            if name not in known and name not in COMMON_PARAMETERS:
-                raise ValidationError({name: ["There is no such parameter."]})
-        return super().filter_queryset(queryset)
 
 
 def require_own(service: AgentService, request: Request) -> AgentService:
@@ -475,7 +458,6 @@ class Offerings(ByUUID[Offering]):
     """Offerings that you may subscribe or publish to; for operators, all."""
 
     serializer_class = OfferingSerializer
-    filter_backends = []
 
     def get_queryset(self) -> QuerySet[Offering]:
         """Return the offerings that the user may see."""

@@ -7,9 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
-from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from accounts.api import Request
 from accounts.models import Owner
@@ -19,7 +17,7 @@ from agents.api import ByUUID, require_own
 from agents.models import AgentProcessor, AgentService
 from agents.serializers import MAX_NAME_LENGTH, MAX_VERSION_LENGTH, VerbatimField
 from agents.service_serializers import ProcessorSerializer, ServiceSerializer
-from core.endpoints import read
+from core.endpoints import StrictParameters, read, takes
 from core.links import absolute_url
 
 MAX_STATISTICS_BYTES = 64 * 1024
@@ -131,17 +129,13 @@ class UserSerializer(serializers.ModelSerializer[Owner]):
         return []
 
 
-class UserMe(APIView):
+class UserMe(StrictParameters):
     """The user of the token."""
 
-    @extend_schema(
-        parameters=[OpenApiParameter("field", str, many=True, description="Only these fields.")],
-        responses=UserSerializer,
-    )
+    @extend_schema(responses=UserSerializer)
+    @takes(OpenApiParameter("field", str, many=True, description="Only these fields."))
     def get(self, request: Request) -> Response:
         """Show who you are, as agents ask it. `me/` shows more."""
         data = UserSerializer(request.user).data
         wanted = request.query_params.getlist("field")
-        if unknown := sorted(set(request.query_params) - {"field"}):
-            raise ValidationError({unknown[0]: ["There is no such parameter."]})
         return Response({name: data[name] for name in data if name in wanted} if wanted else data)

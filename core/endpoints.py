@@ -1,16 +1,18 @@
 """Helpers for the endpoints of all apps: reading a body, pagination, search, errors of a field."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import ValidationError as InvalidValue
-from drf_spectacular.utils import OpenApiParameter
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import request as rest
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
 from rest_framework.serializers import CharField, Serializer
+from rest_framework.settings import api_settings
+from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 MAX_SEARCH_LENGTH = 255
@@ -18,6 +20,58 @@ MAX_SEARCH_LENGTH = 255
 SHOWN_ONCE = {"Cache-Control": "no-store"}
 
 SEARCH = OpenApiParameter("search", str, description="A part of the name or of an owner's address.")
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def takes(*parameters: OpenApiParameter | type[Serializer[Any]]) -> Callable[[Handler], Handler]:
+    """Decorate a GET handler: it accepts these query parameters, and the schema has them."""
+
+    def decorate(handler: Handler) -> Handler:
+        for one in parameters:
+            names = [one.name] if isinstance(one, OpenApiParameter) else one().fields
+            handler.__dict__.setdefault("parameters", set()).update(names)
+        return extend_schema(parameters=list(parameters))(handler)
+
+    return decorate
+
+
+class StrictParameters(APIView):
+    """A mixin: GET refuses unknown query parameters. Ignoring a filter would return rows that the caller excluded.
+
+    The known ones are those of ``takes``, of the pagination, and in ``list`` those of the ``filterset_class``, which
+    filters nothing else.
+    """
+
+    ignored_parameters: ClassVar[set[str]] = set()
+    """Parameters that released clients send and that do nothing."""
+
+    def initial(self, request: rest.Request, *args: Any, **kwargs: Any) -> None:
+        """Check the parameters once the user may use the endpoint.
+
+        Raises:
+            ValidationError: a parameter is unknown.
+        """
+        super().initial(request, *args, **kwargs)
+        if request.method not in ("GET", "HEAD"):
+            return
+        action = getattr(self, "action", "get")
+        known = set(getattr(getattr(self, action), "parameters", ()))
+        if action == "list":
+            known.update(getattr(getattr(self, "filterset_class", None), "base_filters", ()))
+        if getattr(self, "pagination_class", None):
+            known.update(("page", "page_size"))
+        accepted = known | self.ignored_parameters | {api_settings.URL_FORMAT_OVERRIDE}
+        for name in request.query_params:
+            if name not in accepted:
+                remedy = f"Use one of these: {', '.join(sorted(known))}." if known else "Remove it."
+                raise ValidationError({name: [f"There is no such parameter. {remedy}"]})
+
+    def filter_queryset(self, queryset: Any) -> Any:
+        """Filter only the list. One row is found whatever its state."""
+        if getattr(self, "action", "") != "list":
+            return queryset
+        return super().filter_queryset(queryset)  # type: ignore[misc]  # of GenericAPIView
 
 
 class ConfirmField(CharField):

@@ -4,7 +4,8 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+
+from core.endpoints import StrictParameters
 
 __version__ = "0.1.0"
 """As in pyproject.toml."""
@@ -16,7 +17,7 @@ class VersionSerializer(serializers.Serializer[dict[str, str]]):
     version = serializers.CharField()
 
 
-class Version(APIView):
+class Version(StrictParameters):
     """Guardian's version."""
 
     @extend_schema(responses=VersionSerializer)

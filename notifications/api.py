@@ -13,18 +13,17 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
 from accounts.models import UNCHANGED, Owner
-from core.endpoints import Conflict, at_field, read
+from core.endpoints import Conflict, StrictParameters, at_field, read
 from notifications import channels, preferences
 from notifications.models import Channel
 from notifications.serializers import ChannelSerializer, NewChannelSerializer, PreferencesSerializer
 
 
-class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Channel]):
+class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Channel]):
     """Your channels: destinations of notifications besides e-mail."""
 
     serializer_class = ChannelSerializer
     lookup_field = "uuid"
-    filter_backends = []
 
     def get_queryset(self) -> QuerySet[Channel]:
         """Return the visitor's own channels, for operators too."""
@@ -67,12 +66,11 @@ class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[
         return Response(status=HTTPStatus.NO_CONTENT)
 
 
-class Preferences(GenericViewSet[Owner]):
+class Preferences(StrictParameters, GenericViewSet[Owner]):
     """Your notification settings: quiet hours, time zone and weekly summary."""
 
     serializer_class = PreferencesSerializer
     pagination_class = None
-    filter_backends = []
 
     @extend_schema(operation_id="settings_retrieve")
     def retrieve(self, request: Request) -> Response:

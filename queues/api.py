@@ -16,7 +16,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
 from core.confirmation import ConfirmationRequired
-from core.endpoints import Conflict, page_of, read
+from core.endpoints import Conflict, StrictParameters, page_of, read, takes
 from queues import actions, archive_reading, charts, exchanges, peek
 from queues.archive_api import CountSerializer, MessageSerializer
 from queues.listing import QueueFilter
@@ -46,7 +46,7 @@ def gone_as_404() -> Iterator[None]:
         raise NotFound(str(error)) from error
 
 
-class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
+class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
     """Queues: your own, and all to operators."""
 
     serializer_class = QueueSerializer
@@ -57,10 +57,6 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         """Return the queues that the visitor may see."""
         seen = Queue.objects.seen_by(self.request.user)
         return seen.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
-
-    def filter_queryset(self, queryset: QuerySet[Queue, Any]) -> QuerySet[Queue, Any]:
-        """Filter only the list: one queue is found whatever its state."""
-        return super().filter_queryset(queryset) if self.action == "list" else queryset
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Add the time when queues were last listed."""
@@ -109,9 +105,8 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
             actions.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(
-        filters=False, parameters=[CountSerializer], responses={200: MessageSerializer(many=True), 409: None, 503: None}
-    )
+    @extend_schema(filters=False, responses={200: MessageSerializer(many=True), 409: None, 503: None})
+    @takes(CountSerializer)
     def messages(self, request: Request, uuid: str) -> Response:
         """Look at the first messages of a classic queue.
 
@@ -146,7 +141,8 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
             raise BrokerUnavailable("the broker did not answer a request for a queue's bindings")
         return page_of(self, BindingSerializer, live.bindings)
 
-    @extend_schema(filters=False, parameters=[SampleQuerySerializer], responses=SampleSerializer(many=True))
+    @extend_schema(filters=False, responses=SampleSerializer(many=True))
+    @takes(SampleQuerySerializer)
     def samples(self, request: Request, uuid: str) -> Response:
         """List the lengths of a queue, oldest first.
 
@@ -172,13 +168,14 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
 NAME = OpenApiParameter("name", str, description="The full name of one exchange.")
 
 
-class Exchanges(GenericViewSet[Any]):
+class Exchanges(StrictParameters, GenericViewSet[Any]):
     """Exchanges: your accounts' own; for operators, those of all accounts. They are read from the broker."""
 
     serializer_class = ExchangeSerializer
     filter_backends = []
 
-    @extend_schema(parameters=[NAME], responses={200: ExchangeSerializer(many=True), 503: None})
+    @extend_schema(responses={200: ExchangeSerializer(many=True), 503: None})
+    @takes(NAME)
     def list(self, request: Request) -> Response:
         """List exchanges with their bindings."""
         found = exchanges.own_exchanges(request.user)

@@ -19,7 +19,7 @@ from rest_framework.viewsets import GenericViewSet
 from accounts import audit
 from accounts.api import Request
 from accounts.serializers import HexUUIDField, OwnerEmailField
-from core.endpoints import read
+from core.endpoints import StrictParameters, read, takes
 from queues import archive_reading, peek, replay
 from queues.listing import ArchiveFilter
 from queues.models import Archive, Replay
@@ -144,7 +144,7 @@ class MessageQuerySerializer(serializers.Serializer[Any]):
     count = serializers.IntegerField(default=20, min_value=1, max_value=MAX_PAGE)
 
 
-class Archives(mixins.ListModelMixin, GenericViewSet[Archive]):
+class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive]):
     """Archives of your queues; for operators, all."""
 
     serializer_class = ArchiveSerializer
@@ -155,10 +155,6 @@ class Archives(mixins.ListModelMixin, GenericViewSet[Archive]):
         """Return the archives that the visitor may see."""
         return Archive.objects.seen_by(self.request.user).select_related("pulse_user")
 
-    def filter_queryset(self, queryset: QuerySet[Archive, Any]) -> QuerySet[Archive, Any]:
-        """Filter only the list."""
-        return super().filter_queryset(queryset) if self.action == "list" else queryset
-
     def retrieve(self, request: Request, uuid: str) -> Response:
         """Show an archive."""
         return Response(self.get_serializer(self.get_object()).data)
@@ -168,7 +164,8 @@ class Archives(mixins.ListModelMixin, GenericViewSet[Archive]):
         archive_reading.delete(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(filters=False, parameters=[MessageQuerySerializer], responses=MessageSerializer(many=True))
+    @extend_schema(filters=False, responses=MessageSerializer(many=True))
+    @takes(MessageQuerySerializer)
     def messages(self, request: Request, uuid: str) -> Response:
         """List messages of an archive by position."""
         archive = self.get_object()
@@ -204,7 +201,7 @@ class Archives(mixins.ListModelMixin, GenericViewSet[Archive]):
         return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
 
 
-class Replays(mixins.ListModelMixin, GenericViewSet[Replay]):
+class Replays(StrictParameters, mixins.ListModelMixin, GenericViewSet[Replay]):
     """Replays of an archive."""
 
     serializer_class = ReplaySerializer

@@ -11,6 +11,7 @@ from django.utils import timezone
 from accounts.models import Owner
 from agents.models import SubscriptionQueue
 from core import rest
+from guardian_site.api_docs import schema
 from rabbit.management import NodeDown
 from tests.api import Program, Visitor
 from tests.test_who_may import BODIES, BY_SCOPE, EXPECTED, REGISTERING, VISITORS, World, ask, undone
@@ -192,13 +193,13 @@ def test_invalid_page_numbers_are_refused(world, as_operator):
         ({"page": "1"}, 200), ({"page_size": "1"}, 200), ({"page_size": "1000000000"}, 200), ({"page": "99999"}, 404),
         ({"page": "0"}, 400), ({"page": "-1"}, 400), ({"page": "x"}, 400), ({"page": "1.0"}, 400), ({"page": ""}, 400),
         ({"page": "9" * 30}, 400), ({"page": "²"}, 400), ({"page": "\0"}, 400), ({"page_size": "0"}, 400),
-        ({"page_size": "-5"}, 400), ({"page_size": "all"}, 400), ({"format": "xml"}, 200), ({"unknown": "\0"}, 200),
+        ({"page_size": "-5"}, 400), ({"page_size": "all"}, 400), ({"format": "xml"}, 200), ({"unknown": "\0"}, 400),
     ]:  # fmt: skip
         for path in ("queues/", "pulse-users/", "tokens/", "channels/", "owners/", events):
             answer = as_operator(f"api/{path}").get(path, **query)
             assert answer.status_code == status, (path, query, answer.text)
             if status == 400:
-                assert list(answer.json()) == [name for name in query if name.startswith("page")]
+                assert list(answer.json()) == [*query]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,29 @@ def test_invalid_page_numbers_are_refused(world, as_operator):
 def test_an_invalid_filter_is_refused(world, by_owner, path, query, field):
     answer = by_owner.get(path_of(world, f"api/{path}"), **query)
     assert (answer.status_code, list(answer.json())) == (400, [field])
+
+
+GET_ROUTES = [route for route, methods in BY_SCOPE.items() if route.startswith("api/") and "get" in methods]
+
+
+def test_get_refuses_parameters_that_it_does_not_know(world, as_operator):
+    assert len(GET_ROUTES) > 30
+    for route in GET_ROUTES:
+        answer = as_operator(route).get(path_of(world, route).partition("?")[0], colour="red")
+        assert (answer.status_code, list(answer.json())) == (400, ["colour"]), route
+
+
+def test_get_accepts_every_parameter_of_the_schema(world, as_operator):
+    for route in GET_ROUTES:
+        described = schema()["paths"]["/" + re.sub("<str:([^>]+)>", r"{\1}", route)]["get"].get("parameters", ())
+        for name in [one["name"] for one in described if one["in"] == "query"]:
+            answer = as_operator(route).get(path_of(world, route).partition("?")[0], **{name: "1"})
+            assert "no such parameter" not in answer.text, (route, name)
+
+
+def test_a_refusal_names_the_parameters_of_the_list(by_owner):
+    [[text]] = by_owner.get("exchanges/", Name="x").json().values()
+    assert text == "There is no such parameter. Use one of these: name, page, page_size."
 
 
 @pytest.mark.parametrize("path", ["pulse-users/", "owners/"])
