@@ -50,12 +50,11 @@ LATE_AFTER_POLLS = 3
 
 BLOCKED = "deletion is blocked until an operator decides"
 
-OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in ("state", "-length", "-growth", "name")]
+OFFERED = ("state", "-length", "-growth", "name", "vhost", "pulse_user")
+OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in OFFERED]
 
 HEADINGS = {
     "name": "Name",
-    "vhost": "Virtual host",
-    "pulse_user": "Pulse user",
     "-length": "Messages",
     "-growth": "Last hour",
     "-consumers": "Consumers",
@@ -123,6 +122,13 @@ class Row:
     def short_vhost(self) -> str:
         """The vhost's readable name; of an agents' vhost, the first digits."""
         return f"{self.vhost[:8]}…" if HEX_VHOST.fullmatch(self.vhost) else self.vhost
+
+    @property
+    def of_agents(self) -> str:
+        """Whose agents the queue belongs to, in words; empty: it is not in the vhost of agents."""
+        if self.queue.owner is None:
+            return ""
+        return f"{'' if self.queue.registered else 'not registered by '}agents of {self.queue.owner.email}"
 
     @property
     def state(self) -> str:
@@ -209,7 +215,7 @@ def queues_page(request: Request) -> HttpResponse:
             "form": form,
             "page": page,
             "filters": urlencode(filters),
-            "headings": _headings(filters, several_vhosts=len(vhosts) > 1),
+            "headings": _headings(filters),
             "filtered": bool(filters.keys() - {"ordering"}),
             "rows": rows,
             "shown": ",".join(row.queue.uuid.hex for row in rows),
@@ -226,7 +232,7 @@ class Heading(NamedTuple):
     sorted: str
 
 
-def _headings(filters: Mapping[str, Any], *, several_vhosts: bool) -> list[Heading]:
+def _headings(filters: Mapping[str, Any]) -> list[Heading]:
     """Return the headings of the list. A second click reverses the order."""
     now = str(filters.get("ordering", WORST_FIRST))
     found = []
@@ -234,8 +240,7 @@ def _headings(filters: Mapping[str, Any], *, several_vhosts: bool) -> list[Headi
         second = first[1:] if first.startswith("-") else f"-{first}"
         query = urlencode({**filters, "ordering": second if now == first else first})
         direction = ("descending" if now.startswith("-") else "ascending") if now in (first, second) else ""
-        if first != "vhost" or several_vhosts:
-            found.append(Heading(label, query, direction))
+        found.append(Heading(label, query, direction))
     return found
 
 
