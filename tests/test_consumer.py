@@ -697,6 +697,26 @@ def test_a_consumer_can_be_stopped_while_it_connects():
     assert consumer.wait(0.01) == (False, None)
 
 
+def test_a_consumer_that_closes_while_callbacks_end_repeats_no_message(consumer_settings, amqp):
+    seen = []
+
+    def callback(message):
+        time.sleep(random.uniform(0, 0.004))
+        seen.append(message.body)
+
+    settings = consumer_settings()
+    with consuming(Consumer(settings, "orders", callback)):
+        pass
+    for number in range(600):
+        publish_raw(amqp, b"%d" % number)
+    while len(seen) < 600:
+        enough = min(len(seen) + 30, 600)
+        with consuming(Consumer(settings, "orders", callback)):
+            wait_until(lambda enough=enough: len(seen) >= enough)
+    assert sorted(seen) == list(range(600))
+    assert length(amqp, QUEUE) == 0
+
+
 def test_closing_in_a_hurry_does_not_wait_for_the_broker(consumer_settings, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", lambda message: None)

@@ -171,7 +171,7 @@ class Link:
 
     def _connect(self) -> None:
         self._timer = None
-        self._connection = _Connection(
+        self._connection = Connection(
             self._parameters,
             on_open_callback=self._open_succeeded,
             on_open_error_callback=self._open_failed,
@@ -289,7 +289,7 @@ class Link:
         return f"{self._parameters.host}:{self._parameters.port}, vhost {self._parameters.virtual_host}"
 
 
-class _Connection(pika.SelectConnection):  # type: ignore[misc]
+class Connection(pika.SelectConnection):  # type: ignore[misc]
     """pika's connection, but a message with undecodable headers is delivered without them.
 
     pika loses the connection at such a message, and again at each redelivery. An example is a timestamp past the year

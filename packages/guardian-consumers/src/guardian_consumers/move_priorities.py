@@ -6,7 +6,8 @@ setting may run meanwhile.
 
 Each message is published with a confirm and then acknowledged. So a crash can duplicate a message, with the same
 message id, but never lose it. The command can be repeated at any time. Delayed messages move after their delay: once an
-old queue has no consumers, its return binding is changed to the new queues. No queue is deleted.
+old queue has no consumers, its return binding is changed to the new queues. A message with headers that can't be read
+is parked, as a consumer does. No queue is deleted.
 """
 
 import logging
@@ -25,7 +26,17 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 from guardian_consumers import retries
 from guardian_consumers.delivery import Delivery, QueueChannel
 from guardian_consumers.errors import ConsumerError, NotPublished, Refused, SettingsError, Unroutable
-from guardian_consumers.names import level_queue, priority_exchange, priority_queue, return_key
+from guardian_consumers.link import Connection
+from guardian_consumers.names import (
+    level_queue,
+    moved_exchange,
+    parking_queue,
+    priority_exchange,
+    priority_queue,
+    return_key,
+    unmoved_exchange,
+)
+from guardian_consumers.outcomes import Unreadable
 from guardian_consumers.priority import BROKER, MAX_PRIORITY, parse_ranges, priority_of
 from guardian_consumers.publisher import Publisher
 from guardian_consumers.settings import Settings
@@ -71,7 +82,7 @@ def move(settings: Settings, key: str, report: Callable[[str], object]) -> int:
     """
     if not settings.priorities:
         raise SettingsError(f"RABBIT_PRIORITIES isn't set; to return to a single queue, set it to 0-{MAX_PRIORITY}")
-    with pika.BlockingConnection(settings.addresses) as connection, Publisher(settings) as publisher:
+    with pika.BlockingConnection(settings.addresses, Connection) as connection, Publisher(settings) as publisher:
         return _Move(settings, key, connection, publisher, report).run()
 
 
@@ -97,7 +108,9 @@ class _Move:
             self._targets = dict(zip(every, parse_ranges(settings.priorities), strict=False))
         self._old_queues = [name for name in every if name not in self._targets]
         self._unconfirmed = 0
+        self._progress_at = 0.0
         self._moved = 0
+        self._parked = 0
         self._failure: NotPublished | None = None
 
     def run(self) -> int:
@@ -110,14 +123,14 @@ class _Move:
             if standing is None:
                 continue
             _, readers = standing
-            before = self._moved
+            moved, parked = self._moved, self._parked
             if not readers:
                 self._rebind_returns(name)  # first: a delayed message that returns now must not stay in an empty queue
             self._drain(name)
-            if readers:
-                self._report(f"{name}: moved {self._moved - before}; stop its {readers} consumers and run this again")
-            else:
-                self._report(f"{name}: moved {self._moved - before}")
+            text = f"{name}: moved {self._moved - moved}"
+            if self._parked > parked:
+                text += f"; parked {self._parked - parked} with headers that can't be read"
+            self._report(f"{text}; stop its {readers} consumers and run this again" if readers else text)
         return self._moved
 
     def _queue_counts(self, queue: str) -> tuple[int, int] | None:
@@ -133,23 +146,19 @@ class _Move:
         return answer.message_count, answer.consumer_count
 
     def _drain(self, queue: str) -> None:
+        """Move the messages of a queue until it is empty. After a failure, ack those that the broker still confirms."""
         channel = self._connection.channel()
         channel.basic_qos(prefetch_count=PREFETCH)
         channel.basic_consume(queue, partial(self._on_message, QueueChannel(queue, 0, channel)))
-        moved, since = -1, time.monotonic()
-        while self._failure is None:
+        is_empty = False
+        while self._unconfirmed or not (self._failure or is_empty):
             self._connection.process_data_events(time_limit=POLL_SECONDS)
-            if self._moved > moved:
-                moved, since = self._moved, time.monotonic()
-            elif self._unconfirmed:
-                if time.monotonic() - since > self._timeout:
-                    self._failure = NotPublished(
-                        f"the broker has confirmed nothing in {self._timeout:g} s", unknown=True
-                    )
-            else:
+            if not self._unconfirmed:
                 standing = self._queue_counts(queue)
-                if standing is None or not standing[0]:
-                    break
+                is_empty = standing is None or not standing[0]
+                self._connection.process_data_events(time_limit=0)  # those that were delivered before the count
+            elif time.monotonic() - self._progress_at > self._timeout:
+                raise NotPublished(f"the broker has confirmed nothing in {self._timeout:g} s", unknown=True)
         if channel.is_open:
             channel.close()
         if self._failure is not None:
@@ -159,12 +168,18 @@ class _Move:
         if self._failure is not None:
             return  # the message stays in its queue
         delivery = Delivery(channel, method, properties, body)
+        if not self._unconfirmed:
+            self._progress_at = time.monotonic()
         self._unconfirmed += 1
         priority = priority_of(properties)
         target = next(name for name, numbers in self._targets.items() if priority in numbers)
-        moved = retries.moved(delivery)
-        moved.priority = priority  # for the broker's own priorities
-        future = self._publisher.publish_async(return_key(target), body, moved, mandatory=True)
+        if why := _why_unreadable(delivery):
+            _, moved = retries.parked(delivery, self._names, Unreadable(why), "")
+            routing_key = parking_queue(target)
+        else:
+            moved, routing_key = retries.moved(delivery), return_key(target)
+            moved.priority = priority  # for the broker's own priorities
+        future = self._publisher.publish_async(routing_key, body, moved, mandatory=True)
         future.add_done_callback(partial(self._on_confirmed, delivery))
 
     def _on_confirmed(self, delivery: Delivery, future: Future[None]) -> None:
@@ -173,29 +188,44 @@ class _Move:
 
     def _settle(self, delivery: Delivery, failure: BaseException | None) -> None:
         self._unconfirmed -= 1
+        self._progress_at = time.monotonic()
         if isinstance(failure, Unroutable):
             self._failure = NotPublished(f"{failure}: start a consumer with this setting first to bind its queues")
         elif failure is not None:
             self._failure = failure if isinstance(failure, NotPublished) else NotPublished(repr(failure))
         else:
             delivery.channel.amqp.basic_ack(delivery.tag)
-            self._moved += 1
+            if _why_unreadable(delivery):
+                self._parked += 1
+            else:
+                self._moved += 1
 
     def _rebind_returns(self, old: str) -> None:
-        """Bind an old queue's return key to the new queues, then unbind it from the old one."""
+        """Bind an old queue's return key to the new queues. Each message that returns meanwhile goes to one queue.
+
+        No exchange replaces a binding in one step. But one with an alternate exchange stops using it as soon as it has
+        a binding. Until then the messages go to the old queue, which is drained afterwards.
+        """
         channel, exchange, again = self._connection.channel(), self._names.exchange, return_key(old)
+        moved, unmoved = moved_exchange(self._names, self._key), unmoved_exchange(self._names, self._key)
         ranked = priority_exchange(self._names, self._key)
-        if len(self._targets) == 1:
-            [target] = self._targets
-            channel.queue_bind(target, exchange, again)
-            channel.exchange_unbind(ranked, exchange, again)
-        else:
-            target = ""
-            channel.exchange_bind(ranked, exchange, again)
+        channel.exchange_declare(unmoved, "direct", durable=True)
+        channel.queue_bind(old, unmoved, again)
+        channel.exchange_declare(moved, "direct", durable=True, arguments={"alternate-exchange": unmoved})
+        channel.exchange_unbind(ranked, moved, again)  # from an earlier move
         for name in self._all_queues:
-            if name != target:
-                channel.queue_unbind(name, exchange, again)
+            channel.queue_unbind(name, moved, again)
+        channel.exchange_bind(moved, exchange, again)
+        channel.queue_unbind(old, exchange, again)
+        if len(self._targets) == 1:
+            channel.queue_bind(*self._targets, moved, again)
+        else:
+            channel.exchange_bind(ranked, moved, again)
         channel.close()
+
+
+def _why_unreadable(delivery: Delivery) -> str:
+    return getattr(delivery.properties, "unreadable", "")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,16 @@ def priority_exchange(names: Names, key: str) -> str:
     return _check_length(f"{names.routing_key(key)}.priorities")
 
 
+def moved_exchange(names: Names, key: str) -> str:
+    """Return the name of the exchange that returns delayed messages of former queues to the current ones."""
+    return _check_length(f"{names.routing_key(key)}.moved")
+
+
+def unmoved_exchange(names: Names, key: str) -> str:
+    """Return the name of its alternate exchange, which returns the other delayed messages to the former queues."""
+    return _check_length(f"{names.routing_key(key)}.unmoved")
+
+
 def priority_queue(queue: str) -> str:
     """Return the name of the physical queue with the broker's own priorities."""
     return _check_length(f"{queue}.priority")

@@ -24,7 +24,7 @@ from typing import Any
 
 from guardian_consumers.delivery import Delivery
 from guardian_consumers.errors import SettingsError
-from guardian_consumers.names import Names, level_queue, priority_exchange, priority_queue, return_key
+from guardian_consumers.names import Names, level_queue, priority_exchange, priority_queue
 from guardian_consumers.source import (
     OVERDUE_SECONDS,
     Binding,
@@ -33,6 +33,7 @@ from guardian_consumers.source import (
     PhysicalQueue,
     PlainQueue,
     Source,
+    no_longer_moved,
 )
 
 MAX_PRIORITY = 9
@@ -154,12 +155,7 @@ class PriorityQueues:
         for level, number in sorted(wanted):
             yield _priority_binding(ranked, queue, level, number)
         for level in range(len(self.levels)):
-            # An earlier move to broker priorities, or to fewer levels, redirected this key.
-            again = return_key(level_queue(queue, level))
-            yield Binding(names.exchange, ranked, again, to_exchange=True, present=False)
-            yield Binding(names.exchange, priority_queue(queue), again, present=False)
-            if level:
-                yield Binding(names.exchange, queue, again, present=False)
+            yield no_longer_moved(names, self.key, level_queue(queue, level))
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,7 @@ class BrokerPriorities:
             yield Binding(names.exchange, own, key)
             yield Binding(names.exchange, ranked, key, to_exchange=True, present=False)
             yield Binding(names.exchange, queue, key, present=False)
-        yield Binding(names.exchange, ranked, return_key(own), to_exchange=True, present=False)
+        yield no_longer_moved(names, self.key, own)
 
 
 class RankedBuffer:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from guardian_consumers.delivery import Delivery
-from guardian_consumers.names import Names, priority_exchange, priority_queue
+from guardian_consumers.names import Names, moved_exchange, priority_exchange, priority_queue, return_key
 
 OVERDUE_SECONDS = 240.0
 """How long a delivery may wait in memory: a minute less than the difference between the broker's ack timeout (30
@@ -121,6 +121,11 @@ class Routed(Protocol):
         """
 
 
+def no_longer_moved(names: Names, key: str, queue: str) -> Binding:
+    """Return the removal of the binding with which `move_priorities` took a queue's delayed messages elsewhere."""
+    return Binding(names.exchange, moved_exchange(names, key), return_key(queue), to_exchange=True, present=False)
+
+
 class Limiter(Protocol):
     """Limits the rate at which workers take messages."""
 
@@ -159,6 +164,7 @@ class PlainQueue:
         for key in self._routing_keys(names):
             yield Binding(names.exchange, priority_exchange(names, self.key), key, to_exchange=True, present=False)
             yield Binding(names.exchange, own, key, present=False)
+        yield no_longer_moved(names, self.key, names.queue(self.key))
 
     def _routing_keys(self, names: Names) -> Sequence[str]:
         return [names.routing_key(key) for key in self.routing_keys or [self.key]]
