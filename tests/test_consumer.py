@@ -1078,6 +1078,8 @@ def orders(message):
     if message.body == "poison":
         raise LookupError("no")
     print("begun", flush=True)
+    if message.body == "forward":
+        message.publish({}, "elsewhere")
     time.sleep(float(os.environ.get("SLEEP", "0.3")))
     with open(os.environ["DONE"], "a") as done:
         done.write(f"{message.body}\\n")
@@ -1095,8 +1097,9 @@ def program(consumer_settings, tmp_path):
             [sys.executable, *command, *arguments],
             cwd=PROJECT,
             env={
-                **os.environ, "PYTHONPATH": str(tmp_path), "RABBIT_URL": consumer_settings().url,
-                "DONE": str(tmp_path / "done"), "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown",
+                **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+                "RABBIT_URL": consumer_settings().url, "DONE": str(tmp_path / "done"),
+                "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown",
                 **environment,
             },
             stdout=subprocess.PIPE,
@@ -1289,6 +1292,19 @@ def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(node_settings
         wait_until(lambda: length(amqp, PARKED) == 1)
         assert isinstance(consumer.wait(10)[1], Hung)
     assert consumer.counts == {"park": 1}
+
+
+def test_during_an_alarm_sigterm_ends_a_callback_that_waits_for_a_confirm(node_settings, own_node, program):
+    with consuming(Consumer(node_settings(), "orders", pytest.fail)):
+        pass
+    amqp = connect(node_settings())
+    publish_raw(amqp, b'"forward"')
+    with memory_alarm(own_node):
+        process = program("shop:orders", RABBIT_URL=node_settings().url)
+        assert any("accepts no messages" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert take(amqp, QUEUE)[1] == b'"forward"'
 
 
 def publishing_is_refused(publisher):

@@ -227,7 +227,7 @@ def _decorated(work: Work, using: str, guard: _Deduplication | None) -> Work:
             raise Retry(f"the database is unreachable, or the connection was lost: {error}") from error
         for publication in publications:
             try:
-                message._consumer.publisher.send(*publication)
+                message._send(publication)
             except NotPublished as error:
                 raise Retry(f"the work is committed, but one of its messages is not published: {error}") from error
         if guard is not None and row is not None:

@@ -134,6 +134,7 @@ class Handler:
                     properties,
                     mandatory=True,
                     keep_waiting=lambda: self._can_wait(delivery),
+                    is_stopping=self._connection.stopping.is_set,
                 )
                 outcome = decision.outcome
             except NotPublished as failure:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from guardian_consumers.delivery import Delivery
 from guardian_consumers.outcomes import Outcome
+from guardian_consumers.publisher import Publication
 from guardian_consumers.retries import ATTEMPTS, MOVED, attempts_of, first_published, message_id_of
 
 if TYPE_CHECKING:
@@ -96,9 +97,16 @@ class Message:
         self._consumer._connection.settle(self._delivery, Outcome.DONE)
         return self._delivery.channel.open
 
-    def publish(self, body: Any, routing_key: str, **options: Any) -> None:
-        """Publish another message and wait for the broker's confirm; see `Publisher.publish`."""
-        self._consumer.publisher.publish(body, routing_key, **options)
+    def publish(self, body: Any, routing_key: str, *, timeout: float | None = None, **options: Any) -> None:
+        """Publish another message and wait for the broker's confirm; see `Publisher.publish`.
+
+        While the consumer stops, it doesn't wait for a broker that accepts no messages.
+        """
+        self._send(self._consumer.publisher.prepare(body, routing_key, **options), timeout)
+
+    def _send(self, publication: Publication, timeout: float | None = None) -> None:
+        is_stopping = self._consumer._connection.stopping.is_set
+        self._consumer.publisher.send(*publication, timeout=timeout, is_stopping=is_stopping)
 
     def _claim(self) -> bool:
         """Claim the message for settling or publishing. Return False if another thread has claimed it."""

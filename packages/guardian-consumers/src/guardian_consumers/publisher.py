@@ -29,7 +29,10 @@ from guardian_consumers.settings import Settings
 logger = logging.getLogger(__name__)
 
 PATIENCE_CHECK_SECONDS = 0.5
-"""The interval of calling ``keep_waiting``."""
+"""The interval of calling ``keep_waiting`` and ``is_stopping``."""
+
+BLOCKED_CLOSE_SECONDS = 0.5
+"""Timeout for closing a connection while the broker accepts no messages: it reads nothing from this connection."""
 
 
 class Publication(NamedTuple):
@@ -150,29 +153,33 @@ class Publisher:
         *,
         timeout: float | None = None,
         keep_waiting: Callable[[], bool] = lambda: False,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Publish a message with a complete routing key, and wait for the broker's confirm.
 
         ``properties`` need a message id. While ``keep_waiting()`` is true and the connection lives, wait for a sent
-        message beyond ``timeout``: a caller that gives up might publish it twice.
+        message beyond ``timeout``: a caller that gives up might publish it twice. Once ``is_stopping()`` is true, don't
+        wait for a broker that accepts no messages.
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
         pending, link = self._enqueue(routing_key, body, properties, mandatory)
         seconds = self._settings.publish_timeout if timeout is None else timeout
-        until = time.monotonic() + seconds
+        begun = time.monotonic()
+        until = begun + seconds
         while True:
+            is_hopeless = self.blocked and is_stopping()  # read before the wait: a confirm may be on its way
+            left = until - time.monotonic()
             try:
-                left = until - time.monotonic()
-                pending.done.result(left if left > 0 else PATIENCE_CHECK_SECONDS)
+                pending.done.result(min(left, PATIENCE_CHECK_SECONDS) if left > 0 else PATIENCE_CHECK_SECONDS)
                 return
             except FutureTimeout:
-                late = time.monotonic() >= until
-                if late and not (pending.sent and keep_waiting()) and pending.done.cancel():
+                is_late = time.monotonic() >= until and not (pending.sent and keep_waiting())
+                if (is_late or is_hopeless) and pending.done.cancel():
                     # Otherwise cancelled messages would pile up until the broker accepts messages again.
                     link.call(partial(self._discard_unsent, pending))
                     break
         why = "it accepts no messages, since it runs short of memory or disk" if self.blocked else "no answer"
-        text = f"the broker has not confirmed the message in {seconds:g} s: {why}"
+        text = f"the broker has not confirmed the message in {time.monotonic() - begun:.2g} s: {why}"
         raise NotPublished(text, unknown=pending.sent)
 
     def publish_async(self, routing_key: str, body: bytes, properties: Any, *, mandatory: bool) -> Future[None]:
@@ -196,7 +203,7 @@ class Publisher:
             self._closed = True
             link = self._link
         if link is not None:
-            link.close(timeout)
+            link.close(min(timeout, BLOCKED_CLOSE_SECONDS) if self.blocked else timeout)
             self._fail_unsent(NotPublished("the publisher was closed"))
 
     def _started_link(self) -> Link:
