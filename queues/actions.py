@@ -17,7 +17,7 @@ from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker, bulk
 from core.confirmation import ConfirmableChange
-from queues import archive, effects, feeding, registered
+from queues import archive, effects, feeding, limit_requests, registered
 from queues.archive import Removed, Target
 from queues.models import Archive, Queue, QueueEvent
 from queues.tombstones import figures, gone_fields
@@ -250,6 +250,7 @@ def _write_limits(
     changes = [audit.Change(after, _limits_of(before), _limits_of(after)) for before, after in changed]
     keys = [(change.thing.pk,) for change in changes]
     Queue.objects.filter(bulk.among(Queue, ("id",), keys)).update(**limits)
+    limit_requests.answer([after for _, after in changed], by)
     QueueEvent.objects.bulk_create(
         _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})
         for (_, row), (_, before, after) in zip(changed, changes, strict=True)

@@ -36,3 +36,14 @@ class LimitRequestForm(forms.Form):
         help_text="Why the queue needs it, and for how long. The operators read it.",
         widget=forms.Textarea(attrs={"rows": 3}),
     )
+
+
+class DeclineForm(forms.Form):
+    """Asks why a request for a higher limit is declined."""
+
+    reason = forms.CharField(
+        max_length=MAX_REASON_LENGTH,
+        label="Reason",
+        help_text="The owner who asked gets it by mail.",
+        widget=forms.Textarea(attrs={"rows": 3}),
+    )

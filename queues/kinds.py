@@ -54,6 +54,7 @@ DELETION = kinds.register(
     "deletion", "Guardian deleted a queue", mails.deletion, topic=LENGTH, is_final=True, brief=_deletion
 )
 LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", mails.limit_request)
+LIMIT_ANSWER = kinds.register("limit-answer", "operators decided about a higher deletion limit", mails.limit_answer)
 OUTAGE = kinds.register("outage", "the broker can't be queried", mails.outage)
 OUTAGE_OVER = kinds.register("outage-over", "the broker answers again", mails.outage_over)
 BRAKE = kinds.register("brake", "the brake blocks deletions", mails.brake)

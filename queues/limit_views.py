@@ -9,13 +9,14 @@ from django.core.exceptions import ValidationError
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
 from accounts.confirm_page import confirm_page, typed_confirmation
 from core.confirmation import ConfirmationRequired
 from core.limits import RateLimitExceeded
 from queues import actions, limit_requests, thresholds
-from queues.forms import LimitRequestForm, LimitsForm
+from queues.forms import DeclineForm, LimitRequestForm, LimitsForm
+from queues.models import Queue
 from queues.views import Request, seen_queue, signed_in
 from rabbit.names import readable
 
@@ -33,8 +34,7 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     queue = seen_queue(request, uuid)
     name = readable(queue.name)
     if not request.user.is_staff:
-        why = "Only operators can change the limits of a queue. Ask for a higher limit on the queue's page."
-        return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": why}, status=403)
+        return _refused(request, queue)
     initial = {field: getattr(queue, field) for field in actions.LIMITS}
     wanted = request.GET.get("max_length", "")
     data = request.POST if request.method == "POST" else None
@@ -60,8 +60,45 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
         else:
             messages.success(request, "The limits are set. The next pass applies them.")
             return redirect("queue", uuid)
-    usual = thresholds.of_queue(queue)
-    return render(request, "queues/limits.html", {"queue": queue, "name": name, "form": form, "thresholds": usual})
+    return _limits_page(request, queue, form, DeclineForm())
+
+
+def _refused(request: Request, queue: Queue) -> HttpResponse:
+    why = "Only operators can change the limits of a queue. Ask for a higher limit on the queue's page."
+    context = {"queue": queue, "name": readable(queue.name), "why": why}
+    return render(request, "queues/refused.html", context, status=403)
+
+
+def _limits_page(request: Request, queue: Queue, form: LimitsForm, decline: DeclineForm) -> HttpResponse:
+    context = {
+        "queue": queue,
+        "name": readable(queue.name),
+        "form": form,
+        "thresholds": thresholds.of_queue(queue),
+        "limit_request": limit_requests.open_request(queue),
+        "decline": decline,
+    }
+    return render(request, "queues/limits.html", context)
+
+
+@signed_in
+@require_POST
+def queue_limit_decline(request: Request, uuid: UUID) -> HttpResponse:
+    """Decline the open request for a higher limit, as an operator."""
+    queue = seen_queue(request, uuid)
+    if not request.user.is_staff:
+        return _refused(request, queue)
+    form = DeclineForm(request.POST)
+    if not form.is_valid():
+        limits = LimitsForm(initial={field: getattr(queue, field) for field in actions.LIMITS})
+        return _limits_page(request, queue, limits, form)
+    try:
+        limit_requests.decline(queue, request.user, form.cleaned_data["reason"])
+    except ValidationError as error:
+        messages.error(request, error.messages[0])
+    else:
+        messages.success(request, "The request is declined. Who asked gets your reason by mail.")
+    return redirect("queue", uuid)
 
 
 @signed_in

@@ -139,6 +139,34 @@ def limit_request(notification: Notification) -> Content:
     )
 
 
+def limit_answer(notification: Notification) -> Content:
+    """Return what operators decided about a request for a higher deletion limit."""
+    facts = notification.facts
+    queue, wanted = readable(facts["queue"]), messages(facts["wanted"])
+    page = Link("See the queue", absolute_url(reverse("queue", args=[UUID(facts["uuid"])])))
+    why = Why("You get this because you asked for a higher limit.")
+    shown = [Fact("Queue", queue), Fact("Virtual host", readable(facts["vhost"])), Fact("You asked for", wanted)]
+    if "declined" in facts:
+        return Content(
+            subject=f"Declined: a limit of {wanted} for {_name(facts)}",
+            happened=f"{facts['by']} declined your request for a deletion limit of {wanted} for the queue {queue}.",
+            next="The limit stays as it is.",
+            advice=f"The reason: {facts['declined']}",
+            action=page,
+            facts=shown,
+            why=why,
+        )
+    limit = "no deletion limit" if facts["max"] is None else f"a deletion limit of {messages(facts['max'])}"
+    return Content(
+        subject=f"New limits: {_name(facts)}",
+        happened=f"{facts['by']} set the limits of the queue {queue}. It has {limit} now.",
+        next="Guardian applies them in its next pass.",
+        action=page,
+        facts=shown,
+        why=why,
+    )
+
+
 def no_consumers(notification: Notification) -> Content:
     """Return the message that a queue has had no consumer for some time."""
     facts = notification.facts

@@ -189,6 +189,8 @@ class QueueEvent(models.Model):
         REMOVED = "removed", "deleted"
         PURGED = "purged", "purged"
         ADJUSTED = "adjusted", "limits changed"
+        ASKED = "asked", "higher limit requested"
+        DECLINED = "declined", "higher limit declined"
         SKIPPED = "skipped", "skipped when an event was published"
         REJECTED = "rejected", "full when an event was published"
 

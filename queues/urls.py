@@ -14,6 +14,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/purge/", views.queue_purge, name="queue_purge"),
     path("queues/<uuid:uuid>/messages/", archive_views.queue_messages, name="queue_messages"),
     path("queues/<uuid:uuid>/limits/", limit_views.queue_limits, name="queue_limits"),
+    path("queues/<uuid:uuid>/limits/decline/", limit_views.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limit_views.queue_limit_request, name="queue_limit_request"),
     # Archives
     path("archives/", archive_views.archives_page, name="archives"),

@@ -25,7 +25,7 @@ from django_htmx.middleware import HtmxDetails
 from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
 from core.formatting import duration, rate_in_words, short_rate
-from queues import actions, charts, feeding, growth, thresholds
+from queues import actions, charts, feeding, growth, limit_requests, thresholds
 from queues.archive import Removed, what_became_of
 from queues.endings import ending
 from queues.forms import LimitsForm
@@ -352,6 +352,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "upstream": bindings_shown(live.upstream),
             "arguments": _arguments_shown(live),
             "limits": limits if request.user.is_staff else None,
+            "limit_request": limit_requests.open_request(queue) if there else None,
             "may_destroy": request.user.is_staff or not queue.registered,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
             "ending": None if there else ending(events),
@@ -508,7 +509,14 @@ def _pending_removal(queue: Queue, events: list[QueueEvent], listed_at: datetime
     return events[0] if listed_at is None or events[0].at > listed_at else None
 
 
-BY_PEOPLE = (QueueEvent.Kind.REMOVING, QueueEvent.Kind.REMOVED, QueueEvent.Kind.PURGED, QueueEvent.Kind.ADJUSTED)
+BY_PEOPLE = (
+    QueueEvent.Kind.REMOVING,
+    QueueEvent.Kind.REMOVED,
+    QueueEvent.Kind.PURGED,
+    QueueEvent.Kind.ADJUSTED,
+    QueueEvent.Kind.ASKED,
+    QueueEvent.Kind.DECLINED,
+)
 
 
 WHY_REMOVED = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
@@ -525,6 +533,10 @@ def describe_event(event: QueueEvent) -> tuple[str, str, str]:
     if event.kind in (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED):
         count = event.details.get("count", 1)
         return what, f"{count:,} event{'' if count == 1 else 's'}: {event.details.get('why', '')}", who
+    if event.kind == QueueEvent.Kind.ASKED:
+        return what, f"{event.details['wanted']:,} messages: {event.details['reason']}", who
+    if event.kind == QueueEvent.Kind.DECLINED:
+        return what, event.details["reason"], who
     if "why" in event.details:
         return what, WHY_REMOVED.get(event.details["why"], ""), "Guardian"
     if event.kind != QueueEvent.Kind.ADJUSTED:

@@ -9,6 +9,7 @@ from django.db.models import Count, Q
 from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import duration
+from queues import limit_requests
 from queues.listing import STALLED, WITHOUT_CONSUMER, nearest_to_limit
 from queues.models import Queue, QueueEvent, Watch
 from queues.views import Row, describe_event, rows_of
@@ -16,6 +17,7 @@ from rabbit.names import readable
 
 QUEUES_SHOWN = 10
 EVENTS_SHOWN = 10
+REQUESTS_SHOWN = 10
 
 NEEDS_ATTENTION = (
     Q(state__in=[Queue.State.DELETING, Queue.State.WARNED]) | ~Q(block_reason="") | WITHOUT_CONSUMER | STALLED
@@ -35,7 +37,8 @@ class Happened(NamedTuple):
 class Dashboard(NamedTuple):
     """The content of the page. ``queues`` are the worst of those that need attention.
 
-    ``trouble`` are sentences about the broker: empty for owners, and while all is well.
+    ``trouble`` are sentences about the broker, and ``limit_requests`` the latest that are open: both are empty for
+    owners.
     """
 
     total: int
@@ -47,6 +50,7 @@ class Dashboard(NamedTuple):
     trouble: Sequence[str]
     nodes: int
     blocked: int
+    limit_requests: Sequence[QueueEvent]
 
     @property
     def more(self) -> int:
@@ -74,6 +78,7 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
         _trouble(watch, now) if visitor.is_staff else [],
         len(watch.nodes),
         counts["blocked"],
+        limit_requests.open_requests()[:REQUESTS_SHOWN] if visitor.is_staff else [],
     )
 
 

@@ -5,9 +5,9 @@ from django.core.exceptions import ValidationError
 
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import limit_requests
+from queues import actions, limit_requests
 from queues.models import Queue
-from tests.toolbox import stored_queue
+from tests.toolbox import queue_events, stored_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -39,6 +39,38 @@ def test_the_operators_mail_leads_to_the_form_with_the_wanted_limit(queue, alice
     client.post(f"/queues/{queue.uuid}/limits/", fields)
     queue.refresh_from_db()
     assert (queue.max_length, queue.warn_length, queue.unbounded) == (50_000, None, False)
+    granted = Notification.objects.exclude(id=notification.id).get()
+    assert granted.recipient == "alice@example.org"
+    assert "It has a deletion limit of 50,000 messages now." in compose(granted).body
+
+
+def test_an_open_request_is_shown_until_operators_decide(queue, alice, operator, client):
+    limit_requests.ask(queue, alice, 50_000, "nightly import")
+    page = f"/queues/{queue.uuid}/"
+    client.force_login(alice)
+    assert "The operators have not decided yet." in client.get(page).text
+    with pytest.raises(ValidationError, match="not decided about the request for 50,000"):
+        limit_requests.ask(queue, alice, 60_000, "more")
+    client.force_login(operator)
+    assert "alice@example.org asks for a deletion limit of 50,000 messages" in client.get("/").text
+    assert "nightly import" in client.get(f"{page}limits/").text
+    actions.set_limits(queue, operator, warn_length=1_000)
+    assert "asks for a deletion limit" not in client.get("/").text
+    assert limit_requests.open_request(queue) is None
+
+
+def test_who_asked_learns_why_a_request_is_declined(queue, alice, operator, client):
+    limit_requests.ask(queue, alice, 50_000, "nightly import")
+    client.force_login(operator)
+    assert "This field is required." in client.post(f"/queues/{queue.uuid}/limits/decline/").text
+    answer = client.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
+    assert "The request is declined." in answer.text
+    declined = Notification.objects.get(kind="limit-answer")
+    assert declined.recipient == "alice@example.org"
+    assert "no memory left" in compose(declined).body
+    assert queue_events(NAME) == ["asked", "declined"]
+    again = client.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
+    assert "No request is open" in again.text
 
 
 @pytest.mark.parametrize(
@@ -57,10 +89,11 @@ def test_an_invalid_request_says_what_is_wrong(queue, alice, client, body, text)
     assert not Notification.objects.exists()
 
 
-def test_an_owner_asks_at_most_five_times_an_hour(queue, alice, client):
+def test_an_owner_asks_at_most_five_times_an_hour(account, queue, alice, client):
     client.force_login(alice)
     body = {"max_length": 50_000, "reason": "x"}
-    pages = [client.post(f"/queues/{queue.uuid}/limits/ask/", body) for _ in range(6)]
+    queues = [stored_queue(f"queue/alice/{number}", pulse_user=account) for number in range(6)]
+    pages = [client.post(f"/queues/{one.uuid}/limits/ask/", body) for one in queues]
     assert [page.status_code for page in pages] == [302] * 5 + [200]
     assert "Too many" in pages[-1].text
     assert Notification.objects.count() == 5

@@ -273,7 +273,7 @@ def test_the_statements_of_the_page_do_not_grow_with_samples_and_events(
         QueueEvent(queue=alices_queue, vhost="/", queue_name="q", kind="purged", at=now, by=alice) for _ in range(60)
     )
     client.force_login(alice)
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         page_of(alices_queue, client)
     with django_assert_max_num_queries(6):
         client.get(f"/queues/{alices_queue.uuid}/chart/", headers={"HX-Request": "true"})

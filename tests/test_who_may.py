@@ -157,6 +157,9 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 200 200 404 200",
         "post": "302 404 200 200 404 200",
     },
+    "queues/<uuid:uuid>/limits/decline/": {
+        "post": "302 404 403 403 404 200",
+    },
     "queues/<uuid:uuid>/limits/": {
         "get": "302 404 403 403 404 200",
         "post": "302 404 403 403 404 302",
