@@ -15,7 +15,7 @@ RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
 RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
 test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
-FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper nginx chromium site-agents production-packages
+FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper cassandra nginx chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7 1.0.8rc12
@@ -38,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL = help
 .PHONY: help setup demo run soak test lint audit bench docs pictures lock clean \
-	rabbitmq-server postgresql redis-server zookeeper nginx chromium site-agents production-packages
+	rabbitmq-server postgresql redis-server zookeeper cassandra nginx chromium site-agents production-packages
 
 help:
 	@echo "make setup   install the requirements, with apt where allowed; does nothing if they are installed"
@@ -111,7 +111,7 @@ lock: .venv/installed
 	done
 
 clean:
-	rm -rf --one-file-system .venv var/rabbitmq-* var/audit var/site-agents var/production .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf --one-file-system .venv var/rabbitmq-* var/audit var/site-agents var/production var/cassandra .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: requirements.lock $(PACKAGES:%=%/pyproject.toml)
 	@tools/make-venv
@@ -138,6 +138,18 @@ redis-server:
 
 zookeeper:
 	@test -e /usr/share/java/zookeeper.jar || tools/install-debian-packages zookeeper
+
+# Shared by all clones that copy var/cassandra.
+cassandra: var/cassandra/installed
+
+var/cassandra/installed: tools/cassandra-pom.xml
+	@ls /usr/lib/jvm/java-17-*/bin/java /usr/bin/mvn > /dev/null 2>&1 || \
+		tools/install-debian-packages openjdk-17-jre-headless maven
+	@echo "Fetching Apache Cassandra with Maven, for the tests"
+	@rm -rf var/cassandra
+	@mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/var/cassandra
+	@touch $@
 
 nginx:
 	@test -x /usr/sbin/nginx || tools/install-debian-packages nginx-light

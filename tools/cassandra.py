@@ -1,0 +1,248 @@
+"""Private Apache Cassandra nodes, which leave no files behind. ``make cassandra`` installs what they need."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import orjson
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import WhiteListRoundRobinPolicy
+
+from tools.processes import StartError, free_port, kill, spawn
+from tools.server import PrivateServer
+
+JARS = Path(__file__).resolve().parent.parent / "var" / "cassandra"
+
+HEAP = "512m"
+
+DATACENTER = "datacenter1"
+"""The data centre of all nodes."""
+
+USER = PASSWORD = "cassandra"
+"""The first account of every Cassandra."""
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+
+MAX_BATCH = "4MiB"
+"""The size of a batch over several partitions from which a node refuses it. Cassandra's default is 50 KiB."""
+
+_EXPORTS = (
+    "java.base/jdk.internal.misc", "java.base/jdk.internal.ref", "java.base/sun.nio.ch",
+    "java.management.rmi/com.sun.jmx.remote.internal.rmi", "java.rmi/sun.rmi.registry", "java.rmi/sun.rmi.server",
+    "java.sql/java.sql", "jdk.unsupported/sun.misc",
+)  # fmt: skip
+_OPENS = (
+    "java.base/java.io", "java.base/java.lang", "java.base/java.lang.module", "java.base/java.lang.reflect",
+    "java.base/java.math", "java.base/java.net", "java.base/java.nio", "java.base/java.util",
+    "java.base/java.util.concurrent", "java.base/java.util.concurrent.atomic", "java.base/jdk.internal.loader",
+    "java.base/jdk.internal.math", "java.base/jdk.internal.module", "java.base/jdk.internal.ref",
+    "java.base/jdk.internal.reflect", "java.base/jdk.internal.util.jar", "java.base/sun.nio.ch",
+    "jdk.management/com.sun.management.internal",
+)  # fmt: skip
+"""The parts of Java that Cassandra uses, though they are private: from its ``jvm17-server.options``."""
+
+_LOGGING = """<configuration>
+  <appender name="STDOUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%-5level %d{HH:mm:ss.SSS} [%thread] %logger{0}: %msg%n%ex{5}</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="STDOUT"/></root>
+</configuration>
+"""
+
+
+class NotReady(Exception):
+    """The node doesn't answer yet."""
+
+
+class PrivateCassandra(PrivateServer):
+    """One private node, not crash-safe. Data survives `halt`, and up to ten seconds of it are lost with `kill`.
+
+    It requires USER and PASSWORD. The nodes of a `PrivateRing` require no credentials, and have an address each.
+    """
+
+    name = "Cassandra"
+    not_ready = NotReady
+
+    def __init__(
+        self,
+        *,
+        address: str = ADDRESSES[0],
+        seed: str | None = None,
+        ports: tuple[int, int] | None = None,
+        is_fast_to_start: bool = True,
+    ) -> None:
+        """Choose ports and directory. Raises StartError if Cassandra or Java isn't installed.
+
+        ``seed`` is the address of the first node of a ring. ``ports`` are those for clients and for other nodes.
+        ``is_fast_to_start``: start in half of the time and answer at half of the rate.
+        """
+        java = next(Path("/usr/lib/jvm").glob("java-17-*/bin/java"), None)
+        if java is None or not (JARS / "installed").exists():
+            missing = "Java 17" if java is None else JARS / "installed"
+            raise StartError(f"Cassandra is not installed: there is no {missing}. Run `make cassandra`.")
+        super().__init__()
+        self._java = java
+        self.address = address
+        self._requires_credentials = seed is None
+        self._is_fast_to_start = is_fast_to_start
+        self.port, storage_port = ports or (self.port, free_port())
+        names = ("data", "commitlog", "saved_caches", "hints", "cdc_raw")
+        data, commitlog, caches, hints, changes = (str(self.directory / name) for name in names)
+        settings: dict[str, Any] = {
+            "cluster_name": "guardian",
+            "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
+            "num_tokens": 4,
+            "data_file_directories": [data],
+            "commitlog_directory": commitlog,
+            "saved_caches_directory": caches,
+            "hints_directory": hints,
+            "cdc_raw_directory": changes,
+            "commitlog_sync": "periodic",
+            "commitlog_sync_period": "10000ms",
+            "commitlog_segment_size": "32MiB",
+            "commitlog_total_space": "256MiB",
+            "memtable_heap_space": "96MiB",
+            "memtable_offheap_space": "96MiB",
+            "file_cache_size": "32MiB",
+            "key_cache_size": "8MiB",
+            "concurrent_reads": 8,
+            "concurrent_writes": 8,
+            "endpoint_snitch": "SimpleSnitch",
+            "seed_provider": [
+                {
+                    "class_name": "org.apache.cassandra.locator.SimpleSeedProvider",
+                    "parameters": [{"seeds": f"{seed or address}:{storage_port}"}],
+                }
+            ],
+            "listen_address": address,
+            "rpc_address": address,
+            "native_transport_port": self.port,
+            "storage_port": storage_port,
+            "auto_bootstrap": False,
+            "auto_snapshot": False,
+            "batch_size_warn_threshold": MAX_BATCH,
+            "batch_size_fail_threshold": MAX_BATCH,
+        }
+        if self._requires_credentials:
+            settings |= {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer"}
+        (self.directory / "cassandra.yaml").write_bytes(orjson.dumps(settings))  # JSON is YAML
+        (self.directory / "logback.xml").write_text(_LOGGING)
+
+    @property
+    def hosts(self) -> str:
+        """The node's address for CASSANDRA_HOSTS."""
+        return f"{self.address}:{self.port}"
+
+    def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
+        (agent,) = JARS.glob("jamm-*.jar")
+        properties = {
+            "cassandra.config": f"file://{self.directory}/cassandra.yaml",
+            "cassandra.storagedir": self.directory,
+            "cassandra-foreground": "yes",
+            "cassandra.skip_wait_for_gossip_to_settle": 0,
+            "cassandra.ring_delay_ms": 0 if self._requires_credentials else 1000,
+            "cassandra.superuser_setup_delay_ms": 0,
+            "cassandra.allow_unsafe_join": "true",
+            "jdk.attach.allowAttachSelf": "true",
+            "logback.configurationFile": self.directory / "logback.xml",
+            "java.io.tmpdir": self.directory,
+        }
+        return spawn(
+            [
+                self._java,
+                *(f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-Xss256k", "-XX:+ExitOnOutOfMemoryError"),
+                *(["-XX:TieredStopAtLevel=1"] if self._is_fast_to_start else []),
+                f"-javaagent:{agent}",
+                *(part for name in _EXPORTS for part in ("--add-exports", f"{name}=ALL-UNNAMED")),
+                *(part for name in _OPENS for part in ("--add-opens", f"{name}=ALL-UNNAMED")),
+                *(f"-D{name}={value}" for name, value in properties.items()),
+                *("-cp", f"{JARS}/*", "org.apache.cassandra.service.CassandraDaemon"),
+            ],
+            environment={"LANG": "C.UTF-8", "PATH": os.environ.get("PATH", os.defpath)},
+            directory=self.directory,
+            output=output,
+        )
+
+    def _check_ready(self) -> None:
+        try:
+            socket.create_connection((self.address, self.port), timeout=1).close()
+            with self.connect():
+                pass
+        except (OSError, NoHostAvailable) as error:
+            raise NotReady(str(error)) from error
+
+    @contextmanager
+    def connect(self) -> Iterator[Session]:
+        """Yield a session with this node alone."""
+        policy = WhiteListRoundRobinPolicy([self.address])
+        profile = ExecutionProfile(load_balancing_policy=policy, request_timeout=30)
+        cluster = Cluster(
+            [self.address],
+            port=self.port,
+            auth_provider=PlainTextAuthProvider(USER, PASSWORD) if self._requires_credentials else None,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        )
+        try:
+            yield cluster.connect()
+        finally:
+            cluster.shutdown()
+
+    def kill(self) -> None:
+        """Kill the node, keeping its data and port for `start`."""
+        if self._process is not None:
+            kill(self._process)
+            self._process = None
+
+    def pause(self) -> None:
+        """Suspend the node: it accepts connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue a suspended node."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+class PrivateRing:
+    """Three nodes of one data centre on 127.0.0.1 to 127.0.0.3, with the same port."""
+
+    def __init__(self) -> None:
+        """Choose ports and directories. Raises StartError if Cassandra or Java isn't installed."""
+        ports = free_port(), free_port()
+        self.port = ports[0]
+        self.nodes = [
+            PrivateCassandra(address=address, seed=ADDRESSES[0], ports=ports, is_fast_to_start=False)
+            for address in ADDRESSES
+        ]
+
+    @property
+    def hosts(self) -> str:
+        """The nodes' addresses for CASSANDRA_HOSTS."""
+        return ",".join(node.hosts for node in self.nodes)
+
+    def start(self, timeout: float = 120) -> Self:
+        """Start one node after the other: two that join together may choose the same tokens."""
+        with ExitStack() as stack:
+            stack.callback(self.stop)
+            for node in self.nodes:
+                node.start(timeout)
+            stack.pop_all()
+        return self
+
+    def stop(self) -> None:
+        """Stop the nodes and delete their directories."""
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
