@@ -278,7 +278,31 @@ class Registration(models.TextChoices):
     READY = "ready", "ready"
 
 
-class SubscriptionQueue(models.Model):
+MAX_ERROR_LENGTH = 500
+
+
+class RegisteredQueue(models.Model):
+    """A queue that an agent registered, and the last outcomes of publishing to it and of declaring it again."""
+
+    vhost = BrokerNameField(max_length=255)
+    queue_name = BrokerNameField(max_length=255)
+    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
+    last_delivered_at = models.DateTimeField(null=True, editable=False, help_text="When an event reached the queue.")
+    last_error = models.CharField(
+        max_length=MAX_ERROR_LENGTH,
+        blank=True,
+        db_default="",
+        default="",
+        editable=False,
+        help_text="Why an event did not reach the queue, or why the queue could not be declared again.",
+    )
+    last_error_at = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        abstract = True
+
+
+class SubscriptionQueue(RegisteredQueue):
     """The queue of one subscription for events of one type about one offering."""
 
     OWNER_FIELD = "subscription__owner"
@@ -287,9 +311,6 @@ class SubscriptionQueue(models.Model):
     subscription = models.ForeignKey(EventSubscription, on_delete=models.CASCADE, related_name="queues")
     offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="subscription_queues")
     object_type = models.CharField(max_length=40, choices=ObjectType.choices)
-    vhost = BrokerNameField(max_length=255)
-    queue_name = BrokerNameField(max_length=255)
-    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
     created = models.DateTimeField(auto_now_add=True)
 
     objects = RegisteredQuerySet.as_manager()
@@ -318,7 +339,7 @@ class SubscriptionQueue(models.Model):
         return self.subscription
 
 
-class Consumer(Login):
+class Consumer(Login, RegisteredQueue):
     """An agent that reads all its events from one queue: its object types, its RabbitMQ user and its queue."""
 
     OWNER_FIELD = "identity__owner"
@@ -327,9 +348,6 @@ class Consumer(Login):
     identity = models.OneToOneField(AgentIdentity, on_delete=models.CASCADE, related_name="consumer")
     object_types = models.JSONField(default=list, help_text="The types of its events. Empty: all types.")
     rmq_username = models.CharField("RabbitMQ user", max_length=32, unique=True, default=_hex, editable=False)
-    vhost = BrokerNameField(max_length=255)
-    queue_name = BrokerNameField(max_length=255)
-    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
 
     objects = RegisteredQuerySet.as_manager()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from agents import removals
+from agents import removals, repair
 from agents.models import AgentVhost, Consumer, Registration, SubscriptionQueue
 from core import bulk
 from rabbit import names
@@ -27,22 +27,13 @@ def agent_vhosts() -> dict[str, int]:
 def mark_vanished(names: Collection[tuple[str, str]]) -> None:
     """Record that the broker has lost these registered queues, given as (vhost, name), in two statements.
 
-    The agent's next request or a sweep declares them again.
+    The end of the pass, or the agent's next request, declares them again.
     """
-    _set_state(names, Registration.READY, Registration.CREATING)
-
-
-def mark_returned(names: Collection[tuple[str, str]]) -> None:
-    """Record that the broker has these registered queues, given as (vhost, name), again, in two statements."""
-    _set_state(names, Registration.CREATING, Registration.READY)
-
-
-def _set_state(names: Collection[tuple[str, str]], before: Registration, after: Registration) -> None:
     if not names:
         return
     for model in (SubscriptionQueue, Consumer):
         these = bulk.among(model, ("vhost", "queue_name"), list(names))
-        model._default_manager.filter(these, state=before).update(state=after)
+        model._default_manager.filter(these, state=Registration.READY).update(state=Registration.CREATING)
 
 
 class RegisteredByAgents:
@@ -52,4 +43,4 @@ class RegisteredByAgents:
     queues = staticmethod(registered_queues)
     pending_removals = staticmethod(removals.pending)
     record_missing = staticmethod(mark_vanished)
-    record_returned = staticmethod(mark_returned)
+    declare_missing = staticmethod(repair.repair_after_pass)

@@ -7,6 +7,7 @@ failed registration deletes the row that it created; ``core/removals.py`` remove
 Who may register: ``agents/access.py``.
 """
 
+import contextlib
 import uuid as uuids
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,7 @@ from agents.vhosts import in_vhost, require_vhost
 from core import broker
 from core.models import Removal
 from rabbit import arguments, names
-from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management
+from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management, NotOnBroker
 
 # Subscriptions
 
@@ -211,13 +212,22 @@ def register_consumer(
     raise repeatedly_removed("The queue")
 
 
+SUBSCRIBE_AGAIN = "The queue was lost and declared again. Subscribe again"
+"""The reason that the broker gives to clients when it closes their connections."""
+
+
 def redeclare(row: SubscriptionQueue | Consumer, management: Management) -> None:
     """Declare a registered queue that the broker has lost or never had, and create its vhost if it is missing.
+
+    Then close the connections of its login. An agent that read the lost queue over STOMP got an ERROR for its
+    subscription, and its connection stays open without a subscription.
 
     Raises:
         Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
         BrokerError: the broker is unreachable.
     """
+    # Not ready until the connections are closed: after a crash, the next pass closes them.
+    type(row)._default_manager.filter(pk=row.pk, state=Registration.READY).update(state=Registration.CREATING)
     _ensure(row, False, management)
 
 
@@ -230,6 +240,8 @@ def _ensure(
 ) -> bool:
     """Ensure that the queue, its vhost and, with a token, its login exist. Mark the row ready and apply the changes.
 
+    Without a token, close the login's connections if the broker did not have the queue.
+
     Return False if the row was removed meanwhile. If the broker refuses or is unreachable, delete a new row.
     """
     has_queue = False
@@ -241,9 +253,12 @@ def _ensure(
         raise
     try:
         require_vhost(row.owner, management)
-        has_queue = _declare(row, management) or has_queue
+        is_lost = _declare(row, management)
+        has_queue = is_lost or has_queue
         if presented is not None:
             grant_login(row.login, presented, management)
+        elif is_lost or row.state == Registration.CREATING:
+            _close_connections(row.login, management)
     except Consumer.DoesNotExist:
         pass  # A consumer is its own login: the row itself was removed.
     except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
@@ -286,6 +301,11 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
         management,
         lambda: declare_or_replace(row.vhost, row.queue_name, arguments.REGISTERED_QUEUE_ARGUMENTS, management),
     )
+
+
+def _close_connections(login: EventSubscription | Consumer, management: Management) -> None:
+    with contextlib.suppress(NotOnBroker):
+        management.close_connections_of(login.rmq_username, SUBSCRIBE_AGAIN)
 
 
 def _may_have_executed(error: Exception) -> bool:

@@ -1,19 +1,23 @@
-"""Declare registered queues and vhosts again that the broker has lost."""
+"""Declare registered queues and vhosts again that the broker has lost, and have their agents subscribe again."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db.models import Q
+from django.utils import timezone
 
 from accounts.models import Owner
 from agents import registration, vhosts
-from agents.broker_view import BrokerView
-from agents.models import Consumer, SubscriptionQueue
-from agents.reports import Report
+from agents.models import MAX_ERROR_LENGTH, AgentVhost, Consumer, Registration, SubscriptionQueue
+from agents.reports import REGISTRATION_GRACE
+from core import bulk
 from core.leases import HeldLease
 from rabbit.management import BrokerError, BrokerUnavailable, Management
-from rabbit.names import DEAD_LETTER_QUEUE
+from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 
 logger = logging.getLogger(__name__)
 
@@ -21,44 +25,90 @@ logger = logging.getLogger(__name__)
 MAX_TIMEOUTS = 3
 """After this many timed-out repairs, the broker counts as unreachable."""
 
+SECONDS_PER_PASS = 10.0
+"""How long one pass may take to declare queues again. The next pass continues."""
+
+RETRY_INTERVAL = timedelta(minutes=1)
+"""How long passes wait after they could not declare a queue."""
+
+Repairable = Owner | SubscriptionQueue | Consumer
+"""An owner stands for the vhost of the owner's agents, with its dead-letter queue."""
+
+
+@dataclass
+class Repair:
+    """The result of a repair. ``away``: the broker became unreachable."""
+
+    declared: int = 0
+    errors: list[str] = field(default_factory=list)
+    away: bool = False
+
 
 def repair(
-    report: Report,
-    view: BrokerView,
-    missing: Sequence[SubscriptionQueue | Consumer],
-    vhosts_without_dlq: Sequence[str],
-    lease: HeldLease,
-) -> None:
-    """Declare missing vhosts and queues again. Continue after failures, unless the broker is unreachable."""
+    what: Sequence[Repairable], management: Management, lease: HeldLease, seconds: float | None = None
+) -> Repair:
+    """Declare queues and vhosts again, for at most this many seconds.
+
+    Continue after failures, unless the broker is unreachable.
+    """
+    result = Repair()
+    until = None if seconds is None else time.monotonic() + seconds
     timeouts = 0
-    steps: Iterable[tuple[str, Callable[[], None]]] = chain(
-        (
-            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _create_vhost(owner, view.management))
-            for owner in Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in vhosts_without_dlq])
-        ),
-        ((f"{row.queue_name} in {row.vhost}", _redeclare(row, view.management)) for row in missing),
-    )
-    for what, declare in steps:
+    for one in what:
+        if until is not None and time.monotonic() >= until:
+            break
         lease.renew_if_due()
         try:
-            declare()
+            _declare(one, management)
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
             # The latter two: the owner may not use the broker any more, or was deleted.
-            report.add_error(f"{what} could not be declared again: {error}")
+            result.errors.append(f"{_name(one)} could not be declared again: {error}")
+            _record_error(one, str(error))
             if isinstance(error, BrokerUnavailable):
                 # Other errors concern one vhost, which is busy or down.
                 timeouts += error.timed_out
                 if error.never_reached or timeouts == MAX_TIMEOUTS:
-                    report.away = True
-                    return
+                    result.away = True
+                    break
         else:
-            report.repaired += 1
-            logger.info("%s was declared again", what)
+            result.declared += 1
+            logger.info("%s was declared again", _name(one))
+    return result
 
 
-def _redeclare(row: SubscriptionQueue | Consumer, management: Management) -> Callable[[], None]:
-    return lambda: registration.redeclare(row, management)
+def repair_after_pass(missing: Collection[QueueName], management: Management, lease: HeldLease) -> list[str]:
+    """Declare the queues that a pass found missing, and those that are not ready since earlier. Return the errors.
+
+    Two statements if there are none.
+    """
+    owners = AgentVhost.objects.filter(name__in=[vhost for vhost, name in missing if name == DEAD_LETTER_QUEUE])
+    what: list[Repairable] = [vhost.owner for vhost in owners.select_related("owner")] if missing else []
+    now = timezone.now()
+    for model, owner in ((SubscriptionQueue, "subscription__owner"), (Consumer, "identity__owner")):
+        # A younger registration may still be in progress.
+        due = Q(created__lt=now - REGISTRATION_GRACE)
+        if missing:
+            due |= Q(bulk.among(model, ("vhost", "queue_name"), list(missing)))
+        failed = Q(last_error_at__gt=now - RETRY_INTERVAL)
+        rows = model._default_manager.filter(due, state=Registration.CREATING).exclude(failed)
+        what += rows.select_related(owner).order_by("pk")
+    return repair(what, management, lease, SECONDS_PER_PASS).errors if what else []
 
 
-def _create_vhost(owner: Owner, management: Management) -> Callable[[], None]:
-    return lambda: vhosts.create_vhost(owner, management)
+def _declare(one: Repairable, management: Management) -> None:
+    if isinstance(one, Owner):
+        vhosts.create_vhost(one, management)
+    else:
+        registration.redeclare(one, management)
+
+
+def _name(one: Repairable) -> str:
+    return f"{DEAD_LETTER_QUEUE} in {one.uuid.hex}" if isinstance(one, Owner) else f"{one.queue_name} in {one.vhost}"
+
+
+def _record_error(one: Repairable, error: str) -> None:
+    """Record on the row of a queue why it could not be declared."""
+    if not isinstance(one, Owner):
+        text = f"RabbitMQ does not have the queue, and Guardian could not declare it: {error}"
+        rows = type(one)._default_manager.filter(pk=one.pk)
+        rows.update(last_error=text[:MAX_ERROR_LENGTH], last_error_at=timezone.now())

@@ -10,6 +10,7 @@ from functools import partial
 from django.db import transaction
 from django.utils import timezone
 
+from accounts.models import Owner
 from agents.broker_view import BrokerView, observe
 from agents.logins import reconcile_logins
 from agents.models import Consumer, Registration, SubscriptionQueue, Sweep
@@ -83,7 +84,11 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     else:
         _remove(report, names, lease, force)
     if not report.away:
-        repair(report, view, missing, without_dlq, lease)
+        owners = Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in without_dlq])
+        repaired = repair([*owners, *missing], view.management, lease)
+        report.repaired, report.away = repaired.declared, repaired.away
+        for reason in repaired.errors:
+            report.add_error(reason)
     reconcile_logins(report, view, lease, force, names)
 
 

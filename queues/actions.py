@@ -352,7 +352,9 @@ def _record_deletion(queue: Queue, by: Owner) -> None:
         if row.state != Queue.State.GONE:
             Queue.objects.filter(pk=row.pk).update(**gone_fields(), last_seen=timezone.now())
         if row.owner_id is not None:
-            registered.provider().record_missing([(row.vhost, row.name)])  # the sweep declares a registered queue again
+            registered.provider().record_missing(
+                [(row.vhost, row.name)]
+            )  # the next pass declares a registered queue again
     queue.refresh_from_db()
 
 

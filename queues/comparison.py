@@ -233,7 +233,7 @@ class Changes:
     """The result of a comparison. ``lengths`` are queues of which only the length changed, ``changed`` all others.
 
     ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
-    ``returned`` are registered queues that were gone. ``deleted`` are missing because Guardian deleted them.
+    ``deleted`` are missing because Guardian deleted them.
     ``short`` counts the queues that are missing for no known reason, if there are too many of them.
     ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass, and
     ``newly_blocked_groups`` the groups of which the brake blocked none before.
@@ -251,7 +251,6 @@ class Changes:
     gone: list[StoredQueue] = field(default_factory=list)
     vanished: list[StoredQueue] = field(default_factory=list)
     listed_last: list[StoredQueue] = field(default_factory=list)
-    returned: list[StoredQueue] = field(default_factory=list)
     deleted: list[StoredQueue] = field(default_factory=list)
     samples: list[StoredQueue] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -301,7 +300,7 @@ class Changes:
     def replace_queues(self, replace: Callable[[StoredQueue], StoredQueue | None]) -> None:
         """Replace each queue by the result of this function; None drops the queue."""
         written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
-        for queues in (*written, self.vanished, self.listed_last, self.returned):
+        for queues in (*written, self.vanished, self.listed_last):
             queues[:] = [after for queue in queues if (after := replace(queue)) is not None]
         self.events = [one._replace(queue=after) for one in self.events if (after := replace(one.queue)) is not None]
         self.messages = [
@@ -637,8 +636,6 @@ class _Comparison:
             # Judge it from the last notified state, so that owners learn of any difference.
             queue = queue._replace(state=queue.notified_state)
             self.changes.events.append(Event(queue, QueueEvent.Kind.RETURNED))
-            if key in self.observation.registrations.queues:
-                self.changes.returned.append(queue)
         if queue[1:13] == (*listed, *ownership) and queue.misses == 0:
             return queue  # nearly always
         return StoredQueue._make((queue.id, *listed, *ownership, queue.state, 0, *queue[15:]))

@@ -1,4 +1,4 @@
-"""One pass of the monitor: fetch, load, compare, write, act.
+"""One pass of the monitor: fetch, load, compare, write, act, declare missing registered queues again.
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
 ``comparison.py`` decides what follows from a list, ``brake.py`` has the operator's release, ``earlier_settings.py``
@@ -140,6 +140,9 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
         return
     write(run, lease, observation, changes, facts, inventory)
     _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
+    if run.agents_vhosts and not deadline.is_limited():
+        missing = [(queue.vhost, queue.name) for queue in changes.vanished]
+        report.errors += registered.provider().declare_missing(missing, run.management, lease)
 
 
 def _observe_in_turn(run: PassRun) -> tuple[PassRun, Observation, Changes]:
@@ -470,7 +473,7 @@ def _no_such_vhost(vhost: str, registrations: Registrations) -> str:
         return f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS"
     if (vhost, DEAD_LETTER_QUEUE) not in registrations.queues:
         return ""
-    return f"vhost '{vhost}' of an owner's agents is gone from the broker; the next sweep creates it again"
+    return f"vhost '{vhost}' of an owner's agents is gone from the broker; Guardian creates it again"
 
 
 def _gather_facts(run: PassRun, changes: Changes) -> Facts:

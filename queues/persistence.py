@@ -192,8 +192,6 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     bulk.update(Queue, WRITTEN, [(queue.id, *_written_values(queue)) for queue in absent])
     if changes.vanished:
         registered.provider().record_missing([(queue.vhost, queue.name) for queue in changes.vanished])
-    if changes.returned:
-        registered.provider().record_returned([(queue.vhost, queue.name) for queue in changes.returned])
 
 
 def _written_values(queue: StoredQueue) -> list[Any]:

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from core.leases import HeldLease
+from rabbit.management import Management
 from rabbit.names import QueueName
 
 
@@ -21,8 +23,8 @@ class RegisteredQueues(Protocol):
     def record_missing(self, names: Collection[QueueName]) -> None:
         """Record that these registered queues are missing on the broker, so that they are declared again."""
 
-    def record_returned(self, names: Collection[QueueName]) -> None:
-        """Record that these registered queues are on the broker again."""
+    def declare_missing(self, names: Collection[QueueName], management: Management, lease: HeldLease) -> list[str]:
+        """Declare these registered queues, and others that are not ready yet, again. Return the errors."""
 
 
 _providers: list[RegisteredQueues] = []

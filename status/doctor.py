@@ -511,9 +511,7 @@ def _vhosts(existing: dict[str, bool], guarded: list[str] | None, agents: set[st
         advice = "Correct GUARDIAN_VHOSTS or GUARDIAN_PULSE_VHOST, or run: rabbitmqctl add_vhost NAME"
         return Finding("vhosts", Status.PROBLEM, found, advice)
     if missing:
-        advice = (
-            "They belong to agents. The next sweep creates them again; manage.py cleanup_orphan_queues does it now."
-        )
+        advice = "They belong to agents. Passes create them again; manage.py cleanup_orphan_queues does it now."
         return Finding("vhosts", Status.WARNING, f"not on the broker: {_names(missing)}", advice)
     if stopped := [vhost for vhost in guarded or existing if not existing[vhost]]:
         advice = "Start the stopped nodes, or run: rabbitmqctl restart_vhost. Until then lists lack some of the queues."

@@ -2,7 +2,9 @@
 
 import contextlib
 from datetime import timedelta
+from urllib.parse import urlsplit
 
+import pika
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.db import connection
@@ -214,27 +216,101 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
 # Queues that vanish and return
 
 
-def test_a_vanished_registered_queue_is_ready_once_it_is_declared_again(
-    registered, agents_vhost, management, presented, agents, alice, offering
+@pytest.fixture
+def consumer(agents, alice, offering, presented):
+    """Return the consumer of another agent of Alice."""
+    return register_consumer(agents.identity(alice, offering), presented, None)[0]
+
+
+@pytest.fixture
+def log_in(broker, presented):
+    """Return a function that connects with a login of an agent."""
+    opened = []
+
+    def connect(login, vhost):
+        url = urlsplit(broker.amqp_url)
+        address = f"amqp://{login.rmq_username}:{presented.key}@{url.hostname}:{url.port}/{vhost}"
+        opened.append(pika.BlockingConnection(pika.URLParameters(address)))
+        return opened[-1]
+
+    yield connect
+    for one in opened:
+        if one.is_open:
+            one.close()
+
+
+def is_closed(connection):
+    with contextlib.suppress(AMQPError):
+        connection.process_data_events()
+    return connection.is_closed
+
+
+def test_missing_registered_queues_are_declared_again_once_two_lists_lack_them(
+    registered, consumer, agents_vhost, management, agents, amqp
 ):
-    consumer, _ = register_consumer(agents.identity(alice, offering), presented, None)
+    amqp.queue("another")
     monitor.run_pass()
-    for name in (registered.queue_name, consumer.queue_name):
+    names = {registered.queue_name, consumer.queue_name, DEAD_LETTER_QUEUE}
+    for name in names:
         management.delete_queue(agents_vhost, name)
-    states = []
+    found = []
     for _ in range(2):
         assert monitor.run_pass().errors == []
-        states.append([model.objects.get().state for model in (SubscriptionQueue, Consumer)])
-    assert states == [["ready", "ready"], ["creating", "creating"]]
-    assert stored_facts(registered.queue_name)[2] == "gone"
-    redeclare(SubscriptionQueue.objects.get(), management)
+        found.append(set(agents.queues(agents_vhost)))
+    assert found == [set(), names]
+    assert {row.state for row in (SubscriptionQueue.objects.get(), Consumer.objects.get())} == {"ready"}
     monitor.run_pass()
     assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
     assert queue_events(registered.queue_name) == ["gone", "returned"]
-    assert (SubscriptionQueue.objects.get().state, Consumer.objects.get().state) == ("ready", "creating")
 
 
-def test_a_queue_declared_again_during_a_pass_is_ready_one_pass_later(
+def test_only_the_connections_of_a_lost_queues_login_are_closed(registered, consumer, agents_vhost, management, log_in):
+    lost, other = log_in(consumer, agents_vhost), log_in(registered.subscription, agents_vhost)
+    monitor.run_pass()
+    management.delete_queue(agents_vhost, consumer.queue_name)
+    monitor.run_pass()
+    monitor.run_pass()
+    wait_until(lambda: is_closed(lost))
+    assert not is_closed(other)
+
+
+def test_a_queue_that_a_list_lacked_by_mistake_is_declared_without_closing_connections(
+    consumer, agents_vhost, management, log_in
+):
+    reading = log_in(consumer, agents_vhost)
+    redeclare(consumer, management)
+    assert not is_closed(reading)
+    Consumer.objects.update(state="creating")  # as after a crash between declaring and closing
+    redeclare(Consumer.objects.get(), management)
+    wait_until(lambda: is_closed(reading))
+
+
+def test_a_queue_that_cannot_be_declared_again_has_the_reason_and_is_tried_again_after_a_minute(
+    registered, agents_vhost, agents_amqp, management, monkeypatch
+):
+    monitor.run_pass()
+    management.delete_queue(agents_vhost, registered.queue_name)
+    monitor.run_pass()
+
+    def take_the_name():
+        management.declare_queue(agents_vhost, registered.queue_name)  # without the arguments
+        agents_amqp.publish(registered.queue_name, 1)
+
+    before_the_pass_writes(monkeypatch, take_the_name)
+    [error] = monitor.run_pass().errors
+    row = SubscriptionQueue.objects.get()
+    assert "exists with other arguments" in error
+    assert (row.state, "exists with other arguments" in row.last_error) == ("creating", True)
+    management.delete_queue(agents_vhost, registered.queue_name)
+    SubscriptionQueue.objects.update(created=timezone.now() - timedelta(hours=1))
+    assert monitor.run_pass().errors == []
+    assert SubscriptionQueue.objects.get().state == "creating"
+    SubscriptionQueue.objects.update(last_error_at=timezone.now() - timedelta(minutes=2))
+    monitor.run_pass()
+    assert SubscriptionQueue.objects.get().state == "ready"
+
+
+def test_a_queue_that_its_agent_registers_during_a_pass_is_ready(
     registered, agents_vhost, management, subscription, offering, presented, monkeypatch
 ):
     monitor.run_pass()
@@ -242,9 +318,8 @@ def test_a_queue_declared_again_during_a_pass_is_ready_one_pass_later(
     monitor.run_pass()
     before_the_pass_writes(monkeypatch, lambda: create_queue(subscription, offering, "order", presented))
     monitor.run_pass()
-    assert SubscriptionQueue.objects.get().state == "creating"
-    monitor.run_pass()
     assert SubscriptionQueue.objects.get().state == "ready"
+    monitor.run_pass()
     assert stored_facts(registered.queue_name)[2] == "ok"
 
 
@@ -327,13 +402,14 @@ def test_deleting_an_owner_waits_while_a_pass_writes(registered, agents_vhost, a
     assert not Queue.objects.exclude(owner=None).exists()
 
 
-def test_a_vanished_agents_vhost_is_reported_as_to_be_recreated(registered, agents_vhost, management, amqp):
+def test_a_vanished_agents_vhost_is_reported_and_created_again(registered, agents_vhost, management, amqp, agents):
     amqp.queue("another")
     monitor.run_pass()
     management.delete_vhost(agents_vhost)
-    gone = f"vhost '{agents_vhost}' of an owner's agents is gone from the broker; the next sweep creates it again"
+    gone = f"vhost '{agents_vhost}' of an owner's agents is gone from the broker; Guardian creates it again"
     assert [monitor.run_pass().errors for _ in range(2)] == [[gone]] * 2
-    assert SubscriptionQueue.objects.get().state == "creating"
+    assert set(agents.queues(agents_vhost)) == {registered.queue_name, DEAD_LETTER_QUEUE}
+    assert SubscriptionQueue.objects.get().state == "ready"
 
 
 def test_a_vhost_removed_with_its_owner_is_no_error(registered, agents_vhost, alice, settings, monkeypatch):

@@ -383,7 +383,7 @@ def test_an_owner_deleted_during_the_repair_does_not_stop_the_others(agent, agen
 
     def delete_and_repair(*arguments):
         agent.owner.delete()
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(sweep, "repair", delete_and_repair)
     report = sweep_orphans()

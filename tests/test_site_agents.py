@@ -11,11 +11,13 @@ import pytest
 
 from agents import events
 from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
+from queues import monitor
 from rabbit.management import NotOnBroker
+from tests.toolbox import wait_until
 from tools.processes import ProcessGroup
 
 PROJECT = Path(__file__).resolve().parent.parent
-VERSIONS = ("1.0.5", "1.0.7")
+VERSIONS = ("1.0.5", "1.0.7", "1.0.8rc12")
 HEARTBEAT = Path("/tmp/waldur-site-agent-heartbeat")  # the agent cannot be configured to use another path
 
 
@@ -102,9 +104,10 @@ class Agent:
 
 
 @pytest.fixture
-def site_agents(agents, live_server, stomp_url, tmp_path):
+def site_agents(agents, guarded, settings, live_server, stomp_url, tmp_path):
     was_there = HEARTBEAT.exists()
     made = [Agent(version, agents, tmp_path, f"{live_server.url}/api/", stomp_url) for version in VERSIONS]
+    settings.GUARDIAN_VHOSTS = [guarded, *(agent.owner.uuid.hex for agent in made)]
     with contextlib.ExitStack() as stack:
         for agent in made:
             stack.callback(agent.stop, timeout=0.2)
@@ -120,20 +123,33 @@ def publish_order(agent, order):
     agent.wait_for_log(f"Skipping order {order} with finished state done")
 
 
-def test_both_versions_register_receive_events_restart_and_are_removed(site_agents, management):
+def test_all_versions_register_receive_events_recover_restart_and_are_removed(site_agents, management):
     for agent in site_agents:
         agent.start()
     for agent in site_agents:
         agent.wait_for_log("Signal handlers set")
     registered = {agent.version: agent.rows() for agent in site_agents}
     numbers = {version: {model: len(uuids) for model, uuids in rows.items()} for version, rows in registered.items()}
-    # 1.0.5 subscribes to orders only; 1.0.7 has one queue for all types.
+    # 1.0.5 subscribes to orders only; newer ones have one queue for all types.
     assert numbers == {
         "1.0.5": {"AgentIdentity": 1, "EventSubscription": 1, "SubscriptionQueue": 1, "Consumer": 0},
         "1.0.7": {"AgentIdentity": 1, "EventSubscription": 0, "SubscriptionQueue": 0, "Consumer": 1},
+        "1.0.8rc12": {"AgentIdentity": 1, "EventSubscription": 0, "SubscriptionQueue": 0, "Consumer": 1},
     }
     for agent in site_agents:
         publish_order(agent, "first")
+
+    lost = {agent.version: agent.queue() for agent in site_agents}
+    monitor.run_pass()
+    for queue in lost.values():
+        management.delete_queue(*queue)
+    for agent in site_agents:
+        agent.wait_for_log("Received an error")
+    for _ in range(2):
+        monitor.run_pass()
+    for agent in site_agents:
+        wait_until(lambda queue=lost[agent.version]: management.queue(*queue).get("consumers") == 1, seconds=40)
+        publish_order(agent, "after the loss")
 
     for agent in site_agents:
         agent.stop()
@@ -142,8 +158,10 @@ def test_both_versions_register_receive_events_restart_and_are_removed(site_agen
         agent.wait_for_log("Signal handlers set")
         assert not any("Registered new identity" in line for line in agent.logged())
         publish_order(agent, "second")
-    older, _ = site_agents
-    answers = [line for line in older.logged() if line.startswith("HTTP Request: POST")]  # 1.0.7 does not log requests
+    older = site_agents[0]
+    answers = [
+        line for line in older.logged() if line.startswith("HTTP Request: POST")
+    ]  # newer ones do not log requests
     assert any('create_queue/ "HTTP/1.1 200 OK"' in answer for answer in answers), answers
     assert {agent.version: agent.rows() for agent in site_agents} == registered
 
