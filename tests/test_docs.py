@@ -392,15 +392,13 @@ def test_the_documented_channel_service_works(db, monkeypatch):
 
 
 @pytest.fixture
-def example(tmp_path):
-    """Return a function that starts the documented agent as a process and returns the lines it prints."""
-    [code] = programs("agents.md")
-    (tmp_path / "agent.py").write_text(code)
+def example():
+    """Return a function that starts the documented agent as a process and returns it and the lines it logs."""
     started = []
 
     def start(**environment):
         program = subprocess.Popen(
-            [sys.executable, tmp_path / "agent.py"],
+            [sys.executable, DOCS / "examples" / "agent.py"],
             env={"PATH": os.environ["PATH"], "NO_PROXY": "*", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -414,12 +412,19 @@ def example(tmp_path):
                 lines.put(line.strip())
 
         threading.Thread(target=read, daemon=True).start()
-        return lines
+        return program, lines
 
     yield start
     for program in started:
         program.kill()
         program.wait()
+
+
+def wait_for_line(lines, text):
+    """Return the next line that contains the text."""
+    while text not in (line := lines.get(timeout=30)):
+        pass
+    return line
 
 
 def test_the_documented_agent_registers_receives_events_once_and_recovers(
@@ -428,8 +433,10 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
     owner = agents.owner("you")
     offering = agents.offering(owner)
     presented = agents.token(owner)
-    lines = example(GUARDIAN=live_server.url, BROKER=stomp_url, OFFERING=offering.uuid.hex, TOKEN=presented.key)
-    consumer_queue = lines.get(timeout=30).removeprefix("reading ")
+    program, lines = example(
+        GUARDIAN=live_server.url, BROKER=stomp_url, OFFERING=str(offering.uuid), TOKEN=presented.key
+    )
+    consumer_queue = wait_for_line(lines, "reading ").rpartition(" ")[2]
     consumer = Consumer.objects.get()
     assert (consumer.queue_name, consumer.object_types) == (consumer_queue, ["order", "resource"])
     published = events.publish(offering, "order", {"order_uuid": "17"})
@@ -438,16 +445,52 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
     events.publish(offering, "user_role", {"of": "nobody"})
     events.publish(offering, "resource", {"resource_uuid": "18"})
     first, second = lines.get(timeout=30), lines.get(timeout=30)
-    assert first.startswith("event order {")
-    assert json.loads(first.removeprefix("event order ")) == {
+    assert json.loads(first.partition("event order ")[2]) == {
         "order_uuid": "17", "object_type": "order", "offering_uuid": offering.uuid.hex, "schema_version": 1,
     }  # fmt: skip
-    assert second.startswith("event resource {")
-    # Without its login and its queue it registers again and continues.
-    management.delete_user(consumer.rmq_username)
+    assert "event resource {" in second
+    # Without its queue it gets an ERROR on the open connection, registers again and continues.
     management.delete_queue(consumer.vhost, consumer.queue_name)
-    Consumer.objects.update(password_set=False, state="creating")
-    while not (line := lines.get(timeout=30)).startswith("reading "):
-        assert line.startswith(("error", "trying again")), line
+    wait_for_line(lines, "Server cancelled subscription")
+    wait_for_line(lines, "reading ")
+    # So it does without its login.
+    management.delete_user(consumer.rmq_username)
+    Consumer.objects.update(password_set=False)
+    wait_for_line(lines, "reading ")
     events.publish(offering, "order", {"order_uuid": "19"})
-    assert '"order_uuid":"19"' in lines.get(timeout=30)
+    assert '"order_uuid": "19"' in lines.get(timeout=30)
+    program.terminate()
+    assert program.wait(timeout=10) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"OFFERING": "52c1a0de-7b3f-4c6d-8e9f-a0b1c2d3e4f5"}, "400 offering: There is no such offering"),
+        ({"TOKEN": "0" * 64}, "401 Invalid token"),
+        ({"OFFERING": "52c1a0de"}, "OFFERING must be a UUID"),
+        ({"BROKER": "rabbit.example.org/ws"}, "BROKER must be an address that begins with ws:// or wss://"),
+        ({"TOKEN": ""}, "TOKEN is not set"),
+    ],
+)
+def test_the_documented_agent_gives_up_with_the_reason_where_trying_again_is_useless(
+    agents, live_server, example, wrong, reason
+):
+    owner = agents.owner("you")
+    right = {"BROKER": "ws://127.0.0.1:1/ws", "OFFERING": agents.offering(owner).uuid.hex}
+    program, lines = example(**{"GUARDIAN": live_server.url, "TOKEN": agents.token(owner).key, **right, **wrong})
+    assert reason in lines.get(timeout=30)
+    assert program.wait(timeout=10) == 2
+
+
+def test_the_documented_agent_tries_again_at_the_usual_port_where_the_address_has_none(agents, live_server, example):
+    owner = agents.owner("you")
+    program, lines = example(
+        GUARDIAN=live_server.url, BROKER="ws://127.0.0.2/ws", OFFERING=agents.offering(owner).uuid.hex,
+        TOKEN=agents.token(owner).key,
+    )  # fmt: skip
+    for _ in range(2):
+        wait_for_line(lines, "RabbitMQ is not reachable at ws://127.0.0.2/ws")
+    assert Consumer.objects.count() == 1
+    program.terminate()
+    assert program.wait(timeout=10) == 0
