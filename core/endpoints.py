@@ -53,9 +53,9 @@ class StrictParameters(APIView):
             ValidationError: a parameter is unknown.
         """
         super().initial(request, *args, **kwargs)
-        if request.method not in ("GET", "HEAD"):
-            return
         action = getattr(self, "action", "get")
+        if request.method not in ("GET", "HEAD") or action is None:  # None: the method is not allowed
+            return
         known = set(getattr(getattr(self, action), "parameters", ()))
         if action == "list":
             known.update(getattr(getattr(self, "filterset_class", None), "base_filters", ()))
