@@ -68,6 +68,7 @@ from core.endpoints import (
     Conflict,
     StrictParameters,
     at_field,
+    name_in,
     page_of,
     read,
     search_in,
@@ -216,6 +217,19 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         """List an account's live connections."""
         found = pulse_users.connections_of(self.get_object())
         return page_of(self, ConnectionSerializer, sorted(found, key=lambda connection: connection.name))
+
+    @extend_schema(
+        operation_id="pulse_users_close_connection",
+        parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],
+        responses={204: None, 409: None, 503: None},
+    )
+    def close_connection(self, request: Request, username: str) -> Response:
+        """Close a live connection of an account.
+
+        Its program may connect again at once.
+        """
+        pulse_users.close_connection(self.get_object(), name_in(request, "connection"), request.user)
+        return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
     def belongings(self, request: Request, username: str) -> Response:

@@ -1,8 +1,9 @@
-"""Do one thing to each of several rows, and report the results as messages of the next page."""
+"""Do one thing to each of several rows, and report the results."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from django.contrib import messages
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
@@ -17,6 +18,46 @@ MAX_ROWS_SHOWN = 100
 """Rows named on a confirmation page and in a message."""
 
 
+Row = TypeVar("Row")
+
+
+@dataclass
+class Results(Generic[Row]):
+    """What became of each row. Those ``left`` were not tried, for the ``stop_reason``."""
+
+    left: list[Row]
+    succeeded: list[Row] = field(default_factory=list)
+    failed: list[tuple[Row, Exception]] = field(default_factory=list)
+    stop_reason: str = ""
+
+
+def try_each(
+    rows: Iterable[Row], do: Callable[[Row], object], refusals: tuple[type[Exception], ...] = ()
+) -> Results[Row]:
+    """Call ``do`` for each row, and continue after single failures. ``refusals`` are further expected exceptions.
+
+    Stop if the broker is unreachable or after ``ACTION_TIMEOUT_SECONDS``.
+    """
+    expected: tuple[type[Exception], ...] = (ValidationError, PermissionDenied, ObjectDoesNotExist, *refusals)
+    results, deadline = Results(list(rows)), time.monotonic() + ACTION_TIMEOUT_SECONDS
+    while results.left and not results.stop_reason:
+        if time.monotonic() >= deadline:
+            results.stop_reason = f"the action took longer than {ACTION_TIMEOUT_SECONDS} s; select them again"
+            break
+        row = results.left.pop(0)
+        try:
+            do(row)
+        except expected as error:
+            results.failed.append((row, error))
+        except BrokerError as error:
+            results.failed.append((row, error))
+            if isinstance(error, BrokerUnavailable):
+                results.stop_reason = "the broker does not answer; try again when it does"
+        else:
+            results.succeeded.append(row)
+    return results
+
+
 def apply_to_each(
     request: HttpRequest,
     rows: Iterable[Any],
@@ -24,34 +65,21 @@ def apply_to_each(
     done: str,
     refusals: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Call ``do`` for each row, continue after single failures, and report the results.
+    """Call ``do`` for each row, and report the results as messages of the next page; see :func:`try_each`.
 
-    ``done`` completes the success message, as in "are deleted". ``refusals`` are further expected exceptions. Stop if
-    the broker is unreachable or after ``ACTION_TIMEOUT_SECONDS``, and report how many rows were not tried.
+    ``done`` completes the success message, as in "are deleted".
     """
-    expected: tuple[type[Exception], ...] = (ValidationError, PermissionDenied, ObjectDoesNotExist, *refusals)
-    left, succeeded, deadline = list(rows), [], time.monotonic() + ACTION_TIMEOUT_SECONDS
-    failed: list[tuple[str, Exception]] = []
-    stop_reason = ""
-    while left and not stop_reason:
-        if time.monotonic() >= deadline:
-            stop_reason = f"the action took longer than {ACTION_TIMEOUT_SECONDS} s; select them again"
-            break
-        row = left.pop(0)
-        try:
-            do(row)
-        except expected as error:
-            failed.append((str(row), error))
-        except BrokerError as error:
-            failed.append((str(row), error))
-            if isinstance(error, BrokerUnavailable):
-                stop_reason = "the broker does not answer; try again when it does"
-        else:
-            succeeded.append(str(row))
-    if succeeded or failed or not left:
-        report_results(request, succeeded, done, failed)
-    if left:
-        text = f"{number_of(left)} not tried, because {stop_reason}: {join_names([str(row) for row in left])}"
+    report_attempts(request, try_each(rows, do, refusals), done)
+
+
+def report_attempts(request: HttpRequest, results: Results[Any], done: str) -> None:
+    """Show messages with the results, and how many rows were not tried."""
+    if results.succeeded or results.failed or not results.left:
+        failed = [(str(row), error) for row, error in results.failed]
+        report_results(request, [str(row) for row in results.succeeded], done, failed)
+    if results.left:
+        names = join_names([str(row) for row in results.left])
+        text = f"{number_of(results.left)} not tried, because {results.stop_reason}: {names}"
         messages.warning(request, text)
 
 

@@ -34,7 +34,7 @@ from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, permissions
 from rabbit.addresses import split_addresses
-from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker
+from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker, Refused
 from rabbit.permissions import Permissions
 
 MAX_PASSWORD_LENGTH = 255
@@ -388,13 +388,17 @@ def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:
 
     Raises:
         NotOnBroker: the account has no connection of this name.
-        BrokerError: the broker is unreachable or refuses.
+        BrokerError: the broker is unreachable or refuses, as it does in a connection's first seconds.
     """
     management = broker.management()
     if name not in {connection.name for connection in management.connections_of(pulse_user.username)}:
         raise NotOnBroker(f"The account has no connection '{name}'")
-    with audit.audited(by, "closed a connection of", pulse_user):
-        management.close_connection(name, "An owner of this account closed the connection.")
+    try:
+        with audit.audited(by, "closed a connection of", pulse_user):
+            management.close_connection(name, "An owner of this account closed the connection.")
+    except NotOnBroker as error:  # the broker has no statistics of it yet
+        reason = "the connection is new; try again in a few seconds"
+        raise Refused(f"closing '{name}': {reason}", status=0, reason=reason) from error
 
 
 # Adopting

@@ -128,6 +128,18 @@ def page_of(view: GenericViewSet[Any], serializer: type[Serializer[Any]], rows: 
     return view.get_paginated_response(serializer(page, many=True, context=view.get_serializer_context()).data)
 
 
+def name_in(request: rest.Request, thing: str) -> str:
+    """Return the required parameter ``name``. It is in the query, because some proxies alter slashes in a path.
+
+    Raises:
+        ValidationError: it is missing.
+    """
+    name = request.query_params.get("name")
+    if not name:
+        raise ValidationError({"name": [f"This parameter is required: the full name of the {thing}."]})
+    return name
+
+
 def search_in(request: rest.Request) -> str:
     """Return the parameter ``search``. A NUL is replaced, because PostgreSQL refuses it.
 

@@ -9,7 +9,6 @@ from drf_spectacular.plumbing import build_bearer_security_scheme_object
 from rest_framework.permissions import AllowAny
 
 from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmationRequired, Effect
-from core.endpoints import ConfirmSerializer
 from core.rest import PROBLEM, confirmation_details, problem_details
 
 PROBLEM_SCHEMA = {
@@ -221,10 +220,10 @@ class EndpointSchema(AutoSchema):
         return response
 
     def _get_request_body(self, direction: Any = "request") -> Any:
-        if self.method == "DELETE" and self.get_request_serializer() is ConfirmSerializer:
+        if self.method == "DELETE" and isinstance(serializer := self.get_request_serializer(), type):
             # drf-spectacular describes no bodies of DELETE.
-            schema = self.resolve_serializer(ConfirmSerializer, direction).ref
-            return {"content": {"application/json": {"schema": schema}}}
+            content = {"schema": self.resolve_serializer(serializer, direction).ref}
+            return {"content": {"application/json": content}}
         return super()._get_request_body(direction)  # type: ignore[no-untyped-call]
 
     def _get_response_headers_for_code(self, status_code: str, direction: Any = "response") -> dict[str, Any]:

@@ -40,7 +40,14 @@ urlpatterns: list[URLPattern | URLResolver] = [
         name="api-pulse-user",
     ),
     path("pulse-users/<str:username>/rotate-password/", accounts.PulseUsers.as_view({"post": "rotate_password"})),
-    path("pulse-users/<str:username>/connections/", accounts.PulseUsers.as_view({"get": "connections"})),
+    path(
+        "pulse-users/<str:username>/connections/",
+        accounts.PulseUsers.as_view({"get": "connections", "delete": "close_connection"}),
+    ),
+    path(
+        "pulse-users/<str:username>/notifications/",
+        api.Mutes.as_view({"get": "retrieve", "put": "update"}),
+    ),
     path("pulse-users/<str:username>/belongings/", accounts.PulseUsers.as_view({"get": "belongings"})),
     path("pulse-users/<str:username>/ask-again/", accounts.PulseUsers.as_view({"post": "ask_again"})),
     path("invitations/", accounts.Invitations.as_view({"get": "list"})),
@@ -62,12 +69,17 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("tokens/<str:uuid>/", accounts.Tokens.as_view({"get": "retrieve", "delete": "destroy"})),
     # Queues
     path("queues/", queues.Queues.as_view({"get": "list"}), name="api-queues"),
+    path("queues/selected/delete/", queues.SelectedQueues.as_view({"post": "delete_selected"})),
+    path("queues/selected/purge/", queues.SelectedQueues.as_view({"post": "purge_selected"})),
+    path("queues/selected/limits/", queues.SelectedQueues.as_view({"post": "limit_selected"})),
     path(
         "queues/<str:uuid>/",
         queues.Queues.as_view({"get": "retrieve", "patch": "partial_update", "delete": "destroy"}),
         name="api-queue",
     ),
     path("queues/<str:uuid>/purge/", queues.Queues.as_view({"post": "purge"})),
+    path("queues/<str:uuid>/limits/ask/", queues.Queues.as_view({"post": "ask"})),
+    path("queues/<str:uuid>/limits/decline/", queues.Queues.as_view({"post": "decline"})),
     path("queues/<str:uuid>/live/", queues.Queues.as_view({"get": "live"})),
     path("queues/<str:uuid>/bindings/", queues.Queues.as_view({"get": "bindings"})),
     path("queues/<str:uuid>/samples/", queues.Queues.as_view({"get": "samples"}, pagination_class=None)),

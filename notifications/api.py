@@ -8,15 +8,17 @@ from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
+from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
-from accounts.models import UNCHANGED, Owner
+from accounts.models import UNCHANGED, Owner, PulseUser
 from core.endpoints import Conflict, StrictParameters, at_field, read
-from notifications import channels, preferences
+from notifications import channels, mutes, preferences
+from notifications.audience import EMAIL
 from notifications.models import Channel
-from notifications.serializers import ChannelSerializer, NewChannelSerializer, PreferencesSerializer
+from notifications.serializers import ChannelSerializer, MutesSerializer, NewChannelSerializer, PreferencesSerializer
 
 
 class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Channel]):
@@ -64,6 +66,40 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         except channels.ChannelFailed as error:
             raise Conflict(str(error)) from error
         return Response(status=HTTPStatus.NO_CONTENT)
+
+
+class Mutes(StrictParameters, GenericViewSet[PulseUser]):
+    """What you don't get about the queues of an account that you own."""
+
+    serializer_class = MutesSerializer
+    lookup_field = "username"
+    pagination_class = None
+
+    def get_queryset(self) -> QuerySet[PulseUser]:
+        """Return the visitor's own accounts, for operators too."""
+        return PulseUser.objects.filter(owners=self.request.user.pk)
+
+    def retrieve(self, request: Request, username: str) -> Response:
+        """Show which notifications about an account's queues you turned off."""
+        muted, channels_of = mutes.muted(request.user, self.get_object()), _channels_of(request.user)
+        rows = [{"topic": topic, "channel": channel} for topic, channel in sorted(muted) if channel in channels_of]
+        return Response({"muted": rows})
+
+    def update(self, request: Request, username: str) -> Response:
+        """Choose which notifications about an account's queues you don't get.
+
+        You get all others by mail and in each of your channels.
+        """
+        pulse_user = self.get_object()
+        choices = {(one["topic"], one["channel"]) for one in read(MutesSerializer, request)["muted"]}
+        if unknown := sorted({channel for _, channel in choices} - _channels_of(request.user)):
+            raise ValidationError({"muted": [f"You have no channel '{unknown[0]}'. Use `email` or a channel's UUID."]})
+        mutes.set_muted(request.user, pulse_user, choices)
+        return self.retrieve(request, username)
+
+
+def _channels_of(owner: Owner) -> set[str]:
+    return {EMAIL, *(channel.uuid.hex for channel in owner.channels.all())}
 
 
 class Preferences(StrictParameters, GenericViewSet[Owner]):

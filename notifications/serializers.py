@@ -9,6 +9,7 @@ from accounts.models import Owner
 from accounts.serializers import HexUUIDField
 from notifications.channels import MAX_NAME_LENGTH, MAX_URL_LENGTH
 from notifications.models import Channel
+from notifications.mutes import TOPICS
 
 
 @extend_schema_serializer(
@@ -56,6 +57,24 @@ class NewChannelSerializer(serializers.Serializer[Any]):
         max_length=MAX_URL_LENGTH,
         help_text="The https address of a webhook, or an address for apprise.",
     )
+
+
+class MuteSerializer(serializers.Serializer[Any]):
+    """A topic that you don't get in a channel."""
+
+    topic = serializers.ChoiceField(choices=list(TOPICS))
+    channel = serializers.CharField(help_text="`email`, or the UUID of one of your channels.")
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("No warnings by mail", {"muted": [{"topic": "length", "channel": "email"}]}),
+    ]
+)
+class MutesSerializer(serializers.Serializer[Any]):
+    """The notifications about an account's queues that you don't get."""
+
+    muted = MuteSerializer(many=True)
 
 
 @extend_schema_field({"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$", "nullable": True, "example": "22:00"})

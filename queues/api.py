@@ -1,9 +1,10 @@
 """The REST API of queues and exchanges. The functions that it calls decide what is allowed."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from typing import Any
+from uuid import UUID
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -15,22 +16,28 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
+from accounts.each import Results, describe_error
 from core.confirmation import ConfirmationRequired
-from core.endpoints import Conflict, StrictParameters, page_of, read, takes
-from queues import actions, archive_reading, charts, exchanges, peek
+from core.endpoints import Conflict, StrictParameters, name_in, page_of, read, takes
+from queues import actions, archive_reading, charts, exchanges, limit_requests, peek, selected
 from queues.archive_api import CountSerializer, MessageSerializer
 from queues.listing import QueueFilter
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.serializers import (
     BindingSerializer,
+    DeclineSerializer,
     EventSerializer,
     ExchangeSerializer,
     KeepSerializer,
+    LimitRequestSerializer,
     LimitsSerializer,
     LiveSerializer,
     QueueSerializer,
+    ResultsSerializer,
     SampleQuerySerializer,
     SampleSerializer,
+    SelectedLimitsSerializer,
+    SelectionSerializer,
 )
 from rabbit.management import BrokerUnavailable
 
@@ -105,6 +112,25 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
             actions.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
+    @extend_schema(operation_id="queues_ask_for_limit", request=LimitRequestSerializer, responses={204: None})
+    def ask(self, request: Request, uuid: str) -> Response:
+        """Ask the operators for a higher deletion limit of a queue.
+
+        An owner can ask five times an hour. The operators get a mail, and decide. Until then, the request is the last
+        event of the kind `asked`.
+        """
+        limit_requests.ask(self.get_object(), request.user, **read(LimitRequestSerializer, request))
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(operation_id="queues_decline_limit", request=DeclineSerializer, responses={204: None})
+    def decline(self, request: Request, uuid: str) -> Response:
+        """Decline the open request for a higher deletion limit of a queue.
+
+        For operators. Who asked gets the reason by mail.
+        """
+        limit_requests.decline(self.get_object(), request.user, **read(DeclineSerializer, request))
+        return Response(status=HTTPStatus.NO_CONTENT)
+
     @extend_schema(filters=False, responses={200: MessageSerializer(many=True), 409: None, 503: None})
     @takes(CountSerializer)
     def messages(self, request: Request, uuid: str) -> Response:
@@ -165,6 +191,84 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         return page_of(self, EventSerializer, events)
 
 
+class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
+    """Several queues at once. The answer says what became of each."""
+
+    serializer_class = ResultsSerializer
+    filter_backends = []
+
+    @extend_schema(
+        operation_id="queues_selected_delete",
+        request=SelectionSerializer,
+        responses={200: ResultsSerializer, 409: ConfirmationRequired},
+    )
+    def delete_selected(self, request: Request) -> Response:
+        """Delete several queues.
+
+        Their ready messages are archived first. 409: nothing was deleted. To confirm it, send the same request with
+        `confirm`.
+        """
+        return self._destroy(request, "delete")
+
+    @extend_schema(
+        operation_id="queues_selected_purge",
+        request=SelectionSerializer,
+        responses={200: ResultsSerializer, 409: ConfirmationRequired},
+    )
+    def purge_selected(self, request: Request) -> Response:
+        """Purge several queues.
+
+        Their ready messages are archived and deleted. Unacknowledged messages stay. 409: nothing was purged. To confirm
+        it, send the same request with `confirm`.
+        """
+        return self._destroy(request, "purge")
+
+    @extend_schema(
+        operation_id="queues_selected_limits",
+        request=SelectedLimitsSerializer,
+        responses={200: ResultsSerializer, 409: ConfirmationRequired},
+    )
+    def limit_selected(self, request: Request) -> Response:
+        """Set the same limits for several queues.
+
+        For operators. Limits that you leave out stay unchanged. 409: the next pass would delete some of the queues. To
+        confirm it, send the same request with `confirm`.
+        """
+        limits = read(SelectedLimitsSerializer, request)
+        queues, confirm = self._selected(request, limits.pop("uuids")), limits.pop("confirm", "")
+        refused = actions.set_limits_of_all(queues, request.user, limits, confirm)
+        done = [queue for queue in queues if queue.pk not in refused]
+        failed: list[tuple[Queue, Exception]] = [(one, refused[one.pk]) for one in queues if one.pk in refused]
+        return self._answer(Results([], done, failed))
+
+    def _destroy(self, request: Request, action: str) -> Response:
+        body = read(SelectionSerializer, request)
+        queues = self._selected(request, body["uuids"])
+        return self._answer(selected.destroy(queues, request.user, action, body.get("confirm", "")))
+
+    def _selected(self, request: Request, uuids: Collection[UUID]) -> list[Queue]:
+        """Return these queues.
+
+        Raises:
+            ValidationError: one is gone, doesn't exist or is not the user's.
+        """
+        found = selected.find(request.user, uuids)
+        if missing := set(uuids) - {queue.uuid for queue in found}:
+            named = ", ".join(sorted(uuid.hex for uuid in missing))
+            raise ValidationError({"uuids": [f"You have no such queue, or it is gone: {named}."]})
+        return found
+
+    def _answer(self, results: Results[Queue]) -> Response:
+        failed = [{"uuid": queue.uuid, "detail": describe_error(error)} for queue, error in results.failed]
+        answer = {
+            "done": [queue.uuid for queue in results.succeeded],
+            "failed": failed,
+            "not_tried": [queue.uuid for queue in results.left],
+            "stop_reason": results.stop_reason,
+        }
+        return Response(ResultsSerializer(answer).data)
+
+
 NAME = OpenApiParameter("name", str, description="The full name of one exchange.")
 
 
@@ -194,12 +298,9 @@ class Exchanges(StrictParameters, GenericViewSet[Any]):
         The name is a query parameter, because some proxies alter slashes in a path. Bound queues stay, and receive
         nothing more from the exchange.
         """
-        name = request.query_params.get("name")
-        if not name:
-            raise ValidationError({"name": ["This parameter is required: the full name of the exchange."]})
         try:
             with gone_as_404():
-                exchanges.delete_exchange(request.user, name)
+                exchanges.delete_exchange(request.user, name_in(request, "exchange"))
         except LookupError as error:
             raise NotFound("You have no exchange with this name.") from error
         return Response(status=HTTPStatus.NO_CONTENT)

@@ -1,7 +1,5 @@
 """What visitors do to several queues that they selected in the list."""
 
-from uuid import UUID
-
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
@@ -10,15 +8,15 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from accounts.confirm_page import confirm_page, typed_confirmation
-from accounts.each import apply_to_each, report_results
-from core.confirmation import ConfirmableChange, ConfirmationRequired, Effect
-from queues import actions, effects
+from accounts.each import report_attempts, report_results
+from core.confirmation import ConfirmationRequired
+from queues import actions, selected
 from queues.forms import LimitsForm
 from queues.models import Queue
-from queues.views import ROWS, Request, signed_in, uuids_in
+from queues.views import Request, signed_in, uuids_in
 
-DESTROY = {"delete": ("deletes", actions.delete_queue, "deleted"), "purge": ("purges", actions.purge_queue, "purged")}
-"""The actions that lose messages: the verb of their effect, the function and the participle."""
+DONE = {"delete": "deleted", "purge": "purged"}
+"""The actions that lose messages, and their participles."""
 
 
 @signed_in
@@ -27,29 +25,23 @@ def queues_selected(request: Request) -> HttpResponse:
     """Delete, purge or limit the selected queues. The pressed button selects the action."""
     if request.method != "POST":
         return redirect("queues")
-    selected = Queue.objects.seen_by(request.user).filter(uuid__in=_selected(request)).exclude(state=Queue.State.GONE)
-    queues = list(selected.select_related("pulse_user")[:ROWS])
+    queues = selected.find(request.user, uuids_in(",".join(request.POST.getlist("uuid"))))
     action = request.POST.get("action", "")
     if not queues:
         messages.warning(request, "Select queues in the list first.")
-    elif action in DESTROY:
+    elif action in DONE:
         return _destroy(request, queues, action)
     elif action == "limits":
         return _limit(request, queues)
     return redirect("queues")
 
 
-def _selected(request: Request) -> list[UUID]:
-    return uuids_in(",".join(request.POST.getlist("uuid")))
-
-
 def _destroy(request: Request, queues: list[Queue], action: str) -> HttpResponse:
     """Delete or purge these queues after a confirmation. Their messages are archived first."""
-    verb, destroy, done = DESTROY[action]
     form, confirm = typed_confirmation(request, _number(queues))
-    change = ConfirmableChange(request.user, f"{action} selected queues", queues, {}, confirm)
-    question = change.question(Effect(effects.of_deletion(queues).queues, verb))
-    if question is not None:
+    try:
+        results = selected.destroy(queues, request.user, action, confirm)
+    except ConfirmationRequired as question:
         return confirm_page(
             request,
             question,
@@ -59,7 +51,7 @@ def _destroy(request: Request, queues: list[Queue], action: str) -> HttpResponse
             back=reverse("queues"),
             verb=action,
         )
-    apply_to_each(request, queues, lambda queue: destroy(queue, request.user), done, refusals=(actions.Gone,))
+    report_attempts(request, results, DONE[action])
     return redirect("queues")
 
 

@@ -8,14 +8,16 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.models import PulseUser
+from accounts.models import MAX_THRESHOLD, PulseUser
 from accounts.serializers import HexURLField, HexUUIDField, OwnerEmailField, ThresholdField
 from core.endpoints import ConfirmField
 from core.links import absolute_url
 from queues import thresholds
 from queues.charts import SPANS
 from queues.exchanges import OwnExchange
+from queues.limit_requests import MAX_REASON_LENGTH
 from queues.models import Queue, QueueEvent, QueueSample
+from queues.selected import MAX_SELECTED
 from rabbit.management import Binding
 
 QUEUE = {
@@ -107,6 +109,53 @@ class LimitsSerializer(serializers.Serializer[Any]):
     warn_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
     max_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
     confirm = ConfirmField()
+
+
+class SelectionSerializer(serializers.Serializer[Any]):
+    """Several queues."""
+
+    uuids = serializers.ListField(
+        child=serializers.UUIDField(), min_length=1, max_length=MAX_SELECTED, help_text="Queues that are not gone."
+    )
+    confirm = ConfirmField()
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("A deletion limit", {"uuids": [QUEUE["uuid"]], "max_length": 50000}, request_only=True)]
+)
+class SelectedLimitsSerializer(SelectionSerializer, LimitsSerializer):
+    """The same limits for several queues. Limits that are left out stay unchanged."""
+
+
+class FailureSerializer(serializers.Serializer[Any]):
+    """A queue that was not changed, and why."""
+
+    uuid = HexUUIDField()
+    detail = serializers.CharField()
+
+
+class ResultsSerializer(serializers.Serializer[Any]):
+    """What became of each selected queue."""
+
+    done = serializers.ListField(child=HexUUIDField())
+    failed = FailureSerializer(many=True)
+    not_tried = serializers.ListField(child=HexUUIDField())
+    stop_reason = serializers.CharField(help_text="Why some were not tried; empty: all were.")
+
+
+class DeclineSerializer(serializers.Serializer[Any]):
+    """Why a request for a higher deletion limit is declined."""
+
+    reason = serializers.CharField(max_length=MAX_REASON_LENGTH)
+
+
+class LimitRequestSerializer(serializers.Serializer[Any]):
+    """A request for a higher deletion limit."""
+
+    max_length = serializers.IntegerField(min_value=1, max_value=MAX_THRESHOLD, help_text="In messages.")
+    reason = serializers.CharField(
+        max_length=MAX_REASON_LENGTH, help_text="Why the queue needs it, and for how long. The operators read it."
+    )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A binding", BINDING, response_only=True)])

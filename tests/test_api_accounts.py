@@ -3,7 +3,7 @@
 import uuid
 from datetime import timedelta
 from functools import partial
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pika
 import pytest
@@ -234,7 +234,7 @@ def test_rotating_a_password_keeps_permissions(alice, username, management):
     assert program.get(f"pulse-users/{username}/connections/").json() == []
 
 
-def test_connections_are_listed_and_closed_on_rotation(alice, username, broker, guarded):
+def test_connections_are_listed_and_closed_alone_and_on_rotation(alice, username, broker, guarded):
     program = Program(alice)
     password = program.post("pulse-users/", {"username": username}).json()["password"]
     parts = urlsplit(broker.amqp_url)
@@ -244,9 +244,16 @@ def test_connections_are_listed_and_closed_on_rotation(alice, username, broker, 
     answer = program.get(f"pulse-users/{username}/connections/")
     assert answer["X-Result-Count"] == "1"
     assert (answer.json()[0]["vhost"], answer.json()[0]["client_address"]) == (guarded, "127.0.0.1")
-    assert program.post(f"pulse-users/{username}/rotate-password/").status_code == 200
+    rotated = program.post(f"pulse-users/{username}/rotate-password/")
+    assert rotated.status_code == 200
+    assert program.delete(f"pulse-users/{username}/connections/?name=other").status_code == 404
     opened.process_data_events(time_limit=0.5)
     assert opened.is_open
+    closing = f"pulse-users/{username}/connections/?{urlencode({'name': answer.json()[0]['name']})}"
+    wait_until(lambda: program.delete(closing).status_code == 204)
+    with pytest.raises(AMQPConnectionError):
+        wait_until(lambda: opened.process_data_events(time_limit=0.2))
+    opened = pika.BlockingConnection(pika.URLParameters(url.replace(password, rotated.json()["password"])))
     closed = program.post(f"pulse-users/{username}/rotate-password/", {"close_connections": True})
     assert closed.status_code == 200
     with pytest.raises(AMQPConnectionError):

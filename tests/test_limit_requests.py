@@ -7,6 +7,7 @@ from notifications.mails import compose
 from notifications.models import Notification
 from queues import actions, limit_requests
 from queues.models import Queue
+from tests.api import Program
 from tests.toolbox import queue_events, stored_queue
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +72,23 @@ def test_who_asked_learns_why_a_request_is_declined(queue, alice, operator, clie
     assert queue_events(NAME) == ["asked", "declined"]
     again = client.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
     assert "No request is open" in again.text
+
+
+def test_an_owner_asks_through_the_api(queue, alice):
+    program, path = Program(alice), f"queues/{queue.uuid}/limits/ask/"
+    refused = program.post(path, {"max_length": 8_000, "reason": "x"})
+    assert refused.json() == {"max_length": ["Enter more than 8,000, the present limit."]}
+    assert program.post(path, {"max_length": 50_000, "reason": "x"}).status_code == 204
+    assert limit_requests.open_request(queue).details == {"wanted": 50_000, "reason": "x"}
+
+
+def test_an_operator_declines_through_the_api(queue, alice, operator):
+    path = f"queues/{queue.uuid}/limits/decline/"
+    limit_requests.ask(queue, alice, 50_000, "nightly import")
+    assert Program(operator).post(path, {"reason": "no memory left"}).status_code == 204
+    assert limit_requests.open_request(queue) is None
+    again = Program(operator).post(path, {"reason": "no memory left"})
+    assert again.json() == {"non_field_errors": ["No request is open: it was answered in the meantime."]}
 
 
 @pytest.mark.parametrize(

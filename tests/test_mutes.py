@@ -9,6 +9,7 @@ from notifications import kinds, mutes
 from notifications.enqueue import Notice, enqueue
 from notifications.models import Channel, Mute, Notification
 from queues.kinds import DELETION, NO_CONSUMERS, OUTAGE, WARNING
+from tests.api import Program
 
 pytestmark = pytest.mark.django_db
 
@@ -68,4 +69,21 @@ def test_choices_end_with_the_account_and_the_owner(account, alice, bob):
     bob.delete()
     assert Mute.objects.count() == 1
     account.delete()
+    assert not Mute.objects.exists()
+
+
+def test_an_owner_chooses_through_the_api(account, alice, bob, chat):
+    program, path = Program(alice), "pulse-users/alice/notifications/"
+    muted = [{"topic": "deletion", "channel": "email"}, {"topic": "length", "channel": chat.uuid.hex}]
+    assert program.put(path, {"muted": muted}).json() == program.get(path).json() == {"muted": muted}
+    assert sent_to(account, DELETION) == {(alice.email, chat.uuid.hex)}
+    chat.delete()
+    assert program.get(path).json() == {"muted": muted[:1]}
+    assert Program(bob).get(path).status_code == 404
+
+
+@pytest.mark.parametrize("choice", [{"topic": "weather", "channel": "email"}, {"topic": "length", "channel": "pigeon"}])
+def test_the_api_refuses_unknown_topics_and_channels(account, alice, choice):
+    answer = Program(alice).put("pulse-users/alice/notifications/", {"muted": [choice]})
+    assert (answer.status_code, list(answer.json())) == (400, ["muted"])
     assert not Mute.objects.exists()

@@ -6,6 +6,8 @@ import pytest
 
 from queues.models import Archive, Queue
 from queues.monitor import run_pass
+from queues.selected import MAX_SELECTED
+from tests.api import Program
 from tests.toolbox import queue_names, stored_queue
 
 NAMES = ("queue/alice/a", "queue/alice/b", "queue/alice/c")
@@ -46,6 +48,49 @@ def test_selected_queues_are_deleted_or_purged_after_a_confirmation(
     assert queue_names(management, vhost) == left
     assert Archive.objects.filter(messages=3).count() == 2
     assert amqp.channel.queue_declare(NAMES[2], passive=True).method.message_count == 3
+
+
+@pytest.mark.parametrize(("action", "left"), [("delete", {NAMES[2]}), ("purge", set(NAMES))])
+def test_the_api_deletes_or_purges_selected_queues_after_a_confirmation(listed, alice, management, vhost, action, left):
+    program, body = Program(alice), {"uuids": selected(listed[:2])}
+    asked = program.post(f"queues/selected/{action}/", body)
+    assert asked.status_code == 409
+    assert f"This {action}s 2 queues with 6 messages." in asked.json()["detail"]
+    assert queue_names(management, vhost) == set(NAMES)
+    done = program.post(f"queues/selected/{action}/", {**body, "confirm": asked.json()["confirm"]})
+    assert done.json() == {"done": body["uuids"], "failed": [], "not_tried": [], "stop_reason": ""}
+    assert queue_names(management, vhost) == left
+    assert Archive.objects.filter(messages=3).count() == 2
+
+
+def test_the_api_names_the_selected_queue_that_failed_and_goes_on(listed, alice, management, vhost):
+    program, body = Program(alice), {"uuids": selected(listed[:2])}
+    confirm = program.post("queues/selected/delete/", body).json()["confirm"]
+    management.delete_queue(vhost, NAMES[0])
+    done = program.post("queues/selected/delete/", {**body, "confirm": confirm}).json()
+    assert (done["done"], [one["uuid"] for one in done["failed"]]) == (body["uuids"][1:], body["uuids"][:1])
+    assert "The broker doesn't list the queue at the moment." in done["failed"][0]["detail"]
+
+
+@pytest.mark.django_db
+def test_the_api_refuses_queues_of_others_and_too_many(account, bob):
+    queue = stored_queue(NAMES[0], pulse_user=account, ready=3, unacknowledged=0)
+    program = Program(bob)
+    for uuids in (selected([queue]), ["0" * 32], ["x"], [], selected([queue]) * (MAX_SELECTED + 1)):
+        answer = program.post("queues/selected/delete/", {"uuids": uuids})
+        assert (answer.status_code, list(answer.json())) == (400, ["uuids"])
+
+
+@pytest.mark.django_db
+def test_operators_set_the_limits_of_selected_queues_through_the_api(account, operator):
+    queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, warn_length=1) for name in NAMES]
+    program, body = Program(operator), {"uuids": selected(queues[:2]), "max_length": 2}
+    asked = program.post("queues/selected/limits/", body)
+    assert asked.status_code == 409
+    assert "This deletes 2 queues with 6 messages." in asked.json()["detail"]
+    done = program.post("queues/selected/limits/", {**body, "confirm": asked.json()["confirm"]}).json()
+    assert sorted(done["done"]) == sorted(body["uuids"])
+    assert [queue.max_length for queue in Queue.objects.order_by("name")] == [2, 2, None]
 
 
 def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, client, alice, management, vhost):

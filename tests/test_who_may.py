@@ -39,6 +39,7 @@ ACCOUNT = "who-may"
 NEW_ACCOUNT = "who-may-new"
 ADOPTABLE_ACCOUNT = "who-may-adopt"
 SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
+QUEUE = UUID("5a3e0f9d2b764c1c8d5e6f7a8b9c0d1e")
 OFFERING = UUID("1f6a0c1d6c0f4d0e8a53c3f8b5d1a7e2")
 HARMLESS_POSTS = ("signin/oidc/", "signin/oidc/callback/")
 """A POST changes nothing here: it redirects to the sign-in page, or is 404 without OpenID Connect."""
@@ -223,7 +224,14 @@ TABLE: dict[str, dict[str, str]] = {
         "delete": "401 404 409 409 404 409",  # it has a queue, so it asks first: see test_effects.py
     },
     "api/pulse-users/<str:username>/rotate-password/": {"post": "401 404 200 200 404 200"},
-    "api/pulse-users/<str:username>/connections/": {"get": "401 404 200 200 404 200"},
+    "api/pulse-users/<str:username>/connections/": {
+        "get": "401 404 200 200 404 200",
+        "delete": "401 404 400 400 404 400",  # without a name
+    },
+    "api/pulse-users/<str:username>/notifications/": {
+        "get": "401 404 200 200 404 404",
+        "put": "401 404 200 200 404 404",
+    },
     "api/pulse-users/<str:username>/belongings/": {"get": "401 404 200 200 404 200"},
     "api/pulse-users/<str:username>/ask-again/": {"post": "401 404 204 204 404 204"},
     "api/invitations/": {"get": "401 200 200 200 200 200"},
@@ -257,6 +265,11 @@ TABLE: dict[str, dict[str, str]] = {
         "delete": "401 404 204 204 404 204",
     },
     "api/queues/<str:uuid>/purge/": {"post": "401 404 204 204 404 204"},
+    "api/queues/selected/delete/": {"post": "401 400 409 409 400 409"},  # it asks first
+    "api/queues/selected/purge/": {"post": "401 400 409 409 400 409"},
+    "api/queues/selected/limits/": {"post": "401 400 403 403 400 200"},
+    "api/queues/<str:uuid>/limits/ask/": {"post": "401 404 204 204 404 204"},
+    "api/queues/<str:uuid>/limits/decline/": {"post": "401 404 403 403 404 400"},  # no request is open
     "api/queues/<str:uuid>/live/": {"get": "401 404 200 200 404 200"},
     "api/queues/<str:uuid>/bindings/": {"get": "401 404 200 200 404 200"},
     "api/queues/<str:uuid>/samples/": {"get": "401 404 200 200 404 200"},
@@ -373,7 +386,8 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/pulse-users/": {"get": "all", "post": "all"},
     "api/pulse-users/<str:username>/": {"get": "all", "patch": "all", "delete": "all"},
     "api/pulse-users/<str:username>/rotate-password/": {"post": "all"},
-    "api/pulse-users/<str:username>/connections/": {"get": "all"},
+    "api/pulse-users/<str:username>/connections/": {"get": "all", "delete": "all"},
+    "api/pulse-users/<str:username>/notifications/": {"get": "all", "put": "all"},
     "api/pulse-users/<str:username>/belongings/": {"get": "all"},
     "api/pulse-users/<str:username>/ask-again/": {"post": "all"},
     "api/invitations/": {"get": "all"},
@@ -394,6 +408,11 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/queues/": {"get": "all"},
     "api/queues/<str:uuid>/": {"get": "all", "patch": "all", "delete": "all"},
     "api/queues/<str:uuid>/purge/": {"post": "all"},
+    "api/queues/selected/delete/": {"post": "all"},
+    "api/queues/selected/purge/": {"post": "all"},
+    "api/queues/selected/limits/": {"post": "all"},
+    "api/queues/<str:uuid>/limits/ask/": {"post": "all"},
+    "api/queues/<str:uuid>/limits/decline/": {"post": "all"},
     "api/queues/<str:uuid>/live/": {"get": "all"},
     "api/queues/<str:uuid>/bindings/": {"get": "all"},
     "api/queues/<str:uuid>/samples/": {"get": "all"},
@@ -527,6 +546,12 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/owners/adopt/", "post"): {"username": ADOPTABLE_ACCOUNT, "owners": ["owner@example.org"]},
     ("api/tokens/", "post"): {"name": "another"},
     ("api/queues/<str:uuid>/", "patch"): {"unbounded": True},
+    ("api/queues/selected/delete/", "post"): {"uuids": [QUEUE.hex]},
+    ("api/queues/selected/purge/", "post"): {"uuids": [QUEUE.hex]},
+    ("api/queues/selected/limits/", "post"): {"uuids": [QUEUE.hex], "unbounded": True},
+    ("api/queues/<str:uuid>/limits/decline/", "post"): {"reason": "no memory left"},
+    ("api/queues/<str:uuid>/limits/ask/", "post"): {"max_length": 1_000_000, "reason": "a nightly import"},
+    ("api/pulse-users/<str:username>/notifications/", "put"): {"muted": [{"topic": "length", "channel": "email"}]},
     ("api/archives/<str:uuid>/replay/", "post"): {"to": {"queue": f"queue/{ACCOUNT}/builds"}},
     ("api/channels/", "post"): {"name": "another", "url": "https://1.1.1.1/hook"},
     ("api/settings/", "patch"): {"weekly_summary": False},
@@ -592,7 +617,7 @@ class World:
         self.account = PulseUser.objects.create(username=ACCOUNT, ready=True)
         self.account.owners.set([owner, self.people["co-owner"]])
         self.queue = Queue.objects.create(
-            vhost=vhost, name=f"queue/{ACCOUNT}/builds", type="classic", durable=True, auto_delete=False,
+            uuid=QUEUE, vhost=vhost, name=f"queue/{ACCOUNT}/builds", type="classic", durable=True, auto_delete=False,
             exclusive=False, ready=1, unacknowledged=0, pulse_user=self.account,
             first_seen=timezone.now(), last_seen=timezone.now(),
         )  # fmt: skip

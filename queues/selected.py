@@ -1,0 +1,33 @@
+"""What owners and operators do to several selected queues at once, on the page or through the API."""
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from accounts.each import Results, try_each
+from accounts.models import Owner
+from core.confirmation import ConfirmableChange, Effect
+from queues import actions, effects
+from queues.models import Queue
+
+MAX_SELECTED = 50
+
+DESTROY = {"delete": ("deletes", actions.delete_queue), "purge": ("purges", actions.purge_queue)}
+"""The actions that lose messages: the verb of their effect, and the function."""
+
+
+def find(by: Owner, uuids: Collection[UUID]) -> list[Queue]:
+    """Return the queues among these that the owner may see and that are not gone, at most ``MAX_SELECTED``."""
+    seen = Queue.objects.seen_by(by).filter(uuid__in=uuids).exclude(state=Queue.State.GONE)
+    return list(seen.select_related("pulse_user")[:MAX_SELECTED])
+
+
+def destroy(queues: Sequence[Queue], by: Owner, action: str, confirm: str = "") -> Results[Queue]:
+    """Delete or purge these queues, and continue after single failures. Their ready messages are archived first.
+
+    Raises:
+        ConfirmationRequired: ``confirm`` does not confirm it. Nothing was changed.
+    """
+    verb, do = DESTROY[action]
+    change = ConfirmableChange(by, f"{action} selected queues", queues, {}, confirm)
+    change.require_confirmed(Effect(effects.of_deletion(queues).queues, verb))
+    return try_each(queues, lambda queue: do(queue, by), refusals=(actions.Gone,))
