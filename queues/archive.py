@@ -148,7 +148,7 @@ class _Attempt:
                 _store(archive, batch)
             archive.dropped = max(0, ready - self.fetch.kept)  # so far; exact once the queue is deleted
             Archive.objects.filter(pk=archive.pk).update(state=Archive.State.FETCHED, dropped=archive.dropped)
-        except (DatabaseError, RecursionError, ValueError) as error:
+        except (DatabaseError, ValueError) as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
             self.fetch.cancel()
             self.result.why_not = NOT_STORED

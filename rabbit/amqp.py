@@ -22,6 +22,7 @@ from rabbit import deadline
 from rabbit.addresses import addresses_of
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import MAX_NAME_BYTES, QueueName
+from rabbit.unreadable import tolerant_frame_handler
 
 TIMEOUT_SECONDS = 5.0
 """For opening a connection, and for each answer."""
@@ -192,12 +193,7 @@ class Session:
             self.close()
             timed_out = isinstance(error, TimeoutError)
             raise BrokerUnavailable(f"no answer over AMQP: {error}", timed_out=timed_out) from error
-        except (
-            ValueError,
-            ArithmeticError,
-            RecursionError,
-            struct.error,
-        ) as error:  # such as a property that is not UTF-8
+        except (ValueError, ArithmeticError, struct.error) as error:  # such as a decimal with too many digits
             self.close()
             raise MalformedResponse(f"vhost '{self.vhost}': py-amqp can't read or write it: {error}") from error
 
@@ -285,4 +281,5 @@ def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection
         connect_timeout=seconds,
         read_timeout=seconds,
         write_timeout=seconds,
+        frame_handler=tolerant_frame_handler,
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import amqp
+from amqp.serialization import dumps
 
 from rabbit.amqp import Session
 from rabbit.fetching import Fetched
@@ -15,6 +16,9 @@ from rabbit.management import BrokerUnavailable
 
 CONFIRM_SECONDS = 10.0
 """The timeout for the confirms of a batch. The broker gives none while its memory alarm is raised."""
+
+OTHER_PROPERTIES_BYTES = 4096
+"""The most that a message's properties take beside its headers, with the added header."""
 
 KEY_HEADER = "x-guardian-replay"
 """The header with the key of each message. A consumer can drop a message whose key it has seen."""
@@ -44,12 +48,14 @@ class ConfirmedPublisher:
             BrokerUnavailable: the broker does not answer in time. Some of the messages may have arrived.
             BrokerError: the broker refuses.
         """
+        too_long = self._session.request(lambda: [key for key in messages if self._is_too_long(messages[key])])
+        to_send = {key: message for key, message in messages.items() if key not in too_long}
         self._first = self._sent + 1
-        tags = dict(enumerate(messages, self._first))
-        self._sent += len(messages)
+        tags = dict(enumerate(to_send, self._first))
+        self._sent += len(to_send)
         self._settled.clear()
         self._returned.clear()
-        self._session.request(lambda: self._publish(messages, exchange, routing_key))
+        self._session.request(lambda: self._publish(to_send, exchange, routing_key))
         deadline = time.monotonic() + CONFIRM_SECONDS
         while not tags.keys() <= self._settled.keys():
             left = deadline - time.monotonic()
@@ -57,7 +63,13 @@ class ConfirmedPublisher:
                 self._session.close()
                 raise BrokerUnavailable("the broker did not confirm the messages in time", timed_out=True)
         full = {key: "the queue is full" for tag, key in tags.items() if not self._settled[tag]}
-        return full | dict.fromkeys(self._returned, "no queue is bound for it")
+        unsent = dict.fromkeys(too_long, "its headers are too long to be sent again")
+        return full | dict.fromkeys(self._returned, "no queue is bound for it") | unsent
+
+    def _is_too_long(self, message: Fetched) -> bool:
+        """Return whether the broker would close the connection, since the message's properties exceed a frame."""
+        most: int = self._channel.connection.frame_max - OTHER_PROPERTIES_BYTES
+        return len(dumps("F", (message.headers,))) > most
 
     def _publish(self, messages: Mapping[str, Fetched], exchange: str, routing_key: str | None) -> None:
         for key, message in messages.items():

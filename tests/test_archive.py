@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from urllib.parse import urlsplit
 
-import pika
 import pytest
 from amqp import Message, spec
 from django.utils import timezone
@@ -392,17 +391,6 @@ def test_an_archive_of_an_unknown_deletion_survives_a_redeclared_queue(
     amqp.queue(NAME, 2)
     actions.delete_queue(listed, alice)
     assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [2, 8]
-
-
-def test_a_message_that_cannot_be_stored_does_not_stop_the_deletion(amqp, delete, management, guarded):
-    nested = {}
-    for _ in range(450):
-        nested = {"a": nested}
-    amqp.queue(NAME, 5)
-    amqp.channel.basic_publish("", NAME, b"x", pika.BasicProperties(headers=nested))
-    removed = delete()
-    assert queue_names(management, guarded) == set()
-    assert (removed.archive, removed.dropped, removed.why_not) == (None, 6, "the database could not store it")
 
 
 def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded):
