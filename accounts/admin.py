@@ -36,7 +36,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from accounts import addresses, audit, pulse_users, queue_effects, tokens, vouching, withdrawal
+from accounts import addresses, audit, ownership, pulse_users, queue_effects, tokens, vouching, withdrawal
 from accounts.each import MAX_ROWS_SHOWN, apply_to_each, describe_error, report_results
 from accounts.forms import ThresholdsForm, WithdrawForm
 from accounts.models import (
@@ -345,7 +345,8 @@ class OwnerAdmin(AuditedAdmin):
 
     def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
         """Save only the changed fields, because another request may have changed ``vouched`` meanwhile."""
-        if change and "is_active" in form.changed_data and not obj.is_active:
+        deactivates = change and "is_active" in form.changed_data and not obj.is_active
+        if deactivates:
             # The owner's tokens are no longer valid, so the next clean-up deletes the agents' queues.
             deactivation = ConfirmableChange(
                 current_operator(request), "deactivate", [obj], {}, given_confirmation(request)
@@ -355,6 +356,8 @@ class OwnerAdmin(AuditedAdmin):
             obj.save()
         elif form.changed_data:
             obj.save(update_fields=form.changed_data)
+        if deactivates:
+            ownership.deactivated(obj, current_operator(request))
 
     def has_delete_permission(self, request: HttpRequest, obj: Owner | None = None) -> bool:
         """Refuse to delete owners of accounts (an account could lose its last owner), in bulk, and oneself."""

@@ -1,7 +1,7 @@
 """Who owns a Pulse user. Owners invite others, who decide themselves; operators assign owners.
 
-An owner who leaves may know the password. So it counts as exposed until it is changed, and the remaining owners are
-notified.
+An owner who leaves or is deactivated may know the password. So it counts as exposed until it is changed, and the other
+owners are notified.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -154,8 +154,20 @@ def assigned(accounts: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) ->
 
 def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner) -> None:
     """Record that owners left accounts or were removed, in the transaction that removed them."""
-    PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(password_exposed_at=timezone.now())
+    _expose_passwords(pulse_users)
     signals.owners_left.send(PulseUser, owners=owners, pulse_users=pulse_users, by=by)
+
+
+def deactivated(owner: Owner, by: Owner) -> None:
+    """Record that an owner was deactivated, in the transaction that did it. The accounts stay theirs."""
+    if pulse_users := list(owner.pulse_users.order_by("username")):
+        _expose_passwords(pulse_users)
+        signals.owner_deactivated.send(PulseUser, owner=owner, pulse_users=pulse_users, by=by)
+
+
+def _expose_passwords(pulse_users: Sequence[PulseUser]) -> None:
+    """Mark the passwords as known to a person who must not use them any more."""
+    PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(password_exposed_at=timezone.now())
 
 
 def require_access(pulse_user: PulseUser, by: Owner) -> None:

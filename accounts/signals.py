@@ -28,3 +28,6 @@ owners_assigned = Signal()
 
 owners_left = Signal()
 """``owners`` no longer own ``pulse_users``. ``by``: who removed them, or the owner who left."""
+
+owner_deactivated = Signal()
+"""``by``, an operator, deactivated ``owner``, who owns ``pulse_users``."""

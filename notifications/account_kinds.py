@@ -140,7 +140,10 @@ def _open_account(notification: Notification) -> Link:
 
 
 def _owner_left(notification: Notification) -> Content:
-    """Return the message to a removed owner, or to the remaining owners, some of whose passwords may be known."""
+    """Return the message to a removed owner, or to the other owners, some of whose passwords may be known.
+
+    A deactivated owner gets no message.
+    """
     facts = notification.facts
     usernames: list[str] = facts["pulse_users"]
     if notification.recipient in facts["left"]:
@@ -151,21 +154,30 @@ def _owner_left(notification: Notification) -> Content:
     owned_names = [one.username for one in owned]
     accounts = _accounts(owned_names)
     left, by = facts["left"], facts["by"]
-    no_longer = f"{', '.join(left)} no longer own{'s' if len(left) == 1 else ''}"
+    names = ", ".join(left)
+    if facts.get("deactivated"):
+        subject = f"An owner of {_short(owned_names)} was deactivated"
+        happened = f"{by} deactivated {names}, an owner of {accounts}."
+        who, labels = names, ("Deactivated", "Deactivated by")
+    else:
+        no_longer = f"{names} no longer own{'s' if len(left) == 1 else ''}"
+        subject = f"{no_longer} {_short(owned_names)}"
+        happened = f"{no_longer} {accounts}{'' if by in left else f': {by} removed them'}."
+        who, labels = "A former owner", ("No longer owners", "Removed by")
     exposed = any(one.password_exposed_at for one in owned)
     if exposed:
-        next_ = "A former owner may know the password, and can still connect with it."
+        next_ = f"{who} may know the password, and can still connect with it."
         advice = "Set a new password, and close the open connections."
     else:
-        next_ = "The password was changed since, so a former owner can't connect."
+        next_ = f"The password was changed since. {who} can't connect any more."
         advice = "If your clients can't connect, ask another owner for the new password, or set one."
     return Content(
-        subject=f"{no_longer} {_short(owned_names)}: {'set a new password' if exposed else 'the password was changed'}",
-        happened=f"{no_longer} {accounts}{'' if by in left else f': {by} removed them'}.",
+        subject=f"{subject}: {'set a new password' if exposed else 'the password was changed'}",
+        happened=happened,
         next=next_,
         advice=advice,
         action=_set_passwords(owned_names),
-        facts=[Fact("No longer owners", ", ".join(left)), Fact("Removed by", by), as_of(notification)],
+        facts=[Fact(labels[0], names), Fact(labels[1], by), as_of(notification)],
         tables=[Table([_password_row(one) for one in owned], "Passwords")],
         why=Why(f"You get this because you own {accounts}."),
     )

@@ -3,7 +3,7 @@
 The signals are sent in the transaction of the change, so the outbox rows are committed or rolled back with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -91,19 +91,32 @@ def notify_of_departure(
 ) -> None:
     """Notify the remaining owners, and those who were removed. ``by`` knows. One message for each recipient."""
     left = [owner.email for owner in owners]
-    through = PulseUser.owners.through
-    remaining = through.objects.filter(pulseuser__in=pulse_users).exclude(owner=by)
-    accounts: dict[str, list[str]] = {
-        email: [one.username for one in pulse_users] for email in left if email != by.email
-    }
-    for email, username in remaining.order_by("pulseuser__username").values_list("owner__email", "pulseuser__username"):
-        accounts.setdefault(email, []).append(username)
-    _enqueue(
-        *(
-            Notice(OWNER_LEFT, {"left": left, "by": by.email, "pulse_users": names}, recipients=[email])
-            for email, names in accounts.items()
-        )
-    )
+    removed = {email: [one.username for one in pulse_users] for email in left if email != by.email}
+    facts = {"left": left, "by": by.email}
+    _enqueue(*_to_each(removed | _names_by_owner(pulse_users, {by}), facts))
+
+
+@receiver(signals.owner_deactivated)
+def notify_of_deactivation(sender: object, owner: Owner, pulse_users: Sequence[PulseUser], by: Owner, **_: Any) -> None:
+    """Notify the other owners. ``by`` knows. One message for each recipient."""
+    facts = {"left": [owner.email], "by": by.email, "deactivated": True}
+    _enqueue(*_to_each(_names_by_owner(pulse_users, {by, owner}), facts))
+
+
+def _to_each(accounts: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> list[Notice]:
+    """Return a notice to each address about its accounts."""
+    return [
+        Notice(OWNER_LEFT, {**facts, "pulse_users": names}, recipients=[email]) for email, names in accounts.items()
+    ]
+
+
+def _names_by_owner(pulse_users: Sequence[PulseUser], without: Collection[Owner]) -> dict[str, list[str]]:
+    """Return the names of these accounts by the addresses of their owners, in one query."""
+    owned = PulseUser.owners.through.objects.filter(pulseuser__in=pulse_users).exclude(owner__in=without)
+    names: dict[str, list[str]] = {}
+    for email, username in owned.order_by("pulseuser__username").values_list("owner__email", "pulseuser__username"):
+        names.setdefault(email, []).append(username)
+    return names
 
 
 def _enqueue(*notices: Notice) -> None:

@@ -472,6 +472,24 @@ def test_a_withdrawal_sends_each_remaining_owner_one_mail(db, alice, bob, operat
     assert PulseUser.objects.filter(password_exposed_at=None).count() == 0
 
 
+def test_the_deactivation_of_an_owner_exposes_the_passwords_and_notifies_the_other_owners(
+    client, shared, alice, bob, operator
+):
+    alone = PulseUser.objects.create(username="bob", ready=True)
+    alone.owners.add(bob)
+    client.force_login(operator)
+    assert client.post(f"/admin/accounts/owner/{bob.pk}/change/", {"email": bob.email}).status_code == 302
+    for account in (shared, alone):
+        account.refresh_from_db()
+        assert account.password_exposed_at
+    assert set(shared.owners.all()) == {alice, bob}
+    [mail] = mails_to(alice)
+    assert mail.subject == "[Guardian] An owner of shared was deactivated: set a new password"
+    assert "ops@example.org deactivated bob@example.org, an owner of the RabbitMQ account shared." in mail.body
+    assert "bob@example.org may know the password" in mail.body
+    assert sent(bob.email) == []
+
+
 # Mails about invitations
 
 
@@ -738,10 +756,10 @@ def test_an_account_is_handed_over_with_consent_and_a_new_password(guarded, mana
         assert mail.subject == f"[Guardian] alice@example.org no longer owns {name}: set a new password"
         client = signed_in(bob)
         page = client.get(f"/pulse-users/{name}/")
-        assert "An owner left on" in page.text
+        assert "An owner left or was deactivated on" in page.text
         assert re.search(r'name="close_connections"[^>]* checked', page.text)
         client.post(f"/pulse-users/{name}/password/", {"close_connections": "on"})
         wait_until(lambda: not can_log_in(broker, guarded, name, password))
-        assert "An owner left on" not in client.get(f"/pulse-users/{name}/").text
+        assert "An owner left or was deactivated on" not in client.get(f"/pulse-users/{name}/").text
     finally:
         management.delete_user(name)
