@@ -229,8 +229,13 @@ def _pulse_user_response(
 
 
 def _connecting(username: str) -> dict[str, Any]:
-    """Return the context that shows how this account consumes a queue of its own."""
-    return connecting.context(username, settings.GUARDIAN_PULSE_VHOST, f"{queue_prefix(username)}example")
+    """Return the context that shows how this account publishes to an exchange and consumes a queue of its own."""
+    return connecting.context(
+        username,
+        settings.GUARDIAN_PULSE_VHOST,
+        f"{queue_prefix(username)}example",
+        f"{exchange_prefix(username)}example",
+    )
 
 
 def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:

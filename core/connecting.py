@@ -27,7 +27,7 @@ class Address(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A program that consumes a queue."""
+    """A program for one library."""
 
     name: str
     code: str
@@ -43,27 +43,34 @@ def stomp_address() -> Address | None:
     return _address(settings.GUARDIAN_PUBLIC_STOMP_URL)
 
 
-def context(username: str, vhost: str, queue: str) -> dict[str, Any]:
-    """Return the context of ``connecting/_connecting.html``: how this user consumes this queue."""
+def context(username: str, vhost: str, queue: str, exchange: str = "") -> dict[str, Any]:
+    """Return the context of ``connecting/_connecting.html``: how this user connects, with ``examples``."""
     return {
         "amqp_address": amqp_address(),
         "stomp_address": stomp_address(),
         "connect_vhost": vhost,
-        "examples": examples(username, vhost, queue),
+        "examples": examples(username, vhost, queue, exchange),
+        "examples_publish": bool(exchange),
     }
 
 
-def examples(username: str, vhost: str, queue: str) -> list[Example]:
-    """Return a consumer of this queue for each of ``LIBRARIES``; none without a public address.
+def examples(username: str, vhost: str, queue: str, exchange: str = "") -> list[Example]:
+    """Return a program for each of ``LIBRARIES``; none without a public address.
 
-    Programs read the password from the environment, so it is in none of them.
+    It consumes the queue. With an exchange, it first declares both, binds them and publishes a message. Programs read
+    the password from the environment, so it is in none of them.
     """
     address = amqp_address()
     if address is None:
         return []
     # JSON's string literals are also those of Python, Java, JavaScript and Go.
-    values = {"username": username, "vhost": vhost, "queue": queue, "host": address.host}
-    context = {**{name: json.dumps(value) for name, value in values.items()}, "port": address.port, "tls": address.tls}
+    values = {"username": username, "vhost": vhost, "queue": queue, "exchange": exchange, "host": address.host}
+    context = {
+        **{name: json.dumps(value) for name, value in values.items()},
+        "publishes": bool(exchange),
+        "port": address.port,
+        "tls": address.tls,
+    }
     return [
         Example(name, render_to_string(f"connecting/{library}.txt", context).strip())
         for library, name in LIBRARIES.items()

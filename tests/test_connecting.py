@@ -12,7 +12,7 @@ from django.test import Client
 
 from accounts.pulse_users import create_pulse_user
 from core import connecting
-from tests.toolbox import AWAY_AMQP, wait_until
+from tests.toolbox import AWAY_AMQP
 
 PASSWORD = "long-enough-1"
 
@@ -25,26 +25,50 @@ def public(settings, broker):
     return parts.hostname, parts.port
 
 
-def test_the_example_in_python_consumes_the_queue(guarded, public, alice, amqp, management):
+@pytest.fixture
+def new_account(guarded, alice, management):
+    """Create an account of Alice's, and return its name."""
     name = f"connects-{uuid4().hex[:8]}"
-    queue = f"queue/{name}/example"
     create_pulse_user(name, [alice], PASSWORD, by=alice)
-    amqp.queue(queue, 1)
-    code = next(example.code for example in connecting.examples(name, guarded, queue))
-    program = subprocess.Popen([sys.executable, "-u", "-c", code], env={**os.environ, "RABBIT_PASSWORD": PASSWORD})
-    try:
-        wait_until(lambda: amqp.channel.queue_declare(queue, passive=True).method.message_count == 0)
-    finally:
-        program.kill()
-        program.wait()
-        management.delete_user(name)
+    yield name
+    management.delete_user(name)
+
+
+@pytest.fixture
+def run_in_python(guarded, public):
+    """Run an account's example in Python, and return its first line of output."""
+
+    def run(name: str, queue: str, exchange: str = "") -> str:
+        code = next(example.code for example in connecting.examples(name, guarded, queue, exchange))
+        with subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            env={**os.environ, "RABBIT_PASSWORD": PASSWORD},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as program:
+            try:
+                return program.stdout.readline().strip()
+            finally:
+                program.kill()
+
+    return run
+
+
+def test_the_example_of_a_new_account_publishes_a_message_and_consumes_it(run_in_python, new_account):
+    assert run_in_python(new_account, f"queue/{new_account}/example", f"exchange/{new_account}/example") == "Hello"
+
+
+def test_the_example_of_an_agent_consumes_its_queue(run_in_python, new_account, amqp):
+    amqp.queue(f"queue/{new_account}/example", 1)
+    assert run_in_python(new_account, f"queue/{new_account}/example")
 
 
 def test_names_are_quoted_in_every_example(settings):
     settings.GUARDIAN_PUBLIC_AMQP_URL = "amqps://rabbit.example.org"
-    for example in connecting.examples("alice", 'a"b\\c', "queue/alice/<x>"):
+    for example in connecting.examples("alice", 'a"b\\c', "queue/alice/<x>", "exchange/alice/<y>"):
         assert r'"a\"b\\c"' in example.code, example.name
         assert '"queue/alice/<x>"' in example.code, example.name
+        assert '"exchange/alice/<y>"' in example.code, example.name
         assert "5671" in example.code, example.name
 
 
@@ -65,6 +89,7 @@ def test_without_a_public_address_the_page_says_what_to_ask(guarded, account, al
     page = client.get("/pulse-users/alice/").content.decode()
     assert "Ask an operator for the host" in page
     assert "import pika" not in page
+    assert "RABBIT_PASSWORD" not in page
 
 
 @pytest.mark.parametrize(

@@ -305,3 +305,10 @@ def test_two_concurrent_stacks_have_different_addresses(tmp_path):
         addresses = [address for stack in both for address in stack.addresses.values()]
         assert len(set(addresses)) == 4
         assert [stack.base_url for stack in both] == [stack.addresses["web-1"] for stack in both]
+
+
+def test_the_private_broker_is_shown_to_owners_without_its_password(tmp_path):
+    stack = Stack({"GUARDIAN_PUBLIC_STOMP_URL": "wss://rabbit.example.org/ws"}, var=tmp_path, say=lambda text: None)
+    stack._choose_broker()
+    assert stack.environment["GUARDIAN_PUBLIC_AMQP_URL"] == f"amqp://127.0.0.1:{stack.node.port}"
+    assert stack.environment["GUARDIAN_PUBLIC_STOMP_URL"] == "wss://rabbit.example.org/ws"

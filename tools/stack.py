@@ -164,6 +164,11 @@ class Stack:
         self.node = PrivateNode(directory=self._var / "rabbitmq")
         self.environment["RABBITMQ_MANAGEMENT_URL"] = self.node.management_url
         self.environment["RABBIT_URL"] = self.node.amqp_url
+        # What owners are shown has no credentials.
+        public = {"AMQP": f"amqp://127.0.0.1:{self.node.port}", "STOMP": self.node.stomp_url}
+        for protocol, address in public.items():
+            name = f"GUARDIAN_PUBLIC_{protocol}_URL"
+            self.environment[name] = self.environment.get(name) or address or ""
 
     def _report_broker(self, node: PrivateNode) -> None:
         self._say(f"RabbitMQ is ready: {node.management_url} and {node.amqp_url}")
