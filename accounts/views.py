@@ -33,7 +33,7 @@ from accounts import (
     vouching,
     withdrawal,
 )
-from accounts.confirm_page import confirm_page, typed_confirmation
+from accounts.confirm_page import confirm_page, fate_of_messages, typed_confirmation
 from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
 from core import connecting, limits
 from core.confirmation import ConfirmationRequired
@@ -411,7 +411,8 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
                 required,
                 typed,
                 title="Set these thresholds?",
-                about="With these thresholds, the next pass deletes the queues, unless the brake blocks that.",
+                about="With these thresholds, the next pass deletes the queues, unless the brake blocks that. "
+                + fate_of_messages(),
                 back=reverse("pulse_user", args=[pulse_user.username]),
             )
         else:
@@ -620,7 +621,8 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
                 required,
                 typed,
                 title="Withdraw access, and remove accounts and tokens?",
-                about="Guardian deletes the queues of accounts now, and the queues of agents in the next clean-up.",
+                about=f"Guardian deletes the queues of accounts now. {fate_of_messages()} "
+                "The next clean-up deletes the queues of agents, without an archive.",
                 back=reverse("owner", args=[owner.uuid]),
             )
         else:
@@ -706,7 +708,8 @@ def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
                 required,
                 typed,
                 title="Revoke your last valid token?",
-                about="Without a valid token, the next clean-up deletes what your agents registered.",
+                about="Without a valid token, the next clean-up deletes what your agents registered. "
+                "This can't be undone.",
                 back=reverse("tokens"),
             )
         messages.success(request, "The token is revoked. Programs that use it are refused.")

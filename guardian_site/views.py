@@ -3,7 +3,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from accounts.models import Owner
+from accounts.models import Invitation, Owner
 from status.dashboard import dashboard
 
 
@@ -13,6 +13,6 @@ def home(request: HttpRequest) -> HttpResponse:
     if not isinstance(request.user, Owner):
         return render(request, "home.html")
     shown = dashboard(request.user, timezone.now())
-    if not (shown.total or shown.accounts or shown.agents or request.user.is_staff):
-        return render(request, "home.html")
-    return render(request, "dashboard.html", {"dashboard": shown})
+    is_new = not (shown.total or shown.accounts or shown.agents or request.user.is_staff)
+    context = {"dashboard": shown, "invitations": Invitation.objects.received_by(request.user)}
+    return render(request, "home.html" if is_new else "dashboard.html", context)

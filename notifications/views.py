@@ -39,7 +39,8 @@ def mutes_page(request: OwnersRequest, username: str) -> HttpResponse:
     channels_of = [(EMAIL, "Mail"), *((one.uuid.hex, one.name) for one in request.user.channels.all())]
     every = {(topic, channel) for topic in mutes.TOPICS for channel, _ in channels_of}
     if request.method == "POST":
-        mutes.set_muted(request.user, pulse_user, every - {split_choice(one) for one in request.POST.getlist("wanted")})
+        wanted = [] if "nothing" in request.POST else request.POST.getlist("wanted")
+        mutes.set_muted(request.user, pulse_user, every - {split_choice(one) for one in wanted})
         messages.success(request, f"Your notifications about {pulse_user} are saved.")
         return redirect("pulse_user", username)
     muted = mutes.muted(request.user, pulse_user)
@@ -142,6 +143,7 @@ def _settings(
         request,
         "settings/settings.html",
         {
+            "accounts": owner.pulse_users.order_by("username"),
             "channels": list(owner.channels.all()),
             "may_add": may_use_broker(owner) and may_have_more,
             "is_full": not may_have_more,

@@ -11,7 +11,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
-from accounts.confirm_page import confirm_page, typed_confirmation
+from accounts.confirm_page import confirm_page, fate_of_messages, typed_confirmation
 from core.confirmation import ConfirmationRequired
 from core.limits import RateLimitExceeded
 from queues import actions, limit_requests, thresholds
@@ -54,7 +54,7 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
                 required,
                 typed,
                 title="Set these limits?",
-                about="With these limits, the next pass deletes the queue.",
+                about=f"With these limits, the next pass deletes the queue. {fate_of_messages()}",
                 back=reverse("queue", args=[uuid]),
             )
         else:

@@ -2,12 +2,12 @@
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
-from accounts.confirm_page import confirm_page, typed_confirmation
+from accounts.confirm_page import confirm_page, fate_of_messages, typed_confirmation
 from accounts.each import report_attempts, report_results
 from core.confirmation import ConfirmationRequired
 from queues import actions, selected
@@ -33,7 +33,13 @@ def queues_selected(request: Request) -> HttpResponse:
         return _destroy(request, queues, action)
     elif action == "limits":
         return _limit(request, queues)
-    return redirect("queues")
+    return redirect(_list(request))
+
+
+def _list(request: Request) -> str:
+    """Return the address of the list from which the queues were selected, with its filters."""
+    query = QueryDict(request.POST.get("list", "")).urlencode()
+    return f"{reverse('queues')}?{query}" if query else reverse("queues")
 
 
 def _destroy(request: Request, queues: list[Queue], action: str) -> HttpResponse:
@@ -47,12 +53,12 @@ def _destroy(request: Request, queues: list[Queue], action: str) -> HttpResponse
             question,
             form,
             title=f"{action.capitalize()} these queues?",
-            about="Guardian archives their ready messages first, within the bounds of archives.",
-            back=reverse("queues"),
+            about=fate_of_messages(),
+            back=_list(request),
             verb=action,
         )
     report_attempts(request, results, DONE[action])
-    return redirect("queues")
+    return redirect(_list(request))
 
 
 def _limit(request: Request, queues: list[Queue]) -> HttpResponse:
@@ -65,14 +71,12 @@ def _limit(request: Request, queues: list[Queue]) -> HttpResponse:
         try:
             refused = actions.set_limits_of_all(queues, request.user, form.cleaned_data, confirm)
         except ConfirmationRequired as required:
-            about = "With these limits, the next pass deletes the queues."
-            return confirm_page(
-                request, required, typed, title="Set these limits?", about=about, back=reverse("queues")
-            )
+            about = f"With these limits, the next pass deletes the queues. {fate_of_messages()}"
+            return confirm_page(request, required, typed, title="Set these limits?", about=about, back=_list(request))
         succeeded = [str(queue) for queue in queues if queue.pk not in refused]
         failed = [(str(queue), refused[queue.pk]) for queue in queues if queue.pk in refused]
         report_results(request, succeeded, "given these limits", failed)
-        return redirect("queues")
+        return redirect(_list(request))
     return render(request, "queues/selected_limits.html", {"queues": queues, "form": form})
 
 

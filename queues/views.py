@@ -56,7 +56,7 @@ OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in OFFERED]
 HEADINGS = {
     "name": "Name",
     "-length": "Messages",
-    "-growth": "Last hour",
+    "-growth": "Growth",
     "-consumers": "Consumers",
     "-bytes": "Size",
     "state": "State",
@@ -215,6 +215,7 @@ def queues_page(request: Request) -> HttpResponse:
             "form": form,
             "page": page,
             "filters": urlencode(filters),
+            "query": request.GET.urlencode(),
             "headings": _headings(filters),
             "filtered": bool(filters.keys() - {"ordering"}),
             "rows": rows,

@@ -16,6 +16,16 @@ document.addEventListener("click", async (event) => {
   }
 });
 
+// A box that ticks all others of its form.
+document.addEventListener("change", (event) => {
+  const name = event.target.dataset.ticks;
+  if (name) {
+    for (const box of event.target.form.querySelectorAll(`input[name="${name}"]`)) {
+      box.checked = event.target.checked;
+    }
+  }
+});
+
 // Shows the time and the length under the pointer in a chart.
 document.addEventListener("pointermove", (event) => {
   const plot = event.target.closest("[data-chart]");

@@ -11,16 +11,6 @@ document.addEventListener("submit", (event) => {
   }
 });
 
-// A box that ticks all others of its form.
-document.addEventListener("change", (event) => {
-  const name = event.target.dataset.ticks;
-  if (name) {
-    for (const box of event.target.form.querySelectorAll(`input[name="${name}"]`)) {
-      box.checked = event.target.checked;
-    }
-  }
-});
-
 // Somebody who goes back finds it as it was.
 addEventListener("pageshow", () => {
   for (const button of document.querySelectorAll("button[data-words]")) {

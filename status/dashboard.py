@@ -78,7 +78,7 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
         _trouble(watch, now) if visitor.is_staff else [],
         len(watch.nodes),
         counts["blocked"],
-        limit_requests.open_requests()[:REQUESTS_SHOWN] if visitor.is_staff else [],
+        list(limit_requests.open_requests()[:REQUESTS_SHOWN]) if visitor.is_staff else [],
     )
 
 

@@ -345,10 +345,9 @@ def _longest() -> list[QueueLine]:
         .filter(messages__gt=0)
         .order_by("-messages", "name", "vhost")
     )
-    queues = list(rows.select_related("pulse_user", "owner")[:QUEUES_SHOWN])
-    most = max((queue.length or 0 for queue in queues), default=0)
     return [
-        _line(queue, (queue.length or 0) / most, _messages(queue.length), _share_of_limit(queue)) for queue in queues
+        _line(queue, min(_share_of_limit(queue), 1), _messages(queue.length), _limit_in_words(queue))
+        for queue in rows.select_related("pulse_user", "owner")[:QUEUES_SHOWN]
     ]
 
 
@@ -356,11 +355,14 @@ def _messages(number: int | None) -> str:
     return "unknown length" if number is None else f"{number:,} message{'' if number == 1 else 's'}"
 
 
-def _share_of_limit(queue: Queue) -> str:
-    if queue.unbounded or queue.exclusive or queue.registered:
+def _share_of_limit(queue: Queue) -> float:
+    return (queue.length or 0) / max(thresholds.of_queue(queue).max, 1)
+
+
+def _limit_in_words(queue: Queue) -> str:
+    if thresholds.is_spared(queue):
         return "never deleted for its length"
-    limit = thresholds.of_queue(queue).max
-    return f"{(queue.length or 0) / max(limit, 1) * 100:,.0f} % of its deletion limit {limit:,}"
+    return f"{_share_of_limit(queue) * 100:,.0f} % of its deletion limit {thresholds.of_queue(queue).max:,}"
 
 
 def _growing(now: datetime) -> list[QueueLine]:

@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
+from accounts.models import Invitation, Owner, PulseUser
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.toolbox import queue_row
 
@@ -105,3 +105,9 @@ def test_the_statements_do_not_grow_with_the_queues(visit, account):
             assert visit().status_code == 200
         counts.append(len(captured))
     assert counts[0] == counts[1]
+
+
+def test_an_invitation_is_the_first_thing_that_its_recipient_sees(client, account, bob):
+    Invitation.objects.create(pulse_user=account, invitee=bob, inviter=account.owners.get())
+    client.force_login(bob)
+    assert "alice@example.org invites you to own" in client.get("/").text

@@ -35,15 +35,17 @@ def test_selected_queues_are_deleted_or_purged_after_a_confirmation(
     listed, client, alice, management, vhost, amqp, action, left
 ):
     client.force_login(alice)
-    body = {"action": action, "uuid": selected(listed[:2])}
+    body = {"action": action, "uuid": selected(listed[:2]), "list": "ordering=name&search=alice"}
     page = client.post("/queues/selected/", body)
     assert f"This {action}s 2 queues with 6 messages." in page.text
+    assert "you can bring these back for 7 days" in page.text
     assert queue_names(management, vhost) == set(NAMES)
     wrong = client.post("/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "3 queues"})
     assert "This is not the text above" in wrong.text
     done = client.post(
         "/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "2 queues"}, follow=True
     )
+    assert done.request["QUERY_STRING"] == "ordering=name&search=alice"
     assert f"2 are {action}d" in done.text
     assert queue_names(management, vhost) == left
     assert Archive.objects.filter(messages=3).count() == 2

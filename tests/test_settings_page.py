@@ -191,5 +191,5 @@ def test_a_form_without_a_csrf_token_changes_nothing(alice):
 def test_the_page_takes_few_statements(page, alice, django_assert_max_num_queries):
     for number in range(10):
         channels.create_channel(alice, f"room {number}", URL)
-    with django_assert_max_num_queries(5):
+    with django_assert_max_num_queries(6):
         page.get("/settings/")
