@@ -15,7 +15,7 @@ import pika
 import pytest
 from django.conf import settings as django_settings
 from django.core.servers.basehttp import WSGIRequestHandler
-from django.db import connection, transaction
+from django.db import close_old_connections, connection, transaction
 from django.test import TransactionTestCase
 
 from rabbit.amqp import Session
@@ -103,6 +103,15 @@ def empty_database(self: TransactionTestCase) -> None:
 
 
 TransactionTestCase._fixture_teardown = empty_database  # type: ignore[attr-defined]
+
+
+def closes_connections(self: TransactionTestCase) -> bool:
+    """Keep usable connections to PostgreSQL, as between requests: a new one takes 40 ms, since its caches are empty."""
+    close_old_connections()
+    return connection.vendor == "sqlite"
+
+
+TransactionTestCase._should_reload_connections = closes_connections  # type: ignore[attr-defined]
 
 # Otherwise each test client scans all static files when it is created: a fifth of a run.
 django_settings.WHITENOISE_AUTOREFRESH = True
