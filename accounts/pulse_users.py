@@ -6,6 +6,7 @@ the broker has the account. After a crash it stays not ready, until one of its o
 
 import contextlib
 import copy
+import logging
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -34,8 +35,18 @@ from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import names, permissions
 from rabbit.addresses import split_addresses
-from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker, Refused
+from rabbit.management import (
+    BrokerError,
+    BrokerUnavailable,
+    Connection,
+    Management,
+    NotOnBroker,
+    QueueConsumer,
+    Refused,
+)
 from rabbit.permissions import Permissions
+
+logger = logging.getLogger(__name__)
 
 MAX_PASSWORD_LENGTH = 255
 
@@ -381,6 +392,21 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
         BrokerError: the broker is unreachable or refuses.
     """
     return broker.management().connections_of(pulse_user.username)
+
+
+def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueConsumer]] | None:
+    """Return the consumers of these connections by the connection's name; None: the broker did not answer."""
+    management = broker.management()
+    found: dict[str, list[QueueConsumer]] = {connection.name: [] for connection in connections}
+    try:
+        for vhost in {connection.vhost for connection in connections}:
+            for consumer in management.consumers(vhost):
+                if consumer.connection in found:
+                    found[consumer.connection].append(consumer)
+    except BrokerError as error:
+        logger.warning("Could not list the consumers of an account: %s", error)
+        return None
+    return found
 
 
 def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:

@@ -37,7 +37,7 @@ from accounts.confirm_page import confirm_page, fate_of_messages, typed_confirma
 from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
 from core import connecting, limits
 from core.confirmation import ConfirmationRequired
-from rabbit.management import BrokerError, NotOnBroker, Refused
+from rabbit.management import BrokerError, Connection, NotOnBroker, Refused
 from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
 
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 PER_PAGE = 50
 RECORDS_SHOWN = 50
 REQUESTS_SHOWN = 100
+CONNECTIONS_SHOWN = 50
 
 page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
 
@@ -191,7 +192,7 @@ def _pulse_user_response(
                 vhost: in_words(allowed, pulse_user.username)
                 for vhost, allowed in pulse_users.permissions_of(pulse_user).items()
             }
-            live = pulse_users.connections_of(pulse_user)
+            live = _connections_shown(pulse_users.connections_of(pulse_user))
         except NotOnBroker:
             trouble = (
                 "RabbitMQ has no such account any more. Set a new password to create it again, or delete it here, too."
@@ -226,6 +227,17 @@ def _pulse_user_response(
         },
         status=status,
     )
+
+
+def _connections_shown(connections: list[Connection]) -> dict[str, Any]:
+    """Return these connections as the page shows them, each with its consumers; None: they are unknown."""
+    shown = sorted(connections, key=lambda connection: connection.name)[:CONNECTIONS_SHOWN]
+    consumers = pulse_users.consumers_of(shown)
+    return {
+        "shown": [(connection, None if consumers is None else consumers[connection.name]) for connection in shown],
+        "more": len(connections) - len(shown),
+        "with_times": any(connection.connected_at for connection in shown),
+    }
 
 
 def _connecting(username: str) -> dict[str, Any]:

@@ -42,10 +42,15 @@ NODE_COLUMNS = (
 ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,arguments"}
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal"
 CLIENT_COLUMNS = "user,vhost,protocol,connected_at"
+CONSUMER_COLUMNS = (
+    "queue.name,channel_details.user,channel_details.connection_name,channel_details.name,consumer_tag,prefetch_count,"
+    "ack_required"
+)
 
 _PATH_TEMPLATES = {
     "bindings": ("bindings", "{vhost}", "e", "{exchange}", "q", "{queue}"),
     "connections": ("connections", "username", "{user}"),
+    "consumers": ("consumers", "{vhost}"),
     "exchanges": ("exchanges", "{vhost}", "{name}"),
     "operator-policies": ("operator-policies", "{vhost}"),
     "permissions": ("permissions", "{vhost}", "{user}"),
@@ -196,12 +201,13 @@ class Client(NamedTuple):
 
 
 class QueueConsumer(NamedTuple):
-    """A consumer of a queue. A ``prefetch`` of 0 is unlimited."""
+    """A consumer of a queue. A ``prefetch`` of 0 is unlimited. Its ``connection`` is a ``Connection.name``."""
 
+    queue: str
     user: str
-    address: str
     connection: str
     channel: str
+    tag: str
     prefetch: int
     acknowledges: bool
 
@@ -450,6 +456,10 @@ class Management:
         rows = _rows(self._get("vhosts", vhost, "channels", params={"columns": "name,messages_unacknowledged"}))
         counts = {str(row.get("name")): _number(row.get("messages_unacknowledged")) for row in rows}
         return {name: count for name, count in counts.items() if count is not None}
+
+    def consumers(self, vhost: str) -> list[QueueConsumer]:
+        """Return the consumers of all queues in a vhost. The list lags by 5 s."""
+        return _consumers(_rows(self._get("consumers", vhost, params={"columns": CONSUMER_COLUMNS})))
 
     def queue_arguments(self, vhost: str, name: str) -> Row:
         """Return a queue's ``name``, ``vhost``, ``type`` and ``arguments``, without its lagging statistics.
@@ -1052,18 +1062,24 @@ def _one_line(reason: str) -> str:
 def consumers_in(queue: Row) -> list[QueueConsumer]:
     """Return the consumers of a queue that the answer of ``Management.queue`` reports."""
     details = queue.get("consumer_details")
+    return _consumers([one for one in details if isinstance(one, dict)] if isinstance(details, list) else [])
+
+
+def _consumers(rows: Iterable[Row]) -> list[QueueConsumer]:
+    """Return the consumers in these rows. A closing channel has no details."""
     found = []
-    for one in details if isinstance(details, list) else []:
-        channel = one.get("channel_details") if isinstance(one, dict) else None
-        if isinstance(channel, dict):
+    for row in rows:
+        queue, channel = row.get("queue"), row.get("channel_details")
+        if isinstance(queue, dict) and isinstance(channel, dict):
             found.append(
                 QueueConsumer(
+                    _text(queue.get("name")),
                     _text(channel.get("user")),
-                    _text(channel.get("peer_host")),
                     _text(channel.get("connection_name")),
                     _text(channel.get("name")),
-                    _number(one.get("prefetch_count")) or 0,
-                    bool(one.get("ack_required")),
+                    _text(row.get("consumer_tag")),
+                    _number(row.get("prefetch_count")) or 0,
+                    bool(row.get("ack_required")),
                 )
             )
     return found

@@ -1,5 +1,6 @@
 """The page of a queue, its actions and its limits."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -518,8 +519,14 @@ def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operato
 def test_the_page_lists_consumers_with_their_prefetch_and_rates(guarded, amqp, client, operator):
     amqp.queue("builds", 3)
     amqp.channel.basic_qos(prefetch_count=2)
-    amqp.channel.basic_consume("builds", lambda *_: None)
+    amqp.channel.basic_consume("builds", lambda *_: None, consumer_tag="builder-7")
     run_pass()
     queue = Queue.objects.get(name="builds")
     client.force_login(operator)
-    wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in client.get(f"/queues/{queue.uuid}/").text)
+
+    def page():
+        return client.get(f"/queues/{queue.uuid}/").text
+
+    wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in page())
+    assert "builder-7" in page()
+    assert re.search(r'data-label="Connection"><span class="name">127\.0\.0\.1:\d+ -&gt; ', page())
