@@ -153,11 +153,6 @@ class Row:
         return short_rate(self._growth.per_second) if self._growth else ""
 
     @property
-    def time_to_limit(self) -> str:
-        """The time until the deletion limit at the current rate, in words; empty: never, or unknown."""
-        return duration(self._growth.seconds_to_max) if self._growth and not self.spared else ""
-
-    @property
     def outlook(self) -> str:
         """The queue's condition and what happens next, in one or two sentences."""
         return outlook(self, self._growth, is_limited=False)
