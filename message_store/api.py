@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, cast
@@ -20,7 +20,7 @@ from accounts import scopes
 from accounts.authentication import TokenAuthentication
 from core import body_timeout, limits
 from guardian_store import ids
-from message_store import applications, principals, queues, request_parsing
+from message_store import applications, leases, principals, queues, request_parsing
 from message_store.principals import ANONYMOUS, Caller
 from message_store.queues import Invalid, MessageInput, MessageRef
 from message_store.quota import QuotaReached
@@ -70,6 +70,8 @@ def _view(**calls: Call) -> Call:
             return error_answer(HTTPStatus.BAD_REQUEST, {"quota": str(error)})
         except NoQueue:
             return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
+        except leases.NoWorker as error:
+            return error_answer(HTTPStatus.NOT_FOUND, {"worker": str(error)})
         except NoApplication:
             return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
         except PositionsChanged:
@@ -198,7 +200,14 @@ def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids:
 
 def _positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
-    return _positions_of(stored, consumer)
+    waiting = request_parsing.query(request).get("waiting")
+    if not waiting:
+        return _positions_of(stored, consumer)
+    try:
+        partitions = queues.parse_partitions(waiting, stored.partitions)
+    except ValueError as error:
+        raise Invalid({"waiting": str(error)}) from None
+    return _positions_of(stored, consumer, partitions)
 
 
 def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
@@ -209,9 +218,18 @@ def _set_positions(request: HttpRequest, application: str, queue: str, consumer:
     return _positions_of(stored, consumer)
 
 
-def _positions_of(queue: StoredQueue, consumer: str) -> HttpResponse:
+def _advance_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    queues.advance_positions(stored, consumer, request_parsing.json_object(request))
+    return _positions_of(stored, consumer)
+
+
+def _positions_of(queue: StoredQueue, consumer: str, waiting: Sequence[int] = ()) -> HttpResponse:
     positions = queues.positions(queue, consumer)
-    response = _ok({"positions": _positions_json(positions)})
+    content: dict[str, Any] = {"positions": _positions_json(positions)}
+    if waiting:
+        content["waiting"] = queues.waiting(queue, positions, waiting)
+    response = _ok(content)
     response["ETag"] = f'"{queues.version_of(positions)}"'
     return response
 
@@ -220,6 +238,53 @@ def _delete_positions(request: HttpRequest, application: str, queue: str, consum
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
     queues.delete_positions(stored, consumer)
     return _ok({})
+
+
+# Workers of a consumer, and their leases on partitions
+
+
+def _join(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    seconds = request_parsing.form(request).get("seconds", "")
+    leases.join(application, *request_parsing.worker(consumer, worker), request_parsing.lease_seconds(seconds))
+    return _ok({}, HTTPStatus.CREATED)
+
+
+def _renew(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    leases.renew(application, *request_parsing.worker(consumer, worker))
+    return _ok({})
+
+
+def _remove_worker(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    beats = request_parsing.beats(request_parsing.query(request).get("beats"))
+    removed = leases.remove_worker(application, *request_parsing.worker(consumer, worker), beats)
+    return _ok({"removed": removed})
+
+
+def _lease_table(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    request_parsing.worker(consumer, worker)
+    table = leases.lease_table(application, consumer)
+    by_queue: dict[str, dict[str, str]] = {}
+    for (queue, number), holder in table.holders.items():
+        by_queue.setdefault(queue, {})[str(number)] = holder
+    workers = [{"worker": one.id, "beats": one.beats, "seconds": one.seconds} for one in table.workers]
+    return _ok({"workers": workers, "leases": by_queue})
+
+
+def _change_leases(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    named = request_parsing.worker(consumer, worker)
+    given = request_parsing.json_object(request)
+    to_release = request_parsing.partitions(given, "release")
+    to_acquire = request_parsing.partitions(given, "acquire")
+    leases.release(application, *named, to_release)
+    by_queue: dict[str, list[int]] = {}
+    for queue, number in sorted(leases.acquire(application, *named, to_acquire)):
+        by_queue.setdefault(queue, []).append(number)
+    return _ok({"leases": by_queue})
 
 
 def _info(request: HttpRequest, application: str, queue: str) -> HttpResponse:
@@ -240,7 +305,9 @@ def _not_found(request: HttpRequest) -> HttpResponse:
 application_queues = _view(GET=_list, POST=_create)
 queue_messages = _view(GET=_read, POST=_post, PUT=_update, DELETE=_delete)
 single_messages = _view(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
-consumer_positions = _view(GET=_positions, PUT=_set_positions, DELETE=_delete_positions)
+consumer_positions = _view(GET=_positions, POST=_advance_positions, PUT=_set_positions, DELETE=_delete_positions)
+consumer_workers = _view(PUT=_join, POST=_renew, DELETE=_remove_worker)
+consumer_leases = _view(GET=_lease_table, POST=_change_leases)
 queue_info = _view(GET=_info)
 heartbeat = _view(GET=_heartbeat)
 not_found = csrf_exempt(_not_found)

@@ -30,7 +30,7 @@ from django.db import (
 )
 from django.db.backends.utils import CursorWrapper
 
-from guardian_store.ids import TICKS_PER_SECOND, Place, id_of, now, place, random_rests
+from guardian_store.ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, place, random_rests
 from message_store.models import Position, QueueRow
 from message_store.store import (
     MessageStore,
@@ -400,6 +400,27 @@ class DatabaseStore(MessageStore):
             new(StoredMessage, (id_of(ticks, rest + SIGNED_OFFSET), partition, bytes(body), content_type))
             for ticks, rest, body, content_type in found
         ]
+
+    def waiting(
+        self, queue: StoredQueue, starts: Mapping[int, Place | None], *, before: int | None = None
+    ) -> list[int]:
+        places = {partition: start or Place(MIN_TICKS, 0) for partition, start in starts.items()}
+        lines = ", ".join(f"({one:d}, {ticks:d}, {rest - SIGNED_OFFSET:d})" for one, (ticks, rest) in places.items())
+        end = "" if before is None else f"AND ticks < {before:d}"
+        with _cursor() as cursor:
+            # The order and the limit make the database look each partition up in the primary key.
+            cursor.execute(
+                f"""
+                WITH asked (number, since, other) AS (VALUES {lines})
+                SELECT number, (
+                    SELECT 1 FROM message_store_messagerow
+                    WHERE contents = {_CONTENTS_OF_QUEUE} AND partition = number AND (ticks, rest) >= (since, other)
+                    AND expires + 0 > {_dialect().now} {end} ORDER BY ticks, rest LIMIT 1
+                ) FROM asked
+                """,
+                {"queue": queue.key, "now": now()},
+            )
+            return [number for number, found in cursor.fetchall() if found]
 
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
         if not ids:

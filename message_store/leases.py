@@ -1,173 +1,124 @@
-"""Leases in the database, without trust in the clocks of other machines or of the database.
+"""The rows of workers and of their leases on partitions.
 
-A worker counts its heartbeats in its row. Another worker that sees the same count for ``seconds``, by its own clock,
-deletes the row if the count is still the same. Only this frees the leases: a conditional update acquires a lease that
-has no holder, or whose holder has no row. Ids of workers are never reused. So a worker without a row stays dead, and a
-late worker that nobody has deleted still has its leases.
+``guardian_store.leases`` has the protocol: workers find out themselves which others are dead. A lease belongs to a
+worker with a row. Whoever removes the row removes its leases with it.
 """
 
-import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
 
-from django.db import Error, close_old_connections, transaction
-from django.db.models import F, Q, QuerySet
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
+from guardian_store.transport import LeaseTable, WorkerState
 from message_store.models import PartitionLease, Worker
-from message_store.partition_sharing import (
-    Coordination,
-    CoordinationUnavailable,
-    LeasesLost,
-    Partition,
-    Plan,
-    clock,
-    plan_share,
-)
-
-logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 200
 """Leases per statement."""
 
-
-@contextmanager
-def _database() -> Iterator[None]:
-    """Turn database errors into ``CoordinationUnavailable`` and close broken connections."""
-    try:
-        yield
-    except Error as error:
-        with suppress(Error):
-            close_old_connections()
-        raise CoordinationUnavailable(f"the database with the leases failed: {error}") from error
+QueuePartition = tuple[str, int]
+"""The name of a queue and the number of a partition."""
 
 
-class DatabaseLeases(Coordination):
-    """Leases in Django's default database."""
+class NoWorker(Exception):
+    """The worker has no row: it never joined, it left, or another worker removed it."""
 
-    def __init__(self, application: str, consumer: str, seconds: float) -> None:
-        super().__init__(application, consumer, seconds)
-        self._worker_id = uuid.uuid4()
-        # The last count of each worker, and when this worker first saw it.
-        self._heartbeats: dict[uuid.UUID, tuple[int, float]] = {}
-        self._holders: dict[Partition, uuid.UUID | None] = {}
-        self._mine: set[Partition] = set()
-        self._dead: set[uuid.UUID] = set()
-
-    def _join(self) -> None:
-        self._worker_id = uuid.uuid4()
-        with _database():
-            Worker.objects.create(
-                name=self._worker_id, application=self.application, consumer=self.consumer, seconds=self.seconds
-            )
-
-    def _renew(self) -> None:
-        with _database():
-            updated = Worker.objects.filter(name=self._worker_id).update(beat=F("beat") + 1)
-        if not updated:
-            raise LeasesLost("another worker saw no heartbeat of this one and freed its partitions")
-
-    def _leave(self) -> None:
-        try:
-            with _database():
-                Worker.objects.filter(name=self._worker_id).delete()
-        except CoordinationUnavailable as error:
-            logger.warning("Could not release the leases, which expire in %s s: %s", self.seconds, error)
-
-    def plan(self, partitions: Collection[Partition]) -> Plan:
-        """Fetch the workers and leases, and plan this worker's share of these partitions."""
-        with _database():
-            # Fetch the leases first: a holder had its row before its lease, so without a row afterwards it is dead.
-            leases = PartitionLease.objects.filter(application=self.application, consumer=self.consumer)
-            self._holders = {
-                Partition(application, queue, number): holder
-                for application, queue, number, holder in leases.values_list(
-                    "application", "queue", "partition", "holder"
-                )
-            }
-            workers = self._live_workers()
-            self._dead = {holder for holder in self._holders.values() if holder is not None} - set(workers)
-            if self._worker_id not in workers:
-                raise LeasesLost("another worker saw no heartbeat of this one and freed its partitions")
-            self._remove(self._holders.keys() - set(partitions))
-        self._mine = {one for one in partitions if self._holders.get(one) == self._worker_id}
-        planned = plan_share(partitions, workers, self._worker_id, self._holders)
-        return planned._replace(release=[*planned.release, *(self.leased - self._mine)])
-
-    def _live_workers(self) -> list[uuid.UUID]:
-        """Return the live workers in the order of joining, and delete those without a recent heartbeat."""
-        workers = Worker.objects.filter(application=self.application, consumer=self.consumer)
-        rows = list(workers.values_list("name", "beat", "seconds"))
-        now, living, seen = clock(), [], {}
-        for name, beat, seconds in rows:
-            last, since = self._heartbeats.get(name, (beat, now))
-            seen[name] = (beat, since if beat == last else now)
-            silent = now - seen[name][1]
-            if name != self._worker_id and silent > seconds and Worker.objects.filter(name=name, beat=beat).delete()[0]:
-                logger.warning(
-                    "A worker of %r sent no heartbeat for %.1f s. Others get its share.", self.consumer, silent
-                )
-            else:
-                living.append(name)
-        self._heartbeats = seen
-        return living
-
-    def _remove(self, partitions: Collection[Partition]) -> None:
-        """Delete the free leases among those of deleted partitions."""
-        for batch in _batches(partitions):
-            self._leases(batch).filter(self._free()).delete()
-
-    def release(self, partitions: Collection[Partition]) -> None:
-        """Release the leases of these partitions."""
-        self.leased -= set(partitions)
-        self._mine -= set(partitions)
-        with _database():
-            for batch in _batches(partitions):
-                self._leases(batch).filter(holder=self._worker_id).update(holder=None)
-
-    def acquire(self, planned: Plan) -> set[Partition]:
-        """Lease the planned partitions that are still free, and return the newly leased ones."""
-        # _mine may have more than ``leased``: after a lost connection, an update may have worked without an answer.
-        with _database():
-            for batch in _batches(planned.acquire[: planned.max_acquire]):
-                rows = [
-                    PartitionLease(
-                        consumer=self.consumer, application=one.application, queue=one.queue, partition=one.number
-                    )
-                    for one in batch
-                    if one not in self._holders
-                ]
-                PartitionLease.objects.bulk_create(rows, ignore_conflicts=True)
-                with transaction.atomic():
-                    # Skip rows that another worker is acquiring, instead of waiting or deadlocking.
-                    free = self._leases(batch).filter(self._free()).select_for_update(skip_locked=True)
-                    found = {
-                        row: Partition(application, queue, number)
-                        for row, application, queue, number in free.values_list(
-                            "id", "application", "queue", "partition"
-                        )
-                    }
-                    PartitionLease.objects.filter(id__in=found).update(holder=self._worker_id)
-                self._mine.update(found.values())
-        new = self._mine - self.leased
-        self.leased |= new
-        return new
-
-    def _leases(self, partitions: Collection[Partition]) -> QuerySet[PartitionLease]:
-        numbers = defaultdict(list)
-        for application, queue, number in partitions:
-            numbers[application, queue].append(number)
-        these = Q()
-        for (application, queue), some in numbers.items():
-            these |= Q(application=application, queue=queue, partition__in=some)
-        return PartitionLease.objects.filter(these, consumer=self.consumer)
-
-    def _free(self) -> Q:
-        return Q(holder=None) | Q(holder__in=self._dead)
+    def __init__(self) -> None:
+        super().__init__("There is no such worker")
 
 
-def _batches(partitions: Collection[Partition]) -> Iterator[list[Partition]]:
-    ordered = list(partitions)
+def join(application: str, consumer: str, worker: uuid.UUID, seconds: float) -> None:
+    """Add a worker with a new id. Its leases last ``seconds``. An existing worker stays as it is."""
+    row = Worker(name=worker, application=application, consumer=consumer, seconds=seconds)
+    Worker.objects.bulk_create([row], ignore_conflicts=True)
+
+
+def renew(application: str, consumer: str, worker: uuid.UUID) -> None:
+    """Count a heartbeat of a worker.
+
+    Raises:
+        NoWorker: it has no row.
+    """
+    if not _worker(application, consumer, worker).update(beat=F("beat") + 1):
+        raise NoWorker
+
+
+def remove_worker(application: str, consumer: str, worker: uuid.UUID, beats: int | None = None) -> bool:
+    """Remove a worker and its leases. With ``beats``, only if that is still the number of its heartbeats.
+
+    Return whether it was removed.
+    """
+    row = _worker(application, consumer, worker)
+    with transaction.atomic():
+        removed, _ = (row if beats is None else row.filter(beat=beats)).delete()
+        if removed:
+            _leases_of(application, consumer).filter(holder=worker).delete()
+    return bool(removed)
+
+
+def lease_table(application: str, consumer: str) -> LeaseTable:
+    """Return the workers and leases of a consumer."""
+    # Fetch the leases first: a holder had its row before its lease, so without a row afterwards it was removed.
+    leases = _leases_of(application, consumer).exclude(holder=None).values_list("queue", "partition", "holder")
+    holders = {(queue, number): holder.hex for queue, number, holder in leases if holder}
+    workers = Worker.objects.filter(application=application, consumer=consumer)
+    rows = workers.values_list("name", "beat", "seconds")
+    return LeaseTable([WorkerState(name.hex, beats, seconds) for name, beats, seconds in rows], holders)
+
+
+def acquire(
+    application: str, consumer: str, worker: uuid.UUID, partitions: Collection[QueuePartition]
+) -> set[QueuePartition]:
+    """Lease the free ones of these partitions to a worker. Return which of them it has.
+
+    Raises:
+        NoWorker: it has no row.
+    """
+    held: set[QueuePartition] = set()
+    has_row = Exists(Worker.objects.filter(name=OuterRef("holder")))
+    for batch in _batches(partitions):
+        rows = [
+            PartitionLease(application=application, consumer=consumer, queue=queue, partition=number, holder=worker)
+            for queue, number in batch
+        ]
+        with transaction.atomic():
+            # The lock keeps others from removing the worker before the commit, which would leave leases without it.
+            if not list(_worker(application, consumer, worker).select_for_update()):
+                raise NoWorker
+            these = _leases_of(application, consumer).filter(_among(batch))
+            these.filter(Q(holder=None) | ~has_row).delete()  # of workers before an upgrade
+            PartitionLease.objects.bulk_create(rows, ignore_conflicts=True)
+            held.update(these.filter(holder=worker).values_list("queue", "partition"))
+    return held
+
+
+def release(application: str, consumer: str, worker: uuid.UUID, partitions: Collection[QueuePartition]) -> None:
+    """Delete a worker's leases of these partitions."""
+    for batch in _batches(partitions):
+        _leases_of(application, consumer).filter(_among(batch), holder=worker).delete()
+
+
+def _worker(application: str, consumer: str, worker: uuid.UUID) -> QuerySet[Worker]:
+    return Worker.objects.filter(application=application, consumer=consumer, name=worker)
+
+
+def _leases_of(application: str, consumer: str) -> QuerySet[PartitionLease]:
+    return PartitionLease.objects.filter(application=application, consumer=consumer)
+
+
+def _among(partitions: Collection[QueuePartition]) -> Q:
+    numbers = defaultdict(list)
+    for queue, number in partitions:
+        numbers[queue].append(number)
+    these = Q()
+    for queue, some in numbers.items():
+        these |= Q(queue=queue, partition__in=some)
+    return these
+
+
+def _batches(partitions: Collection[QueuePartition]) -> Iterator[list[QueuePartition]]:
+    """Yield batches in one order for all workers, so that two that acquire at once can't deadlock."""
+    ordered = sorted(partitions)
     for begin in range(0, len(ordered), BATCH_SIZE):
         yield ordered[begin : begin + BATCH_SIZE]

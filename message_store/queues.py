@@ -358,6 +358,58 @@ def version_of(positions: Mapping[int, uuid.UUID]) -> str:
     return hashlib.sha256(named.encode()).hexdigest()[:32]
 
 
+def waiting(queue: StoredQueue, positions: Mapping[int, uuid.UUID], partitions: Iterable[int]) -> list[int]:
+    """Return which of these partitions have messages after these positions. The store's delay applies.
+
+    Raises:
+        StoreUnavailable: the store is unreachable.
+    """
+    used = store()
+    starts = {one: ids.place_after(positions[one]) if one in positions else None for one in partitions}
+    return used.waiting(queue, starts, before=visible_before(used)) if starts else []
+
+
+def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -> None:
+    """Move a consumer's positions in these partitions ``from`` one message ``to`` another.
+
+    A position that is no longer at ``from`` (None: no position) stays, whatever happens to the others.
+
+    Raises:
+        Invalid: for the fields ``consumer``, ``positions``, or the given partition.
+        NoQueue: the queue was deleted.
+        StoreUnavailable: the store is unreachable.
+    """
+    _check_consumer(consumer)
+    store().advance_positions(queue, consumer, _by_partition(queue, given, _parse_move))
+
+
+def _parse_move(move: Any) -> tuple[uuid.UUID | None, uuid.UUID]:
+    if not isinstance(move, dict) or move.keys() != {"from", "to"}:
+        raise ValueError("Must be an object with from and to")
+    at = move["from"]
+    return None if at is None else parse_id(at), parse_id(move["to"])
+
+
+def _by_partition(queue: StoredQueue, given: Mapping[str, Any], parse: Callable[[Any], T]) -> dict[int, T]:
+    """Return the parsed values by partition.
+
+    Raises:
+        Invalid: for the fields ``positions``, or the given partition.
+    """
+    errors: dict[str, str] = {} if given else {"positions": REQUIRED}
+    parsed: dict[int, T] = {}
+    for partition, value in given.items():
+        try:
+            parsed[parse_number(partition, 1, queue.partitions)] = parse(value)
+        except ValueError as error:
+            errors[readable(partition[:MAX_NAME_LENGTH])] = str(error)
+            if len(errors) > MAX_PARTITIONS:
+                break
+    if errors:
+        raise Invalid(errors)
+    return parsed
+
+
 def set_positions(
     queue: StoredQueue, consumer: str, given: Mapping[str, Any], versions: Collection[str] | None = None
 ) -> None:
@@ -372,19 +424,7 @@ def set_positions(
         StoreUnavailable: the store is unreachable.
     """
     _check_consumer(consumer)
-    errors: dict[str, str] = {}
-    new: dict[int, uuid.UUID] = {}
-    if not given:
-        errors["positions"] = REQUIRED
-    for partition, message_id in given.items():
-        try:
-            new[parse_number(partition, 1, queue.partitions)] = parse_id(message_id)
-        except ValueError as error:
-            errors[readable(partition[:MAX_NAME_LENGTH])] = str(error)
-            if len(errors) > MAX_PARTITIONS:
-                break
-    if errors:
-        raise Invalid(errors)
+    new = _by_partition(queue, given, parse_id)
     unchanged = None
     if versions is not None:
         unchanged = store().positions(queue, consumer)

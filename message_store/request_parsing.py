@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from io import BytesIO
@@ -16,11 +17,22 @@ from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from core.body_timeout import limit_body_time
-from message_store.queues import MAX_BATCH, REQUIRED, Invalid, MessageInput
+from message_store.queues import (
+    MAX_BATCH,
+    MAX_PARTITIONS,
+    REQUIRED,
+    Invalid,
+    MessageInput,
+    check_name,
+    parse_number,
+)
 from rabbit.names import readable
 
 MAX_FORM_BYTES = 64 * 1024
 """The limit of bodies without messages: forms and positions."""
+
+MAX_LEASE_SECONDS = 3600
+MAX_BEATS = 2**63 - 1
 
 MAX_DISCARDED_BYTES = 8 * 1024 * 1024
 """A body that exceeds its limit by more is refused unread."""
@@ -32,6 +44,7 @@ BASE64 = "base64"
 _CHUNK_BYTES = 64 * 1024
 _FORM = "application/x-www-form-urlencoded"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_WORKER_ID = re.compile(r"[0-9a-f]{32}")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -134,12 +147,81 @@ def positions(request: HttpRequest) -> dict[str, Any]:
     Raises:
         BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
     """
-    if media_type(request) != "application/json":
-        return dict(form(request))
+    return json_object(request) if media_type(request) == "application/json" else dict(form(request))
+
+
+def json_object(request: HttpRequest) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
+    """
     found = _json(body(request, MAX_FORM_BYTES))
     if not isinstance(found, dict):
         raise Invalid({"body": "Must be an object"})
     return found
+
+
+def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
+    """Return a consumer and the id of one of its workers, parsed.
+
+    Raises:
+        Invalid: for the fields ``consumer``, ``worker``.
+    """
+    errors: dict[str, str] = {}
+    try:
+        check_name(consumer)
+    except ValueError as error:
+        errors["consumer"] = str(error)
+    if not _WORKER_ID.fullmatch(worker_id):
+        errors["worker"] = "Must be a UUID in 32 hex digits"
+    if errors:
+        raise Invalid(errors)
+    return consumer, uuid.UUID(worker_id)
+
+
+def lease_seconds(text: str) -> float:
+    """Return the duration of a worker's leases.
+
+    Raises:
+        Invalid: for the field ``seconds``.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= MAX_LEASE_SECONDS:
+        raise Invalid({"seconds": f"Must be a number from 1 to {MAX_LEASE_SECONDS}"})
+    return seconds
+
+
+def beats(text: str | None) -> int | None:
+    """Return the number of a worker's heartbeats, if it is given.
+
+    Raises:
+        Invalid: for the field ``beats``.
+    """
+    try:
+        return parse_number(text, 0, MAX_BEATS) if text else None
+    except ValueError as error:
+        raise Invalid({"beats": str(error)}) from None
+
+
+def partitions(given: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
+    """Return the partitions that a field lists by queue, as in ``{"orders": [1, 2]}``.
+
+    Raises:
+        Invalid: for this field.
+    """
+    by_queue = given.get(field, {})
+    if not isinstance(by_queue, dict) or not all(isinstance(numbers, list) for numbers in by_queue.values()):
+        raise Invalid({field: "Must be an object with a list of partitions for each queue"})
+    try:
+        for queue in by_queue:
+            check_name(queue)
+        return [(queue, parse_number(one, 1, MAX_PARTITIONS)) for queue, some in by_queue.items() for one in some]
+    except ValueError as error:
+        raise Invalid({field: str(error)}) from None
 
 
 def batch(request: HttpRequest) -> tuple[list[MessageInput | None], dict[str, str]]:

@@ -177,6 +177,19 @@ class MessageStore(ABC):
         Reading begins at ``start``, inclusive. Messages at or after the ticks ``before`` are omitted.
         """
 
+    def waiting(
+        self, queue: StoredQueue, starts: Mapping[int, Place | None], *, before: int | None = None
+    ) -> list[int]:
+        """Return the partitions that have a message at or after their start, and before the ticks ``before``.
+
+        Workers call this for their idle partitions all the time, so a store should need one statement for it.
+        """
+        return [
+            partition
+            for partition, start in starts.items()
+            if self.read(queue, partition, start=start, before=before, limit=1)
+        ]
+
     @abstractmethod
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
         """Return the messages with these partitions and ids, in this order, without those that don't exist."""

@@ -673,6 +673,43 @@ def test_the_number_of_statements_does_not_grow_with_the_messages(store, queue):
     assert statements(lambda: store.count(store.queues("app"))) == 2
 
 
+def test_partitions_with_messages_from_a_place_on_are_waiting(store, queue, clock):
+    queue = store.update(queue.application, queue.name, partitions=5)
+    [first] = push(store, queue, "1", partition=2, ttl=10)
+    [second] = push(store, queue, "2", partition=3)
+    push(store, queue, "3", partition=4)
+
+    def waiting(start, **options):
+        return sorted(store.waiting(queue, dict.fromkeys((1, 2, 3, 5), start), **options))
+
+    assert waiting(None) == [2, 3]
+    assert waiting(place(first)) == [2, 3]
+    assert waiting(ids.place_after(first)) == [3]
+    assert waiting(None, before=place(second).ticks) == [2]
+    assert waiting(ids.place_after(second)) == []
+    clock(20)
+    assert waiting(None) == [3]
+
+
+@DATABASE_STORE_ONLY
+def test_one_statement_finds_waiting_partitions_without_sorting(store, queue):
+    push(store, queue, "1")
+    starts = {number: Place(0, 0) for number in range(1, 201)}
+    with CaptureQueriesContext(connection) as captured:
+        assert store.waiting(queue, starts) == [1]
+    (sql,) = [one["sql"] for one in captured]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET enable_seqscan = off")
+            cursor.execute("SET enable_bitmapscan = off")
+        cursor.execute(f"{'EXPLAIN QUERY PLAN' if connection.vendor == 'sqlite' else 'EXPLAIN'} {sql}")
+        plan = "\n".join(str(line) for line in cursor.fetchall())
+    connection.close()
+    assert "(ticks,rest)" in plan.replace(", ", ",")
+    assert "Sort" not in plan
+    assert "TEMP B-TREE" not in plan
+
+
 @DATABASE_STORE_ONLY
 @pytest.mark.parametrize("descending", [False, True])
 def test_reading_uses_the_primary_key_without_sorting(store, queue, descending):

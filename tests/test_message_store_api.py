@@ -342,6 +342,76 @@ def test_positions_of_a_consumer_are_set_and_deleted(shop):
     assert shop.ok("GET", "/three/positions/mail")["positions"] == {}
 
 
+def test_a_position_advances_from_the_named_message_only(shop):
+    first, second, third = (shop.post("/three", x_partition="2") for _ in range(3))
+    path = "/three/positions/mail"
+
+    def advance(**moves):
+        status, data = shop.ask("POST", path, {name[1:]: {"from": at, "to": to} for name, (at, to) in moves.items()})
+        assert status == 200
+        return data["positions"]
+
+    assert advance(p1=(None, first), p2=(None, first)) == {"1": first, "2": first}
+    assert advance(p1=(None, second), p2=(first, second)) == {"1": first, "2": second}
+    assert advance(p1=(third, second)) == {"1": first, "2": second}
+    tag = shop.client.get(f"/v1/shop{path}")["ETag"]
+    assert shop.client.post(f"/v1/shop{path}", {"1": {"from": third, "to": first}}, JSON)["ETag"] == tag
+
+
+def test_positions_name_the_partitions_with_later_messages(shop):
+    path = "/three/positions/mail"
+    assert "waiting" not in shop.ok("GET", path)
+    assert shop.ok("GET", f"{path}?waiting=1,2,3")["waiting"] == []
+    first, second = (shop.post("/three", x_partition="2") for _ in range(2))
+    shop.post("/three", x_partition="3")
+    assert shop.ok("GET", f"{path}?waiting=2,1") == {"status": "ok", "positions": {}, "waiting": [2]}
+    shop.ok("PUT", path, {"2": first})
+    assert shop.ok("GET", f"{path}?waiting=1,2,3")["waiting"] == [2, 3]
+    shop.ok("PUT", path, {"2": second})
+    assert shop.ok("GET", f"{path}?waiting=1,2,3")["waiting"] == [3]
+
+
+ONE, TWO = "1" * 32, "2" * 32
+
+
+def test_a_workers_leases_are_free_once_it_is_removed(shop):
+    def workers(who, method="PUT", query="", body="seconds=15"):
+        return shop.ask(method, f"/consumers/mail/workers/{who}{query}", body)
+
+    def lease(who, **changes):
+        return shop.ask("POST", f"/consumers/mail/leases/{who}", changes)
+
+    gone = (404, {"status": "error", "error_msg": {"worker": "There is no such worker"}})
+    assert workers(ONE, "POST") == lease(ONE, acquire={"one": [1]}) == gone
+    assert workers(ONE)[0] == workers(TWO)[0] == 201
+    assert lease(ONE, acquire={"three": [1, 2], "one": [1]})[1]["leases"] == {"one": [1], "three": [1, 2]}
+    assert lease(TWO, acquire={"three": [1, 2, 3]})[1]["leases"] == {"three": [3]}
+    assert lease(ONE, release={"three": [1, 3]})[0] == 200
+    assert workers(TWO, "POST")[0] == 200
+    assert shop.ok("GET", f"/consumers/mail/leases/{TWO}") == {
+        "status": "ok",
+        "workers": [{"worker": ONE, "beats": 0, "seconds": 15.0}, {"worker": TWO, "beats": 1, "seconds": 15.0}],
+        "leases": {"one": {"1": ONE}, "three": {"2": ONE, "3": TWO}},
+    }
+    assert workers(TWO, "DELETE", "?beats=0")[1]["removed"] is False
+    assert workers(ONE, "DELETE", "?beats=0")[1]["removed"] is True
+    assert workers(ONE, "POST") == gone
+    assert lease(TWO, acquire={"three": [2]})[1]["leases"] == {"three": [2]}
+    assert workers(TWO, "DELETE")[1]["removed"] is True
+    assert workers(TWO, "DELETE")[1]["removed"] is False
+
+
+def test_a_key_reaches_no_worker_of_another_application_or_consumer(shop):
+    assert shop.ask("PUT", f"/consumers/mail/workers/{ONE}", "seconds=15")[0] == 201
+    assert shop.ask("POST", f"/consumers/mail/leases/{ONE}", {"acquire": {"one": [1]}})[0] == 200
+    for program, consumer in ((Program("other"), "mail"), (shop, "other")):
+        path = f"/consumers/{consumer}/workers/{ONE}"
+        program.ask("PUT", path, "seconds=15")
+        assert program.ask("POST", path)[0] == 404
+        assert program.ok("DELETE", path)["removed"] is False
+        assert program.ok("GET", path.replace("workers", "leases"))["leases"] == {}
+
+
 # Invalid requests
 
 BAD_ID = "0" * 32
@@ -440,6 +510,18 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
      {"2": "2 is greater than maximum value 1", "x": '"x" is not a number'}),
     ("PUT", "/one/positions/mail", {"1": 5}, {}, 400, {"1": '"5" is not a message id'}),
     ("GET", f"/one/positions/{'c' * 51}", "", {}, 400, {"consumer": "Longer than maximum length 50"}),
+    ("GET", "/one/positions/mail?waiting=2", "", {}, 400, {"waiting": "2 is greater than maximum value 1"}),
+    ("POST", "/one/positions/mail", {"1": ID}, {}, 400, {"1": "Must be an object with from and to"}),
+    ("POST", "/one/positions/mail", {"1": {"from": None, "to": None}}, {}, 400, {"1": '"None" is not a message id'}),
+    ("POST", "/one/positions/mail", {}, {}, 400, {"positions": "Required"}),
+    ("PUT", "/consumers/c/workers/1", "seconds=15", {}, 400, {"worker": "Must be a UUID in 32 hex digits"}),
+    ("PUT", f"/consumers/c/workers/{ONE}", "seconds=nan", {}, 400, {"seconds": "Must be a number from 1 to 3600"}),
+    ("DELETE", f"/consumers/c/workers/{ONE}?beats=x", "", {}, 400, {"beats": '"x" is not a number'}),
+    ("POST", f"/consumers/{'c' * 51}/workers/{ONE}", "", {}, 400, {"consumer": "Longer than maximum length 50"}),
+    ("POST", f"/consumers/c/leases/{ONE}", {"acquire": {"one": 1}}, {}, 400,
+     {"acquire": "Must be an object with a list of partitions for each queue"}),
+    ("POST", f"/consumers/c/leases/{ONE}", {"release": {"one": [201]}}, {}, 400,
+     {"release": "201 is greater than maximum value 200"}),
     ("GET", "/none", "", {}, 404, {"queue_name": "There is no such queue"}),
     ("POST", f"/{'blip' * 30}", "x", {}, 404, {"queue_name": "There is no such queue"}),
     ("GET", "/a%00b", "", {}, 404, {"queue_name": "There is no such queue"}),
@@ -699,12 +781,20 @@ CALLS = {
     "positions": ("GET", "/q/positions/c", ""),
     "set positions": ("PUT", "/q/positions/c", f"1={ID}"),
     "forget positions": ("DELETE", "/q/positions/c", ""),
+    "advance positions": ("POST", "/q/positions/c", {"1": {"from": None, "to": ID}}),
     "delete": ("DELETE", f"/q/{ID}", ""),
     "remove": ("DELETE", "/q", ""),
 }
-OWN = {"list", "create", "change", "remove", "post", "overwrite", "positions", "set positions", "forget positions"}
+LEASE_CALLS = {
+    "join": ("PUT", f"/consumers/c/workers/{ONE}", "seconds=15"),
+    "renew": ("POST", f"/consumers/c/workers/{ONE}", ""),
+    "leases": ("GET", f"/consumers/c/leases/{ONE}", ""),
+    "lease": ("POST", f"/consumers/c/leases/{ONE}", {"acquire": {"q": [1]}}),
+    "leave": ("DELETE", f"/consumers/c/workers/{ONE}", ""),
+}
+POSITIONS = {"positions", "set positions", "advance positions", "forget positions"}
+OWN = {"list", "create", "change", "remove", "post", "overwrite"} | POSITIONS | set(LEASE_CALLS)
 READS, DELETES = {"read", "read ids", "info"}, {"delete"}
-POSITIONS = {"positions", "set positions", "forget positions"}
 NAMED = READS | DELETES | POSITIONS
 ACCESS = [
     # type, principals, the calls each caller may make; a caller without an entry may make none
@@ -745,7 +835,7 @@ def test_each_caller_may_make_only_the_calls_of_the_table(program, type_, named,
     for who, authorization in callers.items():
         caller = Program("shop", authorization)
         may = allowed.get(who, set())
-        for call, (method, path, body) in CALLS.items():
+        for call, (method, path, body) in {**CALLS, **LEASE_CALLS}.items():
             status, data = caller.ask(method, path, body)
             if call in may:
                 assert status < 300, (who, call, data)
@@ -922,8 +1012,9 @@ STATEMENTS = [
     ("GET", f"/one/{ID}", ""),
     ("GET", "?details=1&include_count=1", ""),
     ("GET", "/one/positions/c", ""),
+    ("GET", "/one/positions/c?waiting=1", ""),
 ]
-MOST_STATEMENTS = {"sqlite": [9, 9, 3, 4, 3, 3, 3], "postgresql": [6, 6, 3, 4, 3, 3, 3]}
+MOST_STATEMENTS = {"sqlite": [9, 9, 3, 4, 3, 3, 3, 4], "postgresql": [6, 6, 3, 4, 3, 3, 3, 4]}
 
 
 def test_a_request_takes_few_statements(db):

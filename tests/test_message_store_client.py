@@ -285,7 +285,8 @@ def test_a_truncated_or_foreign_answer_is_an_error(client, live_server, key):
             (http_answer("200 OK", b"<html>"), ClientError),
             (http_answer("200 OK", b"[]"), ClientError),
             (http_answer("301 Moved", b"", "Location: https://elsewhere.example.org/"), ClientError),
-            (http_answer("500 Error", b'{"error_msg": "odd"}'), ClientError),
+            (http_answer("500 Error", b'{"error_msg": "odd"}'), Unavailable),
+            (http_answer("429 Too Many Requests", b"<html>"), Unavailable),
         ):
             proxy.answer(answer)  # the proxy answers requests of one packet only
             with pytest.raises(ClientError) as raised, proxied_client() as odd:

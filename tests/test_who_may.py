@@ -363,7 +363,13 @@ TABLE: dict[str, dict[str, str]] = {
     "v1/<str:application>": dict.fromkeys(("get", "post"), "403 403 403 403 403 403"),
     "v1/<str:application>/<str:queue>": dict.fromkeys(("get", "post", "put", "delete"), "403 403 403 403 403 403"),
     "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(
-        ("get", "put", "delete"), "403 403 403 403 403 403"
+        ("get", "post", "put", "delete"), "403 403 403 403 403 403"
+    ),
+    "v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>": dict.fromkeys(
+        ("put", "post", "delete"), "403 403 403 403 403 403"
+    ),
+    "v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>": dict.fromkeys(
+        ("get", "post"), "403 403 403 403 403 403"
     ),
     "v1/<str:application>/<str:queue>/info": {"get": "403 403 403 403 403 403"},
     "__heartbeat__": {"get": "200 200 200 200 200 200"},
@@ -456,7 +462,11 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/event-subscription-queues/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
     "v1/<str:application>": {"get": "all", "post": "all"},
     "v1/<str:application>/<str:queue>": {"get": "all", "post": "all", "put": "all", "delete": "all"},
-    "v1/<str:application>/<str:queue>/positions/<str:consumer>": {"get": "all", "put": "all", "delete": "all"},
+    "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(("get", "post", "put", "delete"), "all"),
+    "v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>": dict.fromkeys(
+        ("put", "post", "delete"), "all"
+    ),
+    "v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>": dict.fromkeys(("get", "post"), "all"),
     "v1/<str:application>/<str:queue>/info": {"get": "all"},
     "v1/<str:application>/<str:queue>/<str:message_ids>": {"get": "all", "put": "all", "delete": "all"},
     "metrics": {"get": "all"},
@@ -474,6 +484,7 @@ BY_TOKEN: dict[tuple[str, str], str] = {
     ("api/event-subscriptions/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
     ("v1/<str:application>/<str:queue>", "get"): "401 403 200 403 403 403",
     ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "post"): "401 403 400 403 403 403",
     ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "put"): "401 403 400 403 403 403",
     ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "delete"): "401 403 200 403 403 403",
     ("v1/<str:application>/<str:queue>/info", "get"): "401 403 200 403 403 403",
@@ -691,7 +702,7 @@ class World:
             ("<str:replay_uuid>", self.replay.uuid), ("<uuid:replay_uuid>", self.replay.uuid),
             ("<int:position>", 1), ("<str:token>", token),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
-            ("<str:message_ids>", "00000000000010008000000000000000"),
+            ("<str:message_ids>", "00000000000010008000000000000000"), ("<str:worker>", "0" * 32),
             ("<slug:name>", "owners"), ("<str:name>", "shop.py"),
         ):  # fmt: skip
             route = route.replace(placeholder, str(value))

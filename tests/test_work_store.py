@@ -6,12 +6,15 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
+import uuid
 from argparse import ArgumentParser
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,25 +25,39 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from kazoo.exceptions import ConnectionLoss
 
-from guardian_store import ids
-from message_store import leases, partition_sharing, queues, worker, zookeeper
+from guardian_store import (
+    Denied,
+    HTTPTransport,
+    Leases,
+    Partition,
+    Pinned,
+    RetryLater,
+    Worker,
+    keep_failure,
+    leases,
+    partition_sharing,
+    worker,
+    zookeeper,
+)
+from guardian_store.leases import StoreLeases
+from guardian_store.partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
+from guardian_store.zookeeper import ZooKeeperLeases
+from message_store import applications, queues
 from message_store.database import DatabaseStore
-from message_store.leases import DatabaseLeases
 from message_store.management.commands.work_store import Command
-from message_store.models import Application, PartitionLease
+from message_store.models import Application, ApplicationKey, PartitionLease
 from message_store.models import Worker as WorkerRow
-from message_store.partition_sharing import CoordinationUnavailable, LeasesLost, Partition, Plan, plan_share
 from message_store.queues import MessageInput, MessageRef
 from message_store.store import STORES, StoreUnavailable, store
-from message_store.worker import Worker, keep_failure
-from message_store.zookeeper import ZooKeeperLeases
+from message_store.worker import StoreTransport
 from tests.proxy import Proxy
+from tests.served import serving
 from tests.toolbox import wait_until
 from tools.processes import StartError
 from tools.zookeeper import PrivateZooKeeper
 
 PROJECT = Path(__file__).resolve().parent.parent
-PARTITIONS = [Partition("shop", "orders", number) for number in range(1, 7)]
+PARTITIONS = [Partition("default", "orders", number) for number in range(1, 7)]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +71,7 @@ def private_zookeeper():
 
 def distribute(count, workers, holders):
     """Let each worker follow its plans until nothing changes; return the holder of each partition."""
-    partitions = [Partition("shop", f"queue {number % 7}", number) for number in range(count)]
+    partitions = [Partition("default", f"queue {number % 7}", number) for number in range(count)]
     holders = dict(holders)
     for _ in range(2 * len(workers) + 2):
         idle = True
@@ -89,21 +106,41 @@ def test_shares_are_even_and_partitions_move_only_if_needed(count, number, data)
         assert {before[one] for one in before if after[one] != before[one]} <= {gone}
 
 
-# Leases in the database and in ZooKeeper
+# Leases in the database, over HTTP and in ZooKeeper
 
 
-@pytest.fixture(params=["database", "zookeeper"])
+@pytest.fixture
+def over_http(live_server):
+    """Return a function that returns a transport with a new key of an application."""
+    with ExitStack() as at_end:
+
+        def make(application="shop", **options):
+            _, key = applications.create_key(applications.create_application(application))
+            transport = HTTPTransport(live_server.url, application, key=key, **options)
+            at_end.callback(transport.close)
+            return transport
+
+        yield make
+
+
+def database_leases(seconds=10):
+    return StoreLeases(StoreTransport("shop"), "mailer", seconds)
+
+
+@pytest.fixture(params=["database", "http", "zookeeper"])
 def coordination(request, transactional_db):
     """Return a function that creates a worker's leases."""
-    made = []
-    if request.param == "zookeeper":
-        hosts = request.getfixturevalue("private_zookeeper").hosts
+    made, consumer = [], f"c,%/{request.node.name}".replace("/", "ö")[:50]
+    over_http = request.getfixturevalue("over_http") if request.param == "http" else None
 
-    def make(application="shop", seconds=600, consumer=f"mailer/{request.node.name}"[-50:]):
+    def make(application="shop", seconds=600):
         if request.param == "database":
-            made.append(DatabaseLeases(application, consumer, seconds))
+            made.append(StoreLeases(StoreTransport(application), consumer, seconds))
+        elif request.param == "http":
+            made.append(StoreLeases(over_http(application), consumer, seconds))
         else:
-            made.append(ZooKeeperLeases(application, consumer, seconds, hosts))
+            hosts = request.getfixturevalue("private_zookeeper").hosts
+            made.append(ZooKeeperLeases("default", application, consumer, seconds, hosts))
         made[-1].join()
         return made[-1]
 
@@ -135,8 +172,8 @@ def test_a_partition_has_one_worker_and_moves_when_released(coordination):
 
 
 def test_workers_of_another_application_have_separate_shares(coordination):
-    odd = [Partition("a,b/c.%", "ö\n'\"{}", number) for number in (199, 200)]
-    shop, other = coordination(), coordination("a,b/c.%")
+    odd = [Partition("default", "ö,'\"{}%", number) for number in (199, 200)]
+    shop, other = coordination(), coordination("other")
     assert take_shares([shop]) == [6]
     assert take_shares([other], odd) == [2]
     assert take_shares([shop]) == [6]
@@ -178,14 +215,14 @@ def test_a_late_worker_keeps_leases_that_nobody_acquired(transactional_db, monke
     now = 1000.0
     for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: now)
-    first = DatabaseLeases("shop", "mailer", 10)
+    first = database_leases()
     first.join()
     take_shares([first])
     now += 9
     assert not first.leases_valid
     first.renew()
     assert first.leases_valid
-    second = DatabaseLeases("shop", "mailer", 10)
+    second = database_leases()
     second.join()
     second.plan(PARTITIONS)
     now += 3600  # for both: the second worker was stopped too
@@ -198,11 +235,25 @@ def test_a_late_worker_keeps_leases_that_nobody_acquired(transactional_db, monke
     assert len(second.acquire(planned)) == 6
     with pytest.raises(LeasesLost):
         first.renew()
+    with pytest.raises(LeasesLost):  # nobody would ever release what it leases now
+        first.acquire(Plan([], PARTITIONS, 6))
+
+
+@pytest.mark.parametrize("left", ["without a holder", "by a worker without a row"])
+def test_leases_from_before_an_upgrade_are_free(transactional_db, left):
+    holder = None if left == "without a holder" else uuid.uuid4()
+    for one in PARTITIONS:
+        PartitionLease.objects.create(
+            application="shop", consumer="mailer", queue=one.queue, partition=one.number, holder=holder
+        )
+    one = database_leases()
+    one.join()
+    assert take_shares([one]) == [6]
 
 
 def test_the_statements_of_database_leases_do_not_grow(transactional_db, django_assert_max_num_queries):
-    many = [Partition("shop", f"queue {number}", 1) for number in range(150)]
-    first = DatabaseLeases("shop", "mailer", 10)
+    many = [Partition("default", f"queue {number}", 1) for number in range(150)]
+    first = database_leases()
     first.join()
     with django_assert_max_num_queries(9):
         assert take_shares([first], many, rounds=1) == [150]
@@ -218,7 +269,7 @@ def test_a_late_answer_about_leases_is_ignored(transactional_db, monkeypatch, be
     now = 1000.0
     for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: now)
-    one = DatabaseLeases("shop", "mailer", 10)
+    one = database_leases()
     one.join()
     keep = one._renew
 
@@ -238,7 +289,7 @@ def test_a_late_answer_about_leases_is_ignored(transactional_db, monkeypatch, be
 
 def test_a_new_session_releases_no_leases_of_others(private_zookeeper):
     """After an expired session, kazoo continues with a new one."""
-    first, second = (ZooKeeperLeases("shop", "late", 60, private_zookeeper.hosts) for _ in range(2))
+    first, second = (ZooKeeperLeases("default", "shop", "late", 60, private_zookeeper.hosts) for _ in range(2))
     first.join()
     try:
         take_shares([first])
@@ -262,7 +313,7 @@ def test_a_new_session_releases_no_leases_of_others(private_zookeeper):
 
 def test_renewing_a_lease_asks_the_leader(private_zookeeper, monkeypatch):
     """The connected server may be cut off from the other servers without knowing it."""
-    one = ZooKeeperLeases("shop", "led", 60, private_zookeeper.hosts)
+    one = ZooKeeperLeases("default", "shop", "led", 60, private_zookeeper.hosts)
     one.join()
     one.renew()
     asked = one._client.handler.async_result()
@@ -277,7 +328,7 @@ def test_an_unavailable_database_is_reported_by_leases(transactional_db):
     def fail(*_):
         raise OperationalError("no route to host")
 
-    first = DatabaseLeases("shop", "mailer", 10)
+    first = database_leases()
     first.join()
     with connection.execute_wrapper(fail):
         for ask in (first.renew, lambda: first.plan(PARTITIONS), first.join):
@@ -288,7 +339,7 @@ def test_an_unavailable_database_is_reported_by_leases(transactional_db):
 
 def test_leases_last_as_long_as_the_negotiated_session(private_zookeeper):
     for asked, agreed in ((60, 4), (2, 2)):
-        one = ZooKeeperLeases("shop", "mailer", asked, private_zookeeper.hosts)
+        one = ZooKeeperLeases("default", "shop", "mailer", asked, private_zookeeper.hosts)
         one.join()
         assert one.seconds == pytest.approx(agreed, abs=0.01)
         one.leave()
@@ -296,7 +347,7 @@ def test_leases_last_as_long_as_the_negotiated_session(private_zookeeper):
 
 def test_an_unavailable_zookeeper_is_reported_in_time(monkeypatch):
     monkeypatch.setattr(zookeeper, "MAX_JOIN_SECONDS", 0.5)
-    one = ZooKeeperLeases("shop", "mailer", 3600, "127.0.0.1:1")
+    one = ZooKeeperLeases("default", "shop", "mailer", 3600, "127.0.0.1:1")
     with pytest.raises(CoordinationUnavailable):
         one.join()
     with pytest.raises(LeasesLost):
@@ -317,6 +368,12 @@ def database_store(transactional_db, settings):
     settings.ZOOKEEPER_HOSTS = ""
 
 
+@pytest.fixture(params=["in process", "http"])
+def transport(request, database_store):
+    """Return a worker's access to the store."""
+    return request.getfixturevalue("over_http")() if request.param == "http" else StoreTransport("shop")
+
+
 def post(queue, *bodies, partition=1):
     return [
         one.id for one in queues.post_all(queue, [MessageInput(str(body).encode(), None, partition) for body in bodies])
@@ -332,15 +389,16 @@ class RecordingJob:
 
     def __call__(self, message, context):
         self.messages.append(message)
-        if message.body.decode() in self.bad:
-            raise LookupError(f"there is no {message.body.decode()}")
+        if message.text in self.bad:
+            raise LookupError(f"there is no {message.text}")
 
     def bodies(self, partition=None):
-        return [one.body.decode() for one in self.messages if partition in (None, one.partition)]
+        return [one.text for one in self.messages if partition in (None, one.partition)]
 
 
-def new_worker(job, consumer="mailer", **options):
-    return Worker(consumer, job, application="shop", **{"refresh_seconds": 0.05, "lease_seconds": 600, **options})
+def new_worker(job, *transports, consumer="mailer", **options):
+    given = {"refresh_seconds": 0.05, "sharing": Leases(600), **options}
+    return Worker(consumer, job, *transports or [StoreTransport("shop")], **given)
 
 
 @contextmanager
@@ -371,25 +429,23 @@ def run_workers(*workers):
         raise raised[0]
 
 
-def test_messages_are_handled_in_order_and_positions_recorded_at_the_end(database_store):
+def test_messages_are_handled_in_order_and_positions_recorded_at_the_end(transport):
     queue = queues.create("shop", "orders", partitions=2)
     last = [post(queue, *range(250), partition=number)[-1] for number in (1, 2)]
     job = RecordingJob()
-    with run_workers(new_worker(job)):
+    with run_workers(new_worker(job, transport)):
         wait_until(lambda: len(job.messages) == 500)
     for number in (1, 2):
         assert job.bodies(number) == [str(body) for body in range(250)]
     assert queues.positions(queue, "mailer") == {1: last[0], 2: last[1]}
-    post(queue, "new")
+    [new] = post(queue, "new")
     again = RecordingJob()
-    with run_workers(new_worker(again)):
+    with run_workers(new_worker(again, transport)):
         wait_until(lambda: again.messages)
-    [message] = again.messages
-    assert (message.body, message.queue, message.partition) == (b"new", "orders", 1)
-    assert message.timestamp == ids.timestamp(message.id)
+    assert again.messages == [(new.hex, "orders", 1, b"new", "", "default")]
 
 
-def test_job_and_failure_handler_get_the_context(database_store):
+def test_job_and_failure_handler_get_the_context(transport):
     queue = queues.create("shop", "orders")
     post(queue, "good", "bad")
     seen = []
@@ -408,7 +464,7 @@ def test_job_and_failure_handler_get_the_context(database_store):
     def failure(message, context, queue, exception):
         seen.append(("failure", message.body, context, queue.name, str(exception)))
 
-    with run_workers(new_worker(job, context=context, failure=failure)):
+    with run_workers(new_worker(job, transport, context=context, failure=failure)):
         wait_until(lambda: len(seen) == 4)
     assert seen == [
         "begin",
@@ -430,9 +486,10 @@ def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog
     assert record.exc_info
 
 
-def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(database_store, monkeypatch):
+def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monkeypatch):
     orders = queues.create("shop", "orders")
     queues.post(orders, MessageInput(b"\xff\x00", content_type="image/png"))
+    queues.post(orders, MessageInput(b'{"messages": []}', content_type="application/json; charset=utf-8"))
     post(orders, "bad")
     job, ttls = RecordingJob("bad"), []
     push = type(store()).push
@@ -444,30 +501,43 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(database_store,
         job.messages.append(message)
         raise LookupError("no")
 
-    with run_workers(new_worker(undecodable, failure=keep_failure)):
-        wait_until(lambda: len(job.messages) == 2)
+    with run_workers(new_worker(undecodable, transport, failure=keep_failure)):
+        wait_until(lambda: len(job.messages) == 3)
         wait_until(lambda: len(queues.queues("shop")) == 2)
         post(orders, "more")
-        wait_until(lambda: len(job.messages) == 3)
+        wait_until(lambda: len(job.messages) == 4)
     kept = list(queues.read(queues.find("shop", "errors")))
-    assert [(one.body, one.content_type) for one in kept] == [(b"\xff\x00", "image/png"), (b"bad", ""), (b"more", "")]
+    assert [(one.body, one.content_type) for one in kept] == [
+        (b"\xff\x00", "image/png"),
+        (b'{"messages": []}', "application/json; charset=utf-8"),
+        (b"bad", ""),
+        (b"more", ""),
+    ]
     assert set(ttls) - {queues.DEFAULT_TTL_SECONDS} == {30 * 24 * 3600}
     assert {one.queue for one in job.messages} == {"orders"}
 
 
-def test_a_message_is_handled_again_if_its_failure_was_not_stored(database_store):
-    queue = queues.create("shop", "orders")
-    post(queue, "1", "bad", "3")
-    job, failures = RecordingJob("bad"), []
+@pytest.mark.parametrize("by", ["the job", "the failure handler"])
+def test_a_message_is_handled_again_after_retry_later(database_store, by):
+    post(queues.create("shop", "orders"), "1", "bad", "3")
+    handled, waits = [], []
 
-    def failure(*_):
-        failures.append(len(job.messages))
-        if len(failures) < 3:
-            raise StoreUnavailable("away")
+    def retry(which):
+        if which == by and len(waits) < 2:
+            waits.append(one._deployments[0]._failures)
+            raise RetryLater("the mail server is down")
 
-    with run_workers(new_worker(job, failure=failure)):
-        wait_until(lambda: "3" in job.bodies())
-    assert job.bodies() == ["1", "bad", "bad", "bad", "3"]
+    def job(message, context):
+        handled.append(message.text)
+        if message.text == "bad":
+            retry("the job")
+            raise LookupError
+
+    one = new_worker(job, failure=lambda *_: retry("the failure handler"))
+    with run_workers(one):
+        wait_until(lambda: "3" in handled)
+    assert handled == ["1", "bad", "bad", "bad", "3"]
+    assert waits == [0, 1]  # it waits longer each time
 
 
 def test_a_failing_failure_handler_ends_the_worker(database_store):
@@ -499,7 +569,7 @@ def test_an_error_while_recording_positions_releases_the_leases(database_store, 
         raise ZeroDivisionError
 
     monkeypatch.setattr(type(store()), "advance_positions", fail)
-    one = new_worker(lambda *_: one.stop(), "thorough")
+    one = new_worker(lambda *_: one.stop(), consumer="thorough")
     with pytest.raises(ZeroDivisionError):
         one.run()
     assert not WorkerRow.objects.exists()
@@ -515,41 +585,25 @@ def test_a_worker_that_keeps_losing_leases_backs_off(database_store, monkeypatch
 
     def wait(seconds):
         waits.append(seconds)
+        one._deployments[0]._resume_at = 0.0
         if len(waits) == 9:
             one.stop()
 
-    monkeypatch.setattr(DatabaseLeases, "acquire", lose)
+    monkeypatch.setattr(StoreLeases, "acquire", lose)
     one = new_worker(RecordingJob())
     monkeypatch.setattr(one, "_wait", wait)
     one.run()
-    assert all(full / 2 <= wait <= full for full, wait in zip([0.05 * 2**n for n in range(8)], waits, strict=False))
-    assert 5 <= waits[8] <= 10
-
-
-def test_a_refresh_reads_the_positions_of_some_queues_in_turn(database_store, monkeypatch):
-    monkeypatch.setattr(worker, "QUEUES_PER_POSITION_REFRESH", 3)
-    for number in range(7):
-        queues.create("shop", f"q{number}", partitions=2)
-    one, read = new_worker(RecordingJob()), []
-    positions = type(store()).positions
-    monkeypatch.setattr(
-        type(store()), "positions", lambda self, queue, *rest: read.append(queue.name) or positions(self, queue, *rest)
+    assert all(
+        full / 2 - 0.02 <= wait <= full for full, wait in zip([0.05 * 2**n for n in range(8)], waits, strict=False)
     )
-    one._coordination.join()
-    one._refresh()
-    assert sorted(read) == [f"q{number}" for number in range(7)]  # all new queues
-    del read[:]
-    for _ in range(3):
-        one._refresh()
-    assert Counter(read) == {f"q{number}": 2 if number in (3, 4) else 1 for number in range(7)}
-    one._coordination.leave()
+    assert 4.98 <= waits[8] <= 10
 
 
-def test_workers_share_new_queues_partitions_and_workers(database_store):
-    """Leases last ten minutes, so partitions move only by release."""
+def test_workers_share_new_queues_partitions_and_workers(transport):
+    """Leases last ten minutes, so partitions move only by release. The second worker is in this process."""
     orders = queues.create("shop", "orders", partitions=4)
     jobs = [RecordingJob(), RecordingJob()]
-    first, second = (new_worker(job) for job in jobs)
+    first, second = new_worker(jobs[0], transport), new_worker(jobs[1])
 
     def all_done():
         return sorted(one.body for job in jobs for one in job.messages)
@@ -590,12 +644,12 @@ def test_workers_share_new_queues_partitions_and_workers(database_store):
     ],
     ids=["back", "unchanged", "removed"],
 )
-def test_a_worker_continues_from_a_position_set_meanwhile(database_store, monkeypatch, new_position, expected):
+def test_a_worker_continues_from_a_position_set_meanwhile(transport, monkeypatch, new_position, expected):
     monkeypatch.setattr(worker, "RECORD_INTERVAL_SECONDS", 0.05)
     queue = queues.create("shop", "orders")
     given = post(queue, *range(10))
     job = RecordingJob()
-    with run_workers(new_worker(job)):
+    with run_workers(new_worker(job, transport)):
         wait_until(lambda: queues.positions(queue, "mailer").get(1) == given[-1])
         if (at := new_position(given)) is None:
             queues.delete_positions(queue, "mailer")
@@ -616,7 +670,7 @@ def test_messages_before_a_position_set_forward_are_skipped(database_store):
         seen.append(message.body.decode())
         if message.body == b"3":
             queues.set_positions(queue, "mailer", {"1": given[40].hex})
-            wait_until(lambda: partition_sharing.clock() > one._refresh_at)  # the next refresh is due
+            wait_until(lambda: partition_sharing.clock() > one._deployments[0]._record_at)  # positions are due
 
     one = new_worker(job)
     with run_workers(one):
@@ -641,52 +695,146 @@ class Fragile(DatabaseStore):
     away = False
     delay = 0
 
-    def read(self, *args, **options):
+    def positions(self, *args):
         if Fragile.away:
             raise StoreUnavailable("no route to host")
-        return super().read(*args, **options)
+        return super().positions(*args)
 
 
 def test_a_worker_waits_for_an_unavailable_store_and_its_delay(transactional_db, settings, caplog, monkeypatch):
     monkeypatch.setitem(STORES, "fragile", f"{__name__}.Fragile")
     settings.MESSAGE_STORE = "fragile"
     settings.ZOOKEEPER_HOSTS = ""
-    monkeypatch.setattr(worker, "MAX_POLL_SECONDS", 0.1)
     queue = queues.create("shop", "orders")
     job = RecordingJob()
     monkeypatch.setattr(Fragile, "away", True)
     monkeypatch.setattr(Fragile, "delay", 3600)
     post(queue, "1")
     one = new_worker(job)
+    [deployment] = one._deployments
     with run_workers(one):
-        wait_until(lambda: one._failures > 2)
-        assert one.partitions == [Partition("shop", "orders", 1)]
+        wait_until(lambda: deployment._failures > 2)
         Fragile.away = False
-        wait_until(lambda: not one._failures)
-        wait_until(lambda: one._leased[one.partitions[0]].wait == 0.1)
+        wait_until(lambda: not deployment._failures)
+        wait_until(lambda: one.partitions == [Partition("default", "orders", 1)])
+        wait_until(lambda: deployment._polls["orders"].wait > worker.MAX_POLL_SECONDS / 5)
         assert job.messages == []
         Fragile.delay = 0
         wait_until(lambda: job.messages)
     assert [record.getMessage() for record in caplog.records if record.name == worker.__name__] == [
-        "The worker waits: no route to host",
+        "The worker waits: storage: no route to host",
         "The worker continues.",
     ]
 
 
-def test_an_idle_worker_doubles_its_wait_up_to_a_limit(database_store):
-    queue = queues.create("shop", "orders")
-    one = new_worker(RecordingJob())
-    held = worker._LeasedPartition(queue, 1, None, None)
+@pytest.mark.parametrize(
+    ("queue_count", "expected"), [(1, [0.25, 0.5, 1, 2, 2]), (4, [1, 2, 2, 2, 2]), (40, [10, 10, 10, 10, 10])]
+)
+def test_the_interval_of_polls_doubles_and_grows_with_the_number_of_queues(queue_count, expected):
+    [deployment] = new_worker(RecordingJob())._deployments
+    poll = worker._Poll()
+    deployment._polls = dict.fromkeys(range(queue_count), poll)
     waits = []
-    for number in range(11):
-        if number == 9:
-            one._leased = dict.fromkeys(range(2000), held)  # many partitions are read less often
+    for _ in expected:
         now = partition_sharing.clock()
-        assert not one._handle_batch(PARTITIONS[0], held, None)
-        assert held.wait / 2 <= held.due - now
-        assert held.due - partition_sharing.clock() <= held.wait
-        waits.append(held.wait)
-    assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2, 4, 4])
+        deployment._postpone(poll)
+        assert 0.75 * poll.wait <= poll.due - now
+        assert poll.due - partition_sharing.clock() <= 1.25 * poll.wait
+        waits.append(poll.wait)
+    assert waits == expected
+
+
+def test_idle_partitions_cost_a_few_requests_a_second(database_store, over_http):
+    for number in range(3):
+        queues.create("shop", f"queue {number}", partitions=200)
+    transport, requests = over_http(), []
+    request = transport.client.request
+    transport.client.request = lambda *names, **options: requests.append(names) or request(*names, **options)
+    one = new_worker(RecordingJob(), transport, refresh_seconds=worker.REFRESH_SECONDS)
+    with run_workers(one):
+        wait_until(lambda: len(one.partitions) == 600)
+        begun, before = time.monotonic(), len(requests)
+        time.sleep(2)
+        assert len(requests) - before <= 8 * (time.monotonic() - begun)
+
+
+def test_a_message_in_one_of_many_idle_partitions_is_handled_soon(transport):
+    queue = queues.create("shop", "orders", partitions=200)
+    job = RecordingJob()
+    one = new_worker(job, transport)
+    with run_workers(one):
+        wait_until(lambda: len(one.partitions) == 200)
+        post(queue, "1", partition=150)
+        wait_until(lambda: job.messages, seconds=5)
+
+
+def test_pinned_partitions_are_handled_without_leases(transport):
+    queue = queues.create("shop", "orders", partitions=3)
+    queues.create("shop", "other")
+    given = {number: post(queue, number, partition=number)[0] for number in (1, 2, 3)}
+    pinned = Pinned([Partition("default", "orders", 2), Partition("default", "orders", 3), PARTITIONS[5]])
+    job = RecordingJob()
+    with run_workers(new_worker(job, transport, sharing=pinned)):
+        wait_until(lambda: len(job.messages) == 2)
+        assert not WorkerRow.objects.exists()
+    assert sorted(job.bodies()) == ["2", "3"]
+    assert queues.positions(queue, "mailer") == {2: given[2], 3: given[3]}
+
+
+def test_two_workers_with_the_same_pinned_partition_never_move_its_position_back(database_store):
+    """Case A9."""
+    queue = queues.create("shop", "orders")
+    given = post(queue, *range(10))
+    begun, goes_on = threading.Event(), threading.Event()
+    seen = []
+
+    def slow(message, context):
+        begun.set()
+        goes_on.wait(30)
+
+    late = new_worker(slow, sharing=Pinned(PARTITIONS[:1]))
+    with run_workers(late):
+        begun.wait(30)
+        with run_workers(new_worker(lambda message, _: seen.append(message.id), sharing=Pinned(PARTITIONS[:1]))):
+            wait_until(lambda: len(seen) == 10)
+        assert queues.positions(queue, "mailer") == {1: given[-1]}
+        late.stop()
+        goes_on.set()
+    assert queues.positions(queue, "mailer") == {1: given[-1]}
+
+
+def test_a_worker_reads_several_deployments_though_one_is_down(database_store, live_server, over_http):
+    """Two applications stand for two deployments."""
+    messages = {}
+    for name in ("shop", "market"):
+        queues.create(name, "orders")
+        messages[name] = queues.post(queues.find(name, "orders"), MessageInput(name.encode()))
+    job = RecordingJob()
+    with Proxy.before(live_server.url) as proxy:
+        market = over_http("market", deployment="market", timeout=1)
+        down = HTTPTransport(proxy.url(live_server.url), "shop", key="x", deployment="down", timeout=1)
+        proxy.close_next(10**6)
+        with run_workers(new_worker(job, down, market, over_http(deployment="shop"))):
+            wait_until(lambda: len(job.messages) == 2)
+    assert {(one.deployment, one.queue, one.text) for one in job.messages} == {
+        ("shop", "orders", "shop"),
+        ("market", "orders", "market"),
+    }
+    for name, last in messages.items():
+        assert queues.positions(queues.find(name, "orders"), "mailer") == {1: last.id}
+
+
+def test_deployments_of_a_worker_have_different_names():
+    for transports in ([], [StoreTransport("shop"), StoreTransport("market")]):
+        with pytest.raises(ValueError, match="different deployments"):
+            Worker("mailer", print, *transports)
+
+
+def test_a_revoked_key_ends_the_worker(database_store, over_http):
+    post(queues.create("shop", "orders"), "1")
+    one = new_worker(lambda *_: ApplicationKey.objects.all().delete(), over_http())
+    with pytest.raises(Denied):
+        one.run()
 
 
 # The command
@@ -703,6 +851,7 @@ def test_an_idle_worker_doubles_its_wait_up_to_a_limit(database_store):
         (["tests.working:handle", "--batch", "0"], "--batch must be from 1 to 1000"),
         (["tests.working:handle", "--lease", "0.1"], "--lease must be from 1"),
         (["tests.working:handle", "--queue", "a/b"], "--queue: "),
+        (["tests.working:handle", "--pin", "orders"], "--pin orders: "),
         (["tests.working:handle", "--consumer", "x" * 51], "--consumer: Longer than maximum length 50"),
         (["tests.working:handle", "--application", "shpo"], "application shpo does not exist"),
         (["tests.working:handle"], "ZOOKEEPER_HOSTS is malformed"),
@@ -742,6 +891,74 @@ def test_the_worker_of_the_guide_prints_messages_and_ends_by_a_signal(database_s
     assert not WorkerRow.objects.exists()
 
 
+def start_guides_worker(server, program, **settings):
+    """Start a program of the guide as a user does, with a new key."""
+    _, key = applications.create_key(applications.create_application("shop"))
+    return subprocess.Popen(
+        [sys.executable, *program], cwd=PROJECT, env={**os.environ, "GUARDIAN": server.url, "KEY": key, **settings},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_the_worker_over_http_of_the_guide_prints_messages_and_ends_by_a_signal(database_store, live_server):
+    program = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
+    queue = queues.create("shop", "orders")
+    [last] = post(queue, "a book")
+    with start_guides_worker(live_server, ["-c", program]) as process:
+        try:
+            assert process.stdout.readline() == "orders 1 a book\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert queues.positions(queue, "mailer") == {1: last}
+    assert not WorkerRow.objects.exists()
+
+
+BOOKKEEPER = ["docs/examples/bookkeeper.py"]
+
+
+def test_the_bookkeeper_books_each_order_once_and_keeps_what_it_cannot_book(database_store, live_server, tmp_path):
+    queue = queues.create("shop", "orders")
+    orders = [json.dumps({"customer": f"c{number}", "cents": number}) for number in range(20)]
+    last = post(queue, "no order", *orders)[-1]
+    books = tmp_path / "books.sqlite3"
+
+    def booked():
+        with closing(sqlite3.connect(books)) as connection:
+            return [customer for (customer,) in connection.execute("SELECT customer FROM orders ORDER BY rowid")]
+
+    with start_guides_worker(live_server, BOOKKEEPER, BOOKS=str(books)) as process:
+        try:
+            for _ in range(2):  # the second time, each message comes again
+                queues.delete_positions(queue, "bookkeeper")
+                wait_until(lambda: queues.positions(queue, "bookkeeper") == {1: last}, seconds=30)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert booked() == [f"c{number}" for number in range(20)]
+    assert [one.body for one in queues.read(queues.find("shop", "errors"))] == [b"no order"] * 2
+    assert not WorkerRow.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"KEY": ""}, "Set KEY."),
+        ({"KEY": "wrong"}, "InvalidApplicationKey: There is no such key"),
+        ({"APPLICATION": "shpo"}, "application: There is no such application"),
+        ({"GUARDIAN": "guardian.example.org"}, "GUARDIAN: 'guardian.example.org' is not an address such as https://"),
+    ],
+)
+def test_the_bookkeeper_ends_with_2_if_trying_again_is_useless(database_store, live_server, tmp_path, given, says):
+    with start_guides_worker(live_server, BOOKKEEPER, BOOKS=str(tmp_path / "b"), **given) as process:
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert says in errors
+    assert "Traceback" not in errors
+
+
 def test_the_guide_names_each_option_of_the_command():
     parser = ArgumentParser()
     Command().add_arguments(parser)
@@ -762,7 +979,11 @@ def database_url():
 class Processes:
     """Worker processes with their logs and notes about each message."""
 
-    def __init__(self, directory, **environment):
+    in_process = ("manage.py", "work_store", "tests.working:handle", "--application=shop", "--lease=2", "--batch=10")
+    over_http = ("-m", "tests.working_http")
+
+    def __init__(self, directory, program, **environment):
+        self.program = program
         self.directory = directory
         self.notes = directory / "notes"
         self.notes.touch()
@@ -777,10 +998,12 @@ class Processes:
     def start(self, **environment):
         with (self.directory / f"log{len(self.started)}").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "manage.py", "work_store", "tests.working:handle", "--application", "shop",
-                 "--lease", "2", "--batch", "10"],
-                cwd=PROJECT, env={**self.environment, **environment}, stdout=log, stderr=log,
-            )  # fmt: skip
+                [sys.executable, *self.program],
+                cwd=PROJECT,
+                env={**self.environment, **environment},
+                stdout=log,
+                stderr=log,
+            )
         self.started.append(process)
         return process
 
@@ -803,6 +1026,13 @@ class Processes:
         return [counted[process.pid] for process in self.started]
 
 
+@pytest.fixture
+def guardian(database_store):
+    """Return the port of a running Guardian."""
+    with serving() as port:
+        yield port
+
+
 def check(notes, lost):
     """Check that each partition's messages were handled in order by one process at a time, without gaps.
 
@@ -823,10 +1053,20 @@ def check(notes, lost):
             open_jobs.add((pid, body))
 
 
-@pytest.mark.parametrize("leases_in", ["database", pytest.param("zookeeper", marks=pytest.mark.soak)])
-def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(database_store, request, tmp_path, leases_in):
-    """The worker is cut off from the database by stopping it for longer than its lease."""
-    Application.objects.create(name="shop")
+@pytest.mark.parametrize(
+    ("runs", "leases_in"),
+    [
+        ("over http", "the store"),
+        pytest.param("over http", "zookeeper", marks=pytest.mark.soak),
+        pytest.param("in process", "the store", marks=pytest.mark.soak),
+        pytest.param("in process", "zookeeper", marks=pytest.mark.soak),
+    ],
+)
+def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
+    database_store, request, tmp_path, runs, leases_in
+):
+    """The worker is cut off from the store by stopping it for longer than its lease."""
+    _, key = applications.create_key(applications.create_application("shop"))
     queue = queues.create("shop", "orders", partitions=6)
     posted = Counter()
 
@@ -840,7 +1080,13 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(databas
         return processes.shares()
 
     hosts = request.getfixturevalue("private_zookeeper").hosts if leases_in == "zookeeper" else ""
-    processes = Processes(tmp_path, ZOOKEEPER_HOSTS=hosts)
+    program = Processes.in_process
+    environment = {"ZOOKEEPER_HOSTS": hosts}
+    if runs == "over http":
+        port = request.getfixturevalue("guardian")
+        program = Processes.over_http
+        environment |= {"GUARDIAN": f"http://127.0.0.1:{port}", "KEY": key}
+    processes = Processes(tmp_path, program, **environment)
     proxy, stop = Proxy.before(f"http://{hosts or 'nowhere:1'}"), tmp_path / "stop"
     isolated = {"ZOOKEEPER_HOSTS": f"127.0.0.1:{proxy.port}"} if hosts else {"WORKING_STOP": str(stop)}
     try:
@@ -848,12 +1094,12 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(databas
         with proxy:
             wait_until(lambda: feed() == [2, 2, 2], 60)
             killed.kill()
-            if leases_in == "database":
+            if leases_in == "the store":
                 stop.touch()
             else:
                 proxy.close_next(10**6)
             wait_until(lambda: feed() == [0, 0, 6], 60)
-            if leases_in == "database":
+            if leases_in == "the store":
                 cut.send_signal(signal.SIGCONT)
             else:
                 proxy.forward()

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from guardian_store import ids
+from guardian_store import Worker, ids
 from message_store import queues
 from message_store.queues import MessageInput
 from message_store.store import StoredQueue, store
-from message_store.worker import Worker
+from message_store.worker import StoreTransport
 
 BATCH_SIZE = 1000
 
@@ -40,7 +40,7 @@ def _bare(queue: StoredQueue, messages: int, batch: int) -> float:
 def _worker(queue: StoredQueue, messages: int, batch: int) -> float:
     queues.delete_positions(queue, "worker")
     clock = _Clock(messages)
-    worker = Worker("worker", clock.tick, application="bench", batch=batch)
+    worker = Worker("worker", clock.tick, StoreTransport("bench"), batch=batch)
     clock.at_end = worker.stop
     worker.run()
     return clock.seconds

@@ -1,16 +1,18 @@
-import signal
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 from django.utils.module_loading import import_string
 
+from guardian_store import DEFAULT_DEPLOYMENT, Leases, Partition, Pinned, Worker, ZooKeeper, keep_failure, log_failure
+from guardian_store.worker import BATCH, LEASE_SECONDS, Sharing
 from message_store import queues
 from message_store.models import Application
-from message_store.worker import BATCH, LEASE_SECONDS, Worker, keep_failure, log_failure
+from message_store.worker import StoreTransport
 
 INVALID_ARGUMENT = 2
 FAILURES = {"log": log_failure, "keep": keep_failure}
@@ -52,6 +54,13 @@ class Command(BaseCommand):
             "in the queue 'errors'",
         )
         parser.add_argument(
+            "--pin",
+            action="append",
+            dest="pins",
+            metavar="QUEUE:NUMBER",
+            help="a partition to process, whatever other workers do; repeatable (default: share all partitions)",
+        )
+        parser.add_argument(
             "--batch", type=int, default=BATCH, metavar="N", help="messages per read (default: %(default)s)"
         )
         parser.add_argument(
@@ -78,6 +87,7 @@ class Command(BaseCommand):
                 queues.check_name(name)
             except ValueError as error:
                 raise CommandError(f"--{what}: {error}", returncode=INVALID_ARGUMENT) from None
+        pins = _partitions(options["pins"] or ())
         with suppress(Error):  # the worker waits for an unreachable database
             if not Application.objects.filter(name=options["application"]).exists():
                 raise CommandError(
@@ -86,22 +96,39 @@ class Command(BaseCommand):
                 )
         job, failure = _load(options["job"]), FAILURES.get(options["failure"]) or _load(options["failure"])
         context = _load(options["context"]) if options["context"] else nullcontext
+        sharing: Sharing = Leases(options["lease"])
+        if pins:
+            sharing = Pinned(pins)
+        elif settings.ZOOKEEPER_HOSTS:
+            sharing = ZooKeeper(settings.ZOOKEEPER_HOSTS, options["lease"])
         try:
             worker = Worker(
                 consumer,
                 job,
-                application=options["application"],
+                StoreTransport(options["application"]),
                 queues=options["queues"] or (),
+                sharing=sharing,
                 context=context,
                 failure=failure,
                 batch=options["batch"],
-                lease_seconds=options["lease"],
             )
         except ValueError as error:
             raise CommandError(f"ZOOKEEPER_HOSTS is malformed: {error}", returncode=INVALID_ARGUMENT) from error
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.stop())
-        worker.run()
+        worker.run_until_signal()
+
+
+def _partitions(pins: Sequence[str]) -> list[Partition]:
+    """Return the partitions that these texts of the form QUEUE:NUMBER name."""
+    found = []
+    for pin in pins:
+        queue, _, number = pin.rpartition(":")
+        try:
+            queues.check_name(queue)
+            parsed = queues.parse_number(number, 1, queues.MAX_PARTITIONS)
+        except ValueError as error:
+            raise CommandError(f"--pin {pin}: {error}", returncode=INVALID_ARGUMENT) from None
+        found.append(Partition(DEFAULT_DEPLOYMENT, queue, parsed))
+    return found
 
 
 def _load(path: str) -> Callable[..., Any]:

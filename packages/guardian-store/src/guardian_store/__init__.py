@@ -1,4 +1,4 @@
-"""A client of Guardian's message store. It needs httpx, but not Django."""
+"""A client and a worker of Guardian's message store. They need httpx, but not Django."""
 
 from guardian_store.client import (
     Client,
@@ -8,20 +8,38 @@ from guardian_store.client import (
     Message,
     NewMessage,
     NotFound,
+    Page,
     Posted,
     Queue,
+    RetryLater,
     Unavailable,
 )
+from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT, Partition
+from guardian_store.transport import HTTPTransport, Transport, WorkQueue
+from guardian_store.worker import Leases, Pinned, Worker, ZooKeeper, keep_failure, log_failure
 
 __all__ = [
+    "DEFAULT_DEPLOYMENT",
     "Client",
     "ClientError",
     "Denied",
+    "HTTPTransport",
     "Invalid",
+    "Leases",
     "Message",
     "NewMessage",
     "NotFound",
+    "Page",
+    "Partition",
+    "Pinned",
     "Posted",
     "Queue",
+    "RetryLater",
+    "Transport",
     "Unavailable",
+    "WorkQueue",
+    "Worker",
+    "ZooKeeper",
+    "keep_failure",
+    "log_failure",
 ]

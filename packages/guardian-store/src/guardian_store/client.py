@@ -12,17 +12,18 @@
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import quote
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import httpx
 
 from guardian_store import ids
+from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT
 
 PAGE_SIZE = 100
 """Messages or queues per request."""
@@ -54,8 +55,12 @@ class NotFound(ClientError):
     """The application or queue does not exist (404)."""
 
 
-class Unavailable(ClientError):
-    """The server or its database is unreachable (502, 503, 504, no response). The request may still have succeeded."""
+class RetryLater(Exception):
+    """A worker's job or failure handler raises this to handle the message again, after a wait."""
+
+
+class Unavailable(ClientError, RetryLater):
+    """The server can't answer now (408, 429, 5xx, no response). The request may still have succeeded."""
 
 
 _ERRORS: dict[int, type[ClientError]] = {
@@ -63,10 +68,9 @@ _ERRORS: dict[int, type[ClientError]] = {
     401: Denied,
     403: Denied,
     404: NotFound,
+    408: Unavailable,
     413: Invalid,
-    502: Unavailable,
-    503: Unavailable,
-    504: Unavailable,
+    429: Unavailable,
 }
 
 
@@ -102,15 +106,23 @@ class Posted:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message of a queue. ``timestamp`` is in seconds since 1970."""
+class Message(NamedTuple):
+    """A message of a queue. ``deployment`` is the name that a worker has for the store with the message."""
 
     id: str
-    timestamp: Decimal
+    queue: str
     partition: int
+    body: bytes
     content_type: str
-    body: bytes = field(repr=False)
+    deployment: str = DEFAULT_DEPLOYMENT
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} in partition {self.partition} of {self.queue!r}>"
+
+    @property
+    def timestamp(self) -> Decimal:
+        """The exact time of posting in seconds since 1970."""
+        return Decimal(ids.timestamp(UUID(self.id)))
 
     @property
     def text(self) -> str:
@@ -128,6 +140,13 @@ class Message:
             ValueError: the body isn't JSON.
         """
         return json.loads(self.body)
+
+
+class Page(NamedTuple):
+    """Some messages of a partition, and whether there may be more after them."""
+
+    messages: list[Message]
+    more: bool
 
 
 class Client:
@@ -153,6 +172,9 @@ class Client:
         if key and token:
             raise ValueError("Pass a key or a token, not both")
         authorization = {"Authorization": f"Application {key}" if key else f"Token {token}"} if key or token else {}
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{address!r} is not an address such as https://guardian.example.org")
         self._base = f"{address.rstrip('/')}/v1/{quote(application, safe='')}"
         self._http = httpx.Client(headers=authorization, timeout=timeout, transport=transport)
 
@@ -182,13 +204,17 @@ class Client:
         asked = {"details": "true", "include_count": "true" if count else "false", "limit": str(page)}
         last = None
         while True:
-            found = self._request("GET", params={**asked, "offset": start} if start else asked)["queues"]
+            found = self.request("GET", params={**asked, "offset": start} if start else asked)["queues"]
             for entry in found:
                 if entry["queue_name"] != last:
                     yield _queue(entry)
             if len(found) < page:
                 return
             start = last = found[-1]["queue_name"]
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue. Whoever may read it may call this. The result lacks the principals."""
+        return _queue({"principles": (), **self.request("GET", name, "info")})
 
     def create_queue(
         self,
@@ -205,7 +231,7 @@ class Client:
         }  # fmt: skip
         if name is not None:
             fields["queue_name"] = name
-        return _queue(self._request("POST", data=fields))
+        return _queue(self.request("POST", data=fields))
 
     def update_queue(
         self,
@@ -222,11 +248,11 @@ class Client:
             "principles": None if principals is None else ",".join(principals),
         }  # fmt: skip
         changes = {field: str(value) for field, value in given.items() if value is not None}
-        return _queue(self._request("PUT", name, data=changes))
+        return _queue(self.request("PUT", name, data=changes))
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue and its messages."""
-        self._request("DELETE", name)
+        self.request("DELETE", name)
 
     # Messages. A place is a partition and a message id.
 
@@ -241,13 +267,13 @@ class Client:
     ) -> Posted:
         """Post a message. ``ttl`` is in seconds, by default three days. The default partition is random."""
         headers = _headers(content_type, ttl, partition)
-        (posted,) = self._request("POST", queue, content=_bytes(body), headers=headers)["messages"]
+        (posted,) = self.request("POST", queue, content=_bytes(body), headers=headers)["messages"]
         return _posted(posted)
 
     def post_many(self, queue: str, messages: Iterable[NewMessage]) -> list[Posted]:
         """Post all of the messages or none. Return the results in the same order."""
         entries = [_entry(message) for message in messages]
-        return [_posted(entry) for entry in self._request("POST", queue, json={"messages": entries})["messages"]]
+        return [_posted(entry) for entry in self.request("POST", queue, json={"messages": entries})["messages"]]
 
     def messages(
         self,
@@ -275,22 +301,36 @@ class Client:
         while True:
             if start is not None:
                 params["since"] = f"{start:f}" if isinstance(start, Decimal) else start
-            answer = self._request("GET", queue, params=params)
-            found = [_message(entry) for entry in answer["messages"]]
+            found, more = self._page(queue, params, page)
             yield from found
-            if not found or (len(found) < page and not answer.get("truncated")):
+            if not more:
                 return
             start = _next_id(found[-1].id, descending)
             if start is None:
                 return
+
+    def read(self, queue: str, *, partition: int = 1, after: str | None = None, limit: int = PAGE_SIZE) -> Page:
+        """Return up to ``limit`` messages of a partition after the message id ``after``, in one request."""
+        params = {"partitions": str(partition), "limit": str(limit)}
+        if after is not None:
+            start = _next_id(after, descending=False)
+            if start is None:
+                return Page([], more=False)
+            params["since"] = start
+        return self._page(queue, params, limit)
+
+    def _page(self, queue: str, params: Mapping[str, str], limit: int) -> Page:
+        answer = self.request("GET", queue, params=params)
+        found = [_message(queue, entry) for entry in answer["messages"]]
+        return Page(found, bool(found) and (len(found) == limit or bool(answer.get("truncated"))))
 
     def get(self, queue: str, places: Iterable[tuple[int, str]]) -> list[Message]:
         """Return the existing messages at these places, in this order, without duplicates."""
         found: list[Message] = []
         left = _references(places)
         while left:
-            answer = self._request("GET", queue, ",".join(left[:MAX_IDS_PER_REQUEST]))
-            some = [_message(entry) for entry in answer["messages"]]
+            answer = self.request("GET", queue, ",".join(left[:MAX_IDS_PER_REQUEST]))
+            some = [_message(queue, entry) for entry in answer["messages"]]
             found += some
             asked = MAX_IDS_PER_REQUEST
             if answer.get("truncated"):
@@ -310,35 +350,38 @@ class Client:
     ) -> None:
         """Create or replace a message. ``ttl`` is in seconds, by default three days."""
         headers = _headers(content_type, ttl)
-        self._request("PUT", queue, f"{partition}:{message_id}", content=_bytes(body), headers=headers)
+        self.request("PUT", queue, f"{partition}:{message_id}", content=_bytes(body), headers=headers)
 
     def delete(self, queue: str, places: Iterable[tuple[int, str]]) -> None:
         """Delete the messages at these places, ignoring those that don't exist. It may take several requests."""
         references = _references(places)
         for first in range(0, len(references), MAX_IDS_PER_REQUEST):
-            self._request("DELETE", queue, ",".join(references[first : first + MAX_IDS_PER_REQUEST]))
+            self.request("DELETE", queue, ",".join(references[first : first + MAX_IDS_PER_REQUEST]))
 
     # Positions: the last message of each partition that a consumer has processed. Consumers choose their names.
 
     def positions(self, queue: str, consumer: str) -> dict[int, str]:
         """Return the id of the consumer's last processed message by partition."""
-        found = self._request("GET", queue, "positions", consumer)["positions"]
+        found = self.request("GET", queue, "positions", consumer)["positions"]
         return {int(partition): message_id for partition, message_id in found.items()}
 
     def set_positions(self, queue: str, consumer: str, positions: Mapping[int, str]) -> None:
         """Set the positions of these partitions only."""
         by_partition = {str(partition): message_id for partition, message_id in positions.items()}
-        self._request("PUT", queue, "positions", consumer, json=by_partition)
+        self.request("PUT", queue, "positions", consumer, json=by_partition)
 
     def delete_positions(self, queue: str, consumer: str) -> None:
         """Delete a consumer's positions."""
-        self._request("DELETE", queue, "positions", consumer)
+        self.request("DELETE", queue, "positions", consumer)
 
-    def _request(self, method: str, *names: str, **request: Any) -> dict[str, Any]:
-        """Send a request to the URL with these path segments and return the JSON response."""
+    def request(self, method: str, *names: str, **options: Any) -> dict[str, Any]:
+        """Send a request to the application's URL with these further path segments, and return the JSON response.
+
+        ``options`` are those of ``httpx.Client.request``.
+        """
         address = "/".join([self._base, *(quote(name, safe=",:") for name in names)])
         try:
-            answer = self._http.request(method, address, **request)
+            answer = self._http.request(method, address, **options)
         except httpx.RequestError as error:
             raise Unavailable(None, {type(error).__name__: str(error) or "no answer"}) from error
         try:
@@ -350,7 +393,8 @@ class Client:
         errors = content.get("error_msg") if isinstance(content, dict) else None
         if not isinstance(errors, dict):
             errors = {"answer": f"status {answer.status_code} with a body that is not from the message store"}
-        raise _ERRORS.get(answer.status_code, ClientError)(answer.status_code, errors)
+        kind = Unavailable if answer.is_server_error else _ERRORS.get(answer.status_code, ClientError)
+        raise kind(answer.status_code, errors)
 
 
 MAX_IDS_PER_REQUEST = 50
@@ -410,11 +454,11 @@ def _posted(entry: dict[str, Any]) -> Posted:
     return Posted(entry["key"], Decimal(entry["timestamp"]), entry["partition"])
 
 
-def _message(entry: dict[str, Any]) -> Message:
+def _message(queue: str, entry: dict[str, Any]) -> Message:
     return Message(
         id=entry["message_id"],
-        timestamp=Decimal(entry["timestamp"]),
+        queue=queue,
         partition=entry["partition"],
-        content_type=entry["content_type"],
         body=b64decode(entry["body"]) if entry.get("encoding") == "base64" else entry["body"].encode(),
+        content_type=entry["content_type"],
     )

@@ -1,9 +1,9 @@
 """Leases in ZooKeeper: an ephemeral node for each worker and each lease.
 
-    /guardian/workers/APPLICATION/CONSUMER/workers/0000000012
-    /guardian/workers/APPLICATION/CONSUMER/leases/APPLICATION,QUEUE,PARTITION
+    /guardian/workers/DEPLOYMENT/APPLICATION/CONSUMER/workers/0000000012
+    /guardian/workers/DEPLOYMENT/APPLICATION/CONSUMER/leases/QUEUE,PARTITION
 
-Names are percent-encoded.
+Names are percent-encoded. This module needs kazoo: the extra ``zookeeper``.
 """
 
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.hosts import collect_hosts
 from kazoo.interfaces import IAsyncResult
 
-from message_store.partition_sharing import (
+from guardian_store.partition_sharing import (
     Coordination,
     CoordinationUnavailable,
     LeasesLost,
@@ -40,13 +40,14 @@ class ZooKeeperLeases(Coordination):
     ``seconds`` is the session's timeout, which the server may change to fit its bounds.
     """
 
-    def __init__(self, application: str, consumer: str, seconds: float, hosts: str) -> None:
+    def __init__(self, deployment: str, application: str, consumer: str, seconds: float, hosts: str) -> None:
         """Validate the hosts. Raise ValueError if they are malformed."""
-        super().__init__(application, consumer, seconds)
+        super().__init__(seconds)
         collect_hosts(hosts)
         self._hosts = hosts
         self._requested_seconds = seconds
-        self._path = f"{ROOT}/{_quoted(application)}/{_quoted(consumer)}"
+        self._deployment = deployment
+        self._path = f"{ROOT}/{_quoted(deployment)}/{_quoted(application)}/{_quoted(consumer)}"
         self._client: KazooClient | None = None
         self._worker_id = ""
 
@@ -125,7 +126,7 @@ class ZooKeeperLeases(Coordination):
         if self._worker_id not in workers:
             raise LeasesLost("ZooKeeper has no node for this worker")
         # Don't fetch the holder of each lease: all leases but this worker's belong to others.
-        existing = {_partition(name) for name in leases}
+        existing = {self._partition(name) for name in leases}
         if self.leased - existing:
             raise LeasesLost("ZooKeeper lacks leases of this worker")
         others = object()
@@ -173,16 +174,15 @@ class ZooKeeperLeases(Coordination):
         return f"{self._path}/workers/{self._worker_id}"
 
     def _lease_path(self, one: Partition) -> str:
-        return f"{self._path}/leases/{_quoted(one.application)},{_quoted(one.queue)},{one.number}"
+        return f"{self._path}/leases/{_quoted(one.queue)},{one.number}"
+
+    def _partition(self, name: str) -> Partition:
+        queue, number = name.split(",")
+        return Partition(self._deployment, unquote(queue), int(number))
 
 
 def _quoted(text: str) -> str:
     return quote(text, safe="")
-
-
-def _partition(name: str) -> Partition:
-    application, queue, number = name.split(",")
-    return Partition(unquote(application), unquote(queue), int(number))
 
 
 def _describe(error: BaseException) -> str:

@@ -1,9 +1,10 @@
 """Plan which worker gets which partitions, and define the interface for leases on partitions.
 
 Each worker plans its own share. If two workers see different states, the leases decide: only one worker at a time can
-lease a partition. Leases are stored in the database (``leases.py``) or ZooKeeper (``zookeeper.py``).
+lease a partition. Leases are kept by the store (``leases.py``) or by ZooKeeper (``zookeeper.py``).
 """
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,10 +23,14 @@ clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_M
 """Return monotonic seconds that include the time when the process or machine was suspended."""
 
 
-class Partition(NamedTuple):
-    """A partition of a queue."""
+DEFAULT_DEPLOYMENT = "default"
+"""The name of a worker's deployment of the store, if it has only one."""
 
-    application: str
+
+class Partition(NamedTuple):
+    """A partition of a queue in one of a worker's deployments."""
+
+    deployment: str
     queue: str
     number: int
 
@@ -35,7 +40,7 @@ class CoordinationError(Exception):
 
 
 class CoordinationUnavailable(CoordinationError):
-    """The database or ZooKeeper is unreachable. This worker's leases may still be valid."""
+    """The store or ZooKeeper is unreachable. This worker's leases may still be valid."""
 
 
 class LeasesLost(CoordinationError):
@@ -78,7 +83,7 @@ def _hash(partition: Partition) -> bytes:
 
 
 class Coordination(ABC):
-    """One worker's view of the workers of a consumer and of their leases.
+    """One worker's view of the workers of a consumer and of their leases in one deployment.
 
     The worker's heartbeat thread may call ``renew`` at any time. Leases expire ``seconds`` after the last heartbeat.
     The worker notices before the others: it uses a partition only while ``leases_valid``, and otherwise calls ``renew``
@@ -87,9 +92,7 @@ class Coordination(ABC):
     Every method may raise ``CoordinationUnavailable``, and after ``join`` also ``LeasesLost``.
     """
 
-    def __init__(self, application: str, consumer: str, seconds: float) -> None:
-        self.application = application
-        self.consumer = consumer
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.leased: set[Partition] = set()
         """This worker's partitions. Only its main thread changes them."""
@@ -159,3 +162,34 @@ class Coordination(ABC):
 
     @abstractmethod
     def _leave(self) -> None: ...
+
+
+class PinnedPartitions(Coordination):
+    """Partitions that this worker has whatever others do."""
+
+    def __init__(self, partitions: Collection[Partition]) -> None:
+        super().__init__(math.inf)
+        self._pinned = set(partitions)
+
+    def plan(self, partitions: Collection[Partition]) -> Plan:
+        """Plan to have the pinned ones of these partitions."""
+        existing = self._pinned & set(partitions)
+        return Plan(sorted(self.leased - existing), sorted(existing - self.leased), len(existing))
+
+    def release(self, partitions: Collection[Partition]) -> None:
+        """Remove these partitions."""
+        self.leased -= set(partitions)
+
+    def acquire(self, planned: Plan) -> set[Partition]:
+        """Add the planned partitions, and return them."""
+        self.leased |= set(planned.acquire)
+        return set(planned.acquire)
+
+    def _join(self) -> None:
+        """Nobody else is asked."""
+
+    def _renew(self) -> None:
+        """Nobody else is asked."""
+
+    def _leave(self) -> None:
+        """Nobody else is asked."""
