@@ -62,6 +62,7 @@ NOT_RUN = {
     "(heroku|git push heroku) ": "there is no Heroku here; test_production.py runs the Procfile on an empty disk",
     "docker compose ": "there is no Docker engine here; the files are in test_production.py",
     "export PULSEGUARDIAN_DATABASE_URL=": "a test of a command names a database of its own in this variable",
+    "STORE_WORKER=": "test_production.py checks the files that read it",
     r"python3 -m venv |\.venv/bin/python -m pip install ": "the Makefile does it in var/production",
     r"\.venv/bin/(gunicorn|celery) |\.venv/bin/python manage\.py check --deploy$": "test_production.py runs them",
 }
@@ -69,9 +70,9 @@ NOT_RUN = {
 
 NO_SETTINGS = {
     "GUARDIAN_FUZZ_CASES", "GUARDIAN_FUZZ_SEED", "GUARDIAN_TEST_DATABASE", "GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL",
-    "GUARDIAN_TEST_RABBIT_URL", "GUARDIAN_TEST_STOMP_URL", "RABBITMQ_SCHEDULER_BIND_TYPE",
+    "GUARDIAN_TEST_RABBIT_URL", "GUARDIAN_TEST_STOMP_URL", "RABBITMQ_SCHEDULER_BIND_TYPE", "STORE_WORKER",
 }  # fmt: skip
-"""Environment variables of the tests and of RabbitMQ."""
+"""Environment variables of the tests, of RabbitMQ, and of the files that start Guardian's processes."""
 
 
 def run(*command: str) -> str:
@@ -192,7 +193,7 @@ def test_every_line_to_type_is_run_or_has_a_reason_why_not(line):
 def test_the_documented_processes_match_the_procfile():
     shown = {line.removeprefix(".venv/bin/") for line in LINES if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
     procfile = (PROJECT / "Procfile").read_text().replace("0.0.0.0:${PORT:-8000}", "127.0.0.1:8000")
-    assert shown == set(re.findall(r"^(?!release)\w+: (.+)$", procfile, re.MULTILINE))
+    assert shown == set(re.findall(r"^(?!release|store)\w+: (.+)$", procfile, re.MULTILINE))
 
 
 def test_every_make_target_that_is_named_exists():

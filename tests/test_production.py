@@ -198,13 +198,19 @@ def command_of(service):
 
 
 def test_compose_has_all_services():
-    assert set(OUR_SERVICES) == {"migrate", "web", "guard", "worker", "beat"}
+    assert set(OUR_SERVICES) == {"migrate", "web", "guard", "worker", "beat", "store"}
     assert set(SERVICES) - set(OUR_SERVICES) == {"postgres", "redis", "rabbitmq", "rabbitmq-2", "rabbitmq-3", "proxy"}
 
 
 @pytest.mark.parametrize("name", ["guard", "worker", "beat"])
 def test_a_service_runs_the_procfiles_command(name):
     assert command_of(OUR_SERVICES[name]) == COMMANDS[name]
+
+
+def test_a_worker_of_the_store_runs_the_procfiles_command_with_a_profile():
+    assert OUR_SERVICES["store"]["command"].replace("${STORE_WORKER:-}", "$STORE_WORKER") == PROCFILE["store"]
+    assert OUR_SERVICES["store"]["profiles"] == ["store"]
+    assert seconds(OUR_SERVICES["store"]["stop_grace_period"]) > 60
 
 
 def test_migrations_run_after_the_database_and_before_the_other_services():
@@ -358,12 +364,12 @@ def unit(name):
 
 def test_each_process_and_the_migrations_have_a_unit():
     assert {path.name for path in SERVICE_UNITS} == {
-        "guardian-beat.service", "guardian-guard@.service", "guardian-migrate.service", "guardian-web@.service",
-        "guardian-worker@.service",
+        "guardian-beat.service", "guardian-guard@.service", "guardian-migrate.service", "guardian-store@.service",
+        "guardian-web@.service", "guardian-worker@.service",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "beat"])
+@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "store@", "beat"])
 def test_a_unit_starts_the_procfiles_command(name):
     program, *arguments = shlex.split(unit(f"guardian-{name}.service")["Service"]["ExecStart"])
     expected = list(COMMANDS[name.rstrip("@")])
@@ -398,7 +404,7 @@ def test_units_have_time_to_finish_a_pass_and_a_request():
     assert int(unit("guardian-web@.service")["Service"]["TimeoutStopSec"]) > 30
 
 
-@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "beat"])
+@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "store@", "beat"])
 def test_a_unit_waits_for_migrations(name):
     path = f"guardian-{name}.service"
     assert unit(path)["Service"]["ExecStartPre"].endswith("manage.py migrate --check")
@@ -535,6 +541,8 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
         web = [part.replace("0.0.0.0:${PORT:-8000}", f"127.0.0.1:{port}") for part in COMMANDS["web"]]
         group = ProcessGroup(settings, directory=installed, logs=tmp_path / "log")
         for name, command in {**COMMANDS, "web": web}.items():
+            if name == "store":
+                continue  # it needs a job
             group.start(name, [program / command[0], *command[1:]])
         try:
             health = [program / "python", "deploy/healthcheck.py", str(port)]
