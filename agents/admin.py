@@ -26,7 +26,17 @@ from accounts.admin import (
 )
 from accounts.models import Owner
 from agents import deletions
-from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
+from agents.models import (
+    AgentIdentity,
+    AgentProcessor,
+    AgentService,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Offering,
+    SubscriptionQueue,
+    Sweep,
+)
 from core import bulk
 from core.confirmation import ConfirmableChange, ConfirmationRequired
 from core.models import Removal
@@ -191,6 +201,36 @@ class AgentIdentityAdmin(RegisteredAdmin):
     ]  # fmt: skip
 
 
+@admin.register(AgentService)
+class AgentServiceAdmin(RemovableAdmin):
+    """The services that agents report."""
+
+    list_display = ["name", "identity", "owner", "mode", "state", "created", "modified"]
+    list_filter = ["state", "modified"]
+    list_select_related = ["identity__owner"]
+    search_fields = ["name", "identity__name", "identity__owner__email"]
+
+    @admin.display(ordering="identity__owner__email")
+    def owner(self, service: AgentService) -> str:
+        """Return the owner's address."""
+        return service.identity.owner.email
+
+
+@admin.register(AgentProcessor)
+class AgentProcessorAdmin(RemovableAdmin):
+    """The processors of agents' services."""
+
+    list_display = ["name", "service", "owner", "backend_type", "backend_version", "last_run"]
+    list_filter = ["backend_type", "last_run"]
+    list_select_related = ["service__identity__owner"]
+    search_fields = ["name", "backend_type", "service__name", "service__identity__name"]
+
+    @admin.display(ordering="service__identity__owner__email")
+    def owner(self, processor: AgentProcessor) -> str:
+        """Return the owner's address."""
+        return processor.service.identity.owner.email
+
+
 @admin.register(EventSubscription)
 class EventSubscriptionAdmin(RegisteredAdmin):
     """Event subscriptions. The UUID is the name of the RabbitMQ user."""
@@ -215,7 +255,10 @@ class SubscriptionQueueAdmin(RegisteredAdmin):
     list_filter = ["state", "object_type", "created"]
     list_select_related = ["offering", "subscription__owner"]
     search_fields = ["queue_name", "vhost", "offering__name", "subscription__owner__email"]
-    fields = ["uuid", "subscription", "offering", "object_type", "vhost", "queue_name", "state", "created"]
+    fields = [
+        "uuid", "subscription", "offering", "object_type", "vhost", "queue_name", "state", "last_delivered_at",
+        "last_error", "last_error_at", "created",
+    ]  # fmt: skip
 
     @admin.display(ordering="subscription__owner__email")
     def owner(self, queue: SubscriptionQueue) -> str:
@@ -233,8 +276,8 @@ class ConsumerAdmin(RegisteredAdmin):
     list_select_related = ["identity__owner"]
     search_fields = ["queue_name", "rmq_username", "vhost", "identity__name", "identity__owner__email"]
     fields = [
-        "uuid", "identity", "object_types", "rmq_username", "vhost", "queue_name", "state", "password_set",
-        "created", "modified",
+        "uuid", "identity", "object_types", "rmq_username", "vhost", "queue_name", "state", "last_delivered_at",
+        "last_error", "last_error_at", "password_set", "created", "modified",
     ]  # fmt: skip
 
     @admin.display(ordering="identity__owner__email")

@@ -25,6 +25,7 @@ from accounts.authentication import presented_key
 from accounts.models import AuthToken, Owner
 from agents import deletions, events, identities, registration, services
 from agents.credentials import PresentedToken
+from agents.delivery import with_delivery
 from agents.identities import IdentityExists, NoSuchOffering
 from agents.models import (
     AgentIdentity,
@@ -436,7 +437,7 @@ class Consumers(RemovableByUUID[Consumer]):
 
     def get_queryset(self) -> QuerySet[Consumer]:
         """Return the consumers that the user may see."""
-        return Consumer.objects.seen_by(self.request.user).select_related("identity__offering")
+        return with_delivery(Consumer.objects.seen_by(self.request.user).select_related("identity__offering"))
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List the consumer queues of your agents, newest first.

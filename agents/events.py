@@ -9,19 +9,19 @@ import reprlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, transaction
-from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.vouching import require_vouched
+from agents.delivery import record_outcomes
 from agents.identities import check_object_type
-from agents.models import Consumer, Offering, Registration, SubscriptionQueue
+from agents.models import Consumer, Offering, Registration, SubscriptionQueue, may_subscribe
 from core import broker, bulk, limits
 from queues.models import Queue, QueueEvent
 from rabbit.names import QueueName
@@ -37,6 +37,9 @@ MAX_PAYLOAD_BYTES = 1024 * 1024
 
 FOLD_INTERVAL = timedelta(minutes=1)
 """Failed deliveries to one queue within this time are counted in one event of its history."""
+
+DELIVERY_PRECISION = timedelta(seconds=10)
+"""How often the time of the last delivery to a queue is written at most."""
 
 MAX_QUEUES_LOGGED = 10
 """Queues named in one log line."""
@@ -118,12 +121,18 @@ def publish(
     if ready:
         message = Message(id_, body, type=object_type, headers={"object_type": object_type})
         try:
-            results = broker.publisher().publish(ready, message)
+            results = broker.publisher().publish(list(ready), message)
         except OutcomeUnknown as error:
             results, unknown = error.results, error
     failed = _failed_deliveries(results)
     _log(offering, object_type, id_, failed)
-    _count_undelivered(offering, skipped | failed)
+    precise = timezone.now() - DELIVERY_PRECISION
+    delivered = [
+        queue
+        for queue, result in results.items()
+        if result is Result.DELIVERED and ((last := ready[queue]) is None or last < precise)
+    ]
+    _record(offering, delivered, skipped | failed)
     if unknown is not None:
         raise unknown
     found = list(results.values())
@@ -175,36 +184,32 @@ def _uuid_hex(text: Any) -> str | None:
         return None
 
 
-def _recipients(offering: Offering, object_type: str) -> tuple[list[QueueName], dict[QueueName, Undelivered]]:
-    """Return the queues that get the event, and the skipped queues with their reasons."""
+def _recipients(
+    offering: Offering, object_type: str
+) -> tuple[dict[QueueName, datetime | None], dict[QueueName, Undelivered]]:
+    """Return the queues that get the event, each with its last delivery, and the skipped ones with their reasons."""
+    columns = ("vhost", "queue_name", "state", "last_delivered_at", "allowed")
     queues = (
         SubscriptionQueue.objects.filter(offering=offering, object_type=object_type)
-        .annotate(allowed=_may_subscribe("subscription__owner", offering))
+        .annotate(allowed=may_subscribe("subscription__owner", "offering"))
         .order_by()
-        .values_list("vhost", "queue_name", "state", "allowed")
+        .values_list(*columns)
     )
     consumers = (
         Consumer.objects.filter(identity__offering=offering)
-        .annotate(allowed=_may_subscribe("identity__owner", offering))
+        .annotate(allowed=may_subscribe("identity__owner", "identity__offering"))
         .order_by()
-        .values_list("vhost", "queue_name", "state", "allowed", "object_types")
+        .values_list(*columns, "object_types")
     )
-    registered = [*queues, *(one[:4] for one in consumers if not one[4] or object_type in one[4])]
-    ready: list[QueueName] = []
+    registered = [*queues, *(one[:5] for one in consumers if not one[5] or object_type in one[5])]
+    ready: dict[QueueName, datetime | None] = {}
     skipped: dict[QueueName, Undelivered] = {}
-    for vhost, name, state, allowed in registered:
+    for vhost, name, state, last_delivered_at, allowed in registered:
         if allowed and state == Registration.READY:
-            ready.append((vhost, name))
+            ready[vhost, name] = last_delivered_at
         else:
             skipped[vhost, name] = QueueEvent.Kind.SKIPPED, BEING_CREATED if allowed else NOT_ALLOWED
     return ready, skipped
-
-
-def _may_subscribe(owner: str, offering: Offering) -> "ExpressionWrapper[Q]":
-    """Return an expression for ``Offering.objects.subscribed_by``: whether the owner may subscribe to the offering."""
-    members = Offering.members.through.objects.filter(offering=offering, owner=OuterRef(f"{owner}_id"))
-    may = Q(**{f"{owner}__is_active": True}) & (Q(**{f"{owner}__is_staff": True}) | Q(Exists(members)))
-    return ExpressionWrapper(may, output_field=BooleanField())
 
 
 def _failed_deliveries(results: Mapping[QueueName, Result]) -> dict[QueueName, Undelivered]:
@@ -227,21 +232,26 @@ def _log(offering: Offering, object_type: str, message_id: str, undelivered: Map
         )  # fmt: skip
 
 
-def _count_undelivered(offering: Offering, undelivered: Mapping[QueueName, Undelivered]) -> None:
-    """Count failed deliveries in the queues' histories: one event a minute for each queue and kind."""
-    if not undelivered:
+def _record(offering: Offering, delivered: Sequence[QueueName], undelivered: Mapping[QueueName, Undelivered]) -> None:
+    """Record deliveries on the queues' rows, and count failed ones in the queues' histories."""
+    if not delivered and not undelivered:
         return
     try:
         with transaction.atomic():
             # Otherwise two concurrent publishers would both insert the first event. A queue belongs to one offering.
             list(Offering.objects.select_for_update(no_key=True).order_by().filter(pk=offering.pk).values_list("pk"))
-            _write(undelivered)
+            record_outcomes(
+                delivered, {queue: f"The queue got no event: {why}." for queue, (_, why) in undelivered.items()}
+            )
+            if undelivered:
+                _count(undelivered)
     except DatabaseError:
         # The agents have the event. Reporting a failure would make the publisher repeat it.
-        logger.exception("Could not count the failed deliveries of an event")
+        logger.exception("Could not record the deliveries of an event")
 
 
-def _write(undelivered: Mapping[QueueName, Undelivered]) -> None:
+def _count(undelivered: Mapping[QueueName, Undelivered]) -> None:
+    """Count failed deliveries: one event a minute for each queue and kind."""
     now, keys = timezone.now(), list(undelivered)
     recent = QueueEvent.objects.filter(
         bulk.among(QueueEvent, ("vhost", "queue_name"), keys),

@@ -58,6 +58,20 @@ class OfferingQuerySet(models.QuerySet["Offering"]):
         return found if visitor.is_staff else found.distinct()
 
 
+def may_subscribe(owner: str, offering: str) -> "models.ExpressionWrapper[models.Q]":
+    """Return ``OfferingQuerySet.subscribed_by`` as an expression for the rows of a query, or as a condition.
+
+    ``owner`` and ``offering`` are the rows' lookups.
+    """
+    members = Offering.members.through.objects.filter(
+        offering=models.OuterRef(f"{offering}_id"), owner=models.OuterRef(f"{owner}_id")
+    )
+    may = models.Q(**{f"{owner}__is_active": True}) & (
+        models.Q(**{f"{owner}__is_staff": True}) | models.Q(models.Exists(members))
+    )
+    return models.ExpressionWrapper(may, output_field=models.BooleanField())
+
+
 def check_offering_name(name: str) -> None:
     """Check the name of an offering.
 

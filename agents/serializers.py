@@ -16,6 +16,7 @@ from rest_framework import serializers
 from accounts.models import Owner
 from accounts.serializers import HexURLField, HexUUIDField
 from agents import identities
+from agents.delivery import blocked_reason
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from agents.service_serializers import NestedServiceSerializer
 from core.links import absolute_url, object_url
@@ -86,6 +87,11 @@ CONSUMER = {
     "offering_uuid": OFFERING,
     **CONSUMER_QUEUE,
     "state": "ready",
+    "consumers": 1,
+    "delivery_blocked_reason": None,
+    "last_delivered_at": "2026-01-05T12:00:00Z",
+    "last_error": "The queue got no event: it is full.",
+    "last_error_at": "2026-01-05T11:00:00Z",
     "created": "2026-01-05T09:00:00Z",
 }
 THE_OFFERING = {
@@ -372,13 +378,17 @@ class ConsumerQueueSerializer(serializers.ModelSerializer[Consumer]):
 
 @extend_schema_serializer(examples=[OpenApiExample("A consumer", CONSUMER, response_only=True)])
 class ConsumerSerializer(ConsumerQueueSerializer):
-    """The consumer queue of an agent, and its state."""
+    """The consumer queue of an agent, and whether its events reach the agent."""
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-agent-consumer")
     agent_identity = serializers.SerializerMethodField()
     agent_identity_uuid = HexUUIDField(source="identity.uuid")
     offering_uuid = HexUUIDField(source="identity.offering.uuid")
+    consumers = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="How many clients read the queue, as counted every minute."
+    )
+    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
 
     class Meta(ConsumerQueueSerializer.Meta):
         fields = list(CONSUMER)
@@ -388,6 +398,10 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     def get_agent_identity(self, consumer: Consumer) -> str:
         """Return the URL of the agent's identity."""
         return identity_url(consumer.identity)
+
+    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
+        """Return why no event reaches the agent."""
+        return blocked_reason(consumer)
 
 
 # Subscriptions

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Value, Window
+from django.db.models import Count, F, OuterRef, Prefetch, Q, QuerySet, Subquery, Value, Window
 from django.db.models.functions import Coalesce, RowNumber
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -18,6 +18,7 @@ from accounts.forms import NameForm
 from accounts.models import Owner
 from accounts.vouching import may_use_broker
 from agents import deletions
+from agents.delivery import blocked_reason, with_delivery
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker, connecting
 from core.links import absolute_url
@@ -48,13 +49,21 @@ class LiveConnections(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A registered queue. ``row`` is None if no pass has listed the queue, or it is gone."""
+    """A registered queue. ``row`` is None if no pass has listed the queue, or it is gone.
+
+    ``consumers`` and ``blocked_reason`` are as in the REST API.
+    """
 
     object_type: str
     offering: Offering
     queue_name: str
     being_made: bool
     row: Row | None
+    consumers: int | None
+    blocked_reason: str | None
+    last_delivered_at: datetime | None
+    last_error: str
+    last_error_at: datetime | None
 
 
 class Reader(NamedTuple):
@@ -175,8 +184,13 @@ def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None)
     keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
     if not keys:
         return []
-    identities = AgentIdentity.objects.select_related("owner", "offering", "consumer").in_bulk(
-        [pk for alone, pk in keys if not alone]
+    identities = (
+        AgentIdentity.objects.select_related("owner", "offering")
+        .prefetch_related(
+            Prefetch("consumer", with_delivery(Consumer.objects.select_related("identity__offering"))),
+            "services__processors",
+        )
+        .in_bulk([pk for alone, pk in keys if not alone])
     )
     queues = SubscriptionQueue.objects.filter(subscription=OuterRef("pk")).order_by().values("subscription")
     subscriptions = list(
@@ -209,10 +223,10 @@ def _readers(
     # Limit the queues of each agent, so that one agent doesn't fill the page.
     agent = Coalesce("subscription__identity_id", -F("subscription_id"))
     registered = (
-        SubscriptionQueue.objects.filter(subscription__in=subscriptions)
+        with_delivery(SubscriptionQueue.objects.filter(subscription__in=subscriptions))
         .annotate(number=Window(RowNumber(), partition_by=agent, order_by=["object_type", "pk"]))
         .filter(number__lte=QUEUES_SHOWN)
-        .select_related("offering")
+        .select_related("offering", "subscription")
         .order_by("object_type", "offering__name", "pk")
     )
     queues: dict[int, list[SubscriptionQueue]] = defaultdict(list)
@@ -245,8 +259,18 @@ def _observed_types(subscription: EventSubscription) -> list[str]:
 def _queue_row(
     row: SubscriptionQueue | Consumer, object_type: str, offering: Offering, rows: dict[tuple[str, str], Row]
 ) -> QueueRow:
-    being_made = row.state == Registration.CREATING
-    return QueueRow(object_type, offering, readable(row.queue_name), being_made, rows.get((row.vhost, row.queue_name)))
+    return QueueRow(
+        object_type,
+        offering,
+        readable(row.queue_name),
+        row.state == Registration.CREATING,
+        rows.get((row.vhost, row.queue_name)),
+        row.consumers,  # type: ignore[union-attr]  # annotated by ``with_delivery``
+        blocked_reason(row),
+        row.last_delivered_at,
+        row.last_error,
+        row.last_error_at,
+    )
 
 
 def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:

@@ -15,11 +15,13 @@ from django.db import connection
 from django.test import Client
 
 from accounts.models import Owner
+from agents import delivery
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from agents.serializers import compatibility
+from queues.models import Queue
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tests.api import Program
-from tests.toolbox import memory_alarm
+from tests.toolbox import memory_alarm, stored_queue
 
 PATHS = ["marketplace-site-agent-identities/", "agent-identities/"]
 under_both = pytest.mark.parametrize("path", PATHS)
@@ -37,7 +39,8 @@ QUEUE_FIELDS = {
 }  # fmt: skip
 CONSUMER_FIELDS = {
     "uuid", "url", "agent_identity", "agent_identity_uuid", "offering_uuid", "rmq_username", "queue_name", "vhost",
-    "observable_object_types", "state", "created",
+    "observable_object_types", "state", "consumers", "delivery_blocked_reason", "last_delivered_at", "last_error",
+    "last_error_at", "created",
 }  # fmt: skip
 MESSAGE = uuid.UUID("8d9c5b7e-f0a1-4c5f-9e0a-4f6b6f7c8d9e")
 JUNK = [None, True, 0, -1, 10**30, 1.5, "", " ", "\0", "x" * 70_000, [], [[]], {}, {"a": []}, ["\0"], [None], [{}]]
@@ -616,6 +619,31 @@ def test_a_consumer_is_shown_with_all_its_fields(alice, identity, settings):
     assert (data["observable_object_types"], data["state"]) == (["order"], "creating")
     assert shown_at(Program(alice), data, settings) == data
     assert shown_at(Program(alice), {"url": data["agent_identity"]}, settings)["uuid"] == identity.uuid.hex
+
+
+def test_a_consumer_says_whether_it_is_read_and_why_delivery_is_blocked(alice, identity):
+    consumer = consumer_of(identity)
+    program = Program(alice)
+    figures = {"consumers": 2, "ready": 10_000, "unacknowledged": 0}
+    listed = stored_queue(consumer.queue_name, vhost=consumer.vhost, **figures)
+
+    def shown():
+        found = program.get(f"agent-consumers/{consumer.uuid}/").json()
+        return found["consumers"], found["delivery_blocked_reason"]
+
+    assert shown() == (2, delivery.NOT_ON_BROKER)
+    Consumer.objects.update(state="ready")
+    assert shown() == (2, delivery.FULL)
+    Queue.objects.filter(pk=listed.pk).update(ready=None)
+    assert shown() == (2, delivery.NO_LENGTH)
+    Queue.objects.filter(pk=listed.pk).update(ready=9_999)
+    assert shown() == (2, delivery.LOGIN_REFUSED)
+    Consumer.objects.update(token=alice.auth_token_set.get())
+    assert shown() == (2, None)
+    identity.offering.members.clear()
+    assert shown() == (2, delivery.NOT_ALLOWED)
+    Queue.objects.all().delete()
+    assert shown()[0] is None
 
 
 # On the broker

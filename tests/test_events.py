@@ -262,11 +262,24 @@ def test_publishing_takes_a_constant_number_of_statements(create_subscription_qu
         more(1)
         publish(offering, "order", {}, by=alice)  # reserves this process's share of her limit
         assert statements("order") == (3, (1, 0, 0, 0))
-        assert statements("resource") == (9, (0, 1, 0, 1))
+        assert statements("resource") == (13, (0, 1, 0, 1))
         more(20)
+        assert statements("order") == (9, (21, 0, 0, 0))  # the first delivery to the new queues is recorded
         assert statements("order") == (3, (21, 0, 0, 0))
-        assert statements("resource") == (10, (0, 21, 0, 21))  # some rows are updated and others inserted
-        assert statements("resource") == (9, (0, 21, 0, 21))
+        assert statements("resource") == (14, (0, 21, 0, 21))  # some rows are updated and others inserted
+        assert statements("resource") == (13, (0, 21, 0, 21))
+
+
+def test_a_queue_has_the_time_of_its_last_delivery_and_its_last_error(create_subscription_queue, offering):
+    queue = create_subscription_queue("small", **{"x-max-length": 1})
+    assert publish(offering, "order", {}).delivered == 1
+    queue.refresh_from_db()
+    delivered_at = queue.last_delivered_at
+    assert (delivered_at is not None, queue.last_error, queue.last_error_at) == (True, "", None)
+    assert publish(offering, "order", {}).rejected == 1
+    queue.refresh_from_db()
+    assert (queue.last_delivered_at, queue.last_error) == (delivered_at, "The queue got no event: it is full.")
+    assert queue.last_error_at > delivered_at
 
 
 # Refusals

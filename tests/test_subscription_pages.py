@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.tokens import create_token
-from agents import events
+from agents import delivery, events, services
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from core.models import Removal
 from queues.models import Queue, QueueEvent
@@ -108,7 +108,8 @@ def test_an_owner_sees_agents_with_types_queues_and_lengths(alice, compute):
     text = text_of(page)
     assert "Offering Compute · version 1.0.5 · last restarted 2026-03-04 05:06 UTC" in text
     ours, theirs = rows_of(page)
-    assert ours.startswith(f"order {queue.name} 3")
+    assert ours.startswith(f"order {queue.name} ")
+    assert " 3 " in ours
     assert theirs.startswith("order of Storage subscription_")
     assert f'href="/queues/{queue.uuid}/"' in page.text
     assert "not listed yet" in theirs
@@ -143,7 +144,33 @@ def test_a_queue_in_creation_says_so(alice, compute):
     page = client_of(alice).get("/subscriptions/")
     [row] = rows_of(page)
     assert "being created" in row
-    assert "Guardian declares it within six hours" in page.text
+    assert "Guardian declares it within two minutes" in page.text
+    assert f"Delivery is blocked. {delivery.NOT_ON_BROKER}" in row
+
+
+def test_a_queue_shows_whether_it_is_read_and_what_happened_last(alice, compute):
+    token, _ = create_token(alice, "agent")
+    consumer = make_consumer(make_agent(alice, compute), token=token)
+    listed = store_queue_row(consumer, consumers=0)
+    at = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
+    failed = {"last_error": "The queue got no event: it is full.", "last_error_at": at}
+    Consumer.objects.update(**failed, last_delivered_at=at)
+    [row] = rows_of(client_of(alice).get("/subscriptions/"))
+    assert "no consumer: nobody reads the queue Last delivery 2026-03-04 05:06:00 UTC" in row
+    assert "Last error 2026-03-04 05:06:00 UTC : The queue got no event: it is full." in row
+    assert "blocked" not in row
+    Queue.objects.filter(pk=listed.pk).update(consumers=2, ready=10_000)
+    [row] = rows_of(client_of(alice).get("/subscriptions/"))
+    assert f"Delivery is blocked. {delivery.FULL} 2 consumers" in row
+
+
+def test_an_agent_shows_its_services_and_processors(alice, compute):
+    service, _ = services.register_service(make_agent(alice, compute), "orders", "order_process")
+    services.register_processor(service, "slurm", "SLURM", "23.11")
+    text = text_of(client_of(alice).get("/subscriptions/"))
+    assert "1 service reported by the agent" in text
+    assert "orders mode order_process active" in text
+    assert "slurm SLURM 23.11 , last run 20" in text
 
 
 def test_a_subscription_without_a_token_says_so(alice, compute):
@@ -285,6 +312,7 @@ def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, operator,
             store_queue_row(make_subscription(owner, identity, "order", [compute]).queues.get())
             store_queue_row(make_subscription(owner, identity, "resource", [compute]).queues.get())
             store_queue_row(make_consumer(identity))
+            services.register_processor(services.register_service(identity, "orders", "")[0], "slurm", "SLURM", "")
             store_queue_row(make_subscription(owner, description=f"alone {number}", offerings=[compute]).queues.get())
 
     create_agents(alice, [1])
@@ -294,7 +322,7 @@ def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, operator,
     assert (ask(alice), ask(operator)) == few
     # Alice's vhost is missing, and a 404 is checked by a second request; operators list the whole broker.
     assert (few[0][1], few[1][1]) == (2, 1)
-    assert max(few[0][0], few[1][0]) <= 11
+    assert max(few[0][0], few[1][0]) <= 14
 
 
 # Connections
