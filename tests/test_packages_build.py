@@ -1,5 +1,6 @@
 """The distributions in packages/ build, and their wheels work in an environment without Django."""
 
+import email
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from packaging.requirements import Requirement
 from message_store import applications
 from tests.test_consumer import settings_at
 from tests.toolbox import wait_until
+from tools import no_package
 
 PACKAGES = Path(__file__).resolve().parent.parent / "packages"
 
@@ -117,6 +119,38 @@ def test_a_wheel_has_the_licence_of_the_project(name, build):
         assert "License-Expression: MIT" in wheel.read(metadata).decode()
 
 
+EXTRAS = {"guardian-consumers": {"django", "prometheus", "redis"}, "guardian-store": {"zookeeper"}}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_packages_metadata_names_its_version_and_extras_and_the_sdist_has_its_changelog(name, build):
+    with zipfile.ZipFile(build(name).wheel) as wheel:
+        [path] = [file for file in wheel.namelist() if file.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(wheel.read(path))
+    assert set(metadata.get_all("Provides-Extra")) == EXTRAS[name]
+    assert set(metadata.get_all("Classifier")) == {"Typing :: Typed"}
+    with tarfile.open(build(name).sdist) as archive:
+        [changelog] = [member for member in archive if member.name.endswith("/CHANGELOG.md")]
+        first = re.search(r"^## (\S+?)[, ]", archive.extractfile(changelog).read().decode(), re.MULTILINE)
+    assert first[1] == metadata["Version"]
+
+
+def test_the_project_itself_refuses_to_be_installed():
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--dry-run",
+        "--no-index",
+        "--no-deps",
+    ]
+    done = subprocess.run([*pip, PACKAGES.parent], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert no_package.REFUSAL in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
 def test_the_local_links_of_a_readme_exist(name):
     targets = re.findall(r"\]\(([^)\s]+)\)", (PACKAGES / name / "README.md").read_text())
@@ -131,7 +165,7 @@ def test_the_public_names_are_imported_without_django_or_an_extra(name, install)
     program = (
         f"import sys, {module}\n"
         f"assert all(getattr({module}, name) for name in {module}.__all__)\n"
-        "print(sorted({'django', 'prometheus_client', 'redis'} & set(sys.modules)))\n"
+        "print(sorted({'django', 'kazoo', 'prometheus_client', 'redis'} & set(sys.modules)))\n"
         "import django"
     )
     done = run(install(name).python, "-I", "-c", program)
@@ -160,7 +194,7 @@ def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vh
 @pytest.mark.parametrize(
     ("options", "environment", "says"),
     [
-        (["--metrics", "9100"], {}, "install guardian-consumers[metrics]"),
+        (["--metrics", "9100"], {}, "install guardian-consumers[prometheus]"),
         ([], {"RABBIT_RATE": "5", "RABBIT_RATE_REDIS_URL": "redis://127.0.0.1:1"}, "install guardian-consumers[redis]"),
     ],
 )
@@ -174,15 +208,34 @@ def test_the_command_names_the_extra_that_an_option_needs(install, options, envi
     assert says in done.stderr
 
 
-def test_the_readme_of_the_store_posts_and_reads_a_message(live_server, install):
-    python, [program] = install("guardian-store")
+def test_the_readme_of_the_store_posts_reads_and_handles_a_message(live_server, install):
+    python, [client, worker] = install("guardian-store")
     _, key = applications.create_key(applications.create_application("shop"))
-    done = run(python, "-I", "-c", program, env={"GUARDIAN": live_server.url, "KEY": key})
+    environment = {"GUARDIAN": live_server.url, "KEY": key}
+    done = run(python, "-I", "-c", client, env=environment)
     assert re.fullmatch(r"\d+\.\d{7} a book\n", done.stdout), done.stderr
+    with subprocess.Popen(
+        [python, "-I", "-c", worker], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "shipped a book\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_worker_names_the_extra_that_zookeeper_needs(install):
+    program = (
+        "from guardian_store import *\n"
+        "Worker('c', print, HTTPTransport('http://127.0.0.1:1', 'shop', key='k'), sharing=ZooKeeper('127.0.0.1:2181'))"
+    )
+    done = run(install("guardian-store").python, "-I", "-c", program)
+    assert done.stderr.endswith("ModuleNotFoundError: kazoo is missing: install guardian-store[zookeeper]\n")
 
 
 def test_the_readme_of_the_store_gets_the_documented_error_with_a_wrong_key(live_server, install):
-    python, [program] = install("guardian-store")
+    python, [program, _] = install("guardian-store")
     applications.create_application("shop")
     done = run(python, "-I", "-c", program, env={"GUARDIAN": live_server.url, "KEY": "wrong"})
     assert "guardian_store.client.Denied: " in done.stderr.splitlines()[-1]

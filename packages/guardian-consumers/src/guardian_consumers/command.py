@@ -103,7 +103,7 @@ def _metrics(at: str | None, consumers: list[Consumer]) -> AbstractContextManage
     try:
         from guardian_consumers.metrics import serve_metrics
     except ModuleNotFoundError:
-        raise SettingsError("--metrics needs prometheus-client: install guardian-consumers[metrics]") from None
+        raise SettingsError("--metrics needs prometheus-client: install guardian-consumers[prometheus]") from None
     return serve_metrics(at, consumers)
 
 
