@@ -8,10 +8,12 @@ This module uses py-amqp because it has a timeout for each answer; pika waits fo
 respond.
 """
 
+import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
@@ -29,6 +31,9 @@ TIMEOUT_SECONDS = 5.0
 
 TOTAL_TIMEOUT_SECONDS = 20.0
 """For all queues together. Queues that are not declared by then are left out."""
+
+DELETION_TIMEOUT_SECONDS = 20.0
+"""While a node is down, RabbitMQ takes 5 s to delete a quorum queue, and up to 6 s to elect its leader before."""
 
 LEADER_TIMEOUT_SECONDS = 0.25
 """The broker reports 0 messages for a quorum queue whose leader does not answer within this time."""
@@ -57,7 +62,8 @@ class Session:
     """A channel in one vhost, for one thread. The first request opens it, and the next one after an error reopens it.
 
     ``amqp_url`` is ``amqp://user:password@host:port``, or several, separated by commas, of nodes of one cluster: the
-    first that accepts the connection is used. ``seconds`` is the timeout for opening it, and for each answer.
+    first that accepts the connection is used. ``seconds`` is the timeout for opening it, and for each answer;
+    a deletion may take longer, unless a deadline applies.
     Every request raises a ``BrokerError``: ``NotOnBroker`` (the vhost or the thing does not exist, or its node is
     down), ``Refused``, or ``BrokerUnavailable``, if there is no answer in time.
     """
@@ -88,7 +94,8 @@ class Session:
             Refused: a condition doesn't hold, or the queue is exclusive to a live connection.
         """
         channel = self._open_channel()
-        return int(self.request(lambda: channel.queue_delete(name, if_unused=if_unused, if_empty=if_empty)))
+        with self.time_for_deletion():
+            return int(self.request(lambda: channel.queue_delete(name, if_unused=if_unused, if_empty=if_empty)))
 
     def purge_queue(self, name: str) -> int:
         """Purge the ready messages of a queue, and return their number. Unacknowledged messages stay."""
@@ -111,6 +118,17 @@ class Session:
         self.declare_exchange_passively(name)  # the deletion of an exchange that does not exist succeeds, too
         channel = self._open_channel()
         self.request(lambda: channel.exchange_delete(name))
+
+    @contextmanager
+    def time_for_deletion(self) -> Iterator[None]:
+        """Wait longer for answers within the ``with`` block, unless a deadline applies."""
+        if self._connection is None or deadline.is_limited():
+            yield
+            return
+        _set_answer_timeout(self._connection, max(self._seconds, DELETION_TIMEOUT_SECONDS))
+        yield
+        if self._connection is not None:
+            _set_answer_timeout(self._connection, self._seconds)
 
     def new_channel(self) -> Any:
         """Return another channel of py-amqp on the same connection, which leaves bodies undecoded."""
@@ -163,6 +181,7 @@ class Session:
                 if conflict := addresses.conflict(address, cluster_of(self._connection)):
                     raise OSError(f"{conflict}; write only addresses of nodes of the guarded cluster")
                 self._channel = self._connection.channel()
+                _set_answer_timeout(self._connection, seconds)
                 deadline.record_answer()
                 return self._channel
             except amqp.NotAllowed as error:  # the vhost does not exist, or refuses the login, on every node
@@ -262,6 +281,13 @@ def cluster_of(connection: amqp.Connection) -> str:
     # py-amqp sets this attribute when the broker's first frame arrives.
     properties = getattr(connection, "server_properties", None) or {}
     return str(properties.get("cluster_name", ""))
+
+
+def _set_answer_timeout(connection: amqp.Connection, seconds: float) -> None:
+    """Set the timeout of each answer on an open connection, as py-amqp does when it opens one."""
+    whole = int(seconds)
+    timeout = struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
+    connection.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
 
 def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:

@@ -150,6 +150,16 @@ def test_a_session_without_a_reachable_address_is_unavailable(vhost):
         assert raised.value.never_reached
 
 
+def test_several_addresses_share_the_time_to_connect_but_not_the_time_of_an_answer(broker, vhost, amqp):
+    amqp.queue("a", 2)
+    with Proxy.before(broker.amqp_url) as proxy:
+        setting = ",".join([proxy.url(broker.amqp_url), AWAY_AMQP, "amqp://guest:guest@127.0.0.1:2"])
+        with Session(setting, vhost, 1.5) as session:
+            session.declare_passively("a")
+            proxy.delay(0.8)
+            assert session.declare_passively("a").ready == 2
+
+
 def test_an_event_is_published_at_the_first_address_that_answers(broker, vhost, amqp):
     amqp.queue("a")
     publisher = Publisher(f"{AWAY_AMQP},{broker.amqp_url}")

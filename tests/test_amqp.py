@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+import rabbit.amqp
 from rabbit.amqp import MAX_NAME_BYTES, DeclareOk, Session, Sessions
 from rabbit.management import BrokerUnavailable, NotOnBroker, Refused
 from tests.proxy import Proxy
@@ -123,7 +124,18 @@ def test_a_broker_that_is_away_was_never_reached(vhost):
     assert outage.value.never_reached
 
 
-def test_a_lost_answer_leaves_the_outcome_unknown(broker, amqp, vhost):
+def test_a_deletion_may_take_longer_than_other_requests(broker, amqp, vhost):
+    amqp.queue("q", 1)
+    with Proxy.before(broker.amqp_url) as proxy, Session(proxy.url(broker.amqp_url), vhost, 0.5) as session:
+        session.declare_passively("q")
+        proxy.delay(0.8)
+        assert session.delete_queue("q") == 1
+        with pytest.raises(BrokerUnavailable):
+            session.declare_passively("q")
+
+
+def test_a_lost_answer_leaves_the_outcome_unknown(broker, amqp, vhost, monkeypatch):
+    monkeypatch.setattr(rabbit.amqp, "DELETION_TIMEOUT_SECONDS", 0.5)
     amqp.queue("q", 1)
     with Proxy.before(broker.amqp_url) as proxy, Session(proxy.url(broker.amqp_url), vhost, 0.5) as session:
         session.declare_passively("q")
