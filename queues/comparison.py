@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
 
 from notifications.audience import Ownership
@@ -45,6 +45,9 @@ from rabbit.snapshot import (
     length_of,
     with_type,
 )
+
+DELETION_TIME = timedelta(seconds=30)
+"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty meanwhile."""
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
@@ -438,7 +441,8 @@ class _Comparison:
 
     def _with_known_length(self, listed: ListedQueue) -> ListedQueue:
         """Return a queue with an unknown length, if its leader's node is settling and it seems to have shrunk."""
-        if listed.node not in self.settling or listed.type == CLASSIC or listed.length is None:
+        may_be_short = listed.node in self.settling or (self.settling and not listed.node)  # it has no leader
+        if not may_be_short or listed.type == CLASSIC or listed.length is None:
             return listed
         row = self.stored.get((listed.vhost, listed.name))
         has_shrunk = row is not None and row.state != GONE and (row.length is None or listed.length < row.length)
@@ -550,6 +554,9 @@ class _Comparison:
         if listed.length is None:
             self.changes.unknown += 1
         queue = self._updated_row(key, listed, ownership)
+        if self._may_be_under_deletion(queue):
+            self._record_row(queue)
+            return
         thresholds = self._thresholds(queue, self.rules, broker)
         queue = _with_over_unacked(queue, thresholds, self.now)
         verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
@@ -571,6 +578,12 @@ class _Comparison:
             self._record_blocked(Condemned(queue, thresholds, for_its_name))
         else:
             self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
+
+    def _may_be_under_deletion(self, queue: StoredQueue) -> bool:
+        """Return whether the broker may still delete a queue, because the answer to a request was lost a moment ago."""
+        if queue.type == CLASSIC or queue.state != DELETING or queue.delete_sent_at is None:
+            return False
+        return timedelta(0) <= self.now - queue.delete_sent_at < DELETION_TIME
 
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
         """Return the thresholds of a queue by these rules."""

@@ -1,7 +1,8 @@
-"""Nodes that have just come back, whose quorum queues may look shorter than they are.
+"""Nodes whose quorum queues may look shorter than they are, because they have new leaders.
 
 A quorum queue's leader recovers its messages from a log after it has started. Until then lists and passive declares
-report too few, without a sign. So a shorter length is unknown until the node has run for a while.
+report too few, without a sign. So a shorter length is unknown for a while after a node came back. When a node is lost,
+the others elect new leaders.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +23,8 @@ def after(
     nodes came and went during the list, any node may have been restarted. A node whose quorum queues come back later
     than itself settles anew: ``Changes.returned_nodes``.
     """
-    if was_away or not listing.nodes_unchanged:
+    was_lost = not listing.nodes.issuperset(nodes)
+    if was_away or was_lost or not listing.nodes_unchanged:
         returned = listing.nodes
     else:
         returned = listing.nodes.difference(nodes) if nodes else frozenset()

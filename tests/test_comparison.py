@@ -400,6 +400,25 @@ def test_a_deletion_is_not_confirmed_by_a_list_of_other_nodes():
     assert [row.name for row in monitor.run(snapshot(*short_queues(2), nodes=other)).deleted] == ["q2"]
 
 
+@pytest.mark.parametrize("length", [0, 11, None])
+def test_a_quorum_queue_that_the_broker_may_be_deleting_is_not_judged(length):
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 11, type="quorum"), listed_queue("b", 0)))
+    monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now, notified_state=WARNED)
+    listing = snapshot(listed_queue("a", length, type="quorum"), listed_queue("b", 0))
+    changes = monitor.run(listing, seconds=29)
+    assert (changes.messages, changes.condemned, changes.events) == ([], [], [])
+    assert monitor.row("a").state == DELETING
+
+
+def test_a_quorum_queue_that_the_broker_did_not_delete_is_judged_again():
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("a", 11, type="quorum")))
+    monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now)
+    changes = monitor.run(snapshot(listed_queue("a", 11, type="quorum")), seconds=30)
+    assert [one.queue.name for one in changes.condemned] == ["a"]
+
+
 def test_a_missing_condemned_queue_without_a_sent_deletion_is_gone():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 0)))

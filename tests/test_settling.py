@@ -27,8 +27,9 @@ def test_a_node_that_came_back_settles_for_a_while():
     assert after(returned, [A, B], [A, B], seconds=15) == {}
 
 
-def test_a_node_that_is_lost_again_does_not_settle():
-    assert after({B: NOW.isoformat()}, [A, B], [A], seconds=1) == {}
+def test_the_other_nodes_settle_when_a_node_is_lost():
+    lost = NOW + timedelta(seconds=1)
+    assert after({B: NOW.isoformat()}, [A, B], [A], seconds=1) == {A: lost.isoformat()}
 
 
 def test_a_node_that_settles_twice_settles_anew():
@@ -62,6 +63,12 @@ def test_a_quorum_queue_that_shrinks_while_its_node_settles_has_an_unknown_lengt
     changes = run_settling(monitor, q=0, c=7)
     assert (changes.unknown, changes.messages, changes.events, changes.unconfirmed) == (1, [], [], [])
     assert monitor.row("q").state == "warned"
+
+
+def test_a_quorum_queue_without_a_leader_has_an_unknown_length_while_a_node_settles(monitor):
+    monitor.earlier = monitor.earlier._replace(settling=NODES)
+    changes = monitor.run(snapshot(listed_queue("q", 0, type="quorum", node=""), listed_queue("c", 7)))
+    assert (changes.unknown, changes.messages, changes.events) == (1, [], [])
 
 
 def test_a_quorum_queue_is_judged_again_when_its_node_has_settled(monitor):
