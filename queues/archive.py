@@ -25,7 +25,8 @@ from accounts.vouching import lock_existing
 from core import bulk, locks
 from queues.archive_chunks import pack
 from queues.models import Archive, ArchiveChunk, Queue
-from rabbit.amqp import Session
+from rabbit import deadline
+from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.fetching import Bounds, Fetch, Fetched
 from rabbit.management import BrokerError, BrokerUnavailable, Refused
 from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
@@ -33,6 +34,9 @@ from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
+ELECTION_SECONDS = 10.0
+"""A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
+
 NOT_STORED = "the database could not store it"
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
 
@@ -165,7 +169,19 @@ class _Attempt:
         if self.result.archive is None:
             self.result.dropped += self.fetch.kept
             _record_failure(self.target, self.result)
+            self._keep_earlier()
         return confirm(self.result)
+
+    def _keep_earlier(self) -> None:
+        """Keep what an earlier attempt fetched, if nothing was ready now.
+
+        RabbitMQ 3.10 does not return the messages of a cancelled consumer while its node is down.
+        """
+        if self.fetch.fetched or self.result.dropped:
+            return
+        fetched = _unfinished(self.target.vhost, self.target.name).filter(state=Archive.State.FETCHED).last()
+        if fetched is not None:
+            self.result.archive, self.result.held = fetched, max(0, self.result.held - fetched.messages)
 
 
 def delete_queue(
@@ -198,7 +214,7 @@ def delete_queue(
                 raise WithinLimit
             attempt.archive(depth)
             if limit is not None and attempt.fetch.fetched:
-                ready = _declare(attempt.fetch)
+                ready = _declare_again(attempt)
                 if attempt.fetch.fetched + ready + unacknowledged <= limit:
                     _call_off(attempt)
                     raise WithinLimit
@@ -342,6 +358,19 @@ def _declare(fetch: Fetch) -> int:
     if depth is None:
         raise NotSent("its leader did not answer; try again")
     return depth.ready
+
+
+def _declare_again(attempt: _Attempt) -> int:
+    """Return the ready messages of a queue whose messages were fetched. Wait for a new leader if it has none."""
+    until = time.monotonic() + deadline.seconds_left(ELECTION_SECONDS)
+    while True:
+        try:
+            return _declare(attempt.fetch)
+        except NotSent:
+            if time.monotonic() > until:
+                raise
+        attempt.between()
+        time.sleep(LEADER_TIMEOUT_SECONDS)
 
 
 def why_not(target: Target) -> str:

@@ -78,6 +78,11 @@ class Fetch:
         self._channel = session.new_channel()
 
     @property
+    def _consumes(self) -> bool:
+        """Whether the queue has a consumer of this channel. A cancelled one counts while it holds messages."""
+        return bool(self._consumer or (self.fetched and not self._is_auto_delete))
+
+    @property
     def fetched(self) -> int:
         """The number of messages that this channel holds."""
         return self.kept + self.unkept
@@ -88,6 +93,8 @@ class Fetch:
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
         if self._is_classic:
             return DeclareOk(answer.message_count, answer.consumer_count)
+        if self._consumes and not answer.consumer_count:
+            return None  # the leader's node is down, and there is no new leader yet
         return DeclareOk.after(answer, time.monotonic() - began)
 
     def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Fetched]]:
@@ -104,7 +111,8 @@ class Fetch:
 
     def delete_queue(self) -> int:
         """Delete the queue with all that was fetched, and return how many other ready messages it had."""
-        dropped = int(self._request(lambda: self._channel.queue_delete(self.name)))
+        with self._session.time_for_deletion():
+            dropped = int(self._request(lambda: self._channel.queue_delete(self.name)))
         self._close()
         return dropped
 
@@ -167,10 +175,12 @@ class Fetch:
     def _is_drained(self, silence: float) -> bool:
         """Return whether no more messages will arrive, after this many seconds without one."""
         depth = self.declare_passively()
+        if depth is None:
+            return False  # the next leader sends the others
         if silence >= MAX_SILENCE_SECONDS:
             return True
         # The ready count of a quorum queue on RabbitMQ 3.10 may be 0 long before its messages arrive.
-        return depth is not None and not depth.ready and (self._is_classic or self.fetched > 0)
+        return not depth.ready and (self._is_classic or self.fetched > 0)
 
     def _consume(self, prefetch: int) -> bool:
         """Begin to consume. Return False if another consumer is exclusive."""
