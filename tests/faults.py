@@ -59,6 +59,19 @@ def once_after(monkeypatch, step, action):
     monkeypatch.setattr(owner, name, take_and_act)
 
 
+def once_before(monkeypatch, step, action):
+    """Call the action once, right before this step."""
+    owner, name = STEPS[step]
+    take = getattr(owner, name)
+
+    def act_and_take(*arguments, **options):
+        monkeypatch.setattr(owner, name, take)
+        action()
+        return take(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, act_and_take)
+
+
 def let_time_pass():
     """Let leases and locks expire, and make deferred work due, as after some minutes."""
     before = timezone.now() - timedelta(minutes=5)

@@ -4,8 +4,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import pairwise
 
 import pika
@@ -15,20 +13,22 @@ import core.broker
 from agents.declaring import declare_or_replace
 from notifications.models import Notification
 from queues import monitor
-from queues.models import Queue, QueueEvent, Watch
+from queues.models import Archive, Queue, QueueEvent, Watch
 from rabbit import deadline
 from rabbit.addresses import addresses_of
+from rabbit.amqp import Session
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS, of_type
-from rabbit.management import BrokerError, Management, NodeDown
+from rabbit.fetching import FIRST_MESSAGES
+from rabbit.management import Management, NodeDown, NotOnBroker
 from rabbit.publishing import Message, Result
 from tests.conftest import Amqp
+from tests.faults import once_after, once_before
 from tests.fixtures import guard
 from tests.toolbox import wait_until
-from tools.rabbitmq import PrivateNode
+from tools.rabbitmq_cluster import RabbitCluster
 
 pytestmark = pytest.mark.soak
 
-NAMES = ("one", "two", "three")
 KINDS = (
     ("classic", 16, {"x-queue-type": "classic"}),
     ("quorum", 8, {"x-queue-type": "quorum"}),
@@ -42,63 +42,15 @@ SECONDS_AFTER = 15
 """Passes go on for this time after a fault, so that late consequences are counted too."""
 
 
-class Cluster:
-    """Three nodes."""
-
-    def __init__(self):
-        with ExitStack() as exits:
-            formation = {"cluster_formation.peer_discovery_backend": "classic_config"} | {
-                f"cluster_formation.classic_config.nodes.{number}": f"{name}@localhost"
-                for number, name in enumerate(NAMES, 1)
-            }
-            self.nodes = []
-            for name in NAMES:
-                peer = self.nodes[0] if self.nodes else None
-                node = PrivateNode(name=name, plugins=["rabbitmq_management"], peer=peer, config=formation)
-                exits.callback(node.stop)
-                self.nodes.append(node)
-            self.nodes[0]._start_epmd()
-            with ThreadPoolExecutor(3) as threads:
-                list(threads.map(lambda node: node.start(timeout=180), self.nodes))
-            self.wait()
-            self.close = exits.pop_all().close
-
-    @property
-    def management_url(self):
-        return ",".join(node.management_url for node in self.nodes)
-
-    @property
-    def amqp_url(self):
-        return ",".join(node.amqp_url for node in self.nodes)
-
-    def wait(self):
-        """Wait until all three nodes run and know each other."""
-
-        def are_running():
-            try:
-                return all(
-                    [one.running for one in Management(node.management_url).nodes()] == [True] * 3
-                    for node in self.nodes
-                )
-            except BrokerError:
-                return False
-
-        wait_until(are_running, seconds=120)
-
-
 @pytest.fixture(scope="module")
 def nodes():
-    cluster = Cluster()
-    yield cluster
-    cluster.close()
+    with RabbitCluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def cluster(nodes, transactional_db, settings, account):
-    """Guard a cluster with 120 queues: classic ones, quorum queues with three members and with one, and streams.
-
-    Some are over their warning threshold, and some over their deletion limit but unbounded.
-    """
+def empty_cluster(nodes, transactional_db, settings, account):
+    """Guard a cluster without queues."""
     guard(nodes.nodes[0], settings)
     settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = nodes.management_url, nodes.amqp_url
     settings.GUARDIAN_POLL_SECONDS = 1
@@ -106,7 +58,20 @@ def cluster(nodes, transactional_db, settings, account):
     management = Management(nodes.nodes[0].management_url)
     management.delete_vhost("/")
     management.create_vhost("/")
-    for number, node in enumerate(nodes.nodes):
+    yield nodes
+    for node in nodes.nodes:
+        if not node.running:
+            node.start()
+    nodes.wait()
+
+
+@pytest.fixture
+def cluster(empty_cluster, settings, account):
+    """Guard a cluster with 120 queues: classic ones, quorum queues with three members and with one, and streams.
+
+    Some are over their warning threshold, and some over their deletion limit but unbounded.
+    """
+    for number, node in enumerate(empty_cluster.nodes):
         amqp = Amqp(node.amqp_url, "/")
         for name, count, arguments in KINDS:
             for index in range(count):
@@ -124,7 +89,7 @@ def cluster(nodes, transactional_db, settings, account):
         assert monitor.run_pass().queues == 120
     QueueEvent.objects.all().delete()
     Notification.objects.all().delete()
-    return nodes
+    return empty_cluster
 
 
 class Passes:
@@ -266,3 +231,108 @@ def test_an_agents_queue_whose_node_is_down_is_unreachable(cluster, kind, settin
     finally:
         node.start()
         cluster.wait()
+
+
+# Deletion during a fault
+
+
+def declare(node, name, kind, messages):
+    """Declare a queue whose leader is on this node, with persistent messages."""
+    arguments = next(arguments for one, _, arguments in KINDS if one == kind)
+    client = Amqp(node.amqp_url, "/")
+    client.queue(name, arguments=arguments)
+    client.connection.close()
+    publish(node, name, messages)
+    return name
+
+
+def publish(node, name, messages):
+    client = Amqp(node.amqp_url, "/")
+    for number in range(messages):
+        client.channel.basic_publish("", name, str(number).encode(), PERSISTENT)
+    client.connection.close()
+
+
+def run_passes_until(condition, seconds=90):
+    """Run a pass each second until this is true."""
+
+    def is_true_after_a_pass():
+        time.sleep(1)
+        monitor.run_pass()
+        return condition()
+
+    wait_until(is_true_after_a_pass, seconds)
+
+
+def archived():
+    """Return the number of messages in the archive of each deleted queue."""
+    return dict(Archive.objects.filter(state="kept", dropped=0).values_list("queue_name", "messages"))
+
+
+def deletions():
+    """Return how often the deletion of each queue was recorded."""
+    return dict(Counter(QueueEvent.objects.filter(kind="deleted").values_list("queue_name", flat=True)))
+
+
+def test_a_queue_over_its_limit_is_deleted_once_its_leader_answers(empty_cluster):
+    first, _, lost = empty_cluster.nodes
+    unreachable = [declare(lost, f"queue/alice/{kind}-lost", kind, 2) for kind in ("classic", "single")]
+    reachable = [
+        declare(first, "queue/alice/classic", "classic", 2),
+        declare(first, "queue/alice/quorum", "quorum", 2),
+        declare(lost, "queue/alice/quorum-moved", "quorum", 2),
+    ]
+    run_passes_until(lambda: Queue.objects.filter(ready=2).count() == 5)
+    for name in unreachable:
+        publish(lost, name, 10)
+    lost.kill()
+    with Session(first.amqp_url, "/") as session:
+        wait_until(lambda: session.declare_passively("queue/alice/quorum-moved") == (2, 0))
+    for name in reachable:
+        publish(first, name, 10)
+    run_passes_until(lambda: len(deletions()) == 3)
+    assert archived() == dict.fromkeys(reachable, 12)
+    for _ in range(5):
+        monitor.run_pass()
+    assert archived() == dict.fromkeys(reachable, 12)
+    lost.start()
+    empty_cluster.wait()
+    run_passes_until(lambda: len(deletions()) == 5)
+    assert archived() == dict.fromkeys([*reachable, *unreachable], 12)
+    assert set(deletions().values()) == {1}
+    assert mistakes() == {"condemned": 5, "deleted": 5}
+    assert notices().keys() == {"deletion", "node-lost", "node-back"}
+
+
+@pytest.mark.parametrize(
+    ("once", "step"),
+    [(once_after, "the recheck"), (once_after, "the first batch"), (once_before, "the deletion")],
+    ids=["after the recheck", "after the first batch", "before the deletion"],
+)
+@pytest.mark.parametrize("connection", ["leader's node", "another node"])
+def test_a_queue_whose_leader_dies_during_its_deletion_is_archived_and_deleted_once(
+    empty_cluster, settings, monkeypatch, once, step, connection
+):
+    first, leader, last = empty_cluster.nodes
+    messages = 5000
+    name = declare(leader, "queue/alice/long", "quorum", 0)
+    client = Amqp(leader.amqp_url, "/")
+    channel = client.connection.channel()  # without confirms, which would take 2 ms each
+    for _ in range(messages):
+        channel.basic_publish("", name, b"x" * 500, PERSISTENT)
+    wait_until(lambda: client.channel.queue_declare(name, passive=True).method.message_count == messages)
+    client.connection.close()
+    connected = leader if connection == "leader's node" else first
+    settings.RABBIT_URL = ",".join(node.amqp_url for node in (connected, last))
+    once(monkeypatch, step, leader.kill)
+    run_passes_until(deletions)
+    assert not leader.running
+    assert deletions() == {name: 1}
+    [details] = QueueEvent.objects.filter(kind="deleted").values_list("details", flat=True)
+    assert archived() == {name: details["archived"]}
+    # RabbitMQ 3.10 returns no messages of a cancelled consumer whose node is down.
+    assert (details["archived"] + details["held"], details["dropped"]) == (messages, 0)
+    assert details["held"] <= FIRST_MESSAGES
+    assert notices()["deletion"] == 2  # the owner's and the operators'
+    with Session(first.amqp_url, "/") as session, pytest.raises(NotOnBroker):
+        session.declare_passively(name)

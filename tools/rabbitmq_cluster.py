@@ -1,0 +1,84 @@
+"""A private RabbitMQ cluster of three nodes, for tests and the chaos run."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Self
+
+from rabbit.management import BrokerError, Management
+from tools.processes import StartError
+from tools.rabbitmq import PrivateNode
+
+NAMES = ("one", "two", "three")
+START_SECONDS = 180
+"""Three nodes that start at once share the cores."""
+
+MEMBERS_SECONDS = 120
+
+
+class RabbitCluster:
+    """Three nodes of one cluster. Use it as a context manager."""
+
+    def __init__(self, *, plugins: Sequence[str] = ("rabbitmq_management",)) -> None:
+        """Choose ports and write the configurations."""
+        formation = {"cluster_formation.peer_discovery_backend": "classic_config"} | {
+            f"cluster_formation.classic_config.nodes.{number}": f"{name}@localhost"
+            for number, name in enumerate(NAMES, 1)
+        }
+        self._exits = ExitStack()
+        self.nodes: list[PrivateNode] = []
+        for name in NAMES:
+            peer = self.nodes[0] if self.nodes else None
+            node = PrivateNode(name=name, plugins=plugins, peer=peer, config=formation)
+            self._exits.callback(node.stop)
+            self.nodes.append(node)
+
+    @property
+    def management_url(self) -> str:
+        """The management API's URLs of all nodes, separated by commas."""
+        return ",".join(node.management_url for node in self.nodes)
+
+    @property
+    def amqp_url(self) -> str:
+        """The AMQP URLs of all nodes, separated by commas."""
+        return ",".join(node.amqp_url for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start the nodes and wait for all. Raises StartError."""
+        try:
+            self.nodes[0].start_epmd()
+            with ThreadPoolExecutor(len(self.nodes)) as threads:
+                list(threads.map(lambda node: node.start(START_SECONDS), self.nodes))
+            self.wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def wait(self) -> None:
+        """Wait until all nodes run and know each other. Raises StartError."""
+        deadline = time.monotonic() + MEMBERS_SECONDS
+        while not self._is_complete():
+            if time.monotonic() > deadline:
+                raise StartError(f"the nodes were no cluster after {MEMBERS_SECONDS} s")
+            time.sleep(0.05)
+
+    def _is_complete(self) -> bool:
+        try:
+            return all(
+                [one.running for one in Management(node.management_url).nodes()] == [True] * len(self.nodes)
+                for node in self.nodes
+            )
+        except BrokerError:
+            return False
+
+    def stop(self) -> None:
+        """Stop all nodes and delete their directories."""
+        self._exits.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
