@@ -906,7 +906,7 @@ def test_an_error_while_connecting_stops_the_consumer(consumer_settings, monkeyp
     def broken(*args, **keywords):
         raise RuntimeError("no more sockets")
 
-    monkeypatch.setattr("guardian_consumers.link._Connection", broken)
+    monkeypatch.setattr("guardian_consumers.link.Connection", broken)
     consumer = Consumer(consumer_settings(), "orders", lambda message: None)
     consumer.start()
     ended, error = consumer.wait(5)

@@ -358,8 +358,8 @@ def test_a_database_lost_after_the_work_is_done_changes_nothing(consumer_setting
     with Publisher(settings) as publisher:
         send = publisher.send
 
-        def send_and_lose_the_database(*publication):
-            send(*publication)
+        def send_and_lose_the_database(*publication, **options):
+            send(*publication, **options)
             connection.connection.close()  # without Django's knowledge
 
         publisher.send = send_and_lose_the_database
