@@ -44,6 +44,7 @@ from guardian_consumers import (
     Unroutable,
     run_all,
 )
+from guardian_consumers.django import in_transaction
 from guardian_consumers.source import FifoBuffer
 from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
@@ -737,6 +738,22 @@ def test_a_consumer_retries_while_a_proxy_has_no_broker_behind_it(consumer_setti
         ) as consumer:
             assert consumer.wait(0.01) == (False, None)
             assert proxy.connections == 2
+
+
+async def ship_later(message):
+    """Do nothing."""
+
+
+def ship_each(message):
+    """Yield nothing."""
+    yield
+
+
+@pytest.mark.parametrize("callback", [ship_later, ship_each])
+def test_a_callback_that_would_do_nothing_is_an_error(callback):
+    for create in (lambda: Consumer(settings_at("amqp://x"), "orders", callback), lambda: in_transaction(callback)):
+        with pytest.raises(SettingsError, match=f"the callback {callback.__name__} is a coroutine or generator"):
+            create()
 
 
 def test_a_key_that_makes_a_queue_name_too_long_is_an_error(consumer_settings):

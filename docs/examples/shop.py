@@ -1,6 +1,6 @@
-"""A small shop: an order is checked and written down, and what was ordered is sent on to be packed.
+"""A small shop: one consumer accepts orders, and another packs their items.
 
-Two consumers and one publisher, which know each other by routing keys alone. `docs/consumers.md` says how to run it.
+`docs/consumers.md` says how to run it.
 """
 
 import sys
@@ -10,21 +10,20 @@ from guardian_consumers import Discard, Message, Park, Publisher, Settings
 
 
 def orders(message: Message) -> None:
-    """Take an order, and ask for each of its things to be packed."""
+    """Accept an order, and request the packing of each item."""
     order = message.body
     if not order.get("things"):
-        raise Discard("nothing was ordered")
+        raise Discard("the order is empty")
     if order["customer"] == "nobody":
-        raise Park("nobody can't pay; a person has to look at this")
+        raise Park("nobody can't pay; an operator decides")
     print(f"order {order['number']} of {order['customer']}", flush=True)
-    # Last of all, after whatever can fail: should this fail midway, the order comes again, and so would these. The id
-    # is made of the order's, so that whoever packs can tell.
+    # Publish last. If this fails midway, the order is retried and its items are published again, with the same ids.
     for thing in order["things"]:
         message.publish({"thing": thing}, "packing", message_id=f"{message.id}-{thing}")
 
 
 def packing(message: Message) -> None:
-    """Pack one thing. Fragile ones break the first time, and are tried again later."""
+    """Pack one item. Glass breaks at the first attempt, and is retried."""
     thing = message.body["thing"]
     if thing == "glass" and not message.attempts:
         raise RuntimeError("it broke")
@@ -35,7 +34,7 @@ def order(customer: str, things: list[str]) -> None:
     """Publish an order."""
     number = uuid.uuid4().hex[:8]
     with Publisher(Settings.from_environment()) as publisher:
-        # Mandatory: an order that nobody reads is an error here, and not lost.
+        # Mandatory: without a queue, publishing raises Unroutable. Otherwise the broker would drop the order.
         publisher.publish(
             {"number": number, "customer": customer, "things": things}, "orders", message_id=number, mandatory=True
         )

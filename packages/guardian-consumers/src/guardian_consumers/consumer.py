@@ -22,7 +22,7 @@ from typing import Any
 from guardian_consumers.connection import ConsumerConnection
 from guardian_consumers.decoding import DECODERS, Decoder
 from guardian_consumers.errors import ConsumerError
-from guardian_consumers.handler import Handler
+from guardian_consumers.handler import Handler, require_function
 from guardian_consumers.link import CLOSE_SECONDS
 from guardian_consumers.message import Message
 from guardian_consumers.outcomes import Outcome
@@ -65,6 +65,7 @@ class Consumer:
         publisher: Publisher | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
+        require_function(callback)
         self.settings = settings
         self.names = settings.names
         self.source: Source = settings.source(source) if isinstance(source, str) else source

@@ -40,6 +40,7 @@ from django.db import (
 )
 
 from guardian_consumers.errors import NotPublished
+from guardian_consumers.handler import require_function
 from guardian_consumers.message import Message
 from guardian_consumers.outcomes import Retry, TimeLimitExceeded
 from guardian_consumers.publisher import Publication
@@ -147,6 +148,8 @@ def with_fresh_connections(work: Work) -> Work:
     Stale are connections that failed or are older than CONN_MAX_AGE.
     """
 
+    require_function(work)
+
     @wraps(work)
     def handle(message: Message) -> None:
         close_old_connections()
@@ -216,6 +219,8 @@ class _Deduplication:
 
 
 def _decorated(work: Work, using: str, guard: _Deduplication | None) -> Work:
+    require_function(work)
+
     @wraps(work)
     def handle(message: Message) -> None:
         try:

@@ -1,17 +1,19 @@
 """Call the callback with each message, and settle the message according to the result."""
 
+import inspect
 import logging
 import random
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from guardian_consumers import retries
 from guardian_consumers.connection import ConsumerConnection
 from guardian_consumers.decoding import Decoder, decode
 from guardian_consumers.delivery import Delivery
-from guardian_consumers.errors import ConsumerError, Halted, NotPublished, Unroutable
+from guardian_consumers.errors import ConsumerError, Halted, NotPublished, SettingsError, Unroutable
 from guardian_consumers.message import Message
 from guardian_consumers.outcomes import Decision, Outcome, Unreadable, decide
 from guardian_consumers.source import OVERDUE_SECONDS
@@ -30,6 +32,13 @@ _DESCRIPTIONS = {
     Outcome.RETRY: "will be retried",
     Outcome.PARK: "parked",
 }
+
+
+def require_function(callback: Callable[..., object]) -> None:
+    """Raise SettingsError for a coroutine or generator function: calling it does nothing, and the message is acked."""
+    if inspect.iscoroutinefunction(callback) or inspect.isgeneratorfunction(callback):
+        name = getattr(callback, "__qualname__", repr(callback))
+        raise SettingsError(f"the callback {name} is a coroutine or generator function; write a plain function")
 
 
 class Handler:

@@ -178,7 +178,10 @@ class Publisher:
                     # Otherwise cancelled messages would pile up until the broker accepts messages again.
                     link.call(partial(self._discard_unsent, pending))
                     break
-        why = "it accepts no messages, since it runs short of memory or disk" if self.blocked else "no answer"
+        if self.blocked:
+            why = "it accepts no messages, since it runs short of memory or disk"
+        else:
+            why = "no answer" if self._can_send else "not connected"
         text = f"the broker has not confirmed the message in {time.monotonic() - begun:.2g} s: {why}"
         raise NotPublished(text, unknown=pending.sent)
 
