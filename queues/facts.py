@@ -12,11 +12,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from django.db.models import F
+
 from core import bulk
 from queues import feeding, growth
 from queues.comparison import StoredQueue
 from queues.models import QueueSample
-from queues.thresholds import Thresholds, is_spared
+from queues.thresholds import GONE, Thresholds, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused, Row
@@ -310,9 +312,12 @@ def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[
     stored = [(id_,) for id_ in ids if id_ is not None]
     if not stored:
         return {}
+    # As growth.since. A queue that returns in this pass is still stored as gone: all its samples are from before.
     rows = QueueSample.objects.filter(
-        bulk.among(QueueSample, ("queue",), stored), at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS)
-    )
+        bulk.among(QueueSample, ("queue",), stored),
+        at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS),
+        queue__first_seen__lte=F("at"),
+    ).exclude(queue__state=GONE)
     samples: dict[int | None, list[Sample]] = {}
     for queue, at, length in rows.order_by("at").values_list("queue", "at", "length"):
         samples.setdefault(queue, []).append((at, length))

@@ -1,7 +1,7 @@
 """The growth rate of a queue, and the time until it reaches its deletion limit."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 WINDOW_SECONDS = 600
@@ -13,6 +13,11 @@ class Growth(NamedTuple):
 
     per_second: float
     seconds_to_max: float | None
+
+
+def since(now: datetime, first_seen: datetime) -> datetime:
+    """Return the time from which samples count: those from before a queue was deleted and declared again don't."""
+    return max(now - timedelta(seconds=WINDOW_SECONDS), first_seen)
 
 
 def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth | None:

@@ -162,7 +162,8 @@ def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
     Subqueries find the sample by its index, because a queue may have a hundred samples in that time.
     """
     since = now - timedelta(seconds=growth.WINDOW_SECONDS)
-    samples = QueueSample.objects.filter(queue=OuterRef("pk"), at__gte=since).order_by("at")
+    of_queue = QueueSample.objects.filter(queue=OuterRef("pk"), at__gte=OuterRef("first_seen"))  # as growth.since
+    samples = of_queue.filter(at__gte=since).order_by("at")
     return queues.annotate(
         first_at=Subquery(samples.values("at")[:1]), first_length=Subquery(samples.values("length")[:1])
     )

@@ -132,7 +132,7 @@ class Queue(models.Model):
         default=0, help_text="The changes in this quiet period that no message reported."
     )
 
-    first_seen = models.DateTimeField()
+    first_seen = models.DateTimeField()  # of the present queue: anew when it is declared after it was gone
     last_seen = models.DateTimeField(
         help_text="When the row was last written while the queue existed. With 0 misses the queue exists now."
     )

@@ -182,6 +182,8 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     bulk.update(Queue, (*WRITTEN, "last_seen"), changed)
     grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
     bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
+    returned = [one.queue for one in changes.events if one.kind == QueueEvent.Kind.RETURNED]
+    bulk.update(Queue, ("first_seen",), [(queue.id, now) for queue in returned])
     lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
     bulk.update(
         Queue,

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import OuterRef, Subquery
@@ -41,6 +41,6 @@ def _trend(queue: Queue, samples: list[charts.Sample], began: datetime, now: dat
         return Trend(charts.sparkline(samples, began, now), None)
     # A length that has not changed for longer than samples are kept has none.
     samples = samples or [(max(began, queue.first_seen), queue.length)]
-    since = now - timedelta(seconds=growth.WINDOW_SECONDS)
+    since = growth.since(now, queue.first_seen)
     recent = [*(sample for sample in samples if sample[0] >= since), (now, queue.length)]
     return Trend(charts.sparkline(samples, began, now), growth.growth(recent, thresholds.of_queue(queue).max))

@@ -407,7 +407,8 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
     to_limit = request.GET.get("scale") == "limit"
     has_maximum = not thresholds.is_spared(queue)
     drawn = charts.chart(samples, began, now, limits, has_maximum=has_maximum, to_limit=to_limit)
-    recent = [sample for sample in samples if sample[0] >= now - timedelta(seconds=growth.WINDOW_SECONDS)]
+    since = growth.since(now, queue.first_seen)
+    recent = [sample for sample in samples if sample[0] >= since]
     grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
     (row,) = rows_of([queue])
     return {

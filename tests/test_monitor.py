@@ -15,7 +15,7 @@ from agents.models import AgentVhost, EventSubscription, Offering, SubscriptionQ
 from core import bulk, leases
 from core.models import Lease
 from notifications.models import Notification
-from queues import actions, monitor, pruning
+from queues import actions, listing, monitor, pruning, trends
 from queues.deletion import Deletion
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from tests.toolbox import queue_events, queue_names, queue_row, remove_account, sent
@@ -53,7 +53,9 @@ def test_a_warning_has_bindings_and_growth_rate(amqp, alice):
     amqp.queue("queue/alice/builds", 1)
     amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
     monitor.run_pass()
-    QueueSample.objects.update(at=timezone.now() - timedelta(seconds=10))
+    ten_seconds_ago = timezone.now() - timedelta(seconds=10)
+    Queue.objects.update(first_seen=ten_seconds_ago)
+    QueueSample.objects.update(at=ten_seconds_ago)
     amqp.publish("queue/alice/builds", 5)
     monitor.run_pass()
     facts = Notification.objects.filter(recipient="alice@example.org").get().facts
@@ -180,6 +182,22 @@ def test_a_queue_that_returns_keeps_its_row_and_thresholds(amqp, alice):
     queue = Queue.objects.get(name="queue/alice/builds")
     assert (queue.uuid, queue.unbounded, queue.warn_length, queue.state) == (before, True, 2, "warned")
     assert queue_events("queue/alice/builds") == ["gone", "returned", "warned"]
+
+
+def test_the_growth_of_a_queue_counts_from_its_return(amqp, alice):
+    amqp.queue("queue/alice/builds", 3)
+    amqp.queue("another")
+    monitor.run_pass()
+    QueueSample.objects.update(at=timezone.now() - timedelta(minutes=1))
+    amqp.channel.queue_delete("queue/alice/builds")
+    monitor.run_pass()
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    queue = Queue.objects.select_related("pulse_user").get(name="queue/alice/builds")
+    assert Notification.objects.filter(recipient="alice@example.org").get().facts["per_second"] is None
+    assert trends.trends([queue], timezone.now() + timedelta(minutes=1))[queue.pk].growth.per_second == 0
+    assert listing.with_first_sample(Queue.objects.filter(pk=queue.pk), timezone.now()).get().first_length == 6
 
 
 def test_a_warned_queue_that_returns_is_not_warned_about_again(amqp, alice):

@@ -211,7 +211,7 @@ def create_rows(number: int, now: datetime) -> None:
     account = PulseUser.objects.create(username=f"alice-{number}", ready=True)
     given = {
         "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
-        "unacknowledged": 0, "first_seen": now, "last_seen": now,
+        "unacknowledged": 0, "first_seen": minutes_ago(9, now), "last_seen": now,
     }  # fmt: skip
     owned = [
         Queue(name=f"queue/alice-{number}/{index}", pulse_user=account, ready=number + index, **given)

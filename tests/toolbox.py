@@ -262,11 +262,11 @@ def queue_lengths(management: Management, vhost: str) -> dict[str, int | None]:
 
 
 def queue_row(name: str, **fields: Any) -> Queue:
-    """Return an unsaved row of a durable classic queue."""
+    """Return an unsaved row of a durable classic queue that has existed for a day."""
     now = timezone.now()
     defaults = {
-        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "first_seen": now,
-        "last_seen": now,
+        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
+        "first_seen": now - timedelta(days=1), "last_seen": now,
     }  # fmt: skip
     return Queue(name=name, **{**defaults, **fields})
 
