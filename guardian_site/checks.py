@@ -20,6 +20,7 @@ from accounts import reserved_names
 from core.addresses import split_address
 from guardian_site import logs
 from guardian_site.environment import IN_PASSWORDS
+from message_store import cassandra_settings
 from message_store.store import STORES
 from queues.thresholds import POLICIES
 from rabbit.addresses import split_addresses
@@ -49,6 +50,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
         *_lengths(),
         *_choices(),
         *_bounds(),
+        *_message_store(),
         *_people(),
         *_reserved_users(),
         *_signing_in(),
@@ -296,10 +298,11 @@ def _bounds() -> Iterable[CheckMessage]:
         ("GUARDIAN_MAX_SUBSCRIPTIONS", 0, 1_000_000_000),
         ("GUARDIAN_MAX_CHANNELS", 0, 1_000_000_000),
         ("MESSAGE_STORE_MAX_BYTES", 0, 1 << 60),
+        ("MESSAGE_STORE_DELAY_SECONDS", 0, 600),
         ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
         ("GUARDIAN_STALLED_MINUTES", 0, 525_600),
     ):
-        if not minimum <= _value(name) <= maximum:
+        if _value(name) is not None and not minimum <= _value(name) <= maximum:
             hint = f"Set it to a number from {minimum} to {maximum}."
             yield Error(f"{name} is {_value(name)}.", hint=hint, id="guardian.E011")
     if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
@@ -307,6 +310,47 @@ def _bounds() -> Iterable[CheckMessage]:
             "GUARDIAN_POLL_MAX_SECONDS is below GUARDIAN_POLL_SECONDS.",
             hint="Raise the first: it is the longest wait between passes during an outage of the broker.",
             id="guardian.E013",
+        )
+
+
+def _message_store() -> Iterable[CheckMessage]:
+    if settings.MESSAGE_STORE != "cassandra":
+        if settings.CASSANDRA_HOSTS:
+            yield checks.Warning(
+                f"CASSANDRA_HOSTS is set, but MESSAGE_STORE is '{settings.MESSAGE_STORE}'.",
+                hint="Set MESSAGE_STORE=cassandra, or leave CASSANDRA_HOSTS empty.",
+                id="guardian.W007",
+            )
+        return
+    for name, parse in (
+        ("CASSANDRA_HOSTS", cassandra_settings.contact_points),
+        ("CASSANDRA_REPLICATION", cassandra_settings.replication),
+    ):
+        try:
+            parse()
+        except ValueError as error:
+            yield Error(f"{name}: {error}.", hint="See its description in .env.example.", id="guardian.E032")
+    if not cassandra_settings.KEYSPACE.fullmatch(settings.CASSANDRA_KEYSPACE):
+        yield Error(
+            f"CASSANDRA_KEYSPACE is '{settings.CASSANDRA_KEYSPACE}'.",
+            hint="Use up to 48 of the characters a to z, 0 to 9 and _. Begin with a letter.",
+            id="guardian.E032",
+        )
+    if bool(settings.CASSANDRA_USER) != bool(settings.CASSANDRA_PASSWORD):
+        yield Error(
+            "Only one of CASSANDRA_USER and CASSANDRA_PASSWORD is set.", hint="Set both or none.", id="guardian.E032"
+        )
+    if settings.MESSAGE_STORE_MAX_BODY > cassandra_settings.MAX_BODY:
+        yield Error(
+            f"MESSAGE_STORE_MAX_BODY is {settings.MESSAGE_STORE_MAX_BODY}.",
+            hint=f"Cassandra stores messages of up to {cassandra_settings.MAX_BODY} bytes. Lower it.",
+            id="guardian.E032",
+        )
+    if settings.MESSAGE_STORE_DELAY_SECONDS is not None and 0 < settings.MESSAGE_STORE_DELAY_SECONDS < 1:
+        yield Error(
+            f"MESSAGE_STORE_DELAY_SECONDS is {settings.MESSAGE_STORE_DELAY_SECONDS}.",
+            hint="Set it to 1 or more: a message is stored within two thirds of it. Or 0: readers may miss some.",
+            id="guardian.E032",
         )
 
 

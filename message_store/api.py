@@ -24,7 +24,15 @@ from message_store import applications, leases, principals, queues, request_pars
 from message_store.principals import ANONYMOUS, Caller
 from message_store.queues import Invalid, MessageInput, MessageRef
 from message_store.quota import QuotaReached
-from message_store.store import NoQueue, PositionsChanged, StoredMessage, StoredQueue, StoreUnavailable, store
+from message_store.store import (
+    BatchTooLarge,
+    NoQueue,
+    PositionsChanged,
+    StoredMessage,
+    StoredQueue,
+    StoreUnavailable,
+    store,
+)
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 """The size from which a response ends early: that of its JSON, where a control character takes six bytes."""
@@ -86,6 +94,9 @@ def _view(**calls: Call) -> Call:
         except request_parsing.BodyTooLarge as too_long:
             text = f"More bytes than maximum value {too_long.args[0]}"
             return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
+        except BatchTooLarge:
+            text = "The store can't store so many bytes as a whole. Post the messages in several requests"
+            return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"messages": text})
         except request_parsing.BodyTooSlow:
             text = f"Not received within {body_timeout.BODY_SECONDS:g} seconds"
             return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})

@@ -219,6 +219,8 @@ _DIALECTS: dict[str, _Dialect] = {"postgresql": _PostgreSQL(), "sqlite": _SQLite
 class DatabaseStore(MessageStore):
     """Queues and messages in Guardian's database."""
 
+    in_database = True
+
     def register(
         self,
         application: str,

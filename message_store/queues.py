@@ -206,6 +206,7 @@ def post_all(
     Raises:
         Invalid: for the fields of ``post`` after the entry's index, as in ``1.partition``, or for ``messages``.
         QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
+        BatchTooLarge: the store can't store so many bytes as a whole.
         NoQueue: the queue was deleted.
         StoreUnavailable: the store is unreachable.
     """
@@ -240,7 +241,7 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
         StoreUnavailable: the store is unreachable.
     """
     messages = [_message(queue, entry._replace(partition=ref.partition)) for ref in refs]
-    latest = ids.now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
+    latest = store().now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
     ahead = [(ref.partition, ref.id) for ref in refs if ids.place(ref.id).ticks > latest]
     existing = {(one.partition, one.id) for one in store().read_ids(queue, ahead)} if ahead else set()
     for partition, message_id in ahead:
@@ -329,7 +330,7 @@ def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
 
 def visible_before(used: MessageStore) -> int | None:
     """Return the ticks from which on the store's delay hides messages; None without a delay."""
-    return ids.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
+    return used.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
 
 
 def place_before(message_id: uuid.UUID) -> Place:

@@ -1,8 +1,9 @@
 """The quota of an application: how many bytes the bodies of its messages may have.
 
 ``Application.stored_bytes`` is never less than what the application's clients stored. A post adds to it, in the
-transaction that stores the messages, and nothing subtracts. When it would exceed the quota, the store is measured,
-without deleted and expired messages. A measurement reads every message, so there is at most one a minute.
+transaction that stores the messages if they are in the same database, and nothing subtracts. When it would exceed the
+quota, the store is measured, without deleted and expired messages. A measurement reads every message, so there is at
+most one a minute.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from django.db.models import F
 
 from core import limits
 from message_store.models import Application
-from message_store.store import store
+from message_store.store import BatchTooLarge, NoQueue, store
 
 MEASURE_INTERVAL_SECONDS = 60
 
@@ -25,13 +26,13 @@ class QuotaReached(Exception):
 
 @contextmanager
 def reserved(application: str, size: int) -> Iterator[None]:
-    """Count these bytes for an application, in one transaction with what the block stores.
+    """Count these bytes for an application, unless the block stores nothing.
 
     Raises:
         QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
     """
     for is_last in (False, True):
-        with transaction.atomic():
+        with transaction.atomic() if store().in_database else _subtracted_on_error(application, size):
             if _reserve(application, size):
                 yield
                 return
@@ -43,8 +44,18 @@ def reserved(application: str, size: int) -> Iterator[None]:
     )
 
 
+@contextmanager
+def _subtracted_on_error(application: str, size: int) -> Iterator[None]:
+    """Do without a transaction: it would lock the application's row while another store works."""
+    try:
+        yield
+    except (NoQueue, BatchTooLarge):
+        Application.objects.filter(name=application).update(stored_bytes=F("stored_bytes") - size)
+        raise
+
+
 def _reserve(application: str, size: int) -> bool:
-    """Add to the application's bytes, unless they would exceed the quota. This locks its row until the commit.
+    """Add to the application's bytes, unless they would exceed the quota. In a transaction, this locks its row.
 
     Return whether the messages may be stored.
     """

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from guardian_store import ids
 from guardian_store.ids import Place
 
 
@@ -32,6 +33,10 @@ class NoQueue(StoreError):
 
 class PositionsChanged(StoreError):
     """The positions are no longer those that the caller read."""
+
+
+class BatchTooLarge(StoreError):
+    """The messages of one push are more than the store can store as a whole. None is stored."""
 
 
 class QueueExists(StoreError):
@@ -81,9 +86,23 @@ class MessageStore(ABC):
     Every method may raise ``StoreUnavailable``. The methods are safe for concurrent threads and processes.
     """
 
-    delay: float = 0
-    """Seconds to hide new messages from reads: how long an eventually consistent store takes to agree on their order.
-    Callers of ``read`` apply it, the store does not."""
+    in_database: bool = False
+    """Whether what a call stores is part of the caller's transaction in Django's database."""
+
+    default_delay: float = 0
+
+    @property
+    def delay(self) -> float:
+        """Seconds to hide new messages from reads: how long an eventually consistent store takes to agree on them.
+
+        Callers of ``read`` apply it, the store does not.
+        """
+        configured: float | None = settings.MESSAGE_STORE_DELAY_SECONDS
+        return self.default_delay if configured is None else configured
+
+    def now(self) -> int:
+        """Return the store's time in ticks since 1970. ``delay`` and ids refer to it."""
+        return ids.now()
 
     # Queues
 
@@ -159,6 +178,7 @@ class MessageStore(ABC):
 
         Raises:
             NoQueue: the queue was deleted.
+            BatchTooLarge: the store can't store so many bytes as a whole.
         """
 
     @abstractmethod
@@ -280,7 +300,10 @@ class MessageStore(ABC):
         """Return the sorted names of the consumers with positions."""
 
 
-STORES = {"database": "message_store.database.DatabaseStore"}
+STORES = {
+    "database": "message_store.database.DatabaseStore",
+    "cassandra": "message_store.cassandra.CassandraStore",
+}
 """Store classes by their names in the setting ``MESSAGE_STORE``."""
 
 

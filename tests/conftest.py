@@ -22,6 +22,14 @@ from rabbit.amqp import Session
 from rabbit.management import Management
 from status import probes
 from tests.agents import agent, agents, reader  # noqa: F401
+from tests.cassandra_node import (  # noqa: F401
+    cassandra_hosts,
+    cassandra_settings,
+    cassandra_store,
+    pytest_configure_node,
+    pytest_unconfigure,
+    pytest_xdist_node_collection_finished,
+)
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.fixtures import (  # noqa: F401
     account,
@@ -72,7 +80,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests that run on SQLite too."""
-    if item.path.stem in ON_SQLITE_TOO:
+    if item.path.stem in ON_SQLITE_TOO and "cassandra" not in item.name:
         item.add_marker(pytest.mark.sqlite)
 
 

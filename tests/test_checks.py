@@ -60,6 +60,9 @@ def test_good_settings_pass():
         ("GUARDIAN_THRESHOLD_POLICY", "guess", "guardian.E008"),
         ("GUARDIAN_NAMESPACE_POLICY", "delete-all", "guardian.E008"),
         ("MESSAGE_STORE", "memory", "guardian.E008"),
+        ("MESSAGE_STORE", "cassandra", "guardian.E032"),
+        ("MESSAGE_STORE_DELAY_SECONDS", -1, "guardian.E011"),
+        ("CASSANDRA_HOSTS", ["cassandra"], "guardian.W007"),
         ("GUARDIAN_IGNORED_QUEUES", "(", "guardian.E009"),
         ("GUARDIAN_RESERVED_USERS", ["guest", "^ops("], "guardian.E031"),
         ("GUARDIAN_RESERVED_USERS", ["guest", "*"], "guardian.E031"),
@@ -104,6 +107,32 @@ def test_a_wrong_setting_is_reported(settings, name, value, id_):
     messages = check_settings(None)
     assert [message.id for message in messages] == [id_]
     assert messages[0].hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CASSANDRA_HOSTS", []),
+        ("CASSANDRA_HOSTS", ["one", "http://two"]),
+        ("CASSANDRA_HOSTS", ["me:word@one"]),
+        ("CASSANDRA_HOSTS", ["one:port"]),
+        ("CASSANDRA_KEYSPACE", "Guardian-1"),
+        ("CASSANDRA_REPLICATION", "0"),
+        ("CASSANDRA_REPLICATION", "dc1:3"),
+        ("CASSANDRA_REPLICATION", "datacenter1:three"),
+        ("CASSANDRA_USER", "guardian"),
+        ("CASSANDRA_PASSWORD", "word"),
+        ("MESSAGE_STORE_MAX_BODY", 1 << 24),
+        ("MESSAGE_STORE_DELAY_SECONDS", 0.5),
+    ],
+)
+def test_a_wrong_setting_of_cassandra_is_reported(settings, name, value):
+    settings.MESSAGE_STORE, settings.CASSANDRA_HOSTS = "cassandra", ["one", "two:9043"]
+    assert check_settings(None) == []
+    setattr(settings, name, value)
+    messages = check_settings(None)
+    assert [message.id for message in messages] == ["guardian.E032"]
+    assert name in messages[0].msg
 
 
 @pytest.mark.parametrize(

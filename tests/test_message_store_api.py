@@ -92,9 +92,11 @@ class Program:
         return [message["body"] for message in self.ok("GET", path)["messages"]]
 
 
-@pytest.fixture
-def program(db):
-    """Give a client of an application without queues."""
+@pytest.fixture(params=["database", "cassandra"])
+def program(request, db):
+    """Give a client of an application without queues, on each store."""
+    if request.param == "cassandra":
+        request.getfixturevalue("cassandra_store")
     return Program()
 
 
@@ -670,6 +672,7 @@ def test_an_id_of_another_queue_is_not_found(shop):
 # Responses
 
 
+@pytest.mark.parametrize("program", ["database"], indirect=True)
 @hypothesis_settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(min_size=1, max_size=50) | st.text(min_size=1, max_size=20).map(str.encode))
 @example("\N{BYTE ORDER MARK}ünï\0code\u2028".encode())
@@ -704,8 +707,8 @@ def test_since_a_time_is_exact_to_the_tick(ticks, more, negative, descending):
     assert place.rest == (MAX_REST if descending else 0)
 
 
-def test_messages_younger_than_the_delay_are_hidden(program, monkeypatch):
-    monkeypatch.setattr(store(), "delay", 60.0)
+def test_messages_younger_than_the_delay_are_hidden(program, settings):
+    settings.MESSAGE_STORE_DELAY_SECONDS = 60.0
     program.ok("POST", "", "queue_name=one")
     key = program.post("/one", "young")
     old = program.put("/one", TICKS_OF_2020 - 10**15, "old")
@@ -981,16 +984,17 @@ def test_an_unexpected_error_has_the_same_form(program, monkeypatch):
 
 def test_a_queue_deleted_during_its_creation_is_created_again(program, monkeypatch):
     program.ok("POST", "", "queue_name=one")
-    update = DatabaseStore.update
+    used = type(store())
+    update = used.update
 
     def removed_first(self, application, name, **given):
         self.remove(application, name)
         return update(self, application, name, **given)
 
-    monkeypatch.setattr(DatabaseStore, "update", removed_first)
+    monkeypatch.setattr(used, "update", removed_first)
     assert program.ok("POST", "", "queue_name=one&partitions=2")["partitions"] == 2
-    monkeypatch.setattr(DatabaseStore, "register", lambda *_, **__: (_ for _ in ()).throw(queues.QueueExists()))
-    monkeypatch.setattr(DatabaseStore, "update", lambda *_, **__: (_ for _ in ()).throw(NoQueue()))
+    monkeypatch.setattr(used, "register", lambda *_, **__: (_ for _ in ()).throw(queues.QueueExists()))
+    monkeypatch.setattr(used, "update", lambda *_, **__: (_ for _ in ()).throw(NoQueue()))
     assert program.ask("POST", "", "queue_name=one")[0] == 503
 
 

@@ -1,0 +1,278 @@
+"""This process's connection to the Cassandra cluster of the settings, and the cluster's clock.
+
+A connection has threads, which a fork doesn't copy: each process opens its own, when it first needs it.
+"""
+
+import logging
+import os
+import ssl
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cassandra import ConsistencyLevel, DriverException, InvalidRequest, ProtocolVersion
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, ResultSet, Session
+from cassandra.concurrent import execute_concurrent
+from cassandra.policies import (
+    ConstantSpeculativeExecutionPolicy,
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
+from django.conf import settings
+
+from guardian_store.ids import TICKS_PER_SECOND, UUID_EPOCH_OFFSET
+from message_store import cassandra_schema
+from message_store.cassandra_settings import contact_points
+from message_store.store import BatchTooLarge, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+
+HEDGE_SECONDS = 0.3
+"""A read or write that has no answer for this time is sent to another node, too: a paused node delays nothing else."""
+
+RETRY_SECONDS = 1.0
+"""After a failed connection, the next is tried after this time. Until then calls fail at once."""
+
+CONCURRENCY = 64
+"""Statements in flight for one call."""
+
+MEASURE_SECONDS = 10.0
+"""The interval of comparing this machine's clock with those of the nodes."""
+
+SETTINGS = (
+    "CASSANDRA_HOSTS", "CASSANDRA_KEYSPACE", "CASSANDRA_DATACENTER", "CASSANDRA_USER", "CASSANDRA_PASSWORD",
+    "CASSANDRA_TLS",
+)  # fmt: skip
+"""The settings that a connection depends on."""
+
+_NOW = "SELECT now() FROM system.local"
+
+
+def boot_seconds() -> float:
+    """Return the seconds since this machine's start: nobody can set this clock, and a suspension counts."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ClusterClock:
+    """The median of the nodes' clocks.
+
+    The time of messages comes from it, so the clocks of web processes don't matter, nor that of a single node of three.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._offsets: dict[Any, float] = {}
+        self._offset = time.time() - boot_seconds()
+        self._measured_at = 0.0
+        self._last = 0
+
+    def now(self) -> int:
+        """Return the cluster's time in ticks since 1970."""
+        if boot_seconds() - self._measured_at > MEASURE_SECONDS:
+            self.measure()
+        return round((boot_seconds() + self._offset) * TICKS_PER_SECOND)
+
+    def microseconds(self) -> int:
+        """Return the cluster's time for a write. It increases with each call: this process's last write wins."""
+        with self._lock:
+            self._last = max(self._last + 1, round((boot_seconds() + self._offset) * 1_000_000))
+            return self._last
+
+    def measure(self, wait: float = 0) -> None:
+        """Ask each node for its time. The answers count as soon as they come; wait up to ``wait`` seconds for them."""
+        self._measured_at = boot_seconds()
+        hosts = [host for host in self._session.cluster.metadata.all_hosts() if host.is_up]
+        self._offsets = {host: offset for host, offset in self._offsets.items() if host in hosts}
+        futures = []
+        for host in hosts:
+            try:
+                future = self._session.execute_async(_NOW, timeout=CONNECT_SECONDS, host=host)
+            except (DriverException, NoHostAvailable):  # it went down just now
+                continue
+            future.add_callbacks(self._take, _ignore, callback_args=(host, boot_seconds()))
+            futures.append(future)
+        until = time.monotonic() + wait
+        while len(self._offsets) < len(futures) and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _take(self, rows: Sequence[tuple[Any, ...]], host: Any, asked_at: float) -> None:
+        seconds = (rows[0][0].time - UUID_EPOCH_OFFSET) / TICKS_PER_SECOND
+        self._offsets[host] = seconds - (asked_at + boot_seconds()) / 2
+        self._offset = statistics.median_low(list(self._offsets.values()))
+
+    def difference(self) -> float:
+        """Return by how many seconds the clocks of the nodes differ."""
+        offsets = list(self._offsets.values())
+        return max(offsets) - min(offsets) if offsets else 0.0
+
+
+def _ignore(error: Exception) -> None:
+    """Do without the clock of a node that doesn't answer."""
+
+
+class Connection:
+    """A session with the keyspace, and its prepared statements. Threads share it."""
+
+    def __init__(self) -> None:
+        """Connect.
+
+        Raises:
+            StoreUnavailable: no node answers, or the keyspace has another version.
+        """
+        self._keyspace: str = settings.CASSANDRA_KEYSPACE
+        self._prepared: dict[str, PreparedStatement] = {}
+        self.cluster = open_cluster()
+        try:
+            with translated():
+                self.session = self.cluster.connect()
+                self.clock = ClusterClock(self.session)
+                self.session.timestamp_generator = self.clock.microseconds
+                self._check_version()
+                self.clock.measure(CONNECT_SECONDS)
+        except BaseException:
+            self.cluster.shutdown()
+            raise
+
+    def _check_version(self) -> None:
+        try:
+            row = self.execute(self.bind(cassandra_schema.GET_VERSION, [])).one()
+        except InvalidRequest:  # there is no keyspace, or no such table
+            row = None
+        version = row[0] if row else 0
+        if version != cassandra_schema.VERSION:
+            raise StoreUnavailable(
+                f"The keyspace {self._keyspace} has version {version} of the tables, and this Guardian "
+                f"needs version {cassandra_schema.VERSION}. Run `manage.py message_store_schema`."
+            )
+
+    def bind(
+        self, cql: str, values: Sequence[Any], level: int = ConsistencyLevel.LOCAL_QUORUM, *, fetch: int | None = None
+    ) -> BoundStatement:
+        """Return a statement to execute. It may be executed twice, unless it is a lightweight transaction."""
+        prepared = self._prepared.get(cql)
+        if prepared is None:
+            prepared = self._prepared[cql] = self.session.prepare(cql, keyspace=self._keyspace)
+        bound = prepared.bind(values)
+        bound.consistency_level = level
+        bound.is_idempotent = True
+        if fetch is not None:
+            bound.fetch_size = fetch
+        return bound
+
+    def execute(self, statement: Any, timeout: float = REQUEST_SECONDS) -> ResultSet:
+        """Execute a statement and return its rows, which are fetched page by page."""
+        return self.session.execute(statement, timeout=timeout)
+
+    def execute_all(self, statements: Iterable[Any]) -> list[ResultSet]:
+        """Execute statements concurrently and return their rows."""
+        pairs = [(statement, None) for statement in statements]
+        results = execute_concurrent(self.session, pairs, concurrency=CONCURRENCY, raise_on_first_error=True)
+        return [result.result_or_exc for result in results]
+
+    def execute_later(self, statements: Iterable[Any]) -> None:
+        """Execute statements without waiting for them. Failures don't matter."""
+        for statement in statements:
+            self.session.execute_async(statement).add_errback(_ignore)
+
+
+def batch(statements: Iterable[BoundStatement], level: int, *, logged: bool = False) -> BatchStatement:
+    """Return a batch: of statements for one partition, or ``logged``, which is stored whole or not at all."""
+    result = BatchStatement(BatchType.LOGGED if logged else BatchType.UNLOGGED, consistency_level=level)
+    for statement in statements:
+        result.add(statement)
+    result.is_idempotent = True
+    return result
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the driver's errors into those of a store."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if "too large" in str(error) or "exceeds" in str(error):
+            raise BatchTooLarge(str(error)) from error
+        raise StoreUnavailable(f"Cassandra refused the request: {error}") from error
+    except NoHostAvailable as error:
+        reasons = dict.fromkeys(f"{host}: {reason}" for host, reason in _reasons(error))
+        raise StoreUnavailable(f"No Cassandra node answers: {'; '.join(reasons) or error}") from error
+    except (DriverException, OSError) as error:
+        raise StoreUnavailable(f"Cassandra failed: {type(error).__name__}: {error}") from error
+
+
+def _reasons(error: NoHostAvailable) -> list[tuple[Any, Any]]:
+    return list(error.errors.items()) if isinstance(error.errors, dict) else []
+
+
+def open_cluster(**options: Any) -> Cluster:
+    """Return the cluster of the settings, not yet connected."""
+    points = contact_points()
+    policy = TokenAwarePolicy(DCAwareRoundRobinPolicy(local_dc=settings.CASSANDRA_DATACENTER))
+    profile = ExecutionProfile(
+        load_balancing_policy=policy,
+        consistency_level=ConsistencyLevel.LOCAL_QUORUM,
+        row_factory=tuple_factory,
+        request_timeout=REQUEST_SECONDS,
+        speculative_execution_policy=ConstantSpeculativeExecutionPolicy(HEDGE_SECONDS, 1),
+    )
+    user = settings.CASSANDRA_USER
+    return Cluster(
+        points,
+        port=points[0][1],
+        auth_provider=PlainTextAuthProvider(user, settings.CASSANDRA_PASSWORD) if user else None,
+        ssl_context=ssl.create_default_context() if settings.CASSANDRA_TLS else None,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        protocol_version=ProtocolVersion.V5,
+        reconnection_policy=ExponentialReconnectionPolicy(0.5, 10),
+        connect_timeout=CONNECT_SECONDS,
+        control_connection_timeout=CONNECT_SECONDS,
+        idle_heartbeat_interval=10,
+        idle_heartbeat_timeout=5,
+        **options,
+    )
+
+
+class _Connections:
+    """The connection of this process, for each cluster that its settings named."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[Any, Connection] = {}
+        self._failed: dict[Any, tuple[float, StoreUnavailable]] = {}
+
+    def get(self) -> Connection:
+        """Return the connection, opening it if needed.
+
+        Raises:
+            StoreUnavailable: it can't be opened, or couldn't within the last second.
+        """
+        key = (os.getpid(), *(str(getattr(settings, name)) for name in SETTINGS))
+        found = self._open.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if key in self._open:
+                return self._open[key]
+            failed_at, error = self._failed.get(key, (-RETRY_SECONDS, None))
+            if error is not None and time.monotonic() - failed_at < RETRY_SECONDS:
+                raise error
+            try:
+                self._open[key] = Connection()
+            except StoreUnavailable as unavailable:
+                self._failed[key] = (time.monotonic(), unavailable)
+                raise
+            return self._open[key]
+
+
+connections = _Connections()
+"""The connections of this process."""

@@ -1,0 +1,257 @@
+"""What only the store on Cassandra has: time buckets, consistency levels, the cluster's clock, its schema."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+from cassandra import ConsistencyLevel
+from django.core.management import CommandError, call_command
+
+from guardian_store import ids
+from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place, place
+from message_store import buckets, cassandra, cassandra_cluster
+from message_store.cassandra import CassandraStore
+from message_store.cassandra_cluster import Connection
+from message_store.store import BatchTooLarge, MessageStore, NewMessage, StoredQueue, StoreUnavailable
+from tests.test_message_store import HOUR, bodies, new, push
+from tools.processes import free_port
+
+DAY = 24 * HOUR * TICKS_PER_SECOND
+
+
+@pytest.fixture
+def store(cassandra_store: CassandraStore) -> CassandraStore:
+    return cassandra_store
+
+
+@pytest.fixture
+def queue(store: MessageStore) -> StoredQueue:
+    return store.register("app", "queue", partitions=3)
+
+
+@contextmanager
+def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Record the statements that are executed."""
+    found: list[Any] = []
+    one, several = Connection.execute, Connection.execute_all
+
+    def execute(self: Connection, statement: Any, *rest: Any) -> Any:
+        found.append(statement)
+        return one(self, statement, *rest)
+
+    def execute_all(self: Connection, some: Any) -> Any:
+        some = list(some)
+        found.extend(some)
+        return several(self, some)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "execute", execute)
+        patch.setattr(Connection, "execute_all", execute_all)
+        yield found
+
+
+def write_at(store: MessageStore, queue: StoredQueue, ticks: int, body: str, level: int = 0) -> uuid.UUID:
+    """Write a message with a chosen id, in a bucket of this level."""
+    rest = buckets.with_level(ids.random_rests(1)[0], level)
+    message_id = ids.message_id(Place(ticks, rest))
+    store.overwrite(queue, message_id, new(body))
+    return message_id
+
+
+# Buckets
+
+
+def test_a_deep_queue_is_read_in_order_from_every_place(store, queue, monkeypatch):
+    monkeypatch.setattr(buckets, "MESSAGES", 4)
+    made = [message_id for again in range(40) for message_id in push(store, queue, *(f"{again} {n}" for n in range(5)))]
+    used = {buckets.bucket_of(place(message_id)) for message_id in made}
+    assert {bucket.level for bucket in used} == set(buckets.LEVELS)
+    for begin in (0, 1, 50, 100, 199):
+        at = place(made[begin])
+        assert [message.id for message in store.read(queue, 1, start=at, limit=60)] == made[begin : begin + 60]
+        down = [message.id for message in store.read(queue, 1, start=at, limit=60, descending=True)]
+        assert down == made[max(0, begin - 59) : begin + 1][::-1]
+    assert [message.id for message in store.read_ids(queue, [(1, one) for one in made])] == made
+    assert store.count([queue]) == [200]
+
+
+def test_messages_of_overlapping_buckets_are_merged(store, queue):
+    now = store.now() - 10 * DAY
+    written = [write_at(store, queue, now + number * DAY // 100, str(number), number % 8) for number in range(64)]
+    assert [message.id for message in store.read(queue, 1, limit=100)] == written
+    assert [message.id for message in store.read(queue, 1, limit=100, descending=True)] == written[::-1]
+    middle = place(written[30])
+    assert bodies(store, queue, start=middle, limit=3) == ["30", "31", "32"]
+    assert bodies(store, queue, start=middle, limit=3, descending=True) == ["30", "29", "28"]
+
+
+def test_a_message_is_found_after_years_without_one_in_few_statements(store, queue, monkeypatch):
+    now = store.now()
+    old, new_ = write_at(store, queue, now - 3000 * DAY, "old"), push(store, queue, "new")[0]
+    for descending, start in ((False, ids.place_after(old)), (True, Place(place(new_).ticks - 1, MAX_REST))):
+        with statements(monkeypatch) as executed:
+            (found,) = bodies(store, queue, start=start, limit=10, descending=descending)
+        assert found == ("old" if descending else "new")
+        assert len(executed) <= 5
+
+
+def test_reading_costs_alike_at_the_beginning_in_the_middle_and_at_the_end(store, queue, monkeypatch):
+    now = store.now() - 1000 * DAY
+    written = [write_at(store, queue, now + number * 5 * DAY, str(number), level=3) for number in range(200)]
+    costs = []
+    for number in (0, 100, 180):
+        with statements(monkeypatch) as executed:
+            assert len(store.read(queue, 1, start=place(written[number]), limit=10)) == 10
+        costs.append(len(executed))
+    assert max(costs) - min(costs) <= 1
+
+
+def test_a_reader_removes_empty_buckets_from_the_index(store, queue, monkeypatch):
+    now = store.now()
+    deleted = [write_at(store, queue, now - (100 - number) * DAY, "x", level=3) for number in range(40)]
+    push(store, queue, "left")
+    store.delete(queue, [(1, message_id) for message_id in deleted])
+    # The entries were written just now, so that they may belong to a write that is not finished.
+    later = store._connection.clock.microseconds
+    monkeypatch.setattr(store._connection.clock, "microseconds", lambda: later() + 10**6 * cassandra.SETTLED_SECONDS)
+    costs = []
+    for _ in range(2):
+        with statements(monkeypatch) as executed:
+            assert bodies(store, queue) == ["left"]
+        costs.append(len(executed))
+    assert costs[0] > 40
+    assert costs[1] < 6
+    again = write_at(store, queue, place(deleted[7]).ticks, "again", level=3)
+    assert [message.id for message in store.read(queue, 1, limit=1)] == [again]
+
+
+def test_a_push_takes_two_statements_once_its_bucket_is_in_the_index(store, queue, monkeypatch):
+    push(store, queue, "first")
+    with statements(monkeypatch) as executed:
+        push(store, queue, *("x" * 100))
+    assert len(executed) == 2
+
+
+def test_the_messages_of_a_deep_queue_are_estimated(store, queue, monkeypatch):
+    now = store.now() - 1000 * DAY
+    for number in range(100):
+        write_at(store, queue, now + number * DAY, "12345", level=3)
+    monkeypatch.setattr(cassandra, "MEASURED_MESSAGES", 30)
+    assert store.count([queue]) == [100]
+    assert store.stored_bytes("app") == 500
+
+
+# Batches and consistency
+
+
+def test_a_batch_that_the_cluster_refuses_is_stored_not_at_all(store, queue):
+    large = [NewMessage(bytes(900_000), partition, HOUR, "") for partition in (1, 2, 3, 1, 2, 3)]
+    with pytest.raises(BatchTooLarge):
+        store.push(queue, large)
+    with pytest.raises(BatchTooLarge):
+        store.push(queue, [new(bytes(cassandra.MAX_BATCH_BYTES + 1))])
+    assert store.count([queue]) == [0]
+    # In one partition, a batch is one write, and may be larger.
+    assert len(store.push(queue, [new(message.body) for message in large])) == 6
+
+
+@pytest.mark.parametrize(
+    ("consistency", "level"),
+    [
+        ("weak", ConsistencyLevel.ONE),
+        ("strong", ConsistencyLevel.LOCAL_QUORUM),
+        ("very_strong", ConsistencyLevel.EACH_QUORUM),
+    ],
+)
+def test_a_queues_consistency_is_that_of_its_reads_and_writes(store, monkeypatch, consistency, level):
+    queue = store.register("app", "queue", consistency=consistency, partitions=2)
+    calls: list[Callable[[], Any]] = [
+        lambda: store.push(queue, [new("1"), new("2", 2)]),
+        lambda: bodies(store, queue),
+        lambda: store.read_ids(queue, [(1, made)]),
+        lambda: store.overwrite(queue, made, new("3")),
+        lambda: store.delete(queue, [(1, made)]),
+        lambda: store.count([queue]),
+    ]
+    (made,) = push(store, queue, "0")
+    for call in calls:
+        with statements(monkeypatch) as executed:
+            call()
+        assert {statement.consistency_level for statement in executed} == {level}
+
+
+# The clock
+
+
+def test_ids_have_the_time_of_the_cluster_whatever_this_machines_clock_says(store, queue, monkeypatch):
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + HOUR)
+    monkeypatch.setattr(time, "time_ns", lambda: round((right() + HOUR) * 10**9))
+    clock = cassandra_cluster.ClusterClock(store._connection.session)
+    clock.measure(5)
+    assert abs(clock.now() / TICKS_PER_SECOND - right()) < 5
+    (made,) = push(store, queue, "x")
+    assert abs(place(made).ticks / TICKS_PER_SECOND - right()) < 5
+    assert store.read(queue, 1, before=store.now(), limit=1)
+
+
+def test_a_push_that_took_too_long_fails(store, queue, settings, monkeypatch):
+    """Readers may have passed its place."""
+    settings.MESSAGE_STORE_DELAY_SECONDS = None
+    right, late = cassandra.boot_seconds, iter([0.0, 0.0, 1.0])
+    monkeypatch.setattr(cassandra, "boot_seconds", lambda: right() + 3 * next(late))
+    with pytest.raises(StoreUnavailable, match="took longer than 2"):
+        push(store, queue, "x")
+
+
+# The schema, and a cluster that can't be used
+
+
+def set_up() -> str:
+    out = StringIO()
+    call_command("message_store_schema", stdout=out)
+    return out.getvalue()
+
+
+def test_the_schema_is_created_once(store, settings, monkeypatch):
+    monkeypatch.setattr(cassandra_cluster, "RETRY_SECONDS", 0)
+    settings.CASSANDRA_KEYSPACE = f"test_{uuid.uuid4().hex}"
+    with pytest.raises(StoreUnavailable, match=r"has version 0 of the tables.*message_store_schema"):
+        store.find("app", "queue")
+    assert set_up().splitlines() == [
+        f"Created the keyspace {settings.CASSANDRA_KEYSPACE} with 1 replicas in datacenter1.",
+        f"Created the tables of {settings.CASSANDRA_KEYSPACE}: version 1.",
+    ]
+    assert set_up() == f"The tables of {settings.CASSANDRA_KEYSPACE} have version 1, which is current.\n"
+    assert store.queues("app") == []
+
+
+def test_another_replication_is_refused(store, settings):
+    settings.CASSANDRA_REPLICATION = "2"
+    with pytest.raises(CommandError, match=r"has 1 replicas in datacenter1, but .* says 2 replicas.*ALTER KEYSPACE"):
+        set_up()
+    settings.CASSANDRA_KEYSPACE = "never_created"
+    with pytest.raises(CommandError, match="datacenter1 has 1 nodes, too few for 2 replicas"):
+        set_up()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("CASSANDRA_HOSTS", [f"127.0.0.1:{free_port()}"], "No Cassandra node answers"),
+        ("CASSANDRA_HOSTS", ["no-such-host.invalid"], "Cassandra failed: UnresolvableContactPoints"),
+        ("CASSANDRA_PASSWORD", "wrong", "username cassandra and/or password are incorrect"),
+        ("CASSANDRA_KEYSPACE", "no_such_keyspace", "Run `manage.py message_store_schema`"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_unavailable(store, settings, name, value, reason):
+    setattr(settings, name, value)
+    for _ in range(2):
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=reason):
+            store.find("app", "queue")
+    assert time.monotonic() - begun < 0.5, "the second call fails at once"
