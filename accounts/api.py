@@ -219,7 +219,6 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return page_of(self, ConnectionSerializer, sorted(found, key=lambda connection: connection.name))
 
     @extend_schema(
-        operation_id="pulse_users_close_connection",
         parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],
         responses={204: None, 409: None, 503: None},
     )
@@ -338,7 +337,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         vouching.vouch(owner, request.user, read(ReasonSerializer, request).get("reason", ""))
         return Response(OwnerDetailSerializer(self._found(owner)).data)
 
-    @extend_schema(operation_id="owners_vouch_for", request=VouchSerializer, responses={204: None})
+    @extend_schema(request=VouchSerializer, responses={204: None})
     def vouch_for(self, request: Request) -> Response:
         """Approve access to the broker for the owner with an e-mail address.
 
@@ -483,7 +482,7 @@ class Me(StrictParameters, GenericViewSet[Owner]):
         """Show your own account, and whether you have access to the broker."""
         return Response(self.get_serializer(request.user).data)
 
-    @extend_schema(operation_id="vouching_ask", request=AskSerializer, responses={204: None, 409: None})
+    @extend_schema(request=AskSerializer, responses={204: None, 409: None})
     def ask(self, request: Request) -> Response:
         """Request access to the broker, at most once a day."""
         body = read(AskSerializer, request)

@@ -16,6 +16,9 @@ from guardian_site.markdown import to_html, to_inline_html
 
 Schema = dict[str, Any]
 SESSION = "a session"
+NOTHING = "nothing"
+KEY = "a key of the application"
+JSON, BYTES = "application/json", "application/octet-stream"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Call:
-    """A method of a path. ``body`` and ``example`` are JSON, or empty."""
+    """A method of a path. ``body`` and ``example`` are JSON, or empty.
+
+    ``authorization`` is the header of the ``curl`` command; empty: it needs none, or a session. ``data`` are the words
+    of the command that send the body. The page can try only calls of the REST API, which accept a session.
+    """
 
     name: str
     method: str
@@ -54,21 +61,23 @@ class Call:
     body: str
     answers: list[Answer]
     example: str
+    authorization: str
+    data: list[str]
+    can_be_tried: bool
 
     def curl(self, base_url: str) -> str:
-        """Return the command that sends this call, with capitals for values to replace; empty: it takes no token."""
+        """Return the command that sends this call, with capitals for values to replace; empty: it needs a session."""
         if self.needs == SESSION:
             return ""
         path = re.sub(r"{(\w+)}", lambda match: match[1].upper(), self.path)
         if query := [field.name for field in self.parameters if field.where == "query" and field.required]:
             path += "?" + "&".join(f"{name}={name.upper()}" for name in query)
         words = ["curl"]
-        if self.method != ("POST" if self.body else "GET"):
+        if self.method != ("POST" if self.data else "GET"):
             words.append(f"-X {self.method}")
-        words += ['-H "Authorization: Token $TOKEN"', shlex.quote(base_url.rstrip("/") + path)]
-        if self.body:
-            words.append(f"--json {shlex.quote(json.dumps(json.loads(self.body), ensure_ascii=False))}")
-        return " ".join(words)
+        if self.authorization:
+            words.append(f'-H "Authorization: {self.authorization}"')
+        return " ".join([*words, shlex.quote(base_url.rstrip("/") + path), *self.data])
 
 
 class Reference:
@@ -90,7 +99,11 @@ class Reference:
             Field(one["name"], self._kind(one["schema"]), one.get("required", False), _paragraphs(one), one["in"])
             for one in operation.get("parameters", ())
         ]
-        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        bodies: Schema = operation.get("requestBody", {}).get("content", {})
+        media_type = next(iter(bodies), "")
+        body: Schema = bodies.get(media_type, {})
+        example = "" if media_type == BYTES else self._example(body)
+        needs = _needs(method.upper(), path, operation["security"])
         succeeded = next(answer for status, answer in operation["responses"].items() if status < "300")
         [content] = succeeded.get("content", {}).values() or [{}]
         return Call(
@@ -99,13 +112,16 @@ class Reference:
             path,
             to_inline_html(operation.get("summary", "")),
             _paragraphs(operation),
-            _needs(method.upper(), path),
+            needs,
             sorted(parameters, key=lambda field: field.where != "path"),
-            bool(body),
+            media_type == JSON,
             list(self._fields(self._resolved(body.get("schema", {})))),
-            self._example(body),
+            example,
             [self._answer(status, answer) for status, answer in operation["responses"].items()],
             self._example(content),
+            _authorization(needs),
+            _data(media_type, example),
+            needs != NOTHING and "applicationKey" not in operation["security"][0],
         )
 
     def _answer(self, status: str, answer: Schema) -> Answer:
@@ -175,14 +191,34 @@ class Reference:
         return by_format.get(schema.get("format", ""), by_type.get(schema.get("type", "")))
 
 
-def _needs(method: str, path: str) -> str:
+def _needs(method: str, path: str, security: list[Schema]) -> str:
     """Return what a request has to present."""
+    if {"applicationKey": []} in security:
+        public = ", or nothing if the queue is public" if {} in security else ""
+        return KEY + (f", or the token of a reader{public}" if {"tokenAuth": []} in security else "")
+    if security == [{}]:
+        return NOTHING
     pattern = re.sub("{[^}]+}", "*", path).removeprefix("/api/")
     if not why_refused(AuthToken(scope=AuthToken.Scope.AGENT), pattern, method):
         return "a token of any kind, or a session"
     if not why_refused(AuthToken(scope=AuthToken.Scope.ALL), pattern, method):
         return "a token that can do everything, or a session"
     return SESSION
+
+
+def _authorization(needs: str) -> str:
+    if needs.startswith(KEY):
+        return "Application $KEY"
+    return "" if needs in (SESSION, NOTHING) else "Token $TOKEN"
+
+
+def _data(media_type: str, example: str) -> list[str]:
+    """Return the words of a ``curl`` command that send a body."""
+    if media_type in ("", JSON):
+        return [f"--json {shlex.quote(json.dumps(json.loads(example), ensure_ascii=False))}"] if example else []
+    if not example:
+        return ['-H "Content-Type: text/plain"', "-d BODY"]
+    return [f"-d {shlex.quote(f'{name}={value}')}" for name, value in json.loads(example).items()]
 
 
 def _paragraphs(described: Schema) -> SafeString:

@@ -146,6 +146,9 @@ AUTHENTICATE = {
 }
 
 
+STANDARD_ACTIONS = {"list", "create", "retrieve", "update", "partial_update", "destroy"}
+
+
 class EndpointSchema(AutoSchema):
     """The description of an endpoint.
 
@@ -153,6 +156,14 @@ class EndpointSchema(AutoSchema):
     parameters and pagination are added to those of ``extend_schema``. All errors have the same schemas, so
     ``extend_schema`` names only their statuses, except for ``ConfirmationRequired``.
     """
+
+    def get_operation_id(self) -> str:
+        """Return the resource and the action, such as ``queues_purge``: drf-spectacular's would be ``…_create``."""
+        action = getattr(self.view, "action", None)
+        if action is None or action in STANDARD_ACTIONS:
+            return str(super().get_operation_id())
+        resource = self.path.removeprefix("/api/").partition("/")[0].replace("-", "_")
+        return f"{resource}_{action}"
 
     def get_summary(self) -> str | None:
         """Return the first sentence of the docstring."""
@@ -204,9 +215,10 @@ class EndpointSchema(AutoSchema):
     def _error(self, status: str) -> dict[str, Any]:
         description, detail = ERRORS[int(status)]
         example = problem_details(HTTPStatus(int(status)), detail, self.path)
-        content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}}
-        if status == "400":
+        content: dict[str, Any] = {}
+        if status == "400":  # the usual one comes first: generated clients read only that
             content["application/json"] = {"schema": {"$ref": "#/components/schemas/FieldErrors"}}
+        content[PROBLEM] = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
         headers = self._get_response_headers_for_code(status)
         return {"description": description, "content": content, **({"headers": headers} if headers else {})}
 

@@ -304,12 +304,16 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/api",
     "SORT_OPERATIONS": False,  # keep the order of api_urls.py
     "ENUM_NAME_OVERRIDES": {
+        "ArchiveReasonEnum": "queues.models.Archive.Reason",
+        "EventKindEnum": "queues.models.QueueEvent.Kind",
         "ObjectTypeEnum": "agents.models.ObjectType",
         "ServiceStateEnum": "agents.models.AgentService.State",
+        "TokenScopeEnum": "accounts.models.AuthToken.Scope",
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "guardian_site.api_schema.add_errors",
+        "message_store.openapi.add_message_store",
         "guardian_site.api_schema.order_methods",
     ],
     "SERVE_INCLUDE_SCHEMA": False,

@@ -112,8 +112,8 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
             actions.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(operation_id="queues_ask_for_limit", request=LimitRequestSerializer, responses={204: None})
-    def ask(self, request: Request, uuid: str) -> Response:
+    @extend_schema(request=LimitRequestSerializer, responses={204: None})
+    def ask_for_limit(self, request: Request, uuid: str) -> Response:
         """Ask the operators for a higher deletion limit of a queue.
 
         An owner can ask five times an hour. The operators get a mail, and decide. Until then, the request is the last
@@ -122,8 +122,8 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         limit_requests.ask(self.get_object(), request.user, **read(LimitRequestSerializer, request))
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    @extend_schema(operation_id="queues_decline_limit", request=DeclineSerializer, responses={204: None})
-    def decline(self, request: Request, uuid: str) -> Response:
+    @extend_schema(request=DeclineSerializer, responses={204: None})
+    def decline_limit(self, request: Request, uuid: str) -> Response:
         """Decline the open request for a higher deletion limit of a queue.
 
         For operators. Who asked gets the reason by mail.
@@ -198,7 +198,6 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
     filter_backends = []
 
     @extend_schema(
-        operation_id="queues_selected_delete",
         request=SelectionSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )
@@ -211,7 +210,6 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         return self._destroy(request, "delete")
 
     @extend_schema(
-        operation_id="queues_selected_purge",
         request=SelectionSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )
@@ -224,7 +222,6 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         return self._destroy(request, "purge")
 
     @extend_schema(
-        operation_id="queues_selected_limits",
         request=SelectedLimitsSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )

@@ -178,7 +178,7 @@ class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive])
         ]
         return Response(found)
 
-    @extend_schema(responses={(200, "application/x-ndjson"): OpenApiTypes.BINARY})
+    @extend_schema(responses={(200, "text/plain"): OpenApiTypes.STR})
     def download(self, request: Request, uuid: str) -> StreamingHttpResponse:
         """Download all messages as JSON Lines, one message a line."""
         return download(self.get_object(), request.user)
@@ -244,7 +244,7 @@ def download(archive: Archive, by: Any) -> StreamingHttpResponse:
     name = "".join(character if character.isalnum() else "-" for character in readable(archive.queue_name))
     return StreamingHttpResponse(
         lines(),
-        content_type="application/x-ndjson",
+        content_type="text/plain; charset=utf-8",
         headers={
             "Content-Disposition": f"attachment; filename*=UTF-8''{name.encode('ascii', 'replace').decode()}.jsonl",
             "Cache-Control": "no-store",

@@ -18,9 +18,12 @@ from guardian_site.api_urls import urlpatterns
 from guardian_site.wsgi import application
 from tests.api import Program
 from tests.chromium import sign_in
+from tests.test_who_may import TABLE
 
 SCHEMA = schemathesis.openapi.from_wsgi("/api/schema/", application, headers={"Accept": "application/json"})
-OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
+ALL_OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
+OPERATIONS = [operation for operation in ALL_OPERATIONS if operation.path.startswith("/api/")]
+"""The operations of the REST API, without those of the message store."""
 CALLS = [call for calls in api_docs.reference().calls.values() for call in calls]
 
 
@@ -49,7 +52,7 @@ def test_each_endpoint_has_a_summary_and_documented_responses(operation):
         if status == "204" or (status == "202" and not operation.path.endswith("/replay/")):
             assert not kinds
         elif status < "300":
-            assert kinds == {"application/x-ndjson" if operation.path.endswith("/download/") else "application/json"}
+            assert kinds == {"text/plain" if operation.path.endswith("/download/") else "application/json"}
         else:
             assert "application/problem+json" in kinds
 
@@ -108,7 +111,7 @@ def test_endpoints_with_a_body_document_411():
 def test_the_docs_page_shows_every_endpoint_in_the_order_of_the_schema(client):
     page = client.get("/api/docs/")
     shown = re.findall(r"<summary><code>([A-Z]+ [^<]+)</code>", page.text)
-    assert shown == [f"{one.method.upper()} {one.path}" for one in OPERATIONS]
+    assert shown == [f"{one.method.upper()} {one.path}" for one in ALL_OPERATIONS]
 
 
 @pytest.mark.django_db
@@ -133,7 +136,9 @@ def test_links_of_the_docs_page_lead_to_objects_on_it(client):
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(anchors)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.method} {call.path}")
+@pytest.mark.parametrize(
+    "call", [call for call in CALLS if call.path.startswith("/api/")], ids=lambda call: f"{call.method} {call.path}"
+)
 def test_the_curl_command_of_a_call_sends_its_method_and_example(call):
     words = shlex.split(call.curl("https://guardian.example.org"))
     if call.needs == SESSION:
@@ -147,11 +152,43 @@ def test_the_curl_command_of_a_call_sends_its_method_and_example(call):
     assert not re.search("[{}]", address)  # curl expands braces
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("store_heartbeat", "curl http://g/__heartbeat__"),
+        ("store_create_queue",
+         'curl -H "Authorization: Application $KEY" http://g/v1/APPLICATION -d queue_name=orders -d partitions=2'),
+        ("store_post_messages",
+         'curl -H "Authorization: Application $KEY" http://g/v1/APPLICATION/QUEUE '
+         """--json '{"messages": [{"body": "a book"}]}'"""),
+        ("store_overwrite_messages",
+         'curl -X PUT -H "Authorization: Application $KEY" http://g/v1/APPLICATION/QUEUE/MESSAGE_IDS '
+         '-H "Content-Type: text/plain" -d BODY'),
+    ],
+)  # fmt: skip
+def test_the_curl_command_of_the_message_store_presents_a_key(name, command):
+    [call] = [call for call in CALLS if call.name == name]
+    assert call.curl("http://g/") == command
+
+
+def test_the_schema_has_every_call_of_the_message_store_and_no_other():
+    described = {f"{one.method.lower()} {one.path[1:]}" for one in ALL_OPERATIONS if one not in OPERATIONS}
+    routes = [route for route in TABLE if route.startswith(("v1/", "__heartbeat__"))]
+    mounted = {f"{method} {route}" for route in routes for method in TABLE[route]}
+    mounted = {re.sub("<str:([^>]+)>", r"{\1}", call) for call in mounted}
+    assert described == mounted
+
+
 def test_a_call_says_which_tokens_may_send_it():
     needs = {f"{call.method} {call.path}": call.needs for call in CALLS}
     assert needs["GET /api/agent-identities/"] == "a token of any kind, or a session"
     assert needs["GET /api/queues/"] == "a token that can do everything, or a session"
     assert needs["POST /api/tokens/"] == SESSION
+    assert needs["GET /__heartbeat__"] == "nothing"
+    assert needs["POST /v1/{application}"] == "a key of the application"
+    assert needs["GET /v1/{application}/{queue}/info"] == (
+        "a key of the application, or the token of a reader, or nothing if the queue is public"
+    )
 
 
 def opened(page, name):

@@ -35,8 +35,10 @@ from schemathesis.specs.openapi.checks import (
 from accounts.models import AuthToken, Invitation, Owner, PulseUser
 from accounts.pulse_users import create_pulse_user
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
+from message_store import queues
 from message_store.applications import create_key
 from message_store.models import Application
+from message_store.queues import MessageInput
 from notifications.models import Channel
 from queues.archive_chunks import pack
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Replay
@@ -45,7 +47,7 @@ from rabbit.management import NotOnBroker
 from tests import test_who_may
 from tests.api import answer_to
 from tests.proxy import Proxy
-from tests.test_api_schema import OPERATIONS
+from tests.test_api_schema import ALL_OPERATIONS, OPERATIONS
 from tests.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone
 
 LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
@@ -280,6 +282,45 @@ def test_every_answer_matches_the_schema(world, counted, kind):
 
         send()
         assert sent, operation.label
+
+
+def test_every_answer_of_the_message_store_matches_the_schema(transactional_db, counted):
+    application = Application.objects.create(name="shop")
+    reader = Owner.objects.create_user("ann@example.org")
+    headers = {
+        "its application": f"Application {create_key(application)[1]}",
+        "a reader": f"Token {AuthToken.objects.create(user=reader, scope=AuthToken.Scope.ALL)[1]}",
+        "anyone": "",
+        "an unknown application": f"Application {'0' * 64}",
+    }
+
+    def restore() -> str:
+        queue = queues.create("shop", "orders", partitions=2, principals=f"app:shop,bid:{reader.email}")
+        return queues.post(queue, MessageInput(b"a book", partition=1)).id.hex
+
+    named = {"application": "shop", "queue": "orders", "consumer": "mail", "message_ids": restore()}
+    for operation in [operation for operation in ALL_OPERATIONS if operation not in OPERATIONS]:
+        sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+        nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+        @examples(-(-CASES // len(OPERATIONS)))
+        @given(
+            case=sensible | nonsense if takes_something(operation) else sensible,
+            there=st.sampled_from([True, True, False]),
+            number=st.integers(0, 10**6),
+        )
+        def send(case: schemathesis.Case, there: bool, number: int) -> None:
+            who = pick([(who, who) for who in headers], number, case.path_parameters, case.query, case.body)[0]
+            if there:
+                case.path_parameters |= {name: named[name] for name in case.path_parameters}
+            case.headers.pop("Authorization", None)  # which schemathesis invents
+            answer = case.call(headers={"Authorization": headers[who]} if headers[who] else {})
+            counted["to the message store", who, answer.status_code] += 1
+            if case.method != "GET":
+                named["message_ids"] = restore()
+            case.validate_response(answer, checks=[not_a_server_error, *AS_DOCUMENTED])
+
+        send()
 
 
 def test_a_broker_lost_during_a_request_answers_only_503(world, counted, broker, settings):
