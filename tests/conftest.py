@@ -1,15 +1,18 @@
 """Shared fixtures and hooks. The far end is real: RabbitMQ, the database, the mail server."""
 
+import base64
+import json
 import os
 import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-import httpx
 import hypothesis
 import pika
 import pytest
@@ -235,11 +238,9 @@ class Vhosts:
         self._management = management
         url = urlsplit(broker.management_url)
         self._user = unquote(url.username or "")
-        self._http = httpx.Client(
-            base_url=f"http://{url.hostname}:{url.port}/api",
-            auth=(self._user, unquote(url.password or "")),
-            trust_env=False,
-        )
+        self._host = f"{url.hostname}:{url.port}"
+        credentials = base64.b64encode(f"{self._user}:{unquote(url.password or '')}".encode()).decode()
+        self._headers = {"Authorization": f"Basic {credentials}"}
         self._empty: str | None = None
 
     def lend(self) -> str:
@@ -258,23 +259,27 @@ class Vhosts:
             self._management.delete_vhost(name)
 
     def _is_empty(self, name: str) -> bool:
-        def names(path: str, key: str = "name") -> set[str]:
-            answer = self._http.get(path, params={"disable_stats": "true", "columns": key})
-            return {row[key] for row in answer.json()} if answer.status_code == 200 else {"an error"}
+        # httpx takes five times the CPU time, and this runs after a third of all tests.
+        with closing(HTTPConnection(self._host)) as http:
 
-        return (
-            not names(f"/queues/{name}")
-            and all(exchange == "" or exchange.startswith("amq.") for exchange in names(f"/exchanges/{name}"))
-            and names(f"/vhosts/{name}/permissions", "user") == {self._user}
-            and not names(f"/policies/{name}")
-            and not names(f"/operator-policies/{name}")
-        )
+            def names(path: str, key: str = "name") -> set[str]:
+                http.request("GET", f"/api{path}?disable_stats=true&columns={key}", headers=self._headers)
+                answer = http.getresponse()
+                rows = json.load(answer)
+                return {row[key] for row in rows} if answer.status == 200 else {"an error"}
+
+            return (
+                not names(f"/queues/{name}")
+                and all(exchange == "" or exchange.startswith("amq.") for exchange in names(f"/exchanges/{name}"))
+                and names(f"/vhosts/{name}/permissions", "user") == {self._user}
+                and not names(f"/policies/{name}")
+                and not names(f"/operator-policies/{name}")
+            )
 
     def close(self) -> None:
         """Delete the vhost that is kept."""
         if self._empty is not None:
             self._management.delete_vhost(self._empty)
-        self._http.close()
 
 
 @pytest.fixture(scope="session")
