@@ -49,6 +49,13 @@ WITHOUT_CONSUMER = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DE
 """Queues without a consumer that ``should_have_consumer``."""
 STALLED = Q(stalled_notified_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
 """Queues whose consumers acknowledge nothing, with owners notified, until the stall is over."""
+NEEDS_ATTENTION = (
+    Q(state__in=[Queue.State.DELETING, Queue.State.WARNED])
+    | ~Q(block_reason="") & ~Q(state=Queue.State.GONE)
+    | WITHOUT_CONSUMER & ~Q(state=Queue.State.GONE) & (Q(ready__gt=0) | Q(unacknowledged__gt=0))
+    | STALLED
+)
+"""Queues that are not healthy: over a threshold, blocked, stalled, or with messages and no consumer."""
 
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
@@ -123,30 +130,38 @@ class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no type
 
 
 def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> QuerySet[Queue]:
-    """Return the queues by state, the worst first, and in each state the furthest past or nearest to its limit."""
+    """Return the queues by state, the worst first, and in each state the furthest past or nearest to its limit.
+
+    Those that need attention for another reason come before the healthy ones.
+    """
     share = OrderBy(_share(), descending=not reverse, nulls_last=True)
     return queues.order_by(OrderBy(_severity(), descending=reverse), share, *BY_NAME)
 
 
 class StateCount(NamedTuple):
-    """The number of queues of one state in one vhost, and how many of them have no consumer."""
+    """The number of queues of one state in one vhost, and how many of them have no consumer or need attention."""
 
     state: str
     vhost: str
     number: int
     unattended: int
+    attention: int
 
 
 def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
     """Count these queues by state and vhost in one statement, gone ones included."""
     groups = queues.order_by().values("state", "vhost")
-    counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=WITHOUT_CONSUMER))
-    return [StateCount(*row) for row in counts.values_list("state", "vhost", "number", "unattended")]
+    counts = groups.annotate(
+        number=Count("id"),
+        unattended=Count("id", filter=WITHOUT_CONSUMER),
+        attention=Count("id", filter=NEEDS_ATTENTION),
+    )
+    return [StateCount(*row) for row in counts.values_list(*StateCount._fields)]
 
 
 def _severity() -> Expression:
-    order = [Queue.State.DELETING, Queue.State.WARNED, Queue.State.OK]
-    return Case(*(When(state=state, then=Value(place)) for place, state in enumerate(order)), default=Value(len(order)))
+    order = [Q(state=Queue.State.DELETING), Q(state=Queue.State.WARNED), NEEDS_ATTENTION, Q(state=Queue.State.OK)]
+    return Case(*(When(which, then=Value(place)) for place, which in enumerate(order)), default=Value(len(order)))
 
 
 def _share() -> Expression:

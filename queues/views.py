@@ -119,6 +119,19 @@ class Row:
         return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
 
     @property
+    def needs_attention(self) -> bool:
+        """Whether the queue is not healthy, as in ``listing.NEEDS_ATTENTION``."""
+        queue = self.queue
+        if queue.state == Queue.State.GONE:
+            return False
+        return queue.state != Queue.State.OK or bool(queue.block_reason) or self.stalled or self.unread
+
+    @property
+    def unread(self) -> bool:
+        """Whether the queue has messages, and lacks a consumer that it should have."""
+        return self.unattended and bool(self.queue.ready or self.queue.unacknowledged)
+
+    @property
     def short_vhost(self) -> str:
         """The vhost's readable name; of an agents' vhost, the first digits."""
         return f"{self.vhost[:8]}…" if HEX_VHOST.fullmatch(self.vhost) else self.vhost
@@ -132,9 +145,10 @@ class Row:
 
     @property
     def state(self) -> str:
-        """The state of the queue, in words."""
+        """The state of the queue, in words; empty: it is within its limits, and yet not healthy."""
         if not self.queue.block_reason:
-            return self.queue.get_state_display()
+            within_limits = self.queue.state == Queue.State.OK
+            return "" if within_limits and self.needs_attention else self.queue.get_state_display()
         return f"{'over deletion limit' if self.is_over else self.queue.get_state_display()}; {BLOCKED}"
 
     @property
@@ -163,8 +177,9 @@ class Row:
 
     @property
     def stalled(self) -> bool:
-        """Whether owners were notified of a stall that is not over."""
-        return self.queue.stalled_notified_at is not None and self.queue.state != Queue.State.GONE
+        """Whether owners were notified of a stall that is not over, as in ``listing.STALLED``."""
+        queue = self.queue
+        return queue.stalled_notified_at is not None and queue.consumers != 0 and queue.state != Queue.State.GONE
 
     @property
     def dead_letters(self) -> bool:
@@ -241,9 +256,10 @@ def _headings(filters: Mapping[str, Any]) -> list[Heading]:
 
 
 class Summary(NamedTuple):
-    """The numbers of the visitor's queues by state. ``there`` counts all that are not gone."""
+    """The numbers of the visitor's queues by state. ``total`` counts all that are not gone."""
 
-    there: int
+    total: int
+    attention: int
     deleting: int
     warned: int
     ok: int
@@ -253,11 +269,13 @@ class Summary(NamedTuple):
 
 def _summary(groups: Iterable[StateCount]) -> Summary:
     by_state = dict.fromkeys(Queue.State.values, 0)
-    unattended = 0
+    unattended = attention = 0
     for group in groups:
         by_state[group.state] += group.number
         unattended += group.unattended
-    return Summary(sum(by_state.values()) - by_state["gone"], unattended=unattended, **by_state)
+        attention += group.attention
+    total = sum(by_state.values()) - by_state["gone"]
+    return Summary(total, attention, unattended=unattended, **by_state)
 
 
 class Freshness(NamedTuple):
@@ -482,11 +500,19 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
         elif grows and grows.per_second < 0:
             when = " It is shrinking at the moment."
         return f"It is over its warning threshold. Guardian deletes it past {limits.max:,} messages.{when}"
+    if row.stalled:
+        condition = "Its consumers acknowledge no messages. Check or restart them."
+    elif row.unread:
+        condition = (
+            f"It has no consumer, so its messages wait. Start its {'agent' if queue.registered else 'consumer'}."
+        )
+    else:
+        condition = "It is healthy."
     if grows and grows.per_second > 0:
         seconds = (limits.warn - queue.length) / grows.per_second
         if seconds < timedelta(days=1).total_seconds():
-            return f"It is healthy, but growing. At its current rate, its owners are warned in {duration(seconds)}."
-    return f"It is healthy. Its owners are warned at {limits.warn:,} messages."
+            return f"{condition} At its current rate, its owners are warned in {duration(seconds)}."
+    return f"{condition} Its owners are warned at {limits.warn:,} messages."
 
 
 def bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:

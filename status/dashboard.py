@@ -10,7 +10,7 @@ from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import duration
 from queues import limit_requests
-from queues.listing import STALLED, WITHOUT_CONSUMER, nearest_to_limit
+from queues.listing import NEEDS_ATTENTION, nearest_to_limit
 from queues.models import Queue, QueueEvent, Watch
 from queues.views import Row, describe_event, rows_of
 from rabbit.names import readable
@@ -18,10 +18,6 @@ from rabbit.names import readable
 QUEUES_SHOWN = 10
 EVENTS_SHOWN = 10
 REQUESTS_SHOWN = 10
-
-NEEDS_ATTENTION = (
-    Q(state__in=[Queue.State.DELETING, Queue.State.WARNED]) | ~Q(block_reason="") | WITHOUT_CONSUMER | STALLED
-)
 
 
 class Happened(NamedTuple):

@@ -13,6 +13,7 @@ from accounts.models import Owner, PulseUser
 from queues.listing import WITHOUT_CONSUMER, should_have_consumer
 from queues.models import Queue, Watch
 from queues.monitor import run_pass
+from queues.views import rows_of
 from tests.toolbox import queue_row
 
 pytestmark = pytest.mark.django_db
@@ -159,7 +160,7 @@ def test_the_list_starts_with_counts_by_state(visit, account):
     make_queue("fine", account=account)
     make_queue("old", account=account, state="gone", consumers=None)
     text = visit().text
-    assert "1 of 5 queues healthy." in text
+    assert "4 of 5 queues need attention." in text
     assert 'href="?state=warned">3 over the warning threshold</a>' in text
     assert 'href="?state=deleting">1 about to be deleted</a>' in text
     assert 'href="?without_consumers=true">3 without consumers</a>' in text
@@ -171,6 +172,29 @@ def test_the_list_says_that_all_queues_are_healthy(visit, account):
     assert "1 queue, healthy." in visit().text
     make_queue("b", account=account)
     assert "2 queues, all healthy." in visit().text
+
+
+@pytest.mark.parametrize(
+    ("fields", "healthy"),
+    [
+        ({"consumers": 0, "ready": 0}, True),
+        ({"consumers": 0}, False),
+        ({"consumers": 0, "ready": 0, "unacknowledged": 1}, False),
+        ({"consumers": 0, "name": "builds.parked"}, True),
+        ({"consumers": None}, True),
+        ({"consumers": 1, "stalled_notified_at": timezone.now()}, False),
+        ({"block_reason": "brake"}, False),
+        ({"state": "warned"}, False),
+    ],
+)
+def test_the_list_and_the_dashboard_agree_which_queues_are_healthy(visit, client, account, fields, healthy):
+    make_queue(**{"account": account, "consumers": 1, **fields})
+    verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
+    assert f'<p class="verdict">{verdict}.</p>' in visit().text
+    assert f"<h1>{verdict}</h1>" in client.get("/").text
+    (row,) = rows_of(Queue.objects.all())
+    assert row.needs_attention is not healthy
+    assert (row.state == "healthy") is healthy
 
 
 def test_a_row_has_state_length_size_and_bar(visit, account):
@@ -274,7 +298,7 @@ def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, a
     assert sorted(names(page)) == ["consumer_1", "consumer_2", "queue/alice/builds"]
     assert "agents of alice@example.org" in page.text
     assert "not registered by agents of alice@example.org" in page.text
-    assert "3 queues, all healthy." in page.text
+    assert "1 of 3 queues needs attention." in page.text
 
 
 def test_the_dead_letter_queue_needs_no_consumer(visit, agents_queue, alice):

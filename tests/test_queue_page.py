@@ -136,6 +136,14 @@ def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, 
     ("fields", "expected"),
     [
         ({"ready": 10}, "It is healthy. Its owners are warned at 2,000 messages."),
+        (
+            {"ready": 10, "consumers": 0},
+            "It has no consumer, so its messages wait. Start its consumer. Its owners are warned at 2,000 messages.",
+        ),
+        (
+            {"ready": 10, "stalled_notified_at": timezone.now()},
+            "Its consumers acknowledge no messages. Check or restart them. Its owners are warned at 2,000 messages.",
+        ),
         ({"ready": 3000, "state": "warned"}, "Guardian deletes it past 8,000 messages."),
         ({"ready": 3000, "state": "warned", "unbounded": True}, "its messages use the broker"),
         ({"ready": 9000, "state": "deleting"}, "It is over its deletion limit of 8,000 messages. Guardian rechecks"),
@@ -165,7 +173,7 @@ def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, ex
     ],
 )
 def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, expected):
-    began = timezone.now() - timedelta(seconds=599)
+    began = timezone.now() - timedelta(seconds=590)
     QueueSample.objects.create(queue=alices_queue, at=began, length=then)
     Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
     client.force_login(alice)
