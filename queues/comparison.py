@@ -645,13 +645,14 @@ class _Comparison:
     def _updated_row(self, key: QueueName, listed: ListedQueue, ownership: OwnershipFields) -> StoredQueue:
         """Return the row with the listed figures and the ownership."""
         queue = self.stored.get(key) or from_listed(listed)
-        if queue.state == GONE:
-            # Judge it from the last notified state, so that owners learn of any difference.
-            queue = queue._replace(state=queue.notified_state)
-            self.changes.events.append(Event(queue, QueueEvent.Kind.RETURNED))
-        if queue[1:13] == (*listed, *ownership) and queue.misses == 0:
+        if queue[1:13] == (*listed, *ownership) and queue.misses == 0 and queue.state != GONE:
             return queue  # nearly always
-        return StoredQueue._make((queue.id, *listed, *ownership, queue.state, 0, *queue[15:]))
+        # Judge one that was gone from the last notified state, so that owners learn of any difference.
+        state = queue.notified_state if queue.state == GONE else queue.state
+        updated = StoredQueue._make((queue.id, *listed, *ownership, state, 0, *queue[15:]))
+        if queue.state == GONE:
+            self.changes.events.append(Event(updated, QueueEvent.Kind.RETURNED))
+        return updated
 
     def _is_spared(self, queue: StoredQueue) -> bool:
         """Return whether a queue must not be deleted for its length now."""

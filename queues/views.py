@@ -542,13 +542,19 @@ BY_PEOPLE = (
 )
 
 
+BY_GUARDIAN = (QueueEvent.Kind.DELETED, QueueEvent.Kind.KEPT, QueueEvent.Kind.SKIPPED)
+
 WHY_REMOVED = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
 
 
 def describe_event(event: QueueEvent) -> tuple[str, str, str]:
-    """Return an event's kind, its details and its actor, in words."""
+    """Return an event's kind, its details and its actor, in words. The actor is empty if nobody acted."""
     what = event.get_kind_display()
-    who = event.by.email if event.by else "a deleted owner" if event.kind in BY_PEOPLE else "Guardian"
+    who = event.by.email if event.by else "a deleted owner" if event.kind in BY_PEOPLE else ""
+    if event.kind in BY_GUARDIAN:
+        who = "Guardian"
+    if event.kind == QueueEvent.Kind.DELETED:
+        what = QueueEvent.Kind.REMOVED.label
     if "command" in event.details:
         who = f"the command {event.details['command']}"
     if "with" in event.details:

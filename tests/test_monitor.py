@@ -195,6 +195,7 @@ def test_the_growth_of_a_queue_counts_from_its_return(amqp, alice):
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     queue = Queue.objects.select_related("pulse_user").get(name="queue/alice/builds")
+    assert queue.events.get(kind="returned").details == {"length": 6}
     assert Notification.objects.filter(recipient="alice@example.org").get().facts["per_second"] is None
     assert trends.trends([queue], timezone.now() + timedelta(minutes=1))[queue.pk].growth.per_second == 0
     assert listing.with_first_sample(Queue.objects.filter(pk=queue.pk), timezone.now()).get().first_length == 6

@@ -12,6 +12,7 @@ from notifications.mails import compose
 from notifications.models import Notification
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
+from queues.views import describe_event
 from rabbit.names import readable
 from tests.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue, wait_until
 
@@ -203,6 +204,22 @@ def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alic
     for what in ("purged", "12,345", "limits changed (warning threshold: 3,000)", "ops@example.org",
                  "deleted (with the Pulse user alice)"):  # fmt: skip
         assert what in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "details", "described"),
+    [
+        ("deleted", {"length": 8600}, ("deleted", "", "Guardian")),
+        ("kept", {}, ("kept after a recheck", "", "Guardian")),
+        ("gone", {}, ("no longer on the broker", "", "")),
+        ("returned", {}, ("back on the broker", "", "")),
+        ("warned", {}, ("reached its warning threshold", "", "")),
+        ("removed", {}, ("deleted", "", "a deleted owner")),
+        ("removed", {"why": "unregistered"}, ("deleted", "because it has no registration", "Guardian")),
+    ],
+)
+def test_an_event_names_who_acted_if_anybody_did(kind, details, described):
+    assert describe_event(QueueEvent(kind=kind, details=details)) == described
 
 
 @pytest.mark.parametrize(("later", "shown"), [(1, True), (-1, False)])
