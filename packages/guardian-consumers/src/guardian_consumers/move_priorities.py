@@ -5,14 +5,16 @@ Start consumers with the new setting first: they declare and bind the new queues
 setting may run meanwhile.
 
 Each message is published with a confirm and then acknowledged. So a crash can duplicate a message, with the same
-message id, but never lose it. The command can be repeated at any time. Delayed messages move after their delay: once an
-old queue has no consumers, its return binding is changed to the new queues. A message with headers that can't be read
-is parked, as a consumer does. No queue is deleted.
+message id, but never lose it. After a signal or a failure, the command finishes the messages in progress. It can be
+repeated at any time. Delayed messages move after their delay: once an old queue has no consumers, its return binding is
+changed to the new queues. A message with headers that can't be read is parked, as a consumer does. No queue is deleted.
 """
 
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +51,11 @@ PREFETCH = 500
 POLL_SECONDS = 0.1
 
 
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> int:
     """Run the command, and return the exit code."""
     parser = ArgumentParser(
         prog="python -m guardian_consumers.move_priorities",
@@ -63,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     try:
         given = {"RABBIT_PRIORITIES": options.priorities} if options.priorities else {}
         settings = Settings.from_environment({**environment, **given})
-        move(settings, options.key, partial(print, file=sys.stderr))
+        move(settings, options.key, partial(print, file=sys.stderr), is_stopping)
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return INVALID_SETTING
@@ -74,29 +80,42 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     return DONE
 
 
-def move(settings: Settings, key: str, report: Callable[[str], object]) -> int:
+def move(
+    settings: Settings,
+    key: str,
+    report: Callable[[str], object],
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> int:
     """Move the messages of a logical queue to the physical queues of the settings. Return the number of messages.
 
-    ``report`` is called with progress texts.
-    Raises SettingsError without a setting of priorities, NotPublished, Refused, and pika's AMQPError.
+    ``report`` is called with progress texts. Once ``is_stopping()`` is true, finish the messages in progress.
+    Raises SettingsError without a setting of priorities, NotPublished, Refused, pika's AMQPError, and ConsumerError if
+    it was stopped.
     """
     if not settings.priorities:
         raise SettingsError(f"RABBIT_PRIORITIES isn't set; to return to a single queue, set it to 0-{MAX_PRIORITY}")
     with pika.BlockingConnection(settings.addresses, Connection) as connection, Publisher(settings) as publisher:
-        return _Move(settings, key, connection, publisher, report).run()
+        return _Move(settings, key, connection, publisher, report, is_stopping).run()
 
 
 class _Move:
     """One run. Only `_on_confirmed` runs in another thread, the publisher's."""
 
     def __init__(
-        self, settings: Settings, key: str, connection: Any, publisher: Publisher, report: Callable[[str], object]
+        self,
+        settings: Settings,
+        key: str,
+        connection: Any,
+        publisher: Publisher,
+        report: Callable[[str], object],
+        is_stopping: Callable[[], bool],
     ) -> None:
         self._names = settings.names
         self._key = key
         self._connection = connection
         self._publisher = publisher
         self._report = report
+        self._is_stopping = is_stopping
         self._timeout = settings.publish_timeout
         queue = self._names.queue(key)
         self._all_queues = every = [level_queue(queue, level) for level in range(MAX_PRIORITY + 1)] + [
@@ -111,7 +130,7 @@ class _Move:
         self._progress_at = 0.0
         self._moved = 0
         self._parked = 0
-        self._failure: NotPublished | None = None
+        self._failure: ConsumerError | None = None
 
     def run(self) -> int:
         """Move all messages, and return their number."""
@@ -153,6 +172,8 @@ class _Move:
         is_empty = False
         while self._unconfirmed or not (self._failure or is_empty):
             self._connection.process_data_events(time_limit=POLL_SECONDS)
+            if self._is_stopping() and self._failure is None:
+                self._failure = ConsumerError("stopped by a signal; run this again")
             if not self._unconfirmed:
                 standing = self._queue_counts(queue)
                 is_empty = standing is None or not standing[0]
@@ -228,5 +249,18 @@ def _why_unreadable(delivery: Delivery) -> str:
     return getattr(delivery.properties, "unreadable", "")
 
 
+def _run() -> int:
+    """Run the command until a signal. A second signal doesn't wait for the messages in progress."""
+    stopping = threading.Event()
+
+    def on_signal(number: int, _: Any) -> None:
+        stopping.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return main(is_stopping=stopping.is_set)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())
