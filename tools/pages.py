@@ -90,6 +90,8 @@ def _default_text(default: ast.expr) -> str | None:
         value = ast.literal_eval(default)
     except ValueError:
         return None
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
