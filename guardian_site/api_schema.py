@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Any
 
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import build_bearer_security_scheme_object
 from rest_framework.permissions import AllowAny
@@ -251,6 +251,17 @@ class EndpointSchema(AutoSchema):
         if status_code in ("429", "503"):
             headers["Retry-After"] = RETRY_AFTER
         return headers
+
+
+class PartialUser(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+    """The user as ``users/me/`` shows it: with ``field``, other fields are missing."""
+
+    target_class = "agents.service_api.UserSerializer"
+
+    def map_serializer(self, auto_schema: AutoSchema, direction: Any) -> dict[str, Any]:
+        """Return the schema without required fields."""
+        schema: dict[str, Any] = auto_schema._map_serializer(self.target, direction, bypass_extensions=True)  # type: ignore[no-untyped-call]
+        return {name: value for name, value in schema.items() if name != "required"}
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]

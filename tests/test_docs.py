@@ -60,6 +60,7 @@ NOT_RUN = {
     "(useradd|cp -r|systemctl|systemd-run) ": "no systemd runs here; test_production.py checks the units",
     r"(GUARDIAN_TEST_DATABASE=sqlite )?\.venv/bin/python -m pytest ": "it is what runs this",
     "(heroku|git push heroku) ": "there is no Heroku here; test_production.py runs the Procfile on an empty disk",
+    "openapi-python-client ": "test_generated_client.py runs it",
     "docker compose ": "there is no Docker engine here; the files are in test_production.py",
     "export PULSEGUARDIAN_DATABASE_URL=": "a test of a command names a database of its own in this variable",
     "STORE_WORKER=": "test_production.py checks the files that read it",
