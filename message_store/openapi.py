@@ -16,6 +16,7 @@ from message_store.queues import (
     MAX_TTL_SECONDS,
     TYPES,
 )
+from message_store.request_parsing import MAX_BEATS, MAX_LEASE_SECONDS
 
 Schema = dict[str, Any]
 
@@ -76,6 +77,8 @@ CREATED = {"type": "number", "description": "Seconds since 1970."}
 WRITABLE: dict[str, Schema] = {**SETTINGS, "principles": PRINCIPLES}
 QUEUE: dict[str, Schema] = {"queue_name": NAME, **SETTINGS, "principles": _list(_text())}
 POSITIONS = {"type": "object", "description": "Message ids by partition.", "additionalProperties": ID}
+
+PARTITIONS = {"type": "object", "additionalProperties": _list(PARTITION), "example": {"orders": [1, 2]}}
 
 COMPONENTS: dict[str, Schema] = {
     "StoreStatus": _text("Whether the request succeeded.", enum=["ok", "error"]),
@@ -155,7 +158,49 @@ COMPONENTS: dict[str, Schema] = {
     "PostedMessage": _object("Where a message is.", {"key": ID, "timestamp": TIMESTAMP, "partition": PARTITION}),
     "PostedMessages": _answer("Where the messages are, in their order.", {"messages": _list(_ref("PostedMessage"))}),
     "NewStorePositions": {**POSITIONS, "example": {"1": ID["example"]}},
-    "StorePositions": _answer("The ids of a consumer's last processed messages.", {"positions": POSITIONS}),
+    "StorePositions": _answer(
+        "The ids of a consumer's last processed messages.",
+        {
+            "positions": POSITIONS,
+            "waiting": {**_list(PARTITION), "description": "Those of the partitions in `waiting` with later messages."},
+        },
+        optional=["waiting"],
+    ),
+    "StoreMove": _object("A move of a position.", {"from": {**ID, "nullable": True}, "to": ID}),
+    "StoreMoves": {
+        "type": "object",
+        "description": "Moves by partition. A position that is no longer at `from` (null: none) stays.",
+        "additionalProperties": _ref("StoreMove"),
+        "example": {"1": {"from": None, "to": ID["example"]}},
+    },
+    "NewStoreWorker": _object(
+        "A worker that joins.",
+        {"seconds": {"type": "number", "minimum": 1, "maximum": MAX_LEASE_SECONDS, "example": 15}},
+    ),
+    "StoreRemoval": _answer("Whether the worker was removed.", {"removed": _flag("Whether it was removed.")}),
+    "StoreWorker": _object(
+        "A worker of a consumer.",
+        {
+            "worker": _text(),
+            "beats": {"type": "integer", "description": "The number of its heartbeats."},
+            "seconds": {"type": "number", "description": "The duration of its leases."},
+        },
+    ),
+    "StoreLeases": _answer(
+        "The workers of a consumer, in the order of joining, and the holders of leases.",
+        {
+            "workers": _list(_ref("StoreWorker")),
+            "leases": {
+                "type": "object",
+                "description": "The worker by queue and partition.",
+                "additionalProperties": {"type": "object", "additionalProperties": _text()},
+            },
+        },
+    ),
+    "StoreLeaseChanges": _object(
+        "Partitions by queue.", {"acquire": PARTITIONS, "release": PARTITIONS}, optional=("acquire", "release")
+    ),
+    "HeldStoreLeases": _answer("The partitions of `acquire` that the worker has now.", {"leases": PARTITIONS}),
 }
 
 PATH_PARAMETERS = {
@@ -163,6 +208,7 @@ PATH_PARAMETERS = {
     "queue": "The name of a queue.",
     "message_ids": "Message ids, separated by commas: `2:3a65…` (partition 2) or `3a65…` (partition 1).",
     "consumer": "The name of a consumer.",
+    "worker": "A UUID in 32 hex digits, which the worker chooses when it joins.",
 }
 
 
@@ -242,7 +288,7 @@ ERRORS = {
     400: _error("A field, a parameter or the body is invalid, or the application has no room left (`quota`)."),
     401: _error("The key or the token is unknown, revoked or expired.", AUTHENTICATE),
     403: _error("The caller may not do this."),
-    404: _error("The application or the queue doesn't exist."),
+    404: _error("The application or the queue doesn't exist, or the worker was removed."),
     408: _error("The body timed out."),
     411: _error("The body has no Content-Length."),
     412: _error("The positions changed since they were read. Read them again."),
@@ -318,6 +364,7 @@ PATHS: dict[str, dict[str, Operation]] = {
             "store_positions",
             "Show how far a consumer has processed a queue",
             "StorePositions",
+            parameters=(_query("waiting", _text("Partitions such as `1,2`, to learn which have later messages.")),),
             security=READERS,
             has_etag=True,
         ),
@@ -332,7 +379,43 @@ PATHS: dict[str, dict[str, Operation]] = {
             errors=(412,),
             has_etag=True,
         ),
+        "post": Operation(
+            "store_move_positions",
+            "Move a consumer's positions from one message to another",
+            "StorePositions",
+            body={JSON: _ref("StoreMoves")},
+            is_body_required=True,
+            security=READERS,
+            has_etag=True,
+        ),
         "delete": Operation("store_delete_positions", "Delete a consumer's positions", "StoreDone", security=READERS),
+    },
+    "/v1/{application}/consumers/{consumer}/workers/{worker}": {
+        "put": Operation(
+            "store_join_worker",
+            "Add a worker to those of a consumer",
+            "StoreDone",
+            body={FORM: _ref("NewStoreWorker")},
+            is_body_required=True,
+            status=HTTPStatus.CREATED,
+        ),
+        "post": Operation("store_renew_worker", "Send a heartbeat of a worker", "StoreDone"),
+        "delete": Operation(
+            "store_remove_worker",
+            "Remove a worker and its leases",
+            "StoreRemoval",
+            parameters=(_query("beats", _number(0, MAX_BEATS, "Only if it has sent this number of heartbeats.")),),
+        ),
+    },
+    "/v1/{application}/consumers/{consumer}/leases/{worker}": {
+        "get": Operation("store_leases", "List the workers and leases of a consumer", "StoreLeases"),
+        "post": Operation(
+            "store_change_leases",
+            "Acquire and release partitions for a worker",
+            "HeldStoreLeases",
+            body={JSON: _ref("StoreLeaseChanges")},
+            is_body_required=True,
+        ),
     },
     "/v1/{application}/{queue}/{message_ids}": {
         "get": Operation(

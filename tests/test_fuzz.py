@@ -298,7 +298,7 @@ def test_every_answer_of_the_message_store_matches_the_schema(transactional_db, 
         queue = queues.create("shop", "orders", partitions=2, principals=f"app:shop,bid:{reader.email}")
         return queues.post(queue, MessageInput(b"a book", partition=1)).id.hex
 
-    named = {"application": "shop", "queue": "orders", "consumer": "mail", "message_ids": restore()}
+    named = {"application": "shop", "queue": "orders", "consumer": "mail", "worker": "0" * 32, "message_ids": restore()}
     for operation in [operation for operation in ALL_OPERATIONS if operation not in OPERATIONS]:
         sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
         nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)

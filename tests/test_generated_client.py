@@ -200,6 +200,7 @@ NEWCOMER = {"uuid": lambda world: world.newcomer.uuid.hex}
 SHOP = {"application": "shop"}
 ORDERS = {**SHOP, "queue": "orders"}
 MAIL = {**ORDERS, "consumer": "mail"}
+WORKER = {**SHOP, "consumer": "mail", "worker": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e"}
 MESSAGES = {**ORDERS, "message_ids": lambda world: world.results["store_post_messages"].messages[0].key}
 
 CALLS = [
@@ -352,7 +353,15 @@ CALLS = [
     call("store_set_positions", answer="StoreError", status=412, **MAIL, if_match='"other"',
          body=body("NewStorePositions", **{"1": MESSAGES["message_ids"]})),
     call("store_positions", answer="StorePositions", **MAIL),
+    call("store_move_positions", answer="StorePositions", **MAIL,
+         body=body("StoreMoves", **{"2": {"from": None, "to": "3a6592301e0911e190b1002500f0fa7c"}})),
     call("store_delete_positions", answer="StoreDone", **MAIL),
+    call("store_join_worker", "the application", "StoreDone", 201, **WORKER, body=body("NewStoreWorker", seconds=15)),
+    call("store_renew_worker", "the application", "StoreDone", **WORKER),
+    call("store_change_leases", "the application", "HeldStoreLeases", **WORKER,
+         body=body("StoreLeaseChanges", acquire={"orders": [1, 2]})),
+    call("store_leases", "the application", "StoreLeases", **WORKER),
+    call("store_remove_worker", "the application", "StoreRemoval", **WORKER, beats=1),
     call("store_delete_messages", answer="StoreDone", **MESSAGES),
     call("store_delete_queue", "the application", "StoreDone", **ORDERS),
 ]  # fmt: skip
@@ -369,11 +378,11 @@ def schema(live_server: Any) -> dict[str, Any]:
 @pytest.fixture
 def generated(live_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Generate the client. A warning fails, because the client would lack something."""
-    without_formatting = tmp_path / "config.yaml"
-    without_formatting.write_text("post_hooks: []\n")
+    config = tmp_path / "config.yaml"
+    config.write_text("post_hooks: []\nhttp_timeout: 60\n")  # no formatting; the schema takes seconds on a busy machine
     command = [Path(sys.prefix) / "bin/openapi-python-client", "generate", "--fail-on-warning", "--meta", "none"]
     where = ["--url", f"{live_server.url}/api/schema/", "--output-path", tmp_path / PACKAGE]
-    subprocess.run([*command, *where, "--config", without_formatting], check=True, timeout=120)
+    subprocess.run([*command, *where, "--config", config], check=True, timeout=120)
     monkeypatch.syspath_prepend(tmp_path)
 
 
