@@ -8,9 +8,9 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
-from django.db.models import Exists, Model, OuterRef, Q, QuerySet
+from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import Http404
-from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet, IsoDateTimeFilter, UUIDFilter  # type: ignore[import-untyped]
+from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
@@ -26,6 +26,7 @@ from accounts.models import AuthToken, Owner
 from agents import deletions, events, identities, registration, services
 from agents.credentials import PresentedToken
 from agents.delivery import with_delivery
+from agents.filters import StrictUUIDFilter, TimeFilter
 from agents.identities import IdentityExists, NoSuchOffering
 from agents.models import (
     AgentIdentity,
@@ -50,10 +51,10 @@ from agents.serializers import (
     NewSubscriptionQueueSerializer,
     OfferingSerializer,
     PublishedSerializer,
-    StrictUUIDFormField,
     SubscriptionQueueSerializer,
 )
 from agents.service_serializers import ServiceSerializer
+from agents.unused import orphaned_identities
 from core.endpoints import StrictParameters, at_field, read
 
 Row = TypeVar("Row", bound=Model)
@@ -126,20 +127,16 @@ class RemovableByUUID(ByUUID[Row]):
         return Response(data, HTTPStatus.CREATED, headers=headers)
 
 
-class StrictUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
-    """Filters by a UUID in the notation that bodies have."""
-
-    field_class = StrictUUIDFormField
-
-
 class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """Filters of identities. Agents look for their own identity by name before they create it."""
 
     name = CharFilter(label="The exact name of one of your own identities.", strip=False)
     offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="UUID of an offering.")
     version = CharFilter(label="With exactly this version.", strip=False)
-    last_restarted = IsoDateTimeFilter(lookup_expr="gte", label="Restarted at this time or later.")
-    orphaned = BooleanFilter(method="filter_orphaned", label="Whether it has no subscription and no consumer.")
+    last_restarted = TimeFilter(lookup_expr="gte", label="Restarted at this time or later.")
+    orphaned = BooleanFilter(
+        method="filter_orphaned", label="Whether it has no subscription, no consumer and no service."
+    )
 
     class Meta:
         model = AgentIdentity
@@ -154,9 +151,8 @@ class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no typ
 
     def filter_orphaned(self, queryset: QuerySet[AgentIdentity], name: str, value: bool) -> QuerySet[AgentIdentity]:
         """Return the identities with nothing registered, or those with something."""
-        registered = Q(event_subscriptions__isnull=False) | Q(consumer__isnull=False)
-        ids = AgentIdentity.objects.filter(registered).values("pk")
-        return queryset.exclude(pk__in=ids) if value else queryset.filter(pk__in=ids)
+        orphaned = orphaned_identities().values("pk")
+        return queryset.filter(pk__in=orphaned) if value else queryset.exclude(pk__in=orphaned)
 
 
 class AgentIdentities(RemovableByUUID[AgentIdentity]):

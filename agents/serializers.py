@@ -7,8 +7,6 @@ import re
 import uuid
 from typing import Any, NamedTuple
 
-from django import forms
-from django.core.exceptions import ValidationError as InvalidValue
 from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
@@ -153,23 +151,6 @@ class StrictUUIDField(serializers.UUIDField):
             return identities.read_uuid(data)
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from error
-
-
-class StrictUUIDFormField(forms.UUIDField):
-    """A UUID in a filter: 32 hex digits, with or without dashes."""
-
-    def to_python(self, value: Any) -> Any:
-        """Return the UUID, or None without a filter.
-
-        Raises:
-            ValidationError: the UUID is malformed.
-        """
-        if value in self.empty_values:
-            return None
-        try:
-            return identities.read_uuid(value)
-        except ValueError as error:
-            raise InvalidValue(str(error)) from error
 
 
 class VerbatimField(serializers.CharField):

@@ -16,6 +16,7 @@ from agents import services
 from agents.api import ByUUID, require_own
 from agents.models import AgentProcessor, AgentService
 from agents.serializers import MAX_NAME_LENGTH, MAX_VERSION_LENGTH, VerbatimField
+from agents.service_filters import ProcessorFilter, ServiceFilter
 from agents.service_serializers import ProcessorSerializer, ServiceSerializer
 from core.endpoints import StrictParameters, read, takes
 from core.links import absolute_url
@@ -50,6 +51,7 @@ class AgentServices(ByUUID[AgentService]):
     """Services of agents: those of your own; for operators, all."""
 
     serializer_class = ServiceSerializer
+    filterset_class = ServiceFilter
 
     def get_queryset(self) -> QuerySet[AgentService]:
         """Return the services that the user may see."""
@@ -85,6 +87,7 @@ class AgentProcessors(ByUUID[AgentProcessor]):
     """Processors of agents' services: those of your own; for operators, all."""
 
     serializer_class = ProcessorSerializer
+    filterset_class = ProcessorFilter
 
     def get_queryset(self) -> QuerySet[AgentProcessor]:
         """Return the processors that the user may see."""

@@ -3,10 +3,16 @@
 import json
 import subprocess
 import uuid
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
+from waldur_api_client import AuthenticatedClient
+from waldur_api_client.api.marketplace_site_agent_identities import marketplace_site_agent_identities_cleanup_orphaned
+from waldur_api_client.api.marketplace_site_agent_services import marketplace_site_agent_services_cleanup_stale
+from waldur_api_client.models import CleanupRequestRequest
 
 from accounts.models import Owner
 from accounts.quotas import QuotaReached
@@ -129,14 +135,73 @@ def test_identities_are_filtered_by_every_parameter_of_the_client(agent, alice, 
     assert names(version="1.0.5") == ["attic"]
     assert names(orphaned="true") == ["attic"]
     assert names(orphaned="false") == ["cellar"]
+    AgentIdentity.objects.get(name="attic").services.create(name="orders")
+    assert names(orphaned="true") == []
     assert names(last_restarted="2030-01-01T00:00:00Z") == []
     assert names(page_size="1", o="name") == ["attic"]
+
+
+def test_services_and_processors_are_filtered_by_every_parameter_of_the_client(alice, identity):
+    now = timezone.now()
+    old = {"last_run": now - timedelta(hours=2), "backend_type": "MOAB", "backend_version": "9"}
+    idle = identity.services.create(name="idle", mode="report", state="Idle")
+    active = identity.services.create(name="active", mode="order_process")
+    AgentService.objects.filter(pk=idle.pk).update(modified=now - timedelta(days=2))
+    idle.processors.create(name="old", **old)
+    active.processors.create(name="new", backend_type="SLURM", backend_version="23", last_run=now)
+    program = Program(alice)
+
+    def services(**query):
+        return [one["name"] for one in program.get(SERVICES, **query).json()]
+
+    def processors(**query):
+        return [one["name"] for one in program.get("marketplace-site-agent-processors/", **query).json()]
+
+    yesterday = (now - timedelta(days=1)).isoformat()
+    assert services(identity_uuid=identity.uuid.hex) == ["active", "idle"]
+    assert services(identity_uuid=uuid.uuid4().hex) == []
+    assert services(mode="report") == services(state=2) == services(state="Idle") == ["idle"]
+    assert services(state=["1", "3"]) == ["active"]
+    assert services(stale="true") == services(modified_before=yesterday) == ["idle"]
+    assert services(stale="false") == services(modified_after=yesterday) == ["active"]
+    assert processors(service_uuid=idle.uuid.hex) == processors(stale="true") == ["old"]
+    assert processors(backend_type="MOAB") == processors(backend_version="9") == ["old"]
+    assert processors(last_run=yesterday) == ["new", "old"]
+    assert processors(last_run_before=(now - timedelta(hours=1)).isoformat()) == ["old"]
+    assert processors(stale="false") == ["new"]
+
+
+def test_operators_remove_identities_with_nothing_registered_and_services_that_do_not_report(
+    operator, alice, identity, live_server
+):
+    long_ago = timezone.now() - timedelta(days=2)
+    attic = AgentIdentity.objects.create(owner=alice, offering=identity.offering, name="attic")
+    service = identity.services.create(name="orders")
+    AgentIdentity.objects.update(modified=long_ago)
+    key = Program(operator).key
+    with AuthenticatedClient(base_url=live_server.url, token=key, prefix="Token") as client:
+        clean = marketplace_site_agent_identities_cleanup_orphaned.sync
+        answers = [clean(client=client, body=CleanupRequestRequest(dry_run=dry)) for dry in (True, False, False)]
+        assert [(one.dry_run, [item.uuid for item in one.items]) for one in answers] == [
+            (True, [attic.uuid]), (False, [attic.uuid]), (False, []),
+        ]  # fmt: skip
+        assert (answers[0].items[0].offering_name, answers[0].deleted_count) == (identity.offering.name, 1)
+        clean = marketplace_site_agent_services_cleanup_stale.sync
+        assert clean(client=client, body=CleanupRequestRequest(dry_run=False)).items == []
+        AgentService.objects.update(modified=long_ago)
+        [item] = clean(client=client, body=CleanupRequestRequest(dry_run=False)).items
+    assert (item.uuid, item.identity_name, item.state) == (service.uuid, "cellar", "Active")
+    assert (AgentIdentity.objects.get(), AgentService.objects.count()) == (identity, 0)
 
 
 @pytest.mark.parametrize(
     ("path", "query", "field"),
     [
         (PATH, {"offering": "x"}, "offering"),
+        (SERVICES, {"state": "4"}, "state"),
+        (SERVICES, {"identity": "x"}, "identity"),
+        ("marketplace-site-agent-processors/", {"last_run": "x"}, "last_run"),
+        ("event-consumers/", {"is_local": "x"}, "is_local"),
         (PATH, {"offering_uuid": "x"}, "offering_uuid"),
         (PATH, {"last_restarted": "yesterday"}, "last_restarted"),
         ("event-subscriptions/", {"user": "x"}, "user"),
@@ -144,8 +209,8 @@ def test_identities_are_filtered_by_every_parameter_of_the_client(agent, alice, 
         ("event-subscription-queues/", {"queue": "x"}, "queue"),
     ],
 )
-def test_an_unknown_or_invalid_filter_is_refused(agent, db, path, query, field):
-    answer = agent.get(path, **query)
+def test_an_unknown_or_invalid_filter_is_refused(alice, path, query, field):
+    answer = Program(alice).get(path, **query)
     assert (answer.status_code, list(answer.json())) == (400, [field])
 
 

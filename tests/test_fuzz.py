@@ -187,7 +187,8 @@ class World:
         self.offering = offering
         self.uuids = {
             "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.asking.uuid,
-            "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-subscriptions": subscription.uuid,
+            "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-consumers": consumer.uuid,
+            "event-subscriptions": subscription.uuid,
             "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid, "archives": archive.uuid,
             **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
             "marketplace-site-agent-services": service.uuid, "marketplace-site-agent-processors": processor.uuid,

@@ -6,6 +6,12 @@ from http import HTTPStatus
 
 import pytest
 from waldur_api_client import AuthenticatedClient
+from waldur_api_client.api.event_consumers import (
+    event_consumers_count,
+    event_consumers_destroy,
+    event_consumers_list,
+    event_consumers_register,
+)
 from waldur_api_client.api.event_subscription_queues import (
     event_subscription_queues_count,
     event_subscription_queues_destroy,
@@ -35,16 +41,21 @@ from waldur_api_client.models import (
     AgentEventSubscriptionCreateRequest,
     AgentIdentityRequest,
     AgentQueueRegistrationRequest,
+    EventConsumerRegistrationRequest,
+    EventConsumerScopeInputRequest,
     EventSubscriptionObservableObjectRequest,
     EventSubscriptionQueueCreateRequest,
     EventSubscriptionRequest,
     ObservableObjectTypeEnum,
 )
 from waldur_api_client.models.agent_dependency_request import AgentDependencyRequest
+from waldur_api_client.types import UNSET
 
 from accounts.models import Owner
+from agents import events
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
+from tests.toolbox import AWAY
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -189,6 +200,54 @@ def test_the_client_creates_reads_and_deletes_subscriptions(client, agents, alic
     assert event_subscriptions_count.sync(client=client) == 0
     assert not EventSubscription.objects.exists()
     assert not agents.users() & {made.uuid.hex, bare.uuid.hex}
+
+
+def test_the_client_registers_lists_updates_and_deletes_event_consumers(client, agents, alice, offering):
+    scope = EventConsumerScopeInputRequest(type_="offering", uuid=offering.uuid)
+    answers = []
+    for types in ([ORDER], [ORDER, ObservableObjectTypeEnum.USER_ROLE], UNSET, []):
+        body = EventConsumerRegistrationRequest(object_types=types, scopes=[scope])
+        answers.append(event_consumers_register.sync_detailed(client=client, body=body))
+    assert [answer.status_code for answer in answers] == [201, 200, 200, 200]
+    assert [answer.parsed.observable_object_types for answer in answers] == [
+        ["order"], ["order", "user_role"], ["order", "user_role"], [],
+    ]  # fmt: skip
+    consumer = Consumer.objects.get()
+    assert {answer.parsed.queue_name for answer in answers} == {consumer.queue_name}
+    assert agents.queues(alice.uuid.hex)[consumer.queue_name] == dict(REGISTERED_QUEUE_ARGUMENTS)
+    assert events.publish(offering, "order", {}).delivered == 1
+    [shown] = event_consumers_list.sync(client=client, user_uuid=alice.uuid, user_username=alice.email)
+    assert (shown.uuid, shown.rmq_username, shown.queue_created) == (consumer.uuid, consumer.rmq_username, True)
+    assert [(one.type_, one.uuid) for one in shown.scopes] == [("offering", offering.uuid.hex)]
+    assert (shown.user_uuid, shown.is_global, shown.delivery_blocked_reason) == (alice.uuid, False, None)
+    assert shown["last_delivered_at"] is not None
+    assert event_consumers_count.sync(client=client, is_global=False) == 1
+    assert event_consumers_count.sync(client=client, is_global=True) == 0
+    assert event_consumers_destroy.sync_detailed(client=client, uuid=shown.uuid).status_code == HTTPStatus.NO_CONTENT
+    assert not AgentIdentity.objects.exists()
+    assert consumer.queue_name not in agents.queues(alice.uuid.hex)
+
+
+def test_an_event_consumer_has_exactly_one_offering(client, agents, alice, offering):
+    of_offering = EventConsumerScopeInputRequest(type_="offering", uuid=offering.uuid)
+    of_project = EventConsumerScopeInputRequest(type_="project", uuid=uuid.uuid4())
+    of_others = EventConsumerScopeInputRequest(type_="offering", uuid=agents.offering().uuid)
+    for scopes, reason in (
+        ([], "exactly one scope"), ([of_offering, of_offering], "exactly one scope"),
+        ([of_project], "exactly one scope"), ([of_others], "no such offering"),
+    ):  # fmt: skip
+        with pytest.raises(UnexpectedStatus, match=rf"400[\s\S]*{reason}"):
+            event_consumers_register.sync(client=client, body=EventConsumerRegistrationRequest(scopes=scopes))
+    assert not AgentIdentity.objects.exists()
+
+
+def test_a_failed_registration_of_an_event_consumer_leaves_nothing(client, alice, offering, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    scope = EventConsumerScopeInputRequest(type_="offering", uuid=offering.uuid)
+    with pytest.raises(UnexpectedStatus, match="503"):
+        event_consumers_register.sync(client=client, body=EventConsumerRegistrationRequest(scopes=[scope]))
+    assert not AgentIdentity.objects.exists()
+    assert not Consumer.objects.exists()
 
 
 def test_guardian_has_all_object_types_of_the_client():

@@ -312,6 +312,7 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "401 200 200 200 200 200",
         "post": "401 403 201 400 400 201",
     },
+    "api/agent-identities/cleanup_orphaned/": {"post": "401 403 403 403 403 200"},
     "api/agent-identities/<str:uuid>/": {
         "get": "401 404 200 404 404 200",
         "put": "401 404 200 404 404 200",
@@ -322,6 +323,7 @@ TABLE: dict[str, dict[str, str]] = {
     "api/agent-identities/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
     "api/agent-identities/<str:uuid>/register_service/": {"post": "401 404 201 404 404 403"},
     "api/marketplace-site-agent-services/": {"get": "401 200 200 200 200 200"},
+    "api/marketplace-site-agent-services/cleanup_stale/": {"post": "401 403 403 403 403 200"},
     "api/marketplace-site-agent-services/<str:uuid>/": {
         "get": "401 404 200 404 404 200",
         "delete": "401 404 204 404 404 204",
@@ -338,6 +340,13 @@ TABLE: dict[str, dict[str, str]] = {
     "api/agent-consumers/": {"get": "401 200 200 200 200 200"},
     "api/agent-consumers/<str:uuid>/": {
         "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/event-consumers/": {"get": "401 200 200 200 200 200"},
+    "api/event-consumers/register/": {"post": "401 403 403 403 403 403"},
+    "api/event-consumers/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "patch": "401 404 200 404 404 200",
         "delete": "401 404 204 404 404 204",
     },
     "api/event-subscriptions/": {
@@ -440,12 +449,14 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/offerings/<str:uuid>/": {"get": "all"},
     "api/offerings/<str:uuid>/events/": {"post": "all"},
     "api/agent-identities/": {"get": "agent all", "post": "agent all"},
+    "api/agent-identities/cleanup_orphaned/": {"post": "all"},
     "api/agent-identities/<str:uuid>/": {"get": "agent all", "put": "agent all", "delete": "agent all"},
     "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "agent all"},
     "api/agent-identities/<str:uuid>/register_queue/": {"post": "agent all"},
     "api/agent-identities/<str:uuid>/create_queue/": {"post": "agent all"},
     "api/agent-identities/<str:uuid>/register_service/": {"post": "agent all"},
     "api/marketplace-site-agent-services/": {"get": "all"},
+    "api/marketplace-site-agent-services/cleanup_stale/": {"post": "all"},
     "api/marketplace-site-agent-services/<str:uuid>/": {"get": "all", "delete": "all"},
     "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "agent all"},
     "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "agent all"},
@@ -455,6 +466,9 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/users/me/": {"get": "agent all"},
     "api/agent-consumers/": {"get": "all"},
     "api/agent-consumers/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/event-consumers/": {"get": "agent all"},
+    "api/event-consumers/register/": {"post": "agent all"},
+    "api/event-consumers/<str:uuid>/": {"get": "agent all", "patch": "agent all", "delete": "agent all"},
     "api/event-subscriptions/": {"get": "agent all", "post": "agent all"},
     "api/event-subscriptions/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
     "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "agent all"},
@@ -480,6 +494,7 @@ BY_TOKEN: dict[tuple[str, str], str] = {
     ("api/agent-identities/<str:uuid>/register_event_subscription/", "post"): "401 404 201 404 404 403",
     ("api/agent-identities/<str:uuid>/register_queue/", "post"): "401 404 201 404 404 403",
     ("api/agent-identities/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
+    ("api/event-consumers/register/", "post"): "401 403 201 400 400 201",
     ("api/event-subscriptions/", "post"): "401 403 201 400 400 201",
     ("api/event-subscriptions/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
     ("v1/<str:application>/<str:queue>", "get"): "401 403 200 403 403 403",
@@ -498,6 +513,7 @@ REGISTERING: dict[str, str] = {
     "api/agent-identities/<str:uuid>/register_event_subscription/": "403 403",
     "api/agent-identities/<str:uuid>/register_queue/": "403 403",
     "api/agent-identities/<str:uuid>/create_queue/": "403 400",
+    "api/event-consumers/register/": "403 400",
     "api/event-subscriptions/": "403 400",
     "api/event-subscriptions/<str:uuid>/create_queue/": "403 400",
 }
@@ -567,6 +583,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/channels/", "post"): {"name": "another", "url": "https://1.1.1.1/hook"},
     ("api/settings/", "patch"): {"weekly_summary": False},
     ("api/offerings/<str:uuid>/events/", "post"): {"object_type": "order", "payload": {}},
+    ("api/event-consumers/register/", "post"): {"scopes": [{"type": "offering", "uuid": OFFERING.hex}]},
+    ("api/event-consumers/<str:uuid>/", "patch"): {"object_types": ["order"]},
     ("api/event-subscriptions/", "post"): {"observable_objects": [QUEUE_WANTED]},
     ("api/event-subscriptions/<str:uuid>/create_queue/", "post"): QUEUE_WANTED,
     ("api/agent-identities/", "post"): {"offering": OFFERING.hex, "name": "attic"},
@@ -692,6 +710,7 @@ class World:
             ("subscriptions/consumers/", self.consumer),
             ("archives/", self.archive), ("agent-services/", self.service), ("agent-processors/", self.processor),
             ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
+            ("event-consumers/", self.consumer),
             ("event-subscriptions/", self.subscription), ("event-subscription-queues/", self.subscription_queue),
         ):  # fmt: skip
             if part in route:
