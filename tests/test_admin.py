@@ -275,7 +275,7 @@ def test_a_list_takes_a_constant_number_of_statements(admin, label):
         assert page.context["cl"].result_count >= rows
         return len(captured)
 
-    assert statements(5) == statements(45)
+    assert statements(3) == statements(12)
 
 
 @pytest.mark.parametrize("label", ALLOWED)
@@ -313,10 +313,18 @@ KINDS = {"TextField": "CharField", "EmailField": "CharField", "GenericIPAddressF
 
 
 def odd_filters(model_admin):
-    """Yield parameters of a list's URL that the database can't compare with."""
+    """Yield parameters of a list's URL that the database can't compare with.
+
+    They are for each field that the page offers as a filter, and one of each other kind.
+    """
+    offered = {one[0] if isinstance(one, tuple) else one for one in model_admin.list_filter}
+    kinds = set()
     for field in model_admin.model._meta.concrete_fields:
         kind = field.get_internal_type()
         kind = "IntegerField" if "Integer" in kind or "AutoField" in kind else KINDS.get(kind, kind)
+        if kind in kinds and field.name not in offered:
+            continue
+        kinds.add(kind)
         for lookup in ODD_LOOKUPS[kind]:
             name, _, value = lookup.partition("=")
             yield {f"{field.name}__{name}": value}
