@@ -14,6 +14,9 @@ from queues.thresholds import Thresholds
 SHEET_SIZE = 1000
 MAX_POINTS = 300
 SPARKLINE_POINTS = 40
+MIN_WIDTH = 10
+"""A line that begins later than this before the right edge begins here: a shorter one can't be seen."""
+
 MAX_TICKS = 5
 EDGE = 5
 """Labels of times closer than this to an edge of the chart, in percent, would overlap its corner."""
@@ -155,15 +158,16 @@ def time_ticks(span: Span, began: datetime, ended: datetime) -> list[Tick]:
 def _line(steps: Sequence[Sample], began: datetime, ended: datetime, top: int) -> str:
     seconds = (ended - began).total_seconds()
 
-    def x(at: datetime) -> str:
-        return _number((at - began).total_seconds() / seconds * SHEET_SIZE)
+    def x(at: datetime) -> float:
+        return (at - began).total_seconds() / seconds * SHEET_SIZE
 
     def y(length: int) -> str:
         return _number((1 - length / top) * SHEET_SIZE)
 
     (at, length), *others = steps
-    drawn = "".join(f"H{x(at)}V{y(length)}" for at, length in others)
-    return f"M{x(at)} {y(length)}{drawn}H{SHEET_SIZE}"
+    start = min(x(at), SHEET_SIZE - MIN_WIDTH)
+    others_drawn = "".join(f"H{_number(x(later))}V{y(most)}" for later, most in others)
+    return f"M{_number(start)} {y(length)}{others_drawn}H{SHEET_SIZE}"
 
 
 def within(samples: Sequence[Sample], began: datetime, ended: datetime) -> list[Sample]:

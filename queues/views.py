@@ -93,7 +93,7 @@ def signed_in(view: View) -> View:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the list. ``bar`` is None if the length is unknown, ``trend`` if it isn't shown."""
+    """A row of the list. ``bar`` is None if the queue is gone or its length unknown, ``trend`` if it isn't shown."""
 
     queue: Queue
     thresholds: Thresholds
@@ -231,6 +231,7 @@ def queues_page(request: Request) -> HttpResponse:
             "rows": rows,
             "shown": ",".join(row.queue.uuid.hex for row in rows),
             "several_vhosts": len(vhosts) > 1,
+            "selectable": any(row.queue.state != Queue.State.GONE for row in rows),
         },
     )
 
@@ -312,7 +313,8 @@ def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
     rows = []
     for queue in listed:
         limits = thresholds.of_queue(queue)
-        bar = charts.bar(queue.length, limits) if queue.length is not None else None
+        is_measured = queue.length is not None and queue.state != Queue.State.GONE
+        bar = charts.bar(queue.length, limits) if is_measured else None
         rows.append(Row(queue, limits, thresholds.is_spared(queue), bar, trend_of.get(queue.pk)))
     return rows
 

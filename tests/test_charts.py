@@ -50,6 +50,10 @@ def test_the_line_of_a_new_queue_starts_when_it_was_first_seen():
     assert drawn.lowest == 3
 
 
+def test_the_line_of_a_queue_that_existed_for_a_moment_can_be_seen():
+    assert chart(samples((60, 3))).line.startswith("M990 ")
+
+
 def test_without_a_sample_there_is_no_chart():
     assert chart([]) is None
     assert chart(samples((61, 3))) is None

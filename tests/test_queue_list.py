@@ -211,6 +211,14 @@ def test_a_row_has_state_length_size_and_bar(visit, account):
     assert "style=" not in text
 
 
+def test_a_gone_queue_has_no_bar_and_cannot_be_selected(visit, account):
+    make_queue(account=account, ready=9_000, state="gone", consumers=None)
+    text = visit(state="gone").text
+    assert '<span class="count faint">none</span>' in text
+    assert 'type="checkbox" name="uuid"' not in text
+    assert "Purge selected" not in text
+
+
 def test_names_are_escaped(visit, account):
     make_queue("queue/alice/<script>\u202e'\"\x07", account=account)
     make_queue("\N{PILE OF POO}" * 63 + "abc", account=account, ready=0)
