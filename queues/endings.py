@@ -44,6 +44,12 @@ def ending(events: Iterable[QueueEvent]) -> Ending | None:
     return Ending(f"{who} deleted this queue", last.at, "", "")
 
 
+def bindings_at_deletion(events: Iterable[QueueEvent]) -> list[dict[str, str]]:
+    """Return the bindings of the queue of these events, newest first, when Guardian deleted it last."""
+    last = next((event for event in events if event.kind == QueueEvent.Kind.DELETED), None)
+    return (last.details.get("bindings") or []) if last else []
+
+
 def _lost(details: dict[str, object]) -> str:
     """Return why messages were not archived, as a sentence; empty: they were, or it is not known."""
     why = details.get("why_not_archived")

@@ -60,29 +60,34 @@ class ReplayRefused(ValueError):
         self.field = field
 
 
-class Preview(NamedTuple):
-    """What a replay would find: the ready messages, the consumers and the deletion limit of its target queue.
+class Room(NamedTuple):
+    """The ready messages, the consumers and the deletion limit of a replay's target queue.
 
     None: the target is an exchange, the queue's leader did not answer, or the queue has no limit that is known.
+    ``coming`` are the messages that other replays are sending to it.
     """
 
     ready: int | None = None
     consumers: int | None = None
     limit: int | None = None
+    coming: int = 0
+
+    @property
+    def fits(self) -> int | None:
+        """The number of messages with which the queue is at its limit; None: it is not known."""
+        return None if self.ready is None or self.limit is None else max(0, self.limit - self.ready - self.coming)
 
 
-def preview(
-    archive: Archive, *, queue: str = "", exchange: str = "", first: int = 1, last: int | None = None
-) -> Preview:
-    """Check that a replay can begin, and return what it would find.
+def room(archive: Archive, *, queue: str = "", exchange: str = "") -> Room:
+    """Return the room in a queue or an exchange.
 
     Raises:
-        ReplayRefused: as for ``start``.
+        ReplayRefused: its Pulse user may not write to the target, or the target is missing.
         BrokerError: the broker is unreachable or refuses.
     """
-    planned = _planned(archive, queue, exchange, first, last)
+    require_writable(archive, queue, exchange)
     with broker.session(archive.vhost) as session:
-        return _require_room(session, planned)
+        return _room(session, archive.vhost, queue, exchange)
 
 
 def start(
@@ -266,26 +271,28 @@ def require_writable(archive: Archive, queue: str, exchange: str) -> None:
         )
 
 
-def _require_room(session: Session, replay: Replay) -> Preview:
+def _require_room(session: Session, replay: Replay) -> None:
     """Require that the target exists, and that a queue would not be over its limit afterwards."""
-    vhost, queue = replay.archive.vhost, replay.to_queue
-    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=vhost, to_queue=queue)
-    coming = sum(other.total - other.sent for other in others)
+    found = _room(session, replay.archive.vhost, replay.to_queue, replay.to_exchange)
+    if found.fits is not None and replay.total > found.fits:
+        others_too = f", another replay is sending {found.coming:,} more" if found.coming else ""
+        raise ReplayRefused(
+            f"The queue has {found.ready:,} messages{others_too}, and with {replay.total:,} more it would be over its "
+            f"deletion limit of {found.limit:,}. Replay fewer messages, or ask an operator to raise the limit."
+        )
+
+
+def _room(session: Session, vhost: str, queue: str, exchange: str) -> Room:
     try:
-        if replay.to_exchange:
-            session.declare_exchange_passively(replay.to_exchange)
-            return Preview()
+        if exchange:
+            session.declare_exchange_passively(exchange)
+            return Room()
         depth = session.declare_passively(queue)
     except NotOnBroker as error:
         raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first.") from error
     row = Queue.objects.filter(vhost=vhost, name=queue).select_related("pulse_user").first()
     limit = None if row is None or row.unbounded else thresholds.of_queue(row).max
     if depth is None:
-        return Preview(limit=limit)
-    if limit is not None and depth.ready + coming + replay.total > limit:
-        others_too = f", another replay is sending {coming} more" if coming else ""
-        raise ReplayRefused(
-            f"The queue has {depth.ready} messages{others_too}, and with {replay.total} more it would be over its "
-            f"deletion limit of {limit}. Replay fewer messages, or ask an operator to raise the limit."
-        )
-    return Preview(depth.ready, depth.consumers, limit)
+        return Room(limit=limit)
+    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=vhost, to_queue=queue)
+    return Room(depth.ready, depth.consumers, limit, sum(other.total - other.sent for other in others))

@@ -18,7 +18,7 @@ from core.formatting import duration
 from queues import replay
 from queues.archive_views import archive_of, describe
 from queues.models import Archive, Queue, Replay
-from queues.replay import ReplayRefused
+from queues.replay import ReplayRefused, Room
 from queues.views import Request, describe_failure, signed_in
 from rabbit.management import BrokerError
 from rabbit.names import MAX_NAME_BYTES, exchange_prefix, queue_prefix, readable
@@ -87,18 +87,26 @@ class RangeForm(forms.Form):
     )
     uuid = forms.UUIDField(required=False, widget=forms.HiddenInput)  # of the replay, from the preview
 
-    def __init__(self, archive: Archive, data: QueryDict | None, initial: dict[str, Any]) -> None:
+    def __init__(self, archive: Archive, room: Room, data: QueryDict | None, initial: dict[str, Any]) -> None:
         super().__init__(data, initial=initial, label_suffix="")
         self.archive = archive
+        self.room = room
 
     def clean(self) -> dict[str, Any]:
-        """Refuse messages that the archive does not have."""
+        """Refuse messages that the archive does not have, and more than fit into the target queue."""
         cleaned = super().clean() or self.cleaned_data
         first, last = cleaned.get("first"), cleaned.get("last")
         if last is not None and last > self.archive.messages:
             self.add_error("last", f"The archive has {self.archive.messages:,} messages.")
         elif first is not None and last is not None and first > last:
             self.add_error("last", f"Enter {first:,} or more.")
+        elif first is not None and last is not None and self.room.fits is not None:
+            number, fits, limit = last - first + 1, self.room.fits, self.room.limit
+            if number > fits:
+                text = (
+                    f"With {number:,} messages, the queue would be over its deletion limit of {limit:,}. {fits:,} fit."
+                )
+                self.add_error("last", text)
         return cleaned
 
 
@@ -110,10 +118,19 @@ def archive_replay(request: Request, uuid: UUID) -> HttpResponse:
     given = request.POST if request.method == "POST" else request.GET
     step = CHECK if request.method == "POST" else {"2": WHICH, "3": CHECK}.get(given.get("step", ""), WHERE)
     target = TargetForm(archive, given if step > WHERE else None)
+    room, trouble, status = Room(), "", 200
+    if step > WHERE and target.is_valid():
+        try:
+            room = replay.room(archive, queue=target.cleaned_data["queue"], exchange=target.cleaned_data["exchange"])
+        except ReplayRefused as error:
+            target.add_error("to" if target.cleaned_data["to"] == BACK else "name", str(error))
+        except BrokerError as error:
+            trouble, status = describe_failure(error, "The replay can't begin", destructive=False)
     if step > WHERE and not target.is_valid():
         step = WHERE
-    every = {"first": given.get("first") or 1, "last": given.get("last") or archive.messages, "rate": given.get("rate")}
-    chosen = RangeForm(archive, given if step == CHECK else None, every)
+    most = min(archive.messages, room.fits or archive.messages)
+    every = {"first": given.get("first") or 1, "last": given.get("last") or most, "rate": given.get("rate")}
+    chosen = RangeForm(archive, room, given if step == CHECK else None, every)
     if step == CHECK and not chosen.is_valid():
         step = WHICH
     fields = {name: given[name] for name in ("to", "name", "first", "last", "rate") if given.get(name)}
@@ -124,30 +141,38 @@ def archive_replay(request: Request, uuid: UUID) -> HttpResponse:
         "target": target,
         "range": chosen,
         "fields": fields,
+        "room": room,
+        "trouble": trouble,
     }
     if step == CHECK:
-        return _preview(request, archive, target.cleaned_data, chosen.cleaned_data, context)
+        return _preview(request, archive, target.cleaned_data, chosen.cleaned_data, context, status)
     if step == WHERE:
         context |= {"suggestions": _suggestions(archive), "is_gone": _is_gone(archive)}
         context["fields"] = {name: value for name, value in fields.items() if name in chosen.fields}
     else:
         context["fields"] = {name: value for name, value in fields.items() if name in target.fields}
+        if room.fits is not None and room.fits < archive.messages:
+            context["target_queue"] = _seen_queue(request, archive, target.cleaned_data["queue"])
     return render(request, "archives/replay_start.html", context)
 
 
 def _preview(
-    request: Request, archive: Archive, target: dict[str, Any], chosen: dict[str, Any], context: dict[str, Any]
+    request: Request,
+    archive: Archive,
+    target: dict[str, Any],
+    chosen: dict[str, Any],
+    context: dict[str, Any],
+    status: int,
 ) -> HttpResponse:
-    """Start the replay if the preview was confirmed, else show the preview."""
+    """Start the replay if the preview was confirmed and the broker answers, else show the preview."""
     to = {"queue": target["queue"], "exchange": target["exchange"]}
     span = {"first": chosen["first"], "last": chosen["last"]}
-    rate, uuid, status = chosen["rate"], chosen["uuid"] or uuid4(), 200
+    rate, uuid = chosen["rate"], chosen["uuid"] or uuid4()
     try:
-        if request.method == "POST":
+        if request.method == "POST" and not context["trouble"]:
             with suppress(IntegrityError):  # the form was sent twice
                 replay.start(archive, request.user, **to, **span, rate=rate, uuid=uuid)
             return redirect("replay", archive.uuid, uuid)
-        context["preview"] = replay.preview(archive, **to, **span)
     except ReplayRefused as error:
         context["trouble"] = str(error)
     except BrokerError as error:
@@ -170,6 +195,11 @@ def _preview(
 def _is_gone(archive: Archive) -> bool:
     """Return whether the archive's queue is not on the broker, as last listed."""
     return not Queue.objects.filter(vhost=archive.vhost, name=archive.queue_name).exclude(state="gone").exists()
+
+
+def _seen_queue(request: Request, archive: Archive, name: str) -> Queue | None:
+    """Return the row of a target queue, if the visitor may see it."""
+    return Queue.objects.seen_by(request.user).filter(vhost=archive.vhost, name=name).first()
 
 
 def _suggestions(archive: Archive) -> list[str]:
@@ -208,7 +238,7 @@ def replay_page(request: Request, uuid: UUID, replay_uuid: UUID) -> HttpResponse
         "lasts": duration(left / one.rate) if one.rate else "",
         "left": left,
         "error": readable(one.error),
-        "queue": Queue.objects.seen_by(request.user).filter(vhost=one.archive.vhost, name=one.to_queue).first(),
+        "queue": _seen_queue(request, one.archive, one.to_queue),
         "rest": _rest(one) if not is_running and left else "",
     }
     return render(request, "archives/_progress.html" if request.htmx else "archives/replay.html", context)

@@ -27,7 +27,7 @@ from accounts.models import Owner, PulseUser
 from core.formatting import duration, rate_in_words, short_rate
 from queues import actions, charts, feeding, growth, limit_requests, thresholds
 from queues.archive import Removed, what_became_of
-from queues.endings import ending
+from queues.endings import bindings_at_deletion, ending
 from queues.forms import LimitsForm
 from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, StateCount, count_by_state, should_have_consumer
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
@@ -313,8 +313,8 @@ def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
     rows = []
     for queue in listed:
         limits = thresholds.of_queue(queue)
-        is_measured = queue.length is not None and queue.state != Queue.State.GONE
-        bar = charts.bar(queue.length, limits) if is_measured else None
+        length = None if queue.state == Queue.State.GONE else queue.length
+        bar = charts.bar(length, limits) if length is not None else None
         rows.append(Row(queue, limits, thresholds.is_spared(queue), bar, trend_of.get(queue.pk)))
     return rows
 
@@ -372,6 +372,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "may_destroy": request.user.is_staff or not queue.registered,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
             "ending": None if there else ending(events),
+            "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
             "archives": Archive.objects.seen_by(request.user).filter(queue=queue)[:ARCHIVES_SHOWN],
             "can_peek": there and queue.type == CLASSIC,
             "events": [(event, *describe_event(event)) for event in events],
@@ -519,8 +520,12 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
 
 def bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
     """Return the first of these bindings as the page shows them, and the number of the others."""
-    shown = [{key: readable(text) for key, text in one.items()} for one in feeding.described(bindings or [])]
+    shown = _readable_bindings(feeding.described(bindings or []))
     return {"shown": shown[:BINDINGS_SHOWN], "more": max(0, len(shown) - BINDINGS_SHOWN)}
+
+
+def _readable_bindings(bindings: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    return [{key: readable(text) for key, text in one.items()} for one in bindings]
 
 
 def _arguments_shown(live: actions.Live) -> list[tuple[str, str]]:

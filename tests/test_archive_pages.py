@@ -257,9 +257,6 @@ def test_each_step_refuses_what_is_wrong_at_its_field(visit, query, error):
 
 def test_the_preview_says_why_a_replay_is_refused(deleted, visit, amqp, settings):
     query = {"step": 3, "to": "back", "first": 1, "last": 20}
-    missing = start_of(deleted, visit, **query)
-    assert "The broker has no queue or exchange of this name. Declare it first. Nothing was sent." in missing.text
-    assert "Start the replay" not in missing.text
     amqp.queue(NAME)
     run_pass()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
@@ -271,6 +268,38 @@ def test_the_preview_says_why_a_replay_is_refused(deleted, visit, amqp, settings
     assert away.status_code == 503
     assert "because the broker does not answer" in away.text
     assert not Replay.objects.exists()
+
+
+def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, visit, settings):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
+    amqp.queue(NAME, 20)
+    amqp.channel.exchange_declare("exchange/alice/events", "topic")
+    amqp.channel.queue_bind(NAME, "exchange/alice/events", "build.#")
+    run_pass()
+    run_pass()
+    page = visit.get(f"/queues/{Queue.objects.get().uuid}/").text
+    assert "Before it was deleted, it was bound to:" in page
+    assert '<code class="name">exchange/alice/events</code>, routing key <code class="name">build.#</code>' in page
+
+
+def test_a_missing_target_is_refused_where_it_is_chosen(deleted, visit):
+    page = start_of(deleted, visit, step=2, to="back").text
+    assert "The broker has no queue or exchange of this name. Declare it first." in page
+    assert re.search(r'aria-current="step">\s*Where to', page)
+
+
+def test_messages_that_fit_are_chosen_if_not_all_do(deleted, visit, amqp, settings):
+    amqp.queue(NAME, 3)
+    run_pass()
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    page = start_of(deleted, visit, step=2, to="back").text
+    assert "The queue has 3 ready messages, and its deletion limit is 10 messages." in page
+    assert "The first 7 of the archive's messages fit." in page
+    assert 'name="last" value="7"' in page
+    assert f"/queues/{Queue.objects.get().uuid}/limits/ask/" in page
+    refused = start_of(deleted, visit, step=3, to="back", first=1, last=8).text
+    assert "With 8 messages, the queue would be over its deletion limit of 10. 7 fit." in refused
+    assert "Start the replay" in start_of(deleted, visit, step=3, to="back", first=1, last=7).text
 
 
 def test_the_preview_warns_of_messages_that_were_sent_before(deleted, visit, amqp, alice):
