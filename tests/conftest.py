@@ -70,7 +70,7 @@ ON_SQLITE_TOO = {
 LONG_FILES = {
     "test_account_pages", "test_admin", "test_commands", "test_consumer", "test_docs", "test_doctor", "test_failures",
     "test_fuzz", "test_kills", "test_logs", "test_orphans", "test_outages", "test_production", "test_publishing",
-    "test_removals", "test_shape", "test_subscriptions", "test_walk", "test_who_may",
+    "test_removals", "test_shape", "test_subscriptions", "test_walk", "test_who_may", "test_work_store",
 }  # fmt: skip
 """Files that take more than 40 s. They run first: the last file of a run has one worker to itself."""
 

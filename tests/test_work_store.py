@@ -114,9 +114,9 @@ def over_http(live_server):
     """Return a function that returns a transport with a new key of an application."""
     with ExitStack() as at_end:
 
-        def make(application="shop", **options):
+        def make(application="shop", address=live_server.url, **options):
             _, key = applications.create_key(applications.create_application(application))
-            transport = HTTPTransport(live_server.url, application, key=key, **options)
+            transport = HTTPTransport(address, application, key=key, **options)
             at_end.callback(transport.close)
             return transport
 
@@ -824,6 +824,35 @@ def test_a_worker_reads_several_deployments_though_one_is_down(database_store, l
         assert queues.positions(queues.find(name, "orders"), "mailer") == {1: last.id}
 
 
+def test_a_worker_without_network_stops_before_another_gets_its_partition(database_store, live_server, over_http):
+    """Its job goes on meanwhile, and it has read more messages than it handles."""
+    queue = queues.create("shop", "orders")
+    last = post(queue, *range(50))[-1]
+    handled = []
+
+    def job(name):
+        def handle(message, context):
+            handled.append((time.monotonic(), name, message.text))
+            time.sleep(0.04)
+
+        return handle
+
+    with Proxy.before(live_server.url) as proxy:
+        transport, cut = over_http(timeout=1), over_http(timeout=1, address=proxy.url(live_server.url))
+        first = new_worker(job("first"), cut, sharing=Leases(1.5))
+        second = new_worker(job("second"), transport, sharing=Leases(1.5))
+        with run_workers(first):
+            wait_until(lambda: len(handled) > 5)
+            with run_workers(second):
+                proxy.close_next(10**6)
+                wait_until(lambda: queues.positions(queue, "mailer") == {1: last}, seconds=30)
+    ends = {name: at for at, name, _ in handled}
+    begins = {name: at for at, name, _ in reversed(handled)}
+    assert ends["first"] + 0.04 < begins["second"]
+    assert sorted({int(text) for *_, text in handled}) == list(range(50))
+    assert [text for _, name, text in handled if name == "second"][-1] == "49"
+
+
 def test_deployments_of_a_worker_have_different_names():
     for transports in ([], [StoreTransport("shop"), StoreTransport("market")]):
         with pytest.raises(ValueError, match="different deployments"):
@@ -863,6 +892,14 @@ def test_invalid_arguments_of_the_command_exit_with_2(transactional_db, settings
     with pytest.raises(CommandError, match=error_text) as raised:
         call_command("work_store", *arguments[:1], "--application", "shop", *arguments[1:])
     assert raised.value.returncode == 2
+
+
+def test_the_command_pins_partitions(transactional_db, monkeypatch):
+    Application.objects.create(name="shop")
+    runs = []
+    monkeypatch.setattr(Worker, "run", lambda self: runs.append(self._deployments[0].coordination._pinned))
+    call_command("work_store", "tests.working:handle", "--application=shop", "--pin=orders:2", "--pin=a:b:1")
+    assert runs == [{Partition("default", "orders", 2), Partition("default", "a:b", 1)}]
 
 
 # docs/message-store-workers.md

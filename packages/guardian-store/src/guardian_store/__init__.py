@@ -16,7 +16,7 @@ from guardian_store.client import (
 )
 from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT, Partition
 from guardian_store.transport import HTTPTransport, Transport, WorkQueue
-from guardian_store.worker import Leases, Pinned, Worker, ZooKeeper, keep_failure, log_failure
+from guardian_store.worker import Leases, Pinned, Sharing, Worker, ZooKeeper, keep_failure, log_failure
 
 __all__ = [
     "DEFAULT_DEPLOYMENT",
@@ -35,6 +35,7 @@ __all__ = [
     "Posted",
     "Queue",
     "RetryLater",
+    "Sharing",
     "Transport",
     "Unavailable",
     "WorkQueue",
