@@ -490,6 +490,7 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monk
     orders = queues.create("shop", "orders")
     queues.post(orders, MessageInput(b"\xff\x00", content_type="image/png"))
     queues.post(orders, MessageInput(b'{"messages": []}', content_type="application/json; charset=utf-8"))
+    queues.post(orders, MessageInput(b"\xff", content_type="application/json"))
     post(orders, "bad")
     job, ttls = RecordingJob("bad"), []
     push = type(store()).push
@@ -502,14 +503,15 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monk
         raise LookupError("no")
 
     with run_workers(new_worker(undecodable, transport, failure=keep_failure)):
-        wait_until(lambda: len(job.messages) == 3)
+        wait_until(lambda: len(job.messages) == 4)
         wait_until(lambda: len(queues.queues("shop")) == 2)
         post(orders, "more")
-        wait_until(lambda: len(job.messages) == 4)
+        wait_until(lambda: len(job.messages) == 5)
     kept = list(queues.read(queues.find("shop", "errors")))
     assert [(one.body, one.content_type) for one in kept] == [
         (b"\xff\x00", "image/png"),
         (b'{"messages": []}', "application/json; charset=utf-8"),
+        (b"\xff", "application/json"),
         (b"bad", ""),
         (b"more", ""),
     ]
@@ -878,6 +880,7 @@ def test_a_revoked_key_ends_the_worker(database_store, over_http):
         (["tests.working:handle", "--context", "tests.working:none"], "can't be imported"),
         (["tests.working:handle", "--failure", "mail"], "is not of the form MODULE:FUNCTION"),
         (["tests.working:handle", "--batch", "0"], "--batch must be from 1 to 1000"),
+        (["tests.working:handle", "--polls", "0"], "--polls must be more than 0"),
         (["tests.working:handle", "--lease", "0.1"], "--lease must be from 1"),
         (["tests.working:handle", "--queue", "a/b"], "--queue: "),
         (["tests.working:handle", "--pin", "orders"], "--pin orders: "),

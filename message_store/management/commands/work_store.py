@@ -8,8 +8,18 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 from django.utils.module_loading import import_string
 
-from guardian_store import DEFAULT_DEPLOYMENT, Leases, Partition, Pinned, Worker, ZooKeeper, keep_failure, log_failure
-from guardian_store.worker import BATCH, LEASE_SECONDS, Sharing
+from guardian_store import (
+    DEFAULT_DEPLOYMENT,
+    Leases,
+    Partition,
+    Pinned,
+    Sharing,
+    Worker,
+    ZooKeeper,
+    keep_failure,
+    log_failure,
+)
+from guardian_store.worker import BATCH, LEASE_SECONDS, POLLS_PER_SECOND
 from message_store import queues
 from message_store.models import Application
 from message_store.worker import StoreTransport
@@ -64,6 +74,13 @@ class Command(BaseCommand):
             "--batch", type=int, default=BATCH, metavar="N", help="messages per read (default: %(default)s)"
         )
         parser.add_argument(
+            "--polls",
+            type=float,
+            default=POLLS_PER_SECOND,
+            metavar="N",
+            help="polls of idle queues a second, in all (default: %(default)g)",
+        )
+        parser.add_argument(
             "--lease",
             type=float,
             default=LEASE_SECONDS,
@@ -76,6 +93,8 @@ class Command(BaseCommand):
         consumer = options["consumer"] or options["job"].rpartition(":")[2]
         if not 1 <= options["batch"] <= queues.MAX_READ:
             raise CommandError(f"--batch must be from 1 to {queues.MAX_READ}", returncode=INVALID_ARGUMENT)
+        if not options["polls"] > 0:
+            raise CommandError("--polls must be more than 0", returncode=INVALID_ARGUMENT)
         if not 1 <= options["lease"] <= 3600:
             raise CommandError("--lease must be from 1 to 3600 seconds", returncode=INVALID_ARGUMENT)
         for what, name in [
@@ -111,6 +130,7 @@ class Command(BaseCommand):
                 context=context,
                 failure=failure,
                 batch=options["batch"],
+                polls_per_second=options["polls"],
             )
         except ValueError as error:
             raise CommandError(f"ZOOKEEPER_HOSTS is malformed: {error}", returncode=INVALID_ARGUMENT) from error

@@ -189,8 +189,12 @@ class HTTPTransport(Transport):
 
     def _post(self, message: Message, queue: str, ttl: int) -> None:
         if message.content_type.partition(";")[0].strip().lower() == JSON:
-            # The store reads a body of this type as a batch.
-            self.client.post_many(queue, [NewMessage(message.text, ttl, 1, message.content_type)])
+            # The store reads a body of this type as a batch, and text needs less room there than bytes.
+            try:
+                body: str | bytes = message.text
+            except UnicodeDecodeError:
+                body = message.body
+            self.client.post_many(queue, [NewMessage(body, ttl, 1, message.content_type)])
         else:
             self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=message.content_type)
 

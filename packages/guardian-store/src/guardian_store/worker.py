@@ -52,11 +52,11 @@ REFRESH_SECONDS = 2.0
 RECORD_INTERVAL_SECONDS = 1.0
 """The interval of recording positions: how much work is repeated after a kill."""
 
-MAX_POLLS_PER_SECOND = 4
-"""Of a worker's deployment in all, whatever the number of queues and empty partitions."""
+POLLS_PER_SECOND = 4.0
+"""The limit for a worker's deployment in all, whatever the number of queues and idle partitions."""
 
 MAX_POLL_SECONDS = 2.0
-"""The interval of polling a queue with empty partitions doubles up to this, unless there are too many queues."""
+"""The interval of polling a queue with idle partitions doubles up to this, unless there are too many queues."""
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.05, 10.0
 
@@ -166,6 +166,7 @@ class Worker:
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         failure: Failure = log_failure,
         batch: int = BATCH,
+        polls_per_second: float = POLLS_PER_SECOND,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
         names = [transport.deployment for transport in transports]
@@ -182,7 +183,7 @@ class Worker:
         self._failure = failure
         self._batch = batch
         self._deployments = [
-            _Deployment(consumer, one, queues, sharing.coordination(one, consumer), refresh_seconds)
+            _Deployment(consumer, one, queues, sharing.coordination(one, consumer), polls_per_second, refresh_seconds)
             for one in transports
         ]
         self._stopping = False
@@ -313,6 +314,7 @@ class _Deployment:
         transport: Transport,
         names: Sequence[str],
         coordination: Coordination,
+        polls_per_second: float,
         refresh_seconds: float,
     ) -> None:
         self.coordination = coordination
@@ -324,6 +326,7 @@ class _Deployment:
         self._missing: list[str] = []
         self._polls: dict[str, _Poll] = {}
         self._joined = False
+        self._polls_per_second = polls_per_second
         self._refresh_seconds = min(refresh_seconds, coordination.seconds / HEARTBEATS_PER_LEASE)
         self._refresh_at = self._list_at = 0.0
         self._record_at = math.inf  # nothing to record
@@ -420,7 +423,7 @@ class _Deployment:
             self._postpone(poll)
 
     def _postpone(self, poll: _Poll) -> None:
-        poll.wait = max(len(self._polls) / MAX_POLLS_PER_SECOND, min(2 * poll.wait, MAX_POLL_SECONDS))
+        poll.wait = max(len(self._polls) / self._polls_per_second, min(2 * poll.wait, MAX_POLL_SECONDS))
         poll.due = clock() + poll.wait * random.uniform(0.75, 1.25)  # noqa: S311
 
     def _poll_if_due(self) -> None:
@@ -507,7 +510,7 @@ class _Deployment:
         if clock() >= self._list_at:
             found = self._transport.queues(self._names)
             self._existing = {name: queue for name, queue in found.items() if self._names or name != ERROR_QUEUE}
-            self._list_at = clock() + len(self._names) / MAX_POLLS_PER_SECOND
+            self._list_at = clock() + len(self._names) / self._polls_per_second
             missing = [name for name in self._names if name not in found]
             if missing and missing != self._missing:
                 logger.warning("These queues of %r don't exist yet: %s", self._transport.application, missing)
