@@ -267,7 +267,7 @@ def test_every_command_of_the_tables_runs(offering, mailbox, command):
 def test_every_documented_request_is_answered(agents, guarded, live_server, settings, management, request_):
     settings.GUARDIAN_METRICS_TOKEN = "a-word"
     owner = agents.owner("you")
-    is_agents = re.search("/(agent-identities|event-subscription)", request_)
+    is_agents = re.search("/(agent-identities|event-)", request_)
     presented = agents.token(owner, "agent" if is_agents else "all")
     offering = agents.offering(owner, publishers=(owner,))
     identity = agents.identity(owner, offering)

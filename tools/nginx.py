@@ -14,12 +14,12 @@ PROGRAM = Path("/usr/sbin/nginx")
 
 
 class PrivateNginx(PrivateServer):
-    """A private nginx with these ``locations``: the lines of a ``server`` block."""
+    """A private nginx with these ``locations``: the lines of a ``server`` block, and lines ``before`` that block."""
 
     name = "nginx"
     not_ready = OSError
 
-    def __init__(self, locations: str) -> None:
+    def __init__(self, locations: str, before: str = "") -> None:
         """Choose port and directory. Raises StartError if nginx isn't installed."""
         if not PROGRAM.exists():
             raise StartError(
@@ -35,7 +35,7 @@ class PrivateNginx(PrivateServer):
         (self.directory / "nginx.conf").write_text(
             f"{user}daemon off;\npid {self.directory}/pid;\nerror_log stderr;\nevents {{}}\n"
             f"http {{\naccess_log off;\n{temporary}"
-            f"server {{\nlisten 127.0.0.1:{self.port};\n{locations}\n}}\n}}\n"
+            f"{before}\nserver {{\nlisten 127.0.0.1:{self.port};\n{locations}\n}}\n}}\n"
         )
 
     @property
