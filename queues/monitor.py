@@ -175,7 +175,7 @@ def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
         try:
             if run.management.has_several_addresses:
                 with deadline.limit(deadline.seconds_left(PROBE_SECONDS)):
-                    management.whoami()
+                    snapshot.require_administrator(management)  # of this address: each may have another account
         except BrokerError as error:
             failures.append(error)
             continue

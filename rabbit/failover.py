@@ -53,11 +53,13 @@ class FailoverClient:
 
     def of_each(self) -> dict[str, "FailoverClient"]:
         """Return a client of each address alone, in the order to try them."""
-        clients = {}
-        for address in self._in_turn():
-            clients[address] = one = copy(self)
-            one._only = address
-        return clients
+        return {address: self.at(address) for address in self._in_turn()}
+
+    def at(self, address: str) -> "FailoverClient":
+        """Return a client of this address alone."""
+        one = copy(self)
+        one._only = address
+        return one
 
     def in_turn(self) -> Iterator["FailoverClient"]:
         """Yield these clients. Asking for the next one means that the last one failed."""
@@ -82,15 +84,16 @@ class FailoverClient:
                 answer = self._send(address, method, target, body, headers)
             except NoAnswer as error:
                 failures.append(error)
-                self._move_past(address)
+                self.move_past(address)
                 if error.timed_out:
                     break
             else:
                 may_be_second = any(not failure.never_reached for failure in failures)
+                answer = answer._replace(address=address)
                 if answer.status != UNAUTHORIZED:
                     return answer._replace(sent_twice=True) if may_be_second else answer
                 refusal = answer
-                self._move_past(address)
+                self.move_past(address)
         if refusal is not None:
             return refusal
         raise _all_failed(failures)
@@ -105,10 +108,6 @@ class FailoverClient:
                 ids[address] = ""
         return ids
 
-    def move_past_current(self) -> None:
-        """Begin with the next address from now on, because this one answers with errors."""
-        self._move_past(self._in_turn()[0])
-
     def close(self) -> None:
         """Close all connections."""
         for client in self._clients.values():
@@ -117,7 +116,8 @@ class FailoverClient:
     def _in_turn(self) -> list[str]:
         return self._addresses.in_turn() if self._only is None else [self._only]
 
-    def _move_past(self, address: str) -> None:
+    def move_past(self, address: str) -> None:
+        """Begin with the next address from now on, because this one failed."""
         if self._only is None:
             self._addresses.move_past(address)
 

@@ -46,12 +46,17 @@ class TooLarge(Exception):
 
 
 class Answer(NamedTuple):
-    """An answer, whatever its status. ``sent_twice``: the request was retried, so it may have been executed twice."""
+    """An answer, whatever its status.
+
+    ``sent_twice``: the request was retried, so it may have been executed twice. ``address``: of several, the one that
+    answered.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     sent_twice: bool = False
+    address: str = ""
 
 
 class PooledClient:

@@ -260,6 +260,7 @@ class _Answer(NamedTuple):
     headers: Mapping[str, str]
     body: bytes
     sent_twice: bool = False
+    address: str = ""
 
 
 class Management:
@@ -735,7 +736,7 @@ class Management:
         """Return a 2xx answer, or raise the error for its status.
 
         While RabbitMQ shuts down, it answers every request with its own 404. So a 404 counts only if ``whoami``, which
-        always exists, still answers right after it.
+        always exists, still answers right after it at the same address.
 
         RabbitMQ 4 answers with an empty 500 instead of a 400 or 404 if the reason contains a character outside ASCII.
         Reasons contain the names in the request.
@@ -755,14 +756,14 @@ class Management:
             self._require_running(answer)
             raise
         except BrokerUnavailable:
-            self._http.move_past_current()
+            self._http.move_past(answer.address)
             raise
 
     def _require_running(self, answer: _Answer) -> None:
         try:
-            _checked(self._exchange("GET", ("whoami",)))
+            _checked(self._through(self._http.at(answer.address))._exchange("GET", ("whoami",)))
         except (NotOnBroker, BrokerUnavailable) as reason:
-            self._http.move_past_current()
+            self._http.move_past(answer.address)
             raise BrokerUnavailable(
                 f"{answer.request}: the broker answers every request with 404 or not at all ({reason}), so it is "
                 f"shutting down; retry later, and {_CHECK_URL}"

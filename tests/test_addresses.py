@@ -9,7 +9,7 @@ from queues import monitor
 from queues.models import Queue, Watch
 from rabbit.addresses import Addresses, addresses_of, split_addresses
 from rabbit.amqp import Session
-from rabbit.management import BrokerUnavailable, Management, Refused
+from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.publishing import Message, NotPublished, Publisher, Result
 from tests.conftest import Amqp
 from tests.fixtures import guard
@@ -117,6 +117,19 @@ def test_a_request_that_times_out_is_not_repeated_but_the_next_one_goes_elsewher
         assert management.whoami().name
 
 
+def test_a_404_of_an_address_that_shuts_down_does_not_count(broker):
+    body = b'{"error":"Object Not Found","reason":"Not Found"}'
+    with Proxy.before(broker.management_url) as proxy:
+        setting = f"{proxy.url(broker.management_url)},{broker.management_url}"
+        management = Management(setting)
+        management.whoami()
+        proxy.answer(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        with pytest.raises(BrokerUnavailable, match="shutting down"):
+            management.user("nobody")
+        with pytest.raises(NotOnBroker):  # at the next address
+            management.user("nobody")
+
+
 def test_an_address_of_another_cluster_is_not_used(broker):
     with Server(ANOTHER_CLUSTER) as another:
         setting = f"{broker.management_url},http://guest:guest@127.0.0.1:{another.port}"
@@ -186,6 +199,28 @@ def test_a_pass_begins_again_at_the_next_address(guarded, amqp, broker, settings
     assert (report.away, report.errors, report.queues) == (False, [], 1)
     assert "begins again at the next address" in caplog.text
     assert sent("ops@example.org") == ["warning"]
+
+
+def test_a_pass_uses_no_address_whose_account_sees_only_some_queues(guarded, amqp, broker, management, settings):
+    amqp.queue("short", 1)
+    management.put_user("half", "word", ["management"])
+    half = re.sub("//.*@", "//half:word@", broker.management_url)
+    settings.RABBITMQ_MANAGEMENT_URL = f"{half},{broker.management_url}"
+    settings.GUARDIAN_VHOSTS = ["*"]
+    try:
+        report = monitor.run_pass()
+    finally:
+        management.delete_user("half")
+    assert (report.away, report.errors) == (False, [])
+    assert Queue.objects.filter(vhost=guarded).count() == 1
+
+
+def test_a_queue_is_deleted_if_one_address_refuses_the_login(guarded, amqp, broker, settings):
+    amqp.queue("long", 11)
+    for name, url in (("RABBITMQ_MANAGEMENT_URL", broker.management_url), ("RABBIT_URL", broker.amqp_url)):
+        setattr(settings, name, f"{re.sub(':[^:@]*@', ':wrong@', url)},{url}")
+    report = monitor.run_pass()
+    assert (report.deleted, report.errors) == (1, [])
 
 
 def test_a_frozen_address_costs_a_pass_seconds_only(guarded, amqp, broker, settings, monkeypatch):
