@@ -40,6 +40,9 @@ ELECTION_SECONDS = 10.0
 NOT_STORED = "the database could not store it"
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
 
+RETURN_TIME = timedelta(minutes=2)
+"""RabbitMQ 4.3 returns the messages of a consumer 60 s after its node was lost."""
+
 UNFINISHED_EXPIRES = timedelta(days=1)
 """An archive whose queue may not have been deleted is not kept for longer."""
 
@@ -212,6 +215,8 @@ def delete_queue(
             if limit is not None and depth + unacknowledged <= limit:
                 attempt.fetch.put_back()
                 raise WithinLimit
+            if not depth and unacknowledged and _was_interrupted(target):
+                raise NotSent("its messages return from an earlier attempt to archive them")
             attempt.archive(depth)
             if limit is not None and attempt.fetch.fetched:
                 ready = _declare_again(attempt)
@@ -461,6 +466,12 @@ def _record_failure(target: Target, removed: Removed) -> None:
 
 def _unfinished(vhost: str, name: str) -> QuerySet[Archive]:
     return Archive.objects.filter(vhost=vhost, queue_name=name, state__in=[Archive.State.OPEN, Archive.State.FETCHED])
+
+
+def _was_interrupted(target: Target) -> bool:
+    """Return whether a fetch of this queue's messages was cut off a moment ago, and may still hold them."""
+    since = timezone.now() - RETURN_TIME
+    return _unfinished(target.vhost, target.name).filter(state=Archive.State.OPEN, created__gt=since).exists()
 
 
 def _discard_unfinished(vhost: str, name: str) -> None:

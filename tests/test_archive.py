@@ -18,6 +18,7 @@ from rabbit.amqp import Session
 from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, NotOnBroker
 from rabbit.permissions import Permissions
+from tests.archives import store_archive
 from tests.proxy import Proxy
 from tests.toolbox import Killed, amqp_answers_lost, full_disk, queue_names, sent, wait_until_equal
 
@@ -47,9 +48,9 @@ def target(vhost, **changes):
 
 @pytest.fixture
 def delete(guarded):
-    def delete(limit=None, **changes):
+    def delete(limit=None, unacknowledged=0, **changes):
         with core_broker.session(guarded) as session:
-            return archive.delete_queue(session, target(guarded, **changes), limit=limit)
+            return archive.delete_queue(session, target(guarded, **changes), limit=limit, unacknowledged=unacknowledged)
 
     return delete
 
@@ -391,6 +392,29 @@ def test_an_archive_of_an_unknown_deletion_survives_a_redeclared_queue(
     amqp.queue(NAME, 2)
     actions.delete_queue(listed, alice)
     assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [2, 8]
+
+
+def held_by_an_earlier_attempt(amqp, vhost, **fields):
+    """Return an unfinished archive of a queue whose 10 messages an unknown channel still holds."""
+    amqp.queue(NAME, 10)
+    for _ in range(10):
+        amqp.channel.basic_get(NAME)
+    return store_archive(*[b"x"] * 10, name=NAME, vhost=vhost, **fields)
+
+
+def test_a_queue_waits_for_the_messages_that_an_interrupted_attempt_holds(amqp, delete, guarded):
+    one = held_by_an_earlier_attempt(amqp, guarded, state="open")
+    with pytest.raises(NotSent, match="return from an earlier attempt"):
+        delete(5, unacknowledged=10)
+    Archive.objects.update(created=one.created - archive.RETURN_TIME)
+    assert delete(5, unacknowledged=10).archive is None
+
+
+def test_an_archive_is_kept_if_the_attempt_that_fetched_it_still_holds_the_messages(amqp, delete, guarded):
+    one = held_by_an_earlier_attempt(amqp, guarded, state="fetched")
+    removed = delete(5, unacknowledged=10, held=12)
+    assert (removed.archive, removed.archived, removed.held) == (one, 10, 2)
+    assert Archive.objects.get().state == "kept"
 
 
 def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded):
