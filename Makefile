@@ -47,7 +47,8 @@ help:
 	@echo "             (make run WEB=2 WORKERS=2: two web processes, and two workers of each kind)"
 	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants;"
 	@echo "             then the long tests"
-	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7)"
+	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7;"
+	@echo "             make soak CLUSTER=yes: with three nodes of RabbitMQ)"
 	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: those of one file, or several;"
 	@echo "             make test BROKER=4.3: on RabbitMQ 4.3, or 4.0; needs root)"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
@@ -67,7 +68,7 @@ run: setup
 	@$(PYTHON) -m tools.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
 soak: setup $(FOR_TESTS)
-	@$(PYTHON) -m tools.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@$(PYTHON) -m tools.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(CLUSTER),--cluster)
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 	$(PYTHON) -m pytest $(IN_PARALLEL) -m soak
 

@@ -88,9 +88,10 @@ def plan_of(seconds: float) -> Plan:
 class Chaos:
     """One run: the servers and processes, the load, the faults and the checks."""
 
-    def __init__(self, plan: Plan, seed: int, directory: Path, say: Say) -> None:
-        """Prepare the run. Logs and data go under ``directory``."""
+    def __init__(self, plan: Plan, seed: int, directory: Path, say: Say, *, clustered: bool) -> None:
+        """Prepare the run. Logs and data go under ``directory``. ``clustered``: RabbitMQ has three nodes."""
         self._plan = plan
+        self._clustered = clustered
         self._chance = random.Random(seed)
         self._directory = directory
         self._say = say
@@ -100,7 +101,7 @@ class Chaos:
         """Run the chaos and return the findings. Raises StartError if a part does not start or come back."""
         self._say("Starting PostgreSQL, Redis, RabbitMQ, a mail server and Guardian's processes.")
         plan = self._plan
-        with Production(self._directory, each=plan.each) as self._production:
+        with Production(self._directory, each=plan.each, clustered=self._clustered) as self._production:
             from tools.findings import Checks
 
             self._crowd = Crowd(self._create_people(), self._production.mail)
@@ -142,7 +143,7 @@ class Chaos:
 
         pause, names = self._plan.pause, chance()
         self._queue_load = QueueLoad(
-            self._production.node.amqp_url,
+            self._production.amqp_urls,
             lambda number: self._crowd.name_of_queue(number, names),
             warn=WARN,
             most=MAX,
@@ -198,13 +199,13 @@ class Chaos:
         return [partial(self._stop_process, kind, stop) for kind, stop in ways]
 
     def _faults_of_servers(self) -> list[DoFault]:
-        stack, redis, node = self._production.stack, self._production.redis, self._production.node
+        stack, redis = self._production.stack, self._production.redis
         cluster, mail = self._production.cluster, self._production.mail
         faults: list[tuple[str, str, Callable[[], object], Callable[[], object]]] = [
             ("Redis", "killed", redis.kill, redis.start),
             ("Redis", "emptied", redis.flush, lambda: None),
-            ("RabbitMQ", "stopped", node.halt, node.start),
-            ("RabbitMQ", "frozen", node.suspend, node.resume),
+            *(("RabbitMQ", "stopped", node.halt, node.start) for node in self._production.nodes),
+            *(("RabbitMQ", "frozen", node.suspend, node.resume) for node in self._production.nodes),
             ("PostgreSQL", "stopped", cluster.halt, cluster.start),
             ("the mail server", "refused everything", lambda: mail.refuse(True), lambda: mail.refuse(False)),
             ("the mail server", "stopped", mail.stop, mail.start),
@@ -349,6 +350,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.chaos", description="Run Guardian while its parts fail.")
     parser.add_argument("--seconds", type=float, default=600, help="duration of the load (default: 600)")
     parser.add_argument("--seed", type=int, help="seed of all random choices (default: random)")
+    parser.add_argument("--cluster", action="store_true", help="run three nodes of RabbitMQ instead of one")
     parser.add_argument("--directory", type=Path, help="where to keep logs (default: kept after a failure only)")
     options = parser.parse_args()
     if "MAKELEVEL" in os.environ:  # make forwards no signal
@@ -366,7 +368,7 @@ def main() -> int:
     say(f"The seed is {seed}; SEED={seed} repeats its random choices.")
     code = 2
     try:
-        findings = Chaos(plan_of(options.seconds), seed, directory, say).run()
+        findings = Chaos(plan_of(options.seconds), seed, directory, say, clustered=options.cluster).run()
         code = int(any(finding.breaches for finding in findings))
         _show(console, findings)
         say(f"An invariant is broken (seed {seed})." if code else "All invariants hold.")

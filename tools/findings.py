@@ -175,7 +175,7 @@ class Checks:
     def _events(self) -> Finding:
         """Check that each event is in all the queues that its answer counted."""
         outcome = self.crowd.outcome
-        url = self.production.node.amqp_url
+        url = self.production.amqp_urls[0]
         found = {agent.queue: _numbers_in(url, *agent.queue) for agent in outcome.agents.values()}
         expected = [
             (event.number, agent.queue)

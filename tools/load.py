@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -97,14 +97,25 @@ class QueueLoad(LoadThread):
     MAX_QUEUES = 100
 
     def __init__(
-        self, amqp_url: str, name_of: Callable[[int], str], *, warn: int, most: int, pause: float, chance: random.Random
+        self,
+        amqp_urls: Sequence[str],
+        name_of: Callable[[int], str],
+        *,
+        warn: int,
+        most: int,
+        pause: float,
+        chance: random.Random,
     ) -> None:
-        """Create the load. ``name_of`` returns a queue's name by its number; ``pause``: seconds between two actions."""
+        """Create the load on a broker with these addresses, which are tried in turn.
+
+        ``name_of`` returns a queue's name by its number; ``pause``: seconds between two actions.
+        """
         super().__init__("queue load")
         self.overflows: Counter[str] = Counter()
         """How often publishing exceeded a queue's deletion limit, by the queue's name."""
         self.done: Counter[str] = Counter()
-        self._parameters = pika.URLParameters(f"{amqp_url}/%2F?heartbeat=4&socket_timeout=5")
+        options = "heartbeat=4&socket_timeout=5&stack_timeout=6"
+        self._parameters = [pika.URLParameters(f"{amqp_url}/%2F?{options}") for amqp_url in amqp_urls]
         self._name_of = name_of
         self._warn = warn
         self._most = most

@@ -14,6 +14,8 @@ import django
 from rabbit.management import Management
 from tools.postgresql import PrivateCluster
 from tools.processes import StartError
+from tools.rabbitmq import PLUGINS, PrivateNode
+from tools.rabbitmq_cluster import RabbitCluster
 from tools.redis import PrivateRedis
 from tools.stack import Stack, documented_defaults
 
@@ -30,10 +32,15 @@ class Production:
     process.
     """
 
-    def __init__(self, directory: Path, *, each: int) -> None:
-        """Set the directory of logs and data, and the number of processes of each kind."""
+    def __init__(self, directory: Path, *, each: int, clustered: bool) -> None:
+        """Set the directory of logs and data, and the number of processes of each kind.
+
+        ``clustered``: RabbitMQ has three nodes.
+        """
         self._directory = directory
         self._each = each
+        self._clustered = clustered
+        self.nodes: list[PrivateNode] = []
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
@@ -41,8 +48,13 @@ class Production:
         with ExitStack() as exits:
             self.cluster = exits.enter_context(PrivateCluster())
             self.redis = exits.enter_context(PrivateRedis())
+            environment = self._environment()
+            if self._clustered:
+                cluster = exits.enter_context(RabbitCluster(plugins=PLUGINS))
+                self.nodes = cluster.nodes
+                environment |= {"RABBITMQ_MANAGEMENT_URL": cluster.management_url, "RABBIT_URL": cluster.amqp_url}
             stack = Stack(
-                self._environment(),
+                environment,
                 var=self._directory,
                 say=lambda text: None,
                 fresh=True,
@@ -51,16 +63,24 @@ class Production:
             )
             self.stack = exits.enter_context(stack)
             self.stack.prepare()
-            assert self.stack.node is not None
+            if self.stack.node is not None:
+                self.nodes = [self.stack.node]
             assert self.stack.mail is not None
-            self.node, self.mail = self.stack.node, self.stack.mail
-            self.management = exits.enter_context(closing(Management(self.node.management_url)))
+            self.mail = self.stack.mail
+            self.management = exits.enter_context(
+                closing(Management(self.stack.environment["RABBITMQ_MANAGEMENT_URL"]))
+            )
             os.environ.update(self.stack.environment, DJANGO_SETTINGS_MODULE="guardian_site.settings")
             os.environ["LOG_LEVEL"] = "WARNING"
             django.setup()
             self.stack.start()
             self._exits = exits.pop_all()
         return self
+
+    @property
+    def amqp_urls(self) -> list[str]:
+        """The AMQP URLs of RabbitMQ's nodes, without a vhost."""
+        return [node.amqp_url for node in self.nodes]
 
     def __exit__(self, *exc_info: object) -> None:
         for kind in ("web", "guard", "worker", "beat"):

@@ -199,7 +199,7 @@ class PrivateNode:
             raise RuntimeError(f"{self.name} is running already")
         self._lock_directory()
         try:
-            self.start_epmd()
+            self._start_epmd()
             with (self.directory / "output").open("wb") as output:
                 self._process = spawn(
                     [SCRIPTS / "rabbitmq-server"],
@@ -219,8 +219,7 @@ class PrivateNode:
             return
         self._lock = lock_directory(self.directory, "another program is running the RabbitMQ node in")
 
-    def start_epmd(self) -> None:
-        """Start Erlang's port mapper, which `start` does, too. The nodes of a cluster share the first one's."""
+    def _start_epmd(self) -> None:
         # Otherwise the node would start an epmd daemon that outlives it.
         if self._peer is not None or (self._epmd is not None and self._epmd.poll() is None):
             return

@@ -1,9 +1,13 @@
-"""A private RabbitMQ cluster of three nodes, for tests and the chaos run."""
+"""A private RabbitMQ cluster of three nodes, for tests and the chaos run.
+
+The second and the third node join the first one by the configuration of docker-compose.yml.
+"""
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Self
 
 from rabbit.management import BrokerError, Management
@@ -11,8 +15,9 @@ from tools.processes import StartError
 from tools.rabbitmq import PrivateNode
 
 NAMES = ("one", "two", "three")
+JOIN = Path(__file__).resolve().parent.parent / "deploy" / "rabbitmq" / "join.conf"
 START_SECONDS = 180
-"""Three nodes that start at once share the cores."""
+"""Nodes that start at once share the cores."""
 
 MEMBERS_SECONDS = 120
 
@@ -22,15 +27,12 @@ class RabbitCluster:
 
     def __init__(self, *, plugins: Sequence[str] = ("rabbitmq_management",)) -> None:
         """Choose ports and write the configurations."""
-        formation = {"cluster_formation.peer_discovery_backend": "classic_config"} | {
-            f"cluster_formation.classic_config.nodes.{number}": f"{name}@localhost"
-            for number, name in enumerate(NAMES, 1)
-        }
         self._exits = ExitStack()
         self.nodes: list[PrivateNode] = []
         for name in NAMES:
             peer = self.nodes[0] if self.nodes else None
-            node = PrivateNode(name=name, plugins=plugins, peer=peer, config=formation)
+            config = _joining(peer.name) if peer is not None else None
+            node = PrivateNode(name=name, plugins=plugins, peer=peer, config=config)
             self._exits.callback(node.stop)
             self.nodes.append(node)
 
@@ -47,9 +49,10 @@ class RabbitCluster:
     def start(self) -> Self:
         """Start the nodes and wait for all. Raises StartError."""
         try:
-            self.nodes[0].start_epmd()
-            with ThreadPoolExecutor(len(self.nodes)) as threads:
-                list(threads.map(lambda node: node.start(START_SECONDS), self.nodes))
+            first, *others = self.nodes
+            first.start(START_SECONDS)
+            with ThreadPoolExecutor(len(others)) as threads:
+                list(threads.map(lambda node: node.start(START_SECONDS), others))
             self.wait()
         except BaseException:
             self.stop()
@@ -82,3 +85,9 @@ class RabbitCluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _joining(first: str) -> dict[str, str]:
+    """Return the configuration of docker-compose.yml for a node that joins the first one, with this node's name."""
+    lines = [line.partition("=") for line in JOIN.read_text().splitlines() if line and not line.startswith("#")]
+    return {key.strip(): value.strip().replace("rabbit@rabbitmq", first) for key, _, value in lines}
