@@ -60,7 +60,9 @@ def empty_cluster(nodes, transactional_db, settings, account):
     management.create_vhost("/")
     yield nodes
     for node in nodes.nodes:
-        if not node.running:
+        if node.running:
+            node.resume()
+        else:
             node.start()
     nodes.wait()
 
@@ -206,6 +208,48 @@ def test_a_node_is_frozen_until_the_others_drop_it(cluster):
     assert Queue.objects.exclude(state="gone").count() == 120
 
 
+def test_two_of_three_nodes_are_killed_and_come_back(cluster):
+    def fault():
+        time.sleep(3)
+        for node in cluster.nodes[:2]:
+            node.kill()
+        time.sleep(15)
+        for node in cluster.nodes[:2]:
+            node.start()
+        cluster.wait()
+
+    passes = Passes(fault).run()
+    assert mistakes() == {}, passes
+    assert notices().keys() <= {"node-lost", "node-back", "outage", "outage-over"}, passes
+    assert notices()["node-lost"] == notices()["node-back"] == 2, passes
+    assert Queue.objects.exclude(state="gone").count() == 120
+
+
+def test_a_cluster_is_split(cluster):
+    """One node is frozen until the others drop it, then the others while it runs again. So both sides run alone."""
+    node, *others = cluster.nodes
+
+    def fault():
+        node.suspend()
+        wait_until(lambda: all(node.name not in other.eval("nodes()") for other in others), seconds=150)
+        for other in others:
+            other.suspend()
+        node.resume()
+        time.sleep(15)
+        for other in others:
+            other.resume()
+        time.sleep(15)
+        node.kill()
+        node.start()
+        cluster.wait()
+
+    passes = Passes(fault).run()
+    assert mistakes() == {}, passes
+    assert notices().keys() <= {"node-lost", "node-back", "outage", "outage-over"}, passes
+    assert not passes.reports[-1][2].away, passes
+    assert Queue.objects.exclude(state="gone").count() == 120
+
+
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_an_agents_queue_whose_node_is_down_is_unreachable(cluster, kind, settings):
     settings.GUARDIAN_REGISTERED_QUEUE_TYPE = kind
@@ -233,6 +277,21 @@ def test_an_agents_queue_whose_node_is_down_is_unreachable(cluster, kind, settin
         cluster.wait()
 
 
+def test_a_session_uses_a_node_on_which_the_vhost_runs(empty_cluster):
+    first, second, _ = empty_cluster.nodes
+    management = Management(second.management_url)
+    management.create_vhost("half")
+    try:
+        client = Amqp(second.amqp_url, "half")
+        client.queue("q", 1)
+        client.connection.close()
+        first.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"half">>)')
+        with Session(empty_cluster.amqp_url, "half") as session:
+            assert session.declare_passively("q").ready == 1
+    finally:
+        management.delete_vhost("half")
+
+
 # Deletion during a fault
 
 
@@ -253,7 +312,7 @@ def publish(node, name, messages):
     client.connection.close()
 
 
-def run_passes_until(condition, seconds=90):
+def run_passes_until(condition, seconds=180):
     """Run a pass each second until this is true."""
 
     def is_true_after_a_pass():

@@ -253,6 +253,22 @@ def test_each_service_reads_its_secrets_from_a_file(tmp_path):
     assert "secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
 
 
+@pytest.mark.parametrize("name", ["rabbitmq-2", "rabbitmq-3"])
+def test_a_node_of_the_cluster_profile_joins_the_first_one_with_its_cookie(name):
+    first, member = SERVICES["rabbitmq"], SERVICES[name]
+    assert (member["profiles"], member["hostname"], member["ports"]) == (["cluster"], name, [])
+    assert member["image"] == first["image"]
+    assert member["depends_on"] == {"rabbitmq": {"condition": "service_healthy"}}
+    assert secret_files(name) == secret_files("rabbitmq")
+    volumes = [one for one in member["volumes"] if isinstance(one, str)]
+    assert {f"{name}:/var/lib/rabbitmq", "rabbitmq:/first:ro"} <= set(volumes)
+    assert "/first/.erlang.cookie /var/lib/rabbitmq/.erlang.cookie" in command_of(member)[-1]
+    [join] = [one for one in volumes if "join.conf" in one]
+    source, target, _ = join.split(":")
+    assert target.startswith("/etc/rabbitmq/conf.d/")
+    assert f"nodes.1 = rabbit@{first['hostname']}" in (PROJECT / source).read_text()
+
+
 def test_the_broker_listens_on_localhost_by_default():
     assert SERVICES["rabbitmq"]["ports"] == [f"${{BROKER_ADDRESS:-127.0.0.1}}:{port}:{port}" for port in (5672, 15674)]
 
