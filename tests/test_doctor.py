@@ -262,31 +262,37 @@ def test_a_missing_configured_vhost_is_a_problem(good_installation, settings, gu
     assert "not on the broker: 'nowhere'" in finding.found
 
 
-def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation, settings, guarded):
-    with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
-        another.ctl("set_cluster_name", "another")
-        management = Management(another.management_url)
-        management.create_vhost(guarded)
-        settings.RABBIT_URL = another.amqp_url
-        assert_problem("one broker", "'another'")
-        # And the same node over HTTP: it has no plugin for agents.
-        settings.RABBITMQ_MANAGEMENT_URL = another.management_url
-        found = examine()
-        assert (found["broker plugins"].status, found["broker"].status) == (Status.WARNING, Status.OK)
-        assert "rabbitmq-plugins enable rabbitmq_web_stomp" in found["broker plugins"].advice
-        owner, offering = Owner.objects.get(), Offering.objects.create(name="compute")
-        identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
-        EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
-        assert_problem("broker plugins")
-        with memory_alarm(another):
-            is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
-        assert "The memory alarm is raised on another@localhost" in is_problem_of["memory alarm"].found
-        # As management.disable_stats in its configuration.
-        another.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")
-        found = examine()
-        assert found["broker statistics"].status is Status.WARNING
-        assert "management.disable_stats" in found["broker statistics"].advice
-        assert "broker plugins" not in found
+@pytest.fixture(scope="module")
+def another(own_node):
+    """Return a node of another cluster, named "another"."""
+    own_node.eval('rabbit_nodes:set_cluster_name(<<"another">>, <<"tests">>)')
+    return own_node
+
+
+def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation, settings, guarded, another):
+    management = Management(another.management_url)
+    management.create_vhost(guarded)
+    settings.RABBIT_URL = another.amqp_url
+    assert_problem("one broker", "'another'")
+    # And the same node over HTTP: it has no plugin for agents.
+    settings.RABBITMQ_MANAGEMENT_URL = another.management_url
+    found = examine()
+    assert (found["broker plugins"].status, found["broker"].status) == (Status.WARNING, Status.OK)
+    assert "rabbitmq-plugins enable rabbitmq_web_stomp" in found["broker plugins"].advice
+    owner, offering = Owner.objects.get(), Offering.objects.create(name="compute")
+    identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
+    EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
+    assert_problem("broker plugins")
+    with memory_alarm(another):
+        is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
+    assert f"The memory alarm is raised on {another.name}" in is_problem_of["memory alarm"].found
+    # As management.disable_stats in its configuration.
+    another.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")
+    found = examine()
+    another.eval("application:unset_env(rabbitmq_management, disable_management_stats)")
+    assert found["broker statistics"].status is Status.WARNING
+    assert "management.disable_stats" in found["broker statistics"].advice
+    assert "broker plugins" not in found
 
 
 # Several addresses
@@ -336,10 +342,9 @@ def test_an_address_with_another_account_is_reported(good_installation, settings
     assert ("one account", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
 
 
-def test_an_address_of_another_cluster_is_a_problem(good_installation, settings, broker):
-    with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
-        two_addresses(settings, broker, management=another.management_url)
-        (finding,) = [one for one in addresses_found() if one.name == "one cluster"]
+def test_an_address_of_another_cluster_is_a_problem(good_installation, settings, broker, another):
+    two_addresses(settings, broker, management=another.management_url)
+    (finding,) = [one for one in addresses_found() if one.name == "one cluster"]
     assert finding.status is Status.PROBLEM
     assert f"127.0.0.1:{another.management_port} leads to another cluster than" in finding.found
 
