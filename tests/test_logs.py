@@ -144,7 +144,7 @@ def test_masking_takes_time_linear_in_the_length(begins, part):
         mask_secrets(text)
         return time.process_time() - began
 
-    assert min(seconds(400_000) for _ in range(2)) < 1.5  # quadratic time would take minutes
+    assert any(seconds(100_000) < 0.5 for _ in range(2))  # quadratic time would take 7 s
 
 
 def test_control_characters_in_a_name_are_escaped():
