@@ -561,13 +561,10 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
                 continue  # it needs a job
             group.start(name, [program / command[0], *command[1:]])
         try:
-            health = [program / "python", "deploy/healthcheck.py", str(port)]
-
-            def healthy():
-                return subprocess.run(health, cwd=installed, env=settings, capture_output=True, check=False)
-
-            wait_until(lambda: group.ended() or healthy().returncode == 0, seconds=60)
+            wait_until(lambda: group.ended() or healthcheck.problem(port) == "", seconds=60)
             assert not group.ended(), group.log("web").read_text()
+            health = [program / "python", "deploy/healthcheck.py", str(port)]
+            assert subprocess.run(health, cwd=installed, env=settings, check=False).returncode == 0
             through_the_proxy = {
                 "Host": "guardian.example.org", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1",
             }  # fmt: skip
