@@ -37,7 +37,7 @@ def trends(queues: Collection[Queue], now: datetime) -> dict[int, Trend]:
 
 
 def _trend(queue: Queue, samples: list[charts.Sample], began: datetime, now: datetime) -> Trend:
-    if queue.length is None:
+    if queue.length is None or queue.state == Queue.State.GONE:
         return Trend(charts.sparkline(samples, began, now), None)
     # A length that has not changed for longer than samples are kept has none.
     samples = samples or [(max(began, queue.first_seen), queue.length)]

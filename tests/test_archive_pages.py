@@ -277,9 +277,16 @@ def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, v
     amqp.channel.queue_bind(NAME, "exchange/alice/events", "build.#")
     run_pass()
     run_pass()
-    page = visit.get(f"/queues/{Queue.objects.get().uuid}/").text
+    address = f"/queues/{Queue.objects.get().uuid}/"
+    binding = '<code class="name">exchange/alice/events</code>, routing key <code class="name">build.#</code>'
+    page = visit.get(address).text
     assert "Before it was deleted, it was bound to:" in page
-    assert '<code class="name">exchange/alice/events</code>, routing key <code class="name">build.#</code>' in page
+    assert binding in page
+    amqp.queue(NAME)
+    run_pass()
+    page = visit.get(address).text
+    assert "Before Guardian deleted it, it was bound to:" in page
+    assert binding in page
 
 
 def test_a_missing_target_is_refused_where_it_is_chosen(deleted, visit):
