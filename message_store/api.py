@@ -169,7 +169,8 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     order = parse("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
     start = parse("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
     limit = parse("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
-    partitions = parse("partitions", lambda text: queues.parse_partitions(text, stored.partitions), [1])
+    most = queues.MAX_NUMBER
+    partitions = parse("partitions", lambda text: queues.parse_partitions(text, 0, most), [1])
     if errors:
         raise Invalid(errors)
     is_descending = order == "descending"
@@ -215,7 +216,7 @@ def _positions(request: HttpRequest, application: str, queue: str, consumer: str
     if not waiting:
         return _positions_of(stored, consumer)
     try:
-        partitions = queues.parse_partitions(waiting, stored.partitions)
+        partitions = queues.parse_partitions(waiting, 1, stored.partitions)
     except ValueError as error:
         raise Invalid({"waiting": str(error)}) from None
     return _positions_of(stored, consumer, partitions)

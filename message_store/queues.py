@@ -33,6 +33,9 @@ from message_store.store import (
 from rabbit.names import readable
 
 MAX_PARTITIONS = 200
+MAX_NUMBER = 10**9
+"""Of a partition in reads and addresses, where partitions that the queue doesn't have are empty; and of queues to list,
+where more than ``MAX_READ`` counts as that."""
 TYPES = ("user", "public")
 CONSISTENCIES = ("weak", "strong", "very_strong")
 
@@ -154,12 +157,15 @@ def find(application: str, name: str) -> StoredQueue:
 def queues(application: str, *, start: str = "", limit: int | str | None = None) -> list[StoredQueue]:
     """Return up to 1000 queues of an application, sorted by name, from the name ``start`` on.
 
+    A larger ``limit`` counts as 1000: the original service had no largest one.
+
     Raises:
         Invalid: for the fields ``limit``, ``offset``.
         StoreUnavailable: the store is unreachable.
     """
     errors: dict[str, str] = {}
-    most = _collect_error(errors, "limit", lambda: MAX_READ if limit is None else parse_number(limit, 1, MAX_READ))
+    wanted = MAX_READ if limit is None else limit
+    most = _collect_error(errors, "limit", lambda: min(parse_number(wanted, 1, MAX_NUMBER), MAX_READ))
     if start:
         _collect_error(errors, "offset", lambda: check_name(start))
     if errors or most is None:
@@ -273,6 +279,8 @@ def read(
     before = visible_before(used)
     batch = _first_batch(limit, batch_bytes)
     for partition in dict.fromkeys(partitions):
+        if not _has(queue, partition):
+            continue
         place, to_read = start, limit
         while to_read > 0:
             asked = min(batch, to_read)
@@ -297,13 +305,17 @@ def read_ids(
     """
     used = store()
     before = visible_before(used)
-    waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if ref.partition <= queue.partitions]
+    waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
     batch = _first_batch(len(waiting), batch_bytes)
     while waiting:
         asked, waiting = waiting[:batch], waiting[batch:]
         some = used.read_ids(queue, asked)
         yield from (message for message in some if before is None or ids.place(message.id).ticks < before)
         batch = _next_batch(len(asked), some, batch_bytes)
+
+
+def _has(queue: StoredQueue, partition: int) -> bool:
+    return 1 <= partition <= queue.partitions
 
 
 def _first_batch(limit: int, batch_bytes: int | None) -> int:
@@ -323,7 +335,7 @@ def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
     Raises:
         StoreUnavailable: the store is unreachable.
     """
-    places = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if ref.partition <= queue.partitions]
+    places = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
     if places:
         store().delete(queue, places)
 
@@ -476,13 +488,13 @@ def parse_choice(value: Any, choices: Sequence[str]) -> str:
     return str(value)
 
 
-def parse_partitions(text: str, most: int) -> list[int]:
+def parse_partitions(text: str, least: int, most: int) -> list[int]:
     """Parse a list of partition numbers such as ``"1,2"``, dropping duplicates.
 
     Raises:
-        ValueError: an item is not a number from 1 to ``most``.
+        ValueError: an item is not a number from ``least`` to ``most``.
     """
-    return list(dict.fromkeys(parse_number(part, 1, most) for part in text.split(",", MAX_PARTITIONS)))
+    return list(dict.fromkeys(parse_number(part, least, most) for part in text.split(",", MAX_PARTITIONS)))
 
 
 def parse_since(text: str, *, descending: bool = False) -> Place:
@@ -537,7 +549,7 @@ def parse_ids(text: str) -> list[MessageRef]:
     for part in parts:
         partition, colon, message_id = part.strip().rpartition(":")
         errors: dict[str, str] = {}
-        where = _collect_error(errors, "partition", lambda: parse_number(partition, 1, 10**9) if colon else 1)  # noqa: B023
+        where = _collect_error(errors, "partition", lambda: parse_number(partition, 0, MAX_NUMBER) if colon else 1)  # noqa: B023
         what = _collect_error(errors, "message_id", lambda: parse_id(message_id))  # noqa: B023
         if where is None or what is None:
             raise Invalid(errors)

@@ -308,6 +308,21 @@ def test_of_conditional_writers_at_once_one_succeeds(shop):
     assert sorted(in_parallel(*[put] * 4)) == [200, 412, 412, 412]
 
 
+def test_partitions_that_do_not_exist_are_empty(shop):
+    """The original service answered so, and its workers may be configured with such partitions."""
+    [posted] = shop.ok("POST", "/one", "a book", TEXT)["messages"]
+    assert shop.ok("GET", "/one?partitions=0,4")["messages"] == []
+    assert [message["partition"] for message in shop.ok("GET", "/one?partitions=4,1")["messages"]] == [1]
+    for partition in (0, 4):
+        assert shop.ok("GET", f"/one/{partition}:{posted['key']}")["messages"] == []
+        shop.ok("DELETE", f"/one/{partition}:{posted['key']}")
+    assert len(shop.ok("GET", "/one")["messages"]) == 1
+
+
+def test_a_list_of_queues_has_no_largest_limit(shop):
+    assert shop.ok("GET", "?limit=100000") == shop.ok("GET", "")
+
+
 def test_a_trailing_slash_is_ignored(shop):
     shop.ok("POST", "/", "queue_name=two")
     shop.post("/one/")
@@ -448,14 +463,14 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("POST", "", "x=" + "x" * 65_536, {}, 413, {"body": "More bytes than maximum value 65536"}),
     ("GET", "?limit=0", "", {}, 400, {"limit": "0 is less than minimum value 1"}),
     ("GET", "?limit=fred", "", {}, 400, {"limit": '"fred" is not a number'}),
-    ("GET", "?limit=1001", "", {}, 400, {"limit": "1001 is greater than maximum value 1000"}),
+    ("GET", "?limit=1000000001", "", {}, 400, {"limit": "1000000001 is greater than maximum value 1000000000"}),
     ("GET", "?details=perhaps", "", {}, 400, {"details": '"perhaps" is not one of true, false'}),
     ("GET", "?offset=" + "q" * 51, "", {}, 400, {"offset": "Longer than maximum length 50"}),
     ("GET", "?offset=a%00", "", {}, 400, {"offset": '"a\\x00" can\'t be a name: it is not usable in a URL'}),
     ("PUT", "/three", "partitions=2", {}, 400, {"partitions": "2 is less than minimum value 3"}),
     ("PUT", "/three", "partitions=201", {}, 400, {"partitions": "201 is greater than maximum value 200"}),
     ("GET", "/one?partitions=1,fred", "", {}, 400, {"partitions": '"fred" is not a number'}),
-    ("GET", "/one?partitions=4", "", {}, 400, {"partitions": "4 is greater than maximum value 1"}),
+    ("GET", "/one?partitions=-1", "", {}, 400, {"partitions": "-1 is less than minimum value 0"}),
     ("GET", "/one?limit=1001", "", {}, 400, {"limit": "1001 is greater than maximum value 1000"}),
     ("GET", "/one?limit=-1", "", {}, 400, {"limit": "-1 is less than minimum value 1"}),
     ("GET", "/one?order=random", "", {}, 400, {"order": '"random" is not one of ascending, descending'}),
