@@ -69,27 +69,34 @@ def test_without_the_broker_monitor_queues_exits_with_1(environment):
     assert "secret-word" not in out
 
 
-def test_monitor_queues_past_the_brake_exits_with_3_and_with_0_if_forced(amqp, environment):
-    environment["GUARDIAN_DELETE_BRAKE"] = "1"
+def exit_code(*options):
+    """Run monitor_queues in this process, as a process takes 2 s CPU time, and return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        call_command("monitor_queues", *options)
+    return ended.value.code
+
+
+def test_monitor_queues_past_the_brake_exits_with_3_and_with_0_if_forced(amqp, guarded, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
     for number in range(2):
         amqp.queue(f"long-{number}", 11)
-    assert run(environment, "monitor_queues", "--once")[0] == 3
-    assert run(environment, "monitor_queues", "--once", "--dry-run")[0] == 3
-    assert run(environment, "monitor_queues", "--once", "--force")[0] == 0
+    assert exit_code("--once") == 3
+    assert exit_code("--once", "--dry-run") == 3
+    assert exit_code("--once", "--force") == 0
 
 
-def test_monitor_queues_beside_another_pass_exits_with_0(environment):
+def test_monitor_queues_beside_another_pass_exits_with_0(guarded, capsys):
     Lease.objects.create(
         name="pass", holder="00000000-0000-0000-0000-000000000001", expires_at=timezone.now() + timedelta(seconds=60)
     )
-    code, out, _ = run(environment, "monitor_queues", "--once")
-    assert (code, "Another pass is running" in out) == (0, True)
+    assert exit_code("--once") == 0
+    assert "Another pass is running" in capsys.readouterr().out
 
 
-def test_a_dry_run_lists_the_queues_it_would_delete(amqp, environment):
+def test_a_dry_run_lists_the_queues_it_would_delete(amqp, guarded, capsys):
     amqp.queue("long", 11)
-    code, out, _ = run(environment, "monitor_queues", "--once", "--dry-run")
-    assert code == 0
+    assert exit_code("--once", "--dry-run") == 0
+    out = capsys.readouterr().out
     assert re.search(r"delete +long +\S+ +nobody +11 +10 +unknown +0\n +1 in all", out), out
     assert not Queue.objects.exists()
 
