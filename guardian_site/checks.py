@@ -302,7 +302,7 @@ def _bounds() -> Iterable[CheckMessage]:
         ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
         ("GUARDIAN_STALLED_MINUTES", 0, 525_600),
     ):
-        if _value(name) is not None and not minimum <= _value(name) <= maximum:
+        if not minimum <= _value(name) <= maximum:
             hint = f"Set it to a number from {minimum} to {maximum}."
             yield Error(f"{name} is {_value(name)}.", hint=hint, id="guardian.E011")
     if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
@@ -346,7 +346,7 @@ def _message_store() -> Iterable[CheckMessage]:
             hint=f"Cassandra stores messages of up to {cassandra_settings.MAX_BODY} bytes. Lower it.",
             id="guardian.E032",
         )
-    if settings.MESSAGE_STORE_DELAY_SECONDS is not None and 0 < settings.MESSAGE_STORE_DELAY_SECONDS < 1:
+    if 0 < settings.MESSAGE_STORE_DELAY_SECONDS < 1:
         yield Error(
             f"MESSAGE_STORE_DELAY_SECONDS is {settings.MESSAGE_STORE_DELAY_SECONDS}.",
             hint="Set it to 1 or more: a message is stored within two thirds of it. Or 0: readers may miss some.",

@@ -14,12 +14,14 @@ Queues and positions are changed by lightweight transactions only, and all else 
 """
 
 import heapq
+import logging
 import random
 import threading
 import uuid
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -47,7 +49,7 @@ from message_store.store import (
     StoreUnavailable,
 )
 
-DEFAULT_DELAY_SECONDS = 3.0
+logger = logging.getLogger(__name__)
 
 PUSH_SHARE = 2 / 3
 """The part of the delay within which a push is stored or fails."""
@@ -72,6 +74,8 @@ MAX_ATTEMPTS = 20
 
 NAMES_PER_READ = 100
 
+CONCURRENT_READS = 16
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -89,8 +93,6 @@ class _Row(NamedTuple):
 
 class CassandraStore(MessageStore):
     """Queues and messages in Apache Cassandra."""
-
-    default_delay = DEFAULT_DELAY_SECONDS
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -400,6 +402,15 @@ class CassandraStore(MessageStore):
                 self._tidy(queue, partition, reading.empty)
         return found
 
+    def waiting(
+        self, queue: StoredQueue, starts: Mapping[int, Place | None], *, before: int | None = None
+    ) -> list[int]:
+        def has_message(partition: int) -> bool:
+            return bool(self.read(queue, partition, start=starts[partition], before=before, limit=1))
+
+        with ThreadPoolExecutor(CONCURRENT_READS) as threads:
+            return [one for one, found in zip(starts, threads.map(has_message, starts), strict=True) if found]
+
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
         with translated():
             found = self._connection.execute_all(self._at(cql.READ_ONE, queue, ids))
@@ -534,8 +545,8 @@ class CassandraStore(MessageStore):
                                 for ttl, lifetime in zip(seconds, lifetimes, strict=True)
                             ]
             self._connection.execute_all(changes)
-        except (DriverException, NoHostAvailable):
-            pass  # the next reader tries again
+        except (DriverException, NoHostAvailable) as error:
+            logger.info("Empty buckets stay in the index until the next read: %s", error)
 
     # Positions
 

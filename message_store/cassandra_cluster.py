@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cassandra import ConsistencyLevel, DriverException, InvalidRequest, ProtocolVersion
+from cassandra import ConsistencyLevel, DriverException, InvalidRequest, OperationTimedOut, ProtocolVersion
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, ResultSet, Session
 from cassandra.concurrent import execute_concurrent
@@ -27,13 +27,13 @@ from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedS
 from django.conf import settings
 
 from guardian_store.ids import TICKS_PER_SECOND, UUID_EPOCH_OFFSET
-from message_store import cassandra_schema
+from message_store import cassandra_cql, cassandra_schema
 from message_store.cassandra_settings import contact_points
 from message_store.store import BatchTooLarge, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-REQUEST_SECONDS = 5.0
+REQUEST_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
 
 HEDGE_SECONDS = 0.3
@@ -41,6 +41,8 @@ HEDGE_SECONDS = 0.3
 
 RETRY_SECONDS = 1.0
 """After a failed connection, the next is tried after this time. Until then calls fail at once."""
+
+PREPARE_ATTEMPTS = 3
 
 CONCURRENCY = 64
 """Statements in flight for one call."""
@@ -138,6 +140,8 @@ class Connection:
                 self.clock = ClusterClock(self.session)
                 self.session.timestamp_generator = self.clock.microseconds
                 self._check_version()
+                for cql in cassandra_cql.ALL:
+                    self.prepare(cql)
                 self.clock.measure(CONNECT_SECONDS)
         except BaseException:
             self.cluster.shutdown()
@@ -145,6 +149,7 @@ class Connection:
 
     def _check_version(self) -> None:
         try:
+            self.prepare(cassandra_schema.GET_VERSION)
             row = self.execute(self.bind(cassandra_schema.GET_VERSION, [])).one()
         except InvalidRequest:  # there is no keyspace, or no such table
             row = None
@@ -155,14 +160,24 @@ class Connection:
                 f"needs version {cassandra_schema.VERSION}. Run `manage.py message_store_schema`."
             )
 
+    def prepare(self, cql: str) -> None:
+        """Prepare a statement for ``bind``."""
+        for attempt in range(1, PREPARE_ATTEMPTS + 1):
+            try:
+                self._prepared[cql] = self.session.prepare(cql.replace("keyspace.", f"{self._keyspace}."))
+                return
+            except OperationTimedOut:  # the next attempt asks another node
+                if attempt == PREPARE_ATTEMPTS:
+                    raise
+
     def bind(
         self, cql: str, values: Sequence[Any], level: int = ConsistencyLevel.LOCAL_QUORUM, *, fetch: int | None = None
     ) -> BoundStatement:
-        """Return a statement to execute. It may be executed twice, unless it is a lightweight transaction."""
-        prepared = self._prepared.get(cql)
-        if prepared is None:
-            prepared = self._prepared[cql] = self.session.prepare(cql, keyspace=self._keyspace)
-        bound = prepared.bind(values)
+        """Return a statement to execute, for the keyspace of the settings.
+
+        It may be executed twice, unless it is a lightweight transaction.
+        """
+        bound = self._prepared[cql].bind(values)
         bound.consistency_level = level
         bound.is_idempotent = True
         if fetch is not None:
@@ -233,6 +248,7 @@ def open_cluster(**options: Any) -> Cluster:
         ssl_context=ssl.create_default_context() if settings.CASSANDRA_TLS else None,
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         protocol_version=ProtocolVersion.V5,
+        prepare_on_all_hosts=False,  # a node that doesn't know a statement says so, and gets it
         reconnection_policy=ExponentialReconnectionPolicy(0.5, 10),
         connect_timeout=CONNECT_SECONDS,
         control_connection_timeout=CONNECT_SECONDS,

@@ -68,5 +68,5 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS schema_version (key text, version int, PRIMARY KEY ((key)))",
 )
 
-GET_VERSION = "SELECT version FROM schema_version WHERE key = 'schema'"
-SET_VERSION = "INSERT INTO schema_version (key, version) VALUES ('schema', %s)"
+GET_VERSION = "SELECT version FROM keyspace.schema_version WHERE key = 'schema'"
+SET_VERSION = "INSERT INTO keyspace.schema_version (key, version) VALUES ('schema', %s)"

@@ -72,7 +72,10 @@ def _set_up(cluster: Cluster, session: Session) -> Iterator[str]:
     steps = TABLES if version == 0 else [step for number in range(version, VERSION) for step in UPGRADES[number + 1]]
     for step in steps:
         session.execute(step, timeout=DDL_SECONDS)
-    session.execute(SimpleStatement(SET_VERSION, consistency_level=ConsistencyLevel.QUORUM), [VERSION])
+    session.execute(
+        SimpleStatement(SET_VERSION.replace("keyspace.", f"{name}."), consistency_level=ConsistencyLevel.QUORUM),
+        [VERSION],
+    )
     yield f"{'Created' if version == 0 else 'Upgraded'} the tables of {name}: version {VERSION}."
 
 
@@ -80,8 +83,13 @@ def _version(cluster: Cluster, session: Session) -> int:
     """Return the version of the tables, 0 if they were not all created."""
     if "schema_version" not in cluster.metadata.keyspaces[settings.CASSANDRA_KEYSPACE].tables:
         return 0
-    row = session.execute(SimpleStatement(GET_VERSION, consistency_level=ConsistencyLevel.QUORUM)).one()
+    row = session.execute(_at_quorum(GET_VERSION)).one()
     return int(row[0]) if row else 0
+
+
+def _at_quorum(cql: str) -> SimpleStatement:
+    text = cql.replace("keyspace.", f"{settings.CASSANDRA_KEYSPACE}.")
+    return SimpleStatement(text, consistency_level=ConsistencyLevel.QUORUM)
 
 
 def _readable(replication: dict[str, int]) -> str:

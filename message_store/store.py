@@ -89,16 +89,13 @@ class MessageStore(ABC):
     in_database: bool = False
     """Whether what a call stores is part of the caller's transaction in Django's database."""
 
-    default_delay: float = 0
-
     @property
     def delay(self) -> float:
         """Seconds to hide new messages from reads: how long an eventually consistent store takes to agree on them.
 
         Callers of ``read`` apply it, the store does not.
         """
-        configured: float | None = settings.MESSAGE_STORE_DELAY_SECONDS
-        return self.default_delay if configured is None else configured
+        return float(settings.MESSAGE_STORE_DELAY_SECONDS)
 
     def now(self) -> int:
         """Return the store's time in ticks since 1970. ``delay`` and ids refer to it."""

@@ -43,6 +43,8 @@ from core.certificates import store_error
 from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.masking import mask_secrets
 from core.models import Lease
+from message_store.cassandra_settings import replication
+from message_store.store import StoreUnavailable, store
 from queues import pass_run
 from rabbit import checkup, snapshot
 from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
@@ -117,6 +119,7 @@ def examine() -> list[Finding]:
         ("broker over AMQP", _broker_over_amqp),
         ("broker addresses", _broker_addresses),
         ("broker clock", _broker_clock),
+        ("message store", _message_store),
         ("mail server", _mail_server),
         ("single sign-on", _single_sign_on),
     )
@@ -698,6 +701,41 @@ def _mail_server() -> Findings:
         yield Finding("mail server", Status.OK, f"{where} answers, {login}")
 
 
+# The message store
+
+
+def _message_store() -> Findings:
+    name = "message store"
+    if settings.MESSAGE_STORE != "cassandra":
+        return
+    try:
+        # The import takes a while, and most installations don't need it.
+        from message_store.cassandra_checkup import examine
+
+        cluster = examine(wait=2)
+    except StoreUnavailable as error:
+        advice = "Start the cluster, or check the settings that begin with CASSANDRA_. Until then requests get 503."
+        yield Finding(name, Status.PROBLEM, str(error), advice)
+        return
+    nodes = f"Cassandra {cluster.version}, {cluster.up} of {cluster.up + len(cluster.down)} nodes answer"
+    if cluster.down:
+        advice = f"Start {', '.join(cluster.down)}. After more than a day without a node, repair it first."
+        yield Finding(name, Status.WARNING, nodes, advice)
+    else:
+        yield Finding(name, Status.OK, nodes)
+    wanted, actual = replication(), cluster.replication
+    if actual != wanted:
+        found = f"the keyspace {settings.CASSANDRA_KEYSPACE} has the replicas {actual}, CASSANDRA_REPLICATION {wanted}"
+        yield Finding(name, Status.PROBLEM, found, "Run manage.py message_store_schema, which says what to do.")
+    delay = store().delay
+    found = f"the clocks of the nodes differ by {cluster.clock_difference:.3f} s"
+    if delay and cluster.clock_difference > delay / 3:
+        advice = f"Synchronize them by NTP. Above {delay / 3:.1f} s, a third of the delay, readers may miss messages."
+        yield Finding(name, Status.PROBLEM, found, advice)
+    else:
+        yield Finding(name, Status.OK, found)
+
+
 # Single sign-on
 
 
@@ -768,4 +806,6 @@ def _passwords() -> set[str]:
         user, _, written = url.partition("://")[2].rpartition("@")[0].partition(":")
         if written != user:  # such as guest's, because findings contain the name
             found |= {written, unquote(written)}
+    if settings.CASSANDRA_PASSWORD != settings.CASSANDRA_USER:
+        found.add(settings.CASSANDRA_PASSWORD)
     return found - {""}

@@ -30,6 +30,7 @@ from accounts.authentication import TokenAuthentication
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.addresses import is_loopback
 from core.models import Removal
+from message_store.store import StoreUnavailable
 from notifications.models import Notification
 from queues.listing import STALLED
 from queues.models import Archive, Queue, Replay
@@ -139,6 +140,7 @@ def from_database() -> Iterator[Metric]:
     yield from _removals(guardian)
     yield from _archives(guardian)
     yield from _agents()
+    yield from _message_store()
 
 
 def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
@@ -283,6 +285,26 @@ def _agents() -> Iterator[Metric]:
         for state in Registration.values:
             queues.add_metric((kind, state), counted.get(state, 0))
     yield queues
+
+
+def _message_store() -> Iterator[Metric]:
+    if settings.MESSAGE_STORE != "cassandra":
+        return
+    from message_store.cassandra_checkup import examine  # the import takes a while
+
+    try:
+        cluster = examine()
+    except StoreUnavailable:
+        cluster = None
+    up, down = (cluster.up, len(cluster.down)) if cluster else (0, 0)
+    nodes = {"up": up, "down": down}
+    yield _by_label("guardian_cassandra_nodes", "Known Cassandra nodes, by state.", "state", ("up", "down"), nodes)
+    if cluster:
+        yield _gauge(
+            "guardian_cassandra_clock_difference_seconds",
+            "How much the clocks of the Cassandra nodes differ.",
+            cluster.clock_difference,
+        )
 
 
 def _gauge(name: str, description: str, value: float) -> Metric:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 
+from django.conf import settings
 from django.db import connection
 from django.db.models.functions import Now
 from django.http import HttpRequest, JsonResponse
@@ -15,6 +16,7 @@ from django.views.decorators.http import require_safe
 
 from core import broker
 from core.models import Lease
+from message_store.store import store
 from status import facts, rules
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,10 @@ def alive(request: HttpRequest) -> JsonResponse:
 @never_cache
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
-    """Answer 200 if the database, the task queue and the broker answer, otherwise 503. The body says which do."""
+    """Answer 200 if the database, the task queue, the broker and the message store answer, otherwise 503.
+
+    The body says which do. A message store in the database is not listed.
+    """
     answers = readiness.answers()
     return JsonResponse(answers, status=200 if all(answers.values()) else 503)
 
@@ -115,6 +120,16 @@ def _broker() -> None:
         raise ConnectionError(answer.verdict.sentence)
 
 
-PARTS = {"database": _database, "task_queue": facts.connect_to_task_queue, "broker": _broker}
+def _message_store() -> None:
+    store().queues("", limit=1)
+
+
+PARTS: dict[str, Callable[[], object]] = {
+    "database": _database,
+    "task_queue": facts.connect_to_task_queue,
+    "broker": _broker,
+}
+if settings.MESSAGE_STORE != "database":
+    PARTS["message_store"] = _message_store
 
 readiness = Readiness(PARTS)

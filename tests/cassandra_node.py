@@ -121,6 +121,6 @@ def cassandra_store(cassandra_settings: dict[str, Any], settings: Any) -> Iterat
     store = CassandraStore()
     yield store
     with override_settings(**cassandra_settings):
-        connection = store._connection
-        for application, name in connection.execute(connection.bind("SELECT application, name FROM queues", [])):
+        session, keyspace = store._connection.session, cassandra_settings["CASSANDRA_KEYSPACE"]
+        for application, name in session.execute(f"SELECT application, name FROM {keyspace}.queues"):
             store.remove(application, name)
