@@ -31,6 +31,9 @@ SECONDS_PER_PASS = 10.0
 RETRY_INTERVAL = timedelta(minutes=1)
 """How long passes wait after they could not declare a queue."""
 
+NOT_DECLARED = "RabbitMQ does not have the queue, and Guardian could not declare it: "
+"""How the last error of such a queue begins. Publishing records other errors."""
+
 Repairable = Owner | SubscriptionQueue | Consumer
 """An owner stands for the vhost of the owner's agents, with its dead-letter queue."""
 
@@ -89,7 +92,7 @@ def repair_after_pass(missing: Collection[QueueName], management: Management, le
         due = Q(created__lt=now - REGISTRATION_GRACE)
         if missing:
             due |= Q(bulk.among(model, ("vhost", "queue_name"), list(missing)))
-        failed = Q(last_error_at__gt=now - RETRY_INTERVAL)
+        failed = Q(last_error__startswith=NOT_DECLARED, last_error_at__gt=now - RETRY_INTERVAL)
         rows = model._default_manager.filter(due, state=Registration.CREATING).exclude(failed)
         what += rows.select_related(owner).order_by("pk")
     return repair(what, management, lease, SECONDS_PER_PASS).errors if what else []
@@ -109,6 +112,5 @@ def _name(one: Repairable) -> str:
 def _record_error(one: Repairable, error: str) -> None:
     """Record on the row of a queue why it could not be declared."""
     if not isinstance(one, Owner):
-        text = f"RabbitMQ does not have the queue, and Guardian could not declare it: {error}"
         rows = type(one)._default_manager.filter(pk=one.pk)
-        rows.update(last_error=text[:MAX_ERROR_LENGTH], last_error_at=timezone.now())
+        rows.update(last_error=f"{NOT_DECLARED}{error}"[:MAX_ERROR_LENGTH], last_error_at=timezone.now())
