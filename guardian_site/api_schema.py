@@ -160,7 +160,9 @@ class EndpointSchema(AutoSchema):
     def get_operation_id(self) -> str:
         """Return the resource and the action, such as ``queues_purge``: drf-spectacular's would be ``…_create``."""
         action = getattr(self.view, "action", None)
-        if action is None or action in STANDARD_ACTIONS:
+        if action is None:
+            return str(super().get_operation_id()).removesuffix("_create")
+        if action in STANDARD_ACTIONS:
             return str(super().get_operation_id())
         resource = self.path.removeprefix("/api/").partition("/")[0].replace("-", "_")
         return f"{resource}_{action}"

@@ -175,6 +175,7 @@ def agents_calls(resource: str) -> list[Call]:
     return [
         call(f"{resource}_create", "an agent", "AgentIdentity", 201, body=new),
         call(f"{resource}_list", "an agent", "list", name=resource),
+        call(f"{resource}_cleanup_orphaned", "operator", "CleanedUpIdentities", body=body("CleanUp", dry_run=True)),
         call(f"{resource}_retrieve", "an agent", "AgentIdentity", **identity),
         call(f"{resource}_update", "an agent", "AgentIdentity", **identity, body=new),
         call(f"{resource}_register_event_subscription", "an agent", "EventSubscription", 201, **identity,
@@ -192,6 +193,7 @@ def confirmation(operation: str) -> Callable[[World], str]:
 
 
 SERVICE = {"uuid": result("agent_identities_register_service")}
+EVENT_CONSUMER = {"uuid": result("event_consumers_list")}
 SUBSCRIPTION = {"uuid": result("event_subscriptions_create")}
 ARCHIVE = {"uuid": result("archives_list")}
 REPLAY = {**ARCHIVE, "replay_uuid": result("archives_replay")}
@@ -315,19 +317,14 @@ CALLS = [
     call("agent_consumers_retrieve", answer="Consumer", uuid=result("agent_consumers_list")),
     call("agent_consumers_destroy", status=204, uuid=result("agent_consumers_list")),
     call("event_consumers_register", "an agent", "ConsumerQueue", 201, body=body(
-        "NewEventConsumer", object_types=["call"],
-        scopes=lambda world: [{"type": "offering", "uuid": world.offering.uuid.hex}])),
-    call("event_consumers_list", "an agent", "list"),
-    call("event_consumers_retrieve", "an agent", "EventConsumer", uuid=result("event_consumers_list")),
-    call("event_consumers_partial_update", "an agent", "EventConsumer", uuid=result("event_consumers_list"),
-         body=body("PatchedEventConsumerUpdate", object_types=["call", "order"])),
-    call("event_consumers_destroy", "an agent", status=204, uuid=result("event_consumers_list")),
-    call("agent_identities_cleanup_orphaned_create", "operator", "CleanedUpIdentities", body=body("CleanUp")),
-    call("marketplace_site_agent_identities_cleanup_orphaned_create", "operator", "CleanedUpIdentities",
-         body=body("CleanUp")),
-    call("marketplace_site_agent_services_cleanup_stale_create", "operator", "CleanedUpServices",
-         body=body("CleanUp")),
+        "NewEventConsumer", scopes=lambda world: [{"type": "offering", "uuid": offering(world)}])),
+    call("event_consumers_list", "an agent", "list", is_global=False),
+    call("event_consumers_retrieve", "an agent", "EventConsumer", **EVENT_CONSUMER),
+    call("event_consumers_partial_update", "an agent", "EventConsumer", **EVENT_CONSUMER,
+         body=body("PatchedEventConsumerUpdate", object_types=["order"])),
+    call("event_consumers_destroy", "an agent", status=204, **EVENT_CONSUMER),
     call("marketplace_site_agent_services_list", answer="list"),
+    call("marketplace_site_agent_services_cleanup_stale", "operator", "CleanedUpServices", body=body("CleanUp")),
     call("marketplace_site_agent_services_retrieve", answer="Service", **SERVICE),
     call("marketplace_site_agent_services_register_processor", "an agent", "Processor", 201, **SERVICE,
          body=body("NewProcessor", name="slurm", backend_type="SLURM")),
