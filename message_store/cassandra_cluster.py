@@ -138,7 +138,7 @@ class Connection:
             with translated():
                 self.session = self.cluster.connect()
                 self.clock = ClusterClock(self.session)
-                self.session.timestamp_generator = self.clock.microseconds
+                self.cluster.timestamp_generator = self.clock.microseconds
                 self._check_version()
                 for cql in cassandra_cql.ALL:
                     self.prepare(cql)

@@ -191,7 +191,7 @@ def test_a_queues_consistency_is_that_of_its_reads_and_writes(store, monkeypatch
 # The clock
 
 
-def test_ids_have_the_time_of_the_cluster_whatever_this_machines_clock_says(store, queue, monkeypatch):
+def test_ids_have_the_time_of_the_cluster_whatever_this_machines_clock_says(store, queue, settings, monkeypatch):
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + HOUR)
     monkeypatch.setattr(time, "time_ns", lambda: round((right() + HOUR) * 10**9))
@@ -201,6 +201,11 @@ def test_ids_have_the_time_of_the_cluster_whatever_this_machines_clock_says(stor
     (made,) = push(store, queue, "x")
     assert abs(place(made).ticks / TICKS_PER_SECOND - right()) < 5
     assert store.read(queue, 1, before=store.now(), limit=1)
+    # The same holds for the time of writes, by which the last of two writes wins.
+    keyspace = settings.CASSANDRA_KEYSPACE
+    rows = store._connection.session.execute(f"SELECT ticks, WRITETIME(body) FROM {keyspace}.messages")
+    (written,) = [at for ticks, at in rows if ticks == place(made).ticks]
+    assert abs(written / 10**6 - right()) < 5
 
 
 def test_a_push_that_took_too_long_fails(store, queue, settings, monkeypatch):

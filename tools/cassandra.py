@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import orjson
+from cassandra import ProtocolVersion
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import WhiteListRoundRobinPolicy
@@ -187,6 +188,7 @@ class PrivateCassandra(PrivateServer):
             port=self.port,
             auth_provider=PlainTextAuthProvider(USER, PASSWORD) if self._requires_credentials else None,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            protocol_version=ProtocolVersion.V5,
         )
         try:
             yield cluster.connect()
