@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -55,6 +56,10 @@ _LOGGING = """<configuration>
   <root level="WARN"><appender-ref ref="STDOUT"/></root>
 </configuration>
 """
+
+
+_STATES = "SELECT status_with_port FROM system_views.gossip_info"
+"""The states of all nodes that a node knows. One that joins has none of the data, but counts in a quorum."""
 
 
 class NotReady(Exception):
@@ -230,13 +235,25 @@ class PrivateRing:
         return ",".join(node.hosts for node in self.nodes)
 
     def start(self, timeout: float = 120) -> Self:
-        """Start one node after the other: two that join together may choose the same tokens."""
+        """Start one node after the other, and wait until each knows the others.
+
+        Two that join together may choose the same tokens. Raises StartError after ``timeout`` seconds for one of them.
+        """
         with ExitStack() as stack:
             stack.callback(self.stop)
             for node in self.nodes:
                 node.start(timeout)
+            for node in self.nodes:
+                self._wait_for_others(node, time.monotonic() + timeout)
             stack.pop_all()
         return self
+
+    def _wait_for_others(self, node: PrivateCassandra, until: float) -> None:
+        with node.connect() as session:
+            while [str(row[0]).startswith("NORMAL") for row in session.execute(_STATES)].count(True) < len(self.nodes):
+                if time.monotonic() > until:
+                    raise StartError(f"The Cassandra node {node.address} doesn't find the others.")
+                time.sleep(0.1)
 
     def stop(self) -> None:
         """Stop the nodes and delete their directories."""
