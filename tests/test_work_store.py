@@ -519,6 +519,32 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monk
     assert {one.queue for one in job.messages} == {"orders"}
 
 
+@pytest.mark.parametrize("content_type", [" text/plain", "text/plain\t"])
+def test_a_failed_message_is_kept_whatever_its_content_type(database_store, over_http, content_type):
+    queues.post(queues.create("shop", "orders"), MessageInput(b"bad", content_type=content_type))
+    with run_workers(new_worker(RecordingJob("bad"), over_http(), failure=keep_failure)):
+        wait_until(lambda: len(queues.queues("shop")) == 2 and list(queues.read(queues.find("shop", "errors"))))
+    [kept] = queues.read(queues.find("shop", "errors"))
+    assert (kept.body, kept.content_type) == (b"bad", content_type)
+
+
+def test_a_failed_message_waits_while_the_application_has_no_room(database_store, over_http, settings):
+    post(queues.create("shop", "orders"), "bad")
+    settings.MESSAGE_STORE_MAX_BYTES = 1
+    job = RecordingJob("bad")
+    with run_workers(new_worker(job, over_http(), failure=keep_failure)):
+        wait_until(lambda: len(job.messages) == 2)
+        settings.MESSAGE_STORE_MAX_BYTES = 0
+        wait_until(lambda: list(queues.read(queues.find("shop", "errors"))))
+
+
+def test_a_worker_that_is_stopped_before_it_begins_ends_without_errors(transport, caplog):
+    one = new_worker(print, transport)
+    one.stop()
+    one.run()
+    assert not any(one.levelno > logging.INFO for one in caplog.records)
+
+
 @pytest.mark.parametrize("by", ["the job", "the failure handler"])
 def test_a_message_is_handled_again_after_retry_later(database_store, by):
     post(queues.create("shop", "orders"), "1", "bad", "3")

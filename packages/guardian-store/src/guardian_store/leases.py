@@ -51,6 +51,8 @@ class StoreLeases(Coordination):
             self._transport.renew(self._consumer, self._worker_id, self.seconds / HEARTBEATS_PER_LEASE)
 
     def _leave(self) -> None:
+        if not self._worker_id:
+            return  # it never joined
         try:
             self._transport.remove_worker(self._consumer, self._worker_id)
         except ClientError as error:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from guardian_store.client import Client, Invalid, Message, NewMessage, NotFound, Page
+from guardian_store.client import Client, Invalid, Message, NewMessage, NotFound, Page, Unavailable
 from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT
 
 TIMEOUT_SECONDS = 10.0
@@ -188,15 +188,22 @@ class HTTPTransport(Transport):
             self._post(message, queue, ttl)
 
     def _post(self, message: Message, queue: str, ttl: int) -> None:
-        if message.content_type.partition(";")[0].strip().lower() == JSON:
-            # The store reads a body of this type as a batch, and text needs less room there than bytes.
-            try:
-                body: str | bytes = message.text
-            except UnicodeDecodeError:
-                body = message.body
-            self.client.post_many(queue, [NewMessage(body, ttl, 1, message.content_type)])
-        else:
-            self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=message.content_type)
+        content_type = message.content_type
+        try:
+            # The store reads a body of the type JSON as a batch, and a header can't have spaces at its ends.
+            if content_type.partition(";")[0].strip().lower() == JSON or content_type != content_type.strip():
+                # Text needs less room in a batch than bytes.
+                try:
+                    body: str | bytes = message.text
+                except UnicodeDecodeError:
+                    body = message.body
+                self.client.post_many(queue, [NewMessage(body, ttl, 1, content_type)])
+            else:
+                self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=content_type)
+        except Invalid as error:
+            if "quota" not in error.errors:
+                raise
+            raise Unavailable(error.status, error.errors) from error  # other messages expire
 
     def join(self, consumer: str, worker: str, seconds: float) -> None:
         """Add a worker with a new id. Its leases last ``seconds``."""
