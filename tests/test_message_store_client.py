@@ -71,6 +71,22 @@ def test_any_name_reaches_the_server_unchanged(client, name):
     assert name in [queue.name for queue in client.queues()]
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "q/positions/mailer"])
+def test_a_name_that_would_change_the_address_is_not_sent(client, name):
+    client.create_queue("q")
+    posted = client.post("q", "hello")
+    client.set_positions("q", "mailer", {1: posted.id})
+    for call in (
+        lambda: client.delete_queue(name),
+        lambda: client.delete_positions("q", name),
+        lambda: client.post(name, "x"),
+    ):
+        with pytest.raises(Invalid, match="can't be a name"):
+            call()
+    assert client.positions("q", "mailer") == {1: posted.id}
+    assert [queue.name for queue in client.queues()] == ["q"]
+
+
 # Messages
 
 
@@ -282,8 +298,10 @@ def test_a_truncated_or_foreign_answer_is_an_error(client, live_server, key):
             cut.post("q", "x")
         for answer, kind in (
             (http_answer("502 Bad Gateway", b"<html>"), Unavailable),
-            (http_answer("200 OK", b"<html>"), ClientError),
-            (http_answer("200 OK", b"[]"), ClientError),
+            (http_answer("200 OK", b"<html>"), Unavailable),
+            (http_answer("200 OK", b""), Unavailable),
+            (http_answer("200 OK", b"[]"), Unavailable),
+            (http_answer("200 OK", b"{}"), Unavailable),
             (http_answer("301 Moved", b"", "Location: https://elsewhere.example.org/"), ClientError),
             (http_answer("500 Error", b'{"error_msg": "odd"}'), Unavailable),
             (http_answer("429 Too Many Requests", b"<html>"), Unavailable),

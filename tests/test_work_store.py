@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from kazoo.exceptions import ConnectionLoss
 
 from guardian_store import (
+    ClientError,
     Denied,
     HTTPTransport,
     Leases,
@@ -807,6 +808,19 @@ def test_pinned_partitions_are_handled_without_leases(transport):
         assert not WorkerRow.objects.exists()
     assert sorted(job.bodies()) == ["2", "3"]
     assert queues.positions(queue, "mailer") == {2: given[2], 3: given[3]}
+
+
+@pytest.mark.parametrize(
+    ("application", "consumer", "error"),
+    [("shop", "a/b", "can't be a name"), ("shpo", "mailer", "no such application")],
+)
+def test_a_pinned_worker_ends_where_waiting_is_useless(database_store, live_server, application, consumer, error):
+    queues.create("shop", "orders")
+    _, key = applications.create_key(applications.create_application("shop"))
+    with closing(HTTPTransport(live_server.url, application, key=key)) as transport:
+        one = new_worker(print, transport, consumer=consumer, sharing=Pinned([Partition("default", "orders", 1)]))
+        with pytest.raises(ClientError, match=error):
+            one.run()
 
 
 def test_two_workers_with_the_same_pinned_partition_never_move_its_position_back(database_store):

@@ -60,7 +60,7 @@ class RetryLater(Exception):
 
 
 class Unavailable(ClientError, RetryLater):
-    """The server can't answer now (408, 429, 5xx, no response). The request may still have succeeded."""
+    """The server can't answer now (408, 429, 5xx, no readable response). The request may still have succeeded."""
 
 
 _ERRORS: dict[int, type[ClientError]] = {
@@ -379,6 +379,10 @@ class Client:
 
         ``options`` are those of ``httpx.Client.request``.
         """
+        for name in names:
+            # The request would go to another queue, or to the positions or messages of one.
+            if name in ("", ".", "..") or "/" in name:
+                raise Invalid(None, {"name": f"{name!r} can't be a name: it is not usable in a URL"})
         address = "/".join([self._base, *(quote(name, safe=",:") for name in names)])
         try:
             answer = self._http.request(method, address, **options)
@@ -388,12 +392,13 @@ class Client:
             content = answer.json()
         except ValueError:
             content = None
-        if answer.is_success and isinstance(content, dict):
+        if answer.is_success and isinstance(content, dict) and content.get("status") == "ok":
             return content
         errors = content.get("error_msg") if isinstance(content, dict) else None
         if not isinstance(errors, dict):
             errors = {"answer": f"status {answer.status_code} with a body that is not from the message store"}
-        kind = Unavailable if answer.is_server_error else _ERRORS.get(answer.status_code, ClientError)
+        is_unreadable = answer.is_success  # a proxy answers for the store, or the body was cut
+        kind = Unavailable if answer.is_server_error or is_unreadable else _ERRORS.get(answer.status_code, ClientError)
         raise kind(answer.status_code, errors)
 
 

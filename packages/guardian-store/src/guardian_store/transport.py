@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ class Transport(ABC):
     def keep(self, message: Message, queue: str, ttl: int) -> None:
         """Post a copy of a message to a queue, which is created if needed."""
 
-    # The leases of a consumer's workers. All but ``join`` raise ``NotFound`` if the worker was removed.
+    # The leases of a consumer's workers. ``renew`` and ``acquire`` raise ``NotFound`` if the worker was removed.
 
     @abstractmethod
     def join(self, consumer: str, worker: str, seconds: float) -> None:
@@ -152,8 +152,11 @@ class HTTPTransport(Transport):
         found = []
         if names:
             for name in names:
-                with suppress(NotFound):
+                try:
                     found.append(self.client.queue(name))
+                except NotFound as error:
+                    if "queue_name" not in error.errors:
+                        raise  # the application does not exist
         else:
             found += self.client.queues(page=PAGE_SIZE)
         return {queue.name: WorkQueue(self, queue.name, queue.partitions, queue.created) for queue in found}
@@ -262,7 +265,7 @@ def _of_queue() -> Iterator[None]:
     try:
         yield
     except Invalid as error:
-        if "consumer" in error.errors:
+        if error.status is None or "consumer" in error.errors:
             raise
         raise NotFound(error.status, error.errors) from error
 
