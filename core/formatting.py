@@ -6,28 +6,34 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+MINUS = "\N{MINUS SIGN}"
+
+
 def rate_in_words(per_second: float | None) -> str:
     """Return a queue's growth or shrinkage in words; empty if it is unknown."""
     if per_second is None:
         return ""
     if abs(per_second) < 1 / 3600:
         return "not growing"
-    amount = abs(per_second)
-    number, unit = (amount, "a second") if amount >= 1 else (amount * 60, "a minute")
-    if number < 1:
-        number, unit = amount * 3600, "an hour"
-    return f"{'growing' if per_second > 0 else 'shrinking'} by {counted(round(number), 'message')} {unit}"
+    number, unit = _with_two_digits(abs(per_second))
+    every = {"s": "a second", "min": "a minute", "h": "an hour"}[unit]
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {counted(round(number), 'message')} {every}"
 
 
 def short_rate(per_second: float | None) -> str:
     """Return a queue's growth in a few characters, such as "+28/min"; empty if it is unknown."""
     if per_second is None:
         return ""
-    sign = "+" if per_second > 0 else "\N{MINUS SIGN}"
-    for seconds, unit in ((1, "s"), (60, "min"), (3600, "h")):
-        if abs(per_second) * seconds >= 1:
-            return f"{sign}{abs(per_second) * seconds:,.0f}/{unit}"
-    return "steady"
+    number, unit = _with_two_digits(abs(per_second))
+    return f"{'+' if per_second > 0 else MINUS}{number:,.0f}/{unit}" if number >= 1 else "steady"
+
+
+def _with_two_digits(per_second: float) -> tuple[float, str]:
+    """Return a rate in the shortest unit in which it has two digits; below ten an hour, in hours."""
+    return next(
+        ((per_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")) if per_second * seconds >= 9.5),
+        (per_second * 3600, "h"),
+    )
 
 
 def duration(seconds: float | None) -> str:

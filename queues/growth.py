@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-WINDOW_SECONDS = 600
-"""The rate is measured over this time."""
+WINDOW_SECONDS = 120
+"""The rate is measured over this time: a burst that is over soon counts no more."""
 
 
 class Growth(NamedTuple):

@@ -202,7 +202,7 @@ def test_a_channel_gets_the_subject_and_text_of_the_mail():
     "what",
     [
         "queue/alice/builds", "2,104", "2,000 ready", "104 unacknowledged", "8,000",
-        "growing by 4 messages a second", "28 minutes", "none",
+        "growing by 210 messages a minute", "28 minutes", "none",
         "exchange/ci/events", "build.#", "What happens next",
     ],
 )  # fmt: skip
@@ -327,7 +327,7 @@ def test_a_printable_name_is_unchanged():
     [
         (None, ""), (0.0, "not growing"), (12.0, "growing by 12 messages a second"),
         (-0.5, "shrinking by 30 messages a minute"), (0.005, "growing by 18 messages an hour"),
-        (1.0, "growing by 1 message a second"),
+        (1.0, "growing by 60 messages a minute"),
     ],
 )  # fmt: skip
 def test_a_rate_is_written_in_the_unit_that_fits(per_second, words):

@@ -284,7 +284,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
     lengths = {"slow": (10, 20), "fast": (0, 600), "shrinks": (50, 5), "stands": (7, 7), "over": (100, 2_000)}
     for name, (first, last) in lengths.items():
         queue = make_queue(name, account=account, ready=last)
-        for minutes, length in ((20, 10_000), (5, first), (2, 3)):  # samples older than ten minutes do not count
+        for minutes, length in ((3, 10_000), (1.5, first), (0.5, 3)):  # samples older than two minutes do not count
             QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
     made = {queue.name: queue for queue in Queue.objects.all()}
     gathered = QueueFacts.gather(management, broker.amqp_url, [_as_stored(queue) for queue in made.values()], now)
@@ -294,7 +294,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
         recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
         assert line.figure == rate_in_words(recipients["per_second"])
     assert [line.more.partition(", ")[2] for line in found] == [
-        "over its deletion limit", "at its deletion limit in 3 minutes", "at its deletion limit in 8 hours",
+        "over its deletion limit", "at its deletion limit in 60 seconds", "at its deletion limit in 2 hours",
     ]  # fmt: skip
     assert found[0].full == 100
     assert found[1].full == pytest.approx(600 / 1_900 * 100, abs=0.1)

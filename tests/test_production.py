@@ -601,8 +601,8 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
                 while (answer := subprocess.run(ping, cwd=installed, env=settings, capture_output=True)).returncode:
                     assert time.monotonic() < deadline, answer.stdout
             assert not group.ended()
-            codes = {name: group.end(name, 60) for name in COMMANDS}
-            assert codes == dict.fromkeys(COMMANDS, 0)
+            started = [name for name in COMMANDS if name != "store"]
+            assert {name: group.end(name, 60) for name in started} == dict.fromkeys(started, 0)
             assert list((tmp_path / "celery").glob("beat-schedule*"))
         finally:
             group.stop()

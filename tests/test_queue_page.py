@@ -168,13 +168,13 @@ def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, ex
 @pytest.mark.parametrize(
     ("then", "now", "expected"),
     [
-        (1000, 1300, "At its current rate, its owners are warned in 23 minutes."),
-        (4000, 5000, "At its current rate, it reaches that in 30 minutes."),
+        (1000, 1300, "At its current rate, its owners are warned in 4 minutes."),
+        (4000, 5000, "At its current rate, it reaches that in 6 minutes."),
         (4000, 3000, "It is shrinking at the moment."),
     ],
 )
 def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, expected):
-    began = timezone.now() - timedelta(seconds=590)
+    began = timezone.now() - timedelta(seconds=110)
     QueueSample.objects.create(queue=alices_queue, at=began, length=then)
     Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
     client.force_login(alice)

@@ -22,7 +22,7 @@ from queues.monitor import run_pass
 from rabbit.fetching import Fetched
 from rabbit.management import Management
 from tests.archives import store_archive
-from tests.chromium import sign_in, violations
+from tests.chromium import sign_in, sizes_of_all_loaded, violations
 from tests.conftest import Amqp, Broker
 from tests.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, store_queue_row
 from tests.toolbox import queue_names, stored_queue
@@ -239,6 +239,8 @@ def test_every_page_is_accessible_small_and_fits_a_phone(page: Page, populated):
             page.goto(address)  # these pages are Django's
         else:
             found += violations(page, address)
+            if sum(sizes := sizes_of_all_loaded(page)) > 150_000 or len(sizes) > 12:
+                found.append(f"{name} loads {sum(sizes):,} bytes in {len(sizes)} requests")
     assert found == []
 
 
