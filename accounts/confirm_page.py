@@ -19,12 +19,13 @@ def typed_confirmation(request: HttpRequest, name: str) -> tuple[NameForm, str]:
     return form, request.POST["confirm"] if form.is_valid() else ""
 
 
-def fate_of_messages() -> str:
-    """Return what becomes of the messages of queues that are deleted or purged, in words."""
+def fate_of_messages(*, are_purged: bool = False) -> str:
+    """Return what becomes of the messages of queues that are deleted, or only purged, in words."""
+    others = "Unacknowledged messages stay in the queue." if are_purged else "Other messages are lost."
     if not settings.GUARDIAN_ARCHIVE_DAYS:
-        return "Their messages are lost."
+        return f"Ready messages are lost. {others}"
     kept = counted(settings.GUARDIAN_ARCHIVE_DAYS, "day")
-    return f"Guardian archives ready messages first, and you can bring these back for {kept}. Other messages are lost."
+    return f"Guardian archives ready messages first, and you can bring these back for {kept}. {others}"
 
 
 def confirm_page(

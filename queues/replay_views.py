@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 from django import forms
 from django.contrib import messages
 from django.db import IntegrityError
+from django.db.models import F, Max
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -128,8 +129,9 @@ def archive_replay(request: Request, uuid: UUID) -> HttpResponse:
             trouble, status = describe_failure(error, "The replay can't begin", destructive=False)
     if step > WHERE and not target.is_valid():
         step = WHERE
-    most = min(archive.messages, room.fits or archive.messages)
-    every = {"first": given.get("first") or 1, "last": given.get("last") or most, "rate": given.get("rate")}
+    begin = _first_unsent(archive)
+    end = min(archive.messages, begin - 1 + (room.fits or archive.messages))
+    every = {"first": given.get("first") or begin, "last": given.get("last") or end, "rate": given.get("rate")}
     chosen = RangeForm(archive, room, given if step == CHECK else None, every)
     if step == CHECK and not chosen.is_valid():
         step = WHICH
@@ -202,6 +204,12 @@ def _seen_queue(request: Request, archive: Archive, name: str) -> Queue | None:
     return Queue.objects.seen_by(request.user).filter(vhost=archive.vhost, name=name).first()
 
 
+def _first_unsent(archive: Archive) -> int:
+    """Return the number of the first message after those that replays sent; 1 if they sent the last one."""
+    sent = archive.replays.filter(sent__gt=0).aggregate(to=Max(F("first") + F("sent")))["to"] or 1
+    return sent if sent <= archive.messages else 1
+
+
 def _suggestions(archive: Archive) -> list[str]:
     """Return names of queues of the archive's Pulse user that can be typed."""
     if archive.pulse_user is None:
@@ -228,6 +236,7 @@ def replay_page(request: Request, uuid: UUID, replay_uuid: UUID) -> HttpResponse
     if request.htmx and not is_running:
         return HttpResponseClientRefresh()  # so that the page loses its button and shows the result
     left = one.total - one.sent
+    begin, end = (one.first + one.sent, one.last) if left else (one.last + 1, one.archive.messages)
     waits = one.sent == 0 and (timezone.now() - one.created).total_seconds() > SLOW_START_SECONDS
     context = {
         **describe(one.archive),
@@ -236,20 +245,20 @@ def replay_page(request: Request, uuid: UUID, replay_uuid: UUID) -> HttpResponse
         "is_running": is_running,
         "waits": waits,
         "lasts": duration(left / one.rate) if one.rate else "",
-        "left": left,
+        "left": end - begin + 1,
         "error": readable(one.error),
         "queue": _seen_queue(request, one.archive, one.to_queue),
-        "rest": _rest(one) if not is_running and left else "",
+        "rest": _rest(one, begin, end) if not is_running and begin <= end else "",
     }
     return render(request, "archives/_progress.html" if request.htmx else "archives/replay.html", context)
 
 
-def _rest(one: Replay) -> str:
-    """Return the query of a replay of the messages that this one did not send."""
+def _rest(one: Replay, begin: int, end: int) -> str:
+    """Return the query of a replay of these messages, which this one did not send."""
     fields: dict[str, Any] = {"to": EXCHANGE if one.to_exchange else QUEUE, "name": one.to_queue or one.to_exchange}
     if one.to_queue == one.archive.queue_name:
         fields = {"to": BACK}
-    return urlencode({**fields, "first": one.first + one.sent, "last": one.last, "rate": one.rate or "", "step": WHICH})
+    return urlencode({**fields, "first": begin, "last": end, "rate": one.rate or "", "step": WHICH})
 
 
 @signed_in

@@ -53,7 +53,7 @@ def _destroy(request: Request, queues: list[Queue], action: str) -> HttpResponse
             question,
             form,
             title=f"{action.capitalize()} these queues?",
-            about=fate_of_messages(),
+            about=fate_of_messages(are_purged=action == "purge"),
             back=_list(request),
             verb=action,
         )

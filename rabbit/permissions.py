@@ -51,7 +51,13 @@ def in_words(granted: Permissions, username: str) -> list[str]:
     standard = for_pulse_user(username)
     return [
         _sentence("create and delete", granted.configure, standard.configure, _own_names(username)),
-        _sentence("publish to and bind", granted.write, standard.write, _own_names(username)),
+        _sentence(
+            "publish to and bind",
+            granted.write,
+            standard.write,
+            f"exchanges whose names start with {exchange_prefix(username)}, and bind queues whose names start with "
+            f"{queue_prefix(username)}. It can't publish to the default exchange",
+        ),
         _sentence(
             "read from and bind to",
             granted.read,

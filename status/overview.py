@@ -158,6 +158,11 @@ class Overview:
     misnamed: Named
     unpatterned: Named
 
+    @property
+    def notifies_operators(self) -> bool:
+        """Whether anybody gets the mails for operators."""
+        return bool(settings.GUARDIAN_OPERATOR_EMAILS)
+
 
 def overview(now: datetime) -> Overview:
     """Collect the content of the front page. If the broker doesn't answer, only the broker's part is missing."""

@@ -349,6 +349,13 @@ def test_the_page_of_a_replay_says_how_far_it_is(visit, fields, words):
     assert ("Send the other 2" in page) is (one.state in ("stopped", "failed"))
 
 
+def test_messages_that_no_replay_sent_are_offered_next(visit):
+    one = replay_of(store_archive(b"1", b"2", b"3"), last=2, sent=2, state="done")
+    page = visit.get(f"/archives/{one.archive.uuid}/replays/{one.uuid}/").text
+    assert "Send the other 1" in page
+    assert "first=3&amp;last=3" in page
+
+
 def test_the_rest_of_a_stopped_replay_can_be_sent(visit):
     one = replay_of(store_archive(b"1", b"2", b"3"), state="stopped", sent=1)
     page = visit.get(f"/archives/{one.archive.uuid}/replays/{one.uuid}/").text

@@ -1267,8 +1267,8 @@ def test_standard_permissions_in_words():
     assert in_words(for_pulse_user("a-b.c"), "a-b.c") == [
         "It can create and delete queues whose names start with queue/a-b.c/, "
         "and exchanges whose names start with exchange/a-b.c/.",
-        "It can publish to and bind queues whose names start with queue/a-b.c/, "
-        "and exchanges whose names start with exchange/a-b.c/.",
+        "It can publish to and bind exchanges whose names start with exchange/a-b.c/, "
+        "and bind queues whose names start with queue/a-b.c/. It can't publish to the default exchange.",
         "It can read from and bind to queues whose names start with queue/a-b.c/, "
         "and all exchanges whose names start with exchange/.",
     ]
