@@ -398,10 +398,11 @@ def example():
     """Return a function that starts the documented agent as a process and returns it and the lines it logs."""
     started = []
 
-    def start(**environment):
+    def start(*arguments, **environment):
         program = subprocess.Popen(
-            [sys.executable, DOCS / "examples" / "agent.py"],
-            env={"PATH": os.environ["PATH"], "NO_PROXY": "*", **environment},
+            [sys.executable, *(arguments or [DOCS / "examples" / "agent.py"])],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": DOCS / "examples", "NO_PROXY": "*", **environment},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -463,6 +464,37 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
     assert '"order_uuid": "19"' in lines.get(timeout=30)
     program.terminate()
     assert program.wait(timeout=10) == 0
+
+
+SLOW_AGENT = """
+import sys, time, agent
+
+def handle(event):
+    print("handling", event["order_uuid"], flush=True)
+    sys.stdin.readline()
+    time.sleep(0.5)  # until the library has noticed that the connection is closed
+
+agent.handle = handle
+sys.exit(agent.main())
+"""
+
+
+def test_the_documented_agent_handles_an_event_once_though_the_connection_closes_meanwhile(
+    agents, live_server, stomp_url, example, management
+):
+    owner = agents.owner("you")
+    offering = agents.offering(owner)
+    settings = {"GUARDIAN": live_server.url, "BROKER": stomp_url, "OFFERING": offering.uuid.hex}
+    program, lines = example("-c", SLOW_AGENT, TOKEN=agents.token(owner).key, **settings)
+    wait_for_line(lines, "reading ")
+    events.publish(offering, "order", {"order_uuid": "1"})
+    wait_for_line(lines, "handling 1")
+    events.publish(offering, "order", {"order_uuid": "2"})
+    management.close_connections_of(Consumer.objects.get().rmq_username, "test")
+    program.stdin.write("\n\n")
+    program.stdin.flush()
+    wait_for_line(lines, "trying again")
+    assert "handling 2" in wait_for_line(lines, "handling ")
 
 
 @pytest.mark.parametrize(

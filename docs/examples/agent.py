@@ -261,11 +261,12 @@ class Reader:
             logger.exception("The event %s failed; it is moved to the dead-letter queue", message_id)
             connection.nack(ack, requeue="false")
             return
-        connection.ack(ack)
+        # Before the ack, which fails if the connection was closed meanwhile. The message comes again then.
         if message_id is not None:
             self.handled[message_id] = None
         if len(self.handled) > REMEMBERED_MESSAGES:
             self.handled.popitem(last=False)
+        connection.ack(ack)
 
 
 def _event(body: str) -> dict[str, Any] | None:
