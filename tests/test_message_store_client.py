@@ -302,6 +302,7 @@ def test_a_truncated_or_foreign_answer_is_an_error(client, live_server, key):
             (http_answer("200 OK", b""), Unavailable),
             (http_answer("200 OK", b"[]"), Unavailable),
             (http_answer("200 OK", b"{}"), Unavailable),
+            (http_answer("404 Not Found", b"default backend - 404"), Unavailable),
             (http_answer("301 Moved", b"", "Location: https://elsewhere.example.org/"), ClientError),
             (http_answer("500 Error", b'{"error_msg": "odd"}'), Unavailable),
             (http_answer("429 Too Many Requests", b"<html>"), Unavailable),

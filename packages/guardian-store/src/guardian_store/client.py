@@ -395,10 +395,11 @@ class Client:
         if answer.is_success and isinstance(content, dict) and content.get("status") == "ok":
             return content
         errors = content.get("error_msg") if isinstance(content, dict) else None
+        kind = Unavailable if answer.is_server_error else _ERRORS.get(answer.status_code, ClientError)
         if not isinstance(errors, dict):
             errors = {"answer": f"status {answer.status_code} with a body that is not from the message store"}
-        is_unreadable = answer.is_success  # a proxy answers for the store, or the body was cut
-        kind = Unavailable if answer.is_server_error or is_unreadable else _ERRORS.get(answer.status_code, ClientError)
+            if answer.is_success or answer.status_code == 404:
+                kind = Unavailable  # a proxy answered for the store, or cut its answer
         raise kind(answer.status_code, errors)
 
 
