@@ -149,9 +149,10 @@ def limit_answer(notification: Notification) -> Content:
     if "declined" in facts:
         return Content(
             subject=f"Declined: a limit of {wanted} for {_name(facts)}",
-            happened=f"{facts['by']} declined your request for a deletion limit of {wanted} for the queue {queue}.",
+            happened=f"{facts['by']} declined your request for a deletion limit of {wanted} for the queue {queue}: "
+            + facts["declined"],
             next="The limit stays as it is.",
-            advice=f"The reason: {facts['declined']}",
+            advice="Make sure that a consumer keeps the queue below it, or talk to the operators.",
             action=page,
             facts=shown,
             why=why,

@@ -33,8 +33,7 @@ class Happened(NamedTuple):
 class Dashboard(NamedTuple):
     """The content of the page. ``queues`` are the worst of those that need attention.
 
-    ``trouble`` are sentences about the broker, and ``limit_requests`` the latest that are open: both are empty for
-    owners.
+    ``trouble`` are sentences about the broker. ``limit_requests`` are the latest that are open: none for owners.
     """
 
     total: int
@@ -71,7 +70,7 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
         _events(visitor),
         PulseUser.objects.seen_by(visitor).count(),
         AgentIdentity.objects.seen_by(visitor).count(),
-        _trouble(watch, now) if visitor.is_staff else [],
+        _trouble(watch, now, names_nodes=visitor.is_staff),
         len(watch.nodes),
         counts["blocked"],
         list(limit_requests.open_requests()[:REQUESTS_SHOWN]) if visitor.is_staff else [],
@@ -85,14 +84,16 @@ def _events(visitor: Owner) -> list[Happened]:
     return [Happened(event, readable(event.queue_name), *describe_event(event)) for event in events[:EVENTS_SHOWN]]
 
 
-def _trouble(watch: Watch, now: datetime) -> list[str]:
-    """Return what is wrong with the broker, as the last pass found it."""
+def _trouble(watch: Watch, now: datetime, *, names_nodes: bool) -> list[str]:
+    """Return what is wrong with the broker, as the last pass found it. Owners learn of what concerns publishers."""
     found = []
     if watch.outage_since:
         found.append(f"The broker has not answered for {duration((now - watch.outage_since).total_seconds())}.")
     for resource, node, _ in watch.alarms or ():
-        name = readable(node)
-        found.append(
-            f"The node {name} is lost." if resource == "node" else f"The {resource} alarm on {name} blocks publishers."
-        )
-    return found
+        if resource != "node":
+            lacks = "free disk space" if resource == "disk" else resource
+            where = f" on {readable(node)}" if names_nodes else ""
+            found.append(f"The broker blocks publishers: too little {lacks}{where}.")
+        elif names_nodes:
+            found.append(f"The node {readable(node)} is lost.")
+    return list(dict.fromkeys(found))

@@ -63,11 +63,16 @@ class Summary(NamedTuple):
 
 
 class Gauge(NamedTuple):
-    """A value's share of its limit: in percent of a bar's width, and in words."""
+    """A value's share of its limit: in percent, and in words."""
 
-    full: float
+    percent: float
     words: str
     level: Level
+
+    @property
+    def full(self) -> float:
+        """How much of a bar's width it fills, in percent."""
+        return min(self.percent, 100)
 
 
 class NodeShown(NamedTuple):
@@ -271,7 +276,7 @@ def _gauge(one: facts.Measurement) -> Gauge | None:
     if one.value is None:
         return None
     level = one._replace(details={"node": "", **one.details}).verdict.level
-    return Gauge(round(min(one.value, 1) * 100, 1), one.details["figures"], level)
+    return Gauge(round(one.value * 100, 1), one.details["figures"], level)
 
 
 # Guardian

@@ -90,11 +90,20 @@ def test_an_operator_sees_alarms_an_outage_and_blocked_deletions(client, operato
     page = client.get("/").text
     for sentence in (
         "The broker has not answered for 5 minutes.",
-        "The memory alarm on rabbit@a blocks publishers.",
+        "The broker blocks publishers: too little memory on rabbit@a.",
         "The node rabbit@b is lost.",
         "The deletion of 1 queue is blocked until you decide.",
     ):
         assert sentence in page
+
+
+def test_an_owner_sees_what_concerns_publishers(visit, account):
+    new_queue("queue/alice/jobs", account)
+    alarms = [["disk", node, timezone.now().isoformat()] for node in ("rabbit@a", "rabbit@b")]
+    Watch.objects.create(id=1, nodes=["rabbit@a"], alarms=[*alarms, ["node", "rabbit@c", timezone.now().isoformat()]])
+    page = visit().text
+    assert page.count("The broker blocks publishers: too little free disk space.") == 1
+    assert "rabbit@" not in page
 
 
 def test_the_statements_do_not_grow_with_the_queues(visit, account):

@@ -96,7 +96,7 @@ def test_a_node_has_bars_with_text():
     assert shown.disk == (5.0, "1000 bytes free, at least 50 bytes needed", Level.OK)
     assert (shown.files.words, shown.uptime, shown.state) == ("10 of 1,000", "2 hours", "running, no alarm")
     full = overview.show_node(NODE._replace(disk_alarm=True, disk_free=0, mem_alarm=True, mem_limit=0))
-    assert (full.disk[::2], full.memory[::2]) == ((100.0, Level.CRITICAL), (100.0, Level.CRITICAL))
+    assert (full.disk.full, full.disk.level, full.memory.full, full.memory.level) == (100, Level.CRITICAL) * 2
 
 
 def test_a_stopped_node_has_no_bars():

@@ -415,7 +415,7 @@ class Demo:
         )
         self.expect(
             f"The page of {growing} says that Guardian deleted it",
-            lambda: self._page_contains(growing, "deleted by Guardian"),
+            lambda: self._page_contains(growing, "Guardian deleted this queue"),
         )
         self.expect(
             f"{OPERATOR} is notified of both deletions",
