@@ -126,9 +126,11 @@ class Session:
             yield
             return
         _set_answer_timeout(self._connection, max(self._seconds, DELETION_TIMEOUT_SECONDS))
-        yield
-        if self._connection is not None:
-            _set_answer_timeout(self._connection, self._seconds)
+        try:
+            yield
+        finally:
+            if self._connection is not None:
+                _set_answer_timeout(self._connection, self._seconds)
 
     def new_channel(self) -> Any:
         """Return another channel of py-amqp on the same connection, which leaves bodies undecoded."""

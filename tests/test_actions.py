@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
+import rabbit.amqp
 from accounts.models import PulseUser
 from queues import actions, archive
 from queues.archive import NotSent
@@ -90,6 +91,7 @@ def test_after_a_timeout_the_decision_stays_recorded(queue, alice, settings, bro
         monkeypatch.setattr(Fetch, "delete_queue", delete_slowly)
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
+        monkeypatch.setattr(rabbit.amqp, "DELETION_TIMEOUT_SECONDS", 0.5)
         with pytest.raises(BrokerUnavailable):
             actions.delete_queue(queue, alice)
     assert events_with_owner(queue) == [("removing", "alice@example.org")]

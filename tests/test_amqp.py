@@ -134,6 +134,16 @@ def test_a_deletion_may_take_longer_than_other_requests(broker, amqp, vhost):
             session.declare_passively("q")
 
 
+def test_after_a_refused_deletion_other_requests_have_their_own_timeout(broker, amqp, vhost):
+    amqp.queue("q", 1)
+    with Proxy.before(broker.amqp_url) as proxy, Session(proxy.url(broker.amqp_url), vhost, 0.5) as session:
+        with pytest.raises(Refused):
+            session.delete_queue("q", if_empty=True)
+        proxy.delay(0.8)
+        with pytest.raises(BrokerUnavailable):
+            session.declare_passively("q")
+
+
 def test_a_lost_answer_leaves_the_outcome_unknown(broker, amqp, vhost, monkeypatch):
     monkeypatch.setattr(rabbit.amqp, "DELETION_TIMEOUT_SECONDS", 0.5)
     amqp.queue("q", 1)
