@@ -26,7 +26,8 @@ class Addresses:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = tuple(addresses)
         self._first = 0
-        self._clusters: dict[str, str] = {}
+        self._checked: set[str] = set()
+        self._cluster = ("", "")  # the address that was used last, and the cluster there
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -44,18 +45,21 @@ class Addresses:
 
     def needs_cluster(self, address: str) -> bool:
         """Return whether the name of the cluster at an address must be checked before its first use."""
-        return len(self) > 1 and address not in self._clusters
+        return len(self) > 1 and address not in self._checked
 
     def conflict(self, address: str, cluster: str) -> str:
-        """Record the cluster at an address: its id or its name. Return why it can't be used; empty: it can."""
+        """Record the cluster at an address: its id or its name. Return why it can't be used; empty: it can.
+
+        An address that was used before can still be used: its cluster was renamed.
+        """
         if not cluster:
             return ""
         with self._lock:
-            if address not in self._clusters:
-                for other, known in self._clusters.items():
-                    if are_two(known, cluster):
-                        return two_clusters(other, address)
-                self._clusters[address] = cluster
+            other, known = self._cluster
+            if other and address not in self._checked and are_two(known, cluster):
+                return two_clusters(other, address)
+            self._checked.add(address)
+            self._cluster = address, cluster
         return ""
 
 

@@ -81,6 +81,12 @@ def test_a_cluster_that_is_renamed_does_not_conflict_with_itself():
         assert [addresses.conflict(address, name) for address in ("amqp://a", "amqp://b")] == ["", ""]
 
 
+def test_a_cluster_that_is_named_does_not_conflict_with_addresses_that_were_not_used_before():
+    addresses = Addresses(["amqp://a", "amqp://b"])
+    clusters = [("amqp://a", "rabbit@a"), ("amqp://a", "shop"), ("amqp://b", "shop")]
+    assert [addresses.conflict(*one) for one in clusters] == ["", "", ""]
+
+
 # The management API
 
 
