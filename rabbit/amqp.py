@@ -186,11 +186,11 @@ class Session:
                 _set_answer_timeout(self._connection, seconds)
                 deadline.record_answer()
                 return self._channel
-            except amqp.NotAllowed as error:  # the vhost does not exist, or refuses the login, on every node
-                self.close()
-                raise self._as_broker_error(error) from error
-            except amqp.AccessRefused as error:
+            except (amqp.NotAllowed, amqp.AccessRefused) as error:  # each address may have another account
                 failure = self._as_broker_error(error)
+                if isinstance(failure, NotOnBroker):  # no node has the vhost
+                    self.close()
+                    raise failure from error
             except (amqp.AMQPError, OSError) as error:
                 failure = BrokerUnavailable(f"can't connect over AMQP: {error}", never_reached=True)
             self.close()

@@ -162,6 +162,19 @@ def test_a_session_connects_to_an_address_that_accepts_the_login(broker, vhost, 
         assert session.declare_passively("a").ready == 2
 
 
+def test_a_session_connects_to_an_address_whose_account_may_use_the_vhost(broker, vhost, amqp, management):
+    amqp.queue("a", 2)
+    management.put_user("half", "word", [])
+    half = re.sub("//.*@", "//half:word@", broker.amqp_url)
+    try:
+        with Session(f"{half},{broker.amqp_url}", vhost) as session:
+            assert session.declare_passively("a").ready == 2
+        with Session(f"{half},{half}/", vhost) as session, pytest.raises(Refused):
+            session.declare_passively("a")
+    finally:
+        management.delete_user("half")
+
+
 def test_a_session_without_a_reachable_address_is_unavailable(vhost):
     with Session(f"{AWAY_AMQP},amqp://guest:guest@127.0.0.1:2", vhost) as session:
         with pytest.raises(BrokerUnavailable) as raised:
