@@ -165,10 +165,12 @@ def _observe_in_turn(run: PassRun) -> tuple[PassRun, Observation, Changes]:
 def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
     """Observe through the first address of the broker at which that succeeds.
 
-    A node that is frozen makes the lists of all nodes hang, so after a timeout no other address is tried.
+    A node that is frozen makes the lists of all nodes hang, so after a timeout no other address is tried. The next pass
+    begins at another one then, unless a frozen node is the cause.
     """
     failures: list[BrokerError] = []
-    for management in run.management.in_turn():
+    addresses = run.management.in_turn()
+    for management in addresses:
         at_one = replace(run, management=management)
         if failures:
             logger.warning("The pass begins again at the next address of the broker: %s", failures[-1])
@@ -188,6 +190,7 @@ def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
             if isinstance(error, BrokerUnavailable) and error.timed_out:
                 if frozen := _frozen_nodes(at_one):
                     raise NodesFrozen(frozen, error) from error
+                next(addresses, None)
                 break
     if len(failures) == 1:
         raise failures[0]

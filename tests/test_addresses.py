@@ -7,6 +7,7 @@ import pytest
 
 from queues import monitor
 from queues.models import Queue, Watch
+from rabbit import snapshot
 from rabbit.addresses import Addresses, addresses_of, split_addresses
 from rabbit.amqp import Session
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
@@ -251,6 +252,20 @@ def test_a_frozen_address_costs_a_pass_seconds_only(guarded, amqp, broker, setti
         report = monitor.run_pass()
     assert (report.away, report.queues) == (False, 1)
     assert report.seconds < 5
+
+
+def test_after_a_list_that_hangs_the_next_pass_begins_at_another_address(guarded, amqp, broker, settings, monkeypatch):
+    def hang(*_):
+        raise BrokerUnavailable("no answer", timed_out=True)
+
+    amqp.queue("short", 1)
+    with Proxy.before(broker.management_url) as proxy:
+        setting = settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
+        with monkeypatch.context() as patched:
+            patched.setattr(snapshot, "take", hang)
+            assert monitor.run_pass().away
+        assert addresses_of(setting).in_turn()[0] == broker.management_url
+    assert not monitor.run_pass().away
 
 
 def test_the_broker_is_away_only_if_no_address_answers(guarded, settings):
