@@ -65,6 +65,9 @@ MAX_CHECKED = 50
 CHECK_SECONDS = 0.5
 """The timeout of such a check."""
 
+VHOST_MISSING = "not found"
+"""In the broker's text about a vhost that no node has."""
+
 MAX_UNCONFIRMED_BYTES = 4 * 1024 * 1024
 """The limit of messages sent to one vhost before their confirms arrive."""
 
@@ -276,6 +279,7 @@ class Publisher:
     def _connect(self, vhost: str, until: float) -> "_Connection":
         """Return a connection to the first address that accepts one. Each address gets an equal part of the time."""
         failure: BrokerError = NotPublished(f"AMQP to {self._where}: {OUT_OF_TIME}")
+        refusal: _VhostRefused | None = None
         addresses = self._addresses.in_turn()
         for number, address in enumerate(addresses):
             now = time.monotonic()
@@ -284,6 +288,10 @@ class Publisher:
                 connection = _Connection(parameters, now + (until - now) / (len(addresses) - number))
             except (NotPublished, Refused) as error:
                 failure = error
+            except _VhostRefused as error:
+                if VHOST_MISSING in str(error):
+                    raise
+                refusal = error  # it may be down on this node, or this address has another account
             else:
                 conflict = self._addresses.conflict(address, connection.cluster)
                 if not conflict:
@@ -291,7 +299,7 @@ class Publisher:
                 connection.drop()
                 failure = NotPublished(f"AMQP to {self._where}: {conflict}; write only those of one cluster")
             self._addresses.move_past(address)
-        raise failure
+        raise refusal or failure
 
     def _reserve(self, vhost: str, until: float) -> "tuple[_Connection | None, _Connection | None]":
         """Reserve one of the pool's connections. Return a pooled one to this vhost, or one to close first.

@@ -163,17 +163,20 @@ def test_a_session_connects_to_an_address_that_accepts_the_login(broker, vhost, 
         assert session.declare_passively("a").ready == 2
 
 
-def test_a_session_connects_to_an_address_whose_account_may_use_the_vhost(broker, vhost, amqp, management):
+@pytest.fixture
+def narrow(broker, management):
+    """Return an address for AMQP whose account may log in, but use no vhost."""
+    management.put_user("narrow", "word", [])
+    yield re.sub("//.*@", "//narrow:word@", broker.amqp_url)
+    management.delete_user("narrow")
+
+
+def test_a_session_connects_to_an_address_whose_account_may_use_the_vhost(broker, vhost, amqp, narrow):
     amqp.queue("a", 2)
-    management.put_user("half", "word", [])
-    half = re.sub("//.*@", "//half:word@", broker.amqp_url)
-    try:
-        with Session(f"{half},{broker.amqp_url}", vhost) as session:
-            assert session.declare_passively("a").ready == 2
-        with Session(f"{half},{half}/", vhost) as session, pytest.raises(Refused):
-            session.declare_passively("a")
-    finally:
-        management.delete_user("half")
+    with Session(f"{narrow},{broker.amqp_url}", vhost) as session:
+        assert session.declare_passively("a").ready == 2
+    with Session(f"{narrow},{narrow}/", vhost) as session, pytest.raises(Refused):
+        session.declare_passively("a")
 
 
 def test_a_session_without_a_reachable_address_is_unavailable(vhost):
@@ -197,6 +200,16 @@ def test_an_event_is_published_at_the_first_address_that_answers(broker, vhost, 
     amqp.queue("a")
     publisher = Publisher(f"{AWAY_AMQP},{broker.amqp_url}")
     assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.DELIVERED}
+    publisher.close()
+
+
+def test_an_event_is_published_at_an_address_whose_account_may_use_the_vhost(broker, vhost, amqp, narrow):
+    amqp.queue("a")
+    publisher = Publisher(f"{narrow},{broker.amqp_url}")
+    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.DELIVERED}
+    publisher.close()
+    publisher = Publisher(f"{narrow},{narrow}/")
+    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.GONE}
     publisher.close()
 
 
