@@ -21,7 +21,8 @@ from core.broker import Clients
 from core.models import Removal
 from core.removals import Handler, Kept, Postponed
 from queues import tombstones
-from rabbit.management import Refused
+from rabbit.amqp import NODE_DOWN
+from rabbit.management import NotOnBroker, Refused
 from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
@@ -183,6 +184,10 @@ def _delete_queue(clients: Clients, removal: Removal, until: float) -> None:
     except Refused as error:
         if removal.if_unused and error.reason.endswith("in use"):
             raise Kept from error
+        raise
+    except NotOnBroker as error:
+        if NODE_DOWN in str(error):  # the queue is back when its node is
+            raise Refused(str(error), status=0, reason=NODE_DOWN) from error
         raise
 
 

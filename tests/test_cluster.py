@@ -8,19 +8,22 @@ from itertools import pairwise
 
 import pika
 import pytest
+from django.utils import timezone
 
 import core.broker
 from agents.declaring import declare_or_replace
+from core import removals
+from core.models import Removal
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Archive, Queue, QueueEvent, Watch
 from rabbit import deadline
 from rabbit.addresses import addresses_of
-from rabbit.amqp import Session
+from rabbit.amqp import NODE_DOWN, Session
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS, of_type
 from rabbit.fetching import FIRST_MESSAGES
 from rabbit.management import Management, NodeDown, NotOnBroker
-from rabbit.publishing import Message, Result
+from rabbit.publishing import Message, Publisher, Result
 from tests.conftest import Amqp
 from tests.faults import once_after, once_before
 from tests.fixtures import guard
@@ -297,8 +300,36 @@ def test_a_session_uses_a_node_on_which_the_vhost_runs(empty_cluster):
         first.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"half">>)')
         with Session(empty_cluster.amqp_url, "half") as session:
             assert session.declare_passively("q").ready == 1
+        addresses_of.cache_clear()
+        publisher = Publisher(empty_cluster.amqp_url)
+        assert publisher.publish([("half", "q")], Message("1", b"{}")) == {("half", "q"): Result.DELIVERED}
+        publisher.close()
     finally:
         management.delete_vhost("half")
+
+
+def test_a_removal_of_a_queue_waits_until_its_node_runs(empty_cluster):
+    first, lost, _ = empty_cluster.nodes
+    name = declare(lost, f"consumer_{uuid.uuid4().hex}", "classic", 0)
+    lost.kill()
+    with Session(first.amqp_url, "/") as session:
+        wait_until(lambda: is_down(session, name))
+    removals.write([Removal(kind=Removal.Kind.QUEUE, vhost="/", name=name, if_unused=True)])
+    assert NODE_DOWN in Removal.objects.get().last_error
+    lost.start()
+    empty_cluster.wait()
+    Removal.objects.update(due_at=timezone.now())
+    assert removals.run_due() == 1
+    with Session(first.amqp_url, "/") as session, pytest.raises(NotOnBroker, match="no queue"):
+        session.declare_passively(name)
+
+
+def is_down(session, name):
+    try:
+        session.declare_passively(name)
+    except NotOnBroker as error:
+        return NODE_DOWN in str(error)
+    return False
 
 
 # Deletion during a fault
