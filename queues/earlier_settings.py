@@ -38,9 +38,11 @@ def settings_to_store(watch: Watch, observation: Observation) -> dict[str, Any] 
 
 
 def _is_another_broker(watch: Watch, listing: Snapshot) -> bool:
-    """Return whether the list is of another cluster than the last complete one, or none of its nodes runs.
+    """Return whether the list is of another cluster than the last complete one.
 
-    Nodes of two brokers may have the same name, such as those in containers.
+    Nodes of two brokers may have the same name, such as those in containers. The sides of a split cluster have no node
+    in common. So nodes are compared only if a cluster has no id.
     """
-    is_another_cluster = bool(watch.cluster and listing.cluster) and watch.cluster != listing.cluster
-    return is_another_cluster or (bool(watch.nodes) and listing.nodes.isdisjoint(watch.nodes))
+    if watch.cluster and listing.cluster:
+        return watch.cluster != listing.cluster
+    return bool(watch.nodes) and listing.nodes.isdisjoint(watch.nodes)

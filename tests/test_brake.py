@@ -511,13 +511,19 @@ def test_a_forced_first_pass_deletes(unseen, amqp):
     assert monitor.run_pass(force=True).deleted == 1
 
 
-@pytest.mark.parametrize("another", [{"nodes": ["rabbit@elsewhere"]}, {"cluster": "another"}], ids=str)
+@pytest.mark.parametrize("another", [{"nodes": ["rabbit@elsewhere"], "cluster": ""}, {"cluster": "another"}], ids=str)
 def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp, another):
     assert Watch.objects.get().cluster
     Watch.objects.update(**another)
     amqp.queue("there-before", 11)
     assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
     assert block_reasons() == {"there-before": "settings"}
+
+
+def test_another_side_of_a_split_cluster_is_the_same_broker(earlier, amqp):
+    Watch.objects.update(nodes=["rabbit@elsewhere"])
+    amqp.queue("new", 11)
+    assert monitor.run_pass().deleted == 1
 
 
 def test_a_deletion_decided_on_another_broker_is_blocked(earlier, amqp):
