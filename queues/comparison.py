@@ -46,8 +46,9 @@ from rabbit.snapshot import (
     with_type,
 )
 
-DELETION_TIME = timedelta(seconds=30)
-"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty meanwhile."""
+DELETION_TIME = timedelta(seconds=60)
+"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty meanwhile. Archiving
+before it takes up to 35 s."""
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3

@@ -406,7 +406,7 @@ def test_a_quorum_queue_that_the_broker_may_be_deleting_is_not_judged(length):
     monitor.run(snapshot(listed_queue("a", 11, type="quorum"), listed_queue("b", 0)))
     monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now, notified_state=WARNED)
     listing = snapshot(listed_queue("a", length, type="quorum"), listed_queue("b", 0))
-    changes = monitor.run(listing, seconds=29)
+    changes = monitor.run(listing, seconds=59)
     assert (changes.messages, changes.condemned, changes.events) == ([], [], [])
     assert monitor.row("a").state == DELETING
 
@@ -415,7 +415,7 @@ def test_a_quorum_queue_that_the_broker_did_not_delete_is_judged_again():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 11, type="quorum")))
     monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now)
-    changes = monitor.run(snapshot(listed_queue("a", 11, type="quorum")), seconds=30)
+    changes = monitor.run(snapshot(listed_queue("a", 11, type="quorum")), seconds=60)
     assert [one.queue.name for one in changes.condemned] == ["a"]
 
 
