@@ -82,6 +82,10 @@ class Link:
         self._addresses = addresses
         self._turn = 0
         self._cluster = ""
+        self._checked: set[int] = set()
+        """The addresses at which this cluster was found."""
+        self._refusals = 0
+        """The number of addresses in a row that refused the first connection."""
         self._name = name
         self._set_up = set_up
         self._lost = lost
@@ -183,10 +187,12 @@ class Link:
         cluster = str((connection.server_properties or {}).get("cluster_name", ""))
         # A cluster without a name is named after the node that is asked, such as "rabbit@a".
         is_named = "@" not in cluster or "@" not in self._cluster
-        if len(self._addresses) > 1 and self._cluster not in ("", cluster) and is_named:
+        # At an address that was used before, the cluster was renamed.
+        if self._turn not in self._checked and self._cluster not in ("", cluster) and is_named:
             self.reconnect(f"{self._where} is a node of the cluster '{cluster}', not of '{self._cluster}'")
             return
         self._cluster = cluster
+        self._checked.add(self._turn)
         self._run_step(self._set_up(self, connection), connection, None)
 
     def _run_step(self, steps: Steps, connection: Any, answer: Any = None) -> None:
@@ -231,8 +237,9 @@ class Link:
         by_code = said is not None and int(said[1]) in REFUSAL_CODES and not _CONNECTION_LIMIT.search(str(cause))
         refused = by_code or (isinstance(error, IncompatibleProtocolError) and not _DISCONNECTED.search(str(cause)))
         # A starting broker may refuse temporarily, since its vhosts start one by one. So only give up before the first
-        # connection.
-        if refused and not self.connects:
+        # connection, and if no address accepts it.
+        self._refusals = self._refusals + 1 if refused else 0
+        if self._refusals >= len(self._addresses) and not self.connects:
             self._give_up(Refused(f"can't connect to {self._where}: {_describe(cause)}; see RABBIT_URL"))
             return
         self._reconnect_later(f"can't connect to {self._where}: {_describe(cause)}")
