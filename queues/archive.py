@@ -215,7 +215,7 @@ def delete_queue(
             if limit is not None and depth + unacknowledged <= limit:
                 attempt.fetch.put_back()
                 raise WithinLimit
-            if not depth and unacknowledged and _was_interrupted(target):
+            if limit is not None and target.held and _was_interrupted(target):
                 raise NotSent("its messages return from an earlier attempt to archive them")
             attempt.archive(depth)
             if limit is not None and attempt.fetch.fetched:
@@ -223,6 +223,9 @@ def delete_queue(
                 if attempt.fetch.fetched + ready + unacknowledged <= limit:
                     _call_off(attempt)
                     raise WithinLimit
+        except NotSent:
+            _put_back(attempt)
+            raise
         except BrokerUnavailable as error:
             raise NotSent(str(error), is_away=error.never_reached) from error
         return attempt.confirm(attempt.fetch.delete_queue())
@@ -429,6 +432,11 @@ def _call_off(attempt: _Attempt) -> None:
     """Return what was fetched to the queue, and discard the archive."""
     if attempt.result.archive is not None:
         _discard(attempt.result.archive)
+    _put_back(attempt)
+
+
+def _put_back(attempt: _Attempt) -> None:
+    """Return what was fetched to the queue."""
     try:
         attempt.fetch.put_back()
     except BrokerError as error:

@@ -402,12 +402,26 @@ def held_by_an_earlier_attempt(amqp, vhost, **fields):
     return store_archive(*[b"x"] * 10, name=NAME, vhost=vhost, **fields)
 
 
-def test_a_queue_waits_for_the_messages_that_an_interrupted_attempt_holds(amqp, delete, guarded):
+@pytest.mark.parametrize("ready", [0, 1, 6])
+def test_a_queue_waits_for_the_messages_that_an_interrupted_attempt_holds(amqp, delete, guarded, ready):
     one = held_by_an_earlier_attempt(amqp, guarded, state="open")
+    amqp.publish(NAME, ready)
     with pytest.raises(NotSent, match="return from an earlier attempt"):
-        delete(5, unacknowledged=10)
+        delete(5, unacknowledged=10, held=10)
     Archive.objects.update(created=one.created - archive.RETURN_TIME)
-    assert delete(5, unacknowledged=10).archive is None
+    assert delete(5, unacknowledged=10, held=10).archived == ready
+
+
+def test_a_queue_gets_its_messages_back_if_its_leader_is_lost_after_they_were_fetched(amqp, guarded, monkeypatch):
+    amqp.queue(NAME, 20)
+    declare = Fetch.declare_passively
+    monkeypatch.setattr(archive, "ELECTION_SECONDS", 0)
+    monkeypatch.setattr(Fetch, "declare_passively", lambda fetch: None if fetch.fetched else declare(fetch))
+    with core_broker.session(guarded) as session:
+        with pytest.raises(NotSent, match="leader did not answer"):
+            archive.delete_queue(session, target(guarded), limit=10)
+        wait_until_equal(lambda: session.declare_passively(NAME).ready, 20)
+    assert Archive.objects.get().attempt == 1
 
 
 def test_an_archive_is_kept_if_the_attempt_that_fetched_it_still_holds_the_messages(amqp, delete, guarded):

@@ -352,7 +352,7 @@ def publish(node, name, messages):
     client.connection.close()
 
 
-def run_passes_until(condition, seconds=180):
+def run_passes_until(condition, seconds=240):
     """Run a pass each second until this is true."""
 
     def is_true_after_a_pass():
