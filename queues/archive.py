@@ -44,7 +44,7 @@ RETURN_TIME = timedelta(minutes=2)
 """RabbitMQ 4.3 returns the messages of a consumer 60 s after its node was lost."""
 
 UNFINISHED_EXPIRES = timedelta(days=1)
-"""An archive whose queue may not have been deleted is not kept for longer."""
+"""An archive that lacks messages is not kept for longer. A fetched one may become the only copy."""
 
 USERS_SHARE = 5
 """One Pulse user's archives may take this fraction of all archives' bytes."""
@@ -154,7 +154,9 @@ class _Attempt:
                 self.between()
                 _store(archive, batch)
             archive.dropped = max(0, ready - self.fetch.kept)  # so far; exact once the queue is deleted
-            Archive.objects.filter(pk=archive.pk).update(state=Archive.State.FETCHED, dropped=archive.dropped)
+            Archive.objects.filter(pk=archive.pk).update(
+                state=Archive.State.FETCHED, dropped=archive.dropped, expires=_expires()
+            )
         except (DatabaseError, ValueError) as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
             self.fetch.cancel()

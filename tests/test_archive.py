@@ -1,6 +1,6 @@
 """Archives: what is kept of a queue that is deleted or purged, and what is not."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from urllib.parse import urlsplit
 
@@ -391,7 +391,9 @@ def test_an_archive_of_an_unknown_deletion_survives_a_redeclared_queue(
         actions.delete_queue(listed, alice)
     amqp.queue(NAME, 2)
     actions.delete_queue(listed, alice)
-    assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [2, 8]
+    archives = Archive.objects.seen_by(alice)
+    assert sorted(one.messages for one in archives) == [2, 8]
+    assert min(one.expires for one in archives) > timezone.now() + timedelta(days=6)
 
 
 def held_by_an_earlier_attempt(amqp, vhost, **fields):
