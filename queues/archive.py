@@ -29,7 +29,7 @@ from rabbit import deadline
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.fetching import Bounds, Fetch, Fetched
 from rabbit.management import BrokerError, BrokerUnavailable, Refused
-from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
+from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
 
 logger = logging.getLogger(__name__)
 
@@ -358,8 +358,7 @@ def _delete_oldest(of: Q, most: int) -> int:
 def _attempt(
     session: Session, target: Target, until: float = math.inf, between: Callable[[], None] = lambda: None
 ) -> _Attempt:
-    is_classic = target.type == CLASSIC
-    fetch = Fetch(session, target.name, is_classic=is_classic, is_auto_delete=target.is_auto_delete)
+    fetch = Fetch(session, target.name, queue_type=target.type, is_auto_delete=target.is_auto_delete)
     return _Attempt(session, target, fetch, until, between, Removed(held=target.held))
 
 

@@ -39,7 +39,7 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
     """
     require_classic(queue)
     with broker.session(queue.vhost) as session:
-        fetch = Fetch(session, queue.name, is_classic=True, is_auto_delete=queue.auto_delete)
+        fetch = Fetch(session, queue.name, queue_type=CLASSIC, is_auto_delete=queue.auto_delete)
         try:
             depth = fetch.declare_passively()
         except NotOnBroker as error:

@@ -14,6 +14,7 @@ import amqp
 from amqp import spec
 
 from rabbit.amqp import DeclareOk, Session
+from rabbit.arguments import CLASSIC, QUORUM
 from rabbit.management import BrokerError, NotOnBroker, Refused
 
 FIRST_MESSAGES = 100
@@ -60,14 +61,15 @@ class Fetch:
     An ``is_auto_delete`` queue is fetched without a consumer: when its last consumer leaves, the broker deletes it.
     """
 
-    def __init__(self, session: Session, name: str, *, is_classic: bool, is_auto_delete: bool = False) -> None:
+    def __init__(self, session: Session, name: str, *, queue_type: str, is_auto_delete: bool = False) -> None:
         self.kept = 0
         self.kept_bytes = 0
         self.unkept = 0
         self._session = session
         self.vhost = session.vhost
         self.name = name
-        self._is_classic = is_classic
+        self._is_classic = queue_type == CLASSIC
+        self._is_quorum = queue_type == QUORUM
         self._is_auto_delete = is_auto_delete
         self._is_cancelled = False
         self._consumer = ""
@@ -93,7 +95,7 @@ class Fetch:
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
         if self._is_classic:
             return DeclareOk(answer.message_count, answer.consumer_count)
-        if self._consumes and not answer.consumer_count:
+        if self._is_quorum and self._consumes and not answer.consumer_count:
             return None  # the leader's node is down, and there is no new leader yet
         return DeclareOk.after(answer, time.monotonic() - began)
 

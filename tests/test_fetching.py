@@ -38,7 +38,7 @@ def fetched(fetch, ready, bounds=PLENTY):
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_messages_are_fetched_in_order(session, fill, kind):
     fill("q", 1500, **{"x-queue-type": kind})
-    fetch = Fetch(session, "q", is_classic=kind == "classic")
+    fetch = Fetch(session, "q", queue_type=kind)
     assert fetched(fetch, 1500) == list(range(1500))
     assert fetch.declare_passively().ready == 0
     assert fetch.delete_queue() == 0
@@ -49,11 +49,11 @@ def test_all_messages_are_fetched_in_order(session, fill, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_put_back_is_in_the_queue_again(session, fill, kind):
     fill("q", 300, **{"x-queue-type": kind})
-    fetch = Fetch(session, "q", is_classic=kind == "classic")
+    fetch = Fetch(session, "q", queue_type=kind)
     fetched(fetch, 300)
     fetch.put_back()
     wait_until_equal(lambda: session.declare_passively("q").ready, 300)
-    again = fetched(Fetch(session, "q", is_classic=kind == "classic"), 300)
+    again = fetched(Fetch(session, "q", queue_type=kind), 300)
     if kind == "quorum":
         again.sort()  # what each of the two consumers got comes back in its order
     assert again == list(range(300))
@@ -61,7 +61,7 @@ def test_what_is_put_back_is_in_the_queue_again(session, fill, kind):
 
 def test_what_is_removed_leaves_messages_that_came_later_to_the_purge(session, fill, amqp):
     fill("q", 20)
-    fetch = Fetch(session, "q", is_classic=True)
+    fetch = Fetch(session, "q", queue_type="classic")
     assert len(fetched(fetch, 20)) == 20
     amqp.publish("q", 3)
     assert fetch.remove() == 3
@@ -70,11 +70,11 @@ def test_what_is_removed_leaves_messages_that_came_later_to_the_purge(session, f
 
 def test_the_bounds_limit_messages_and_bytes(session, fill):
     fill("many", 150)
-    fetch = Fetch(session, "many", is_classic=True)
+    fetch = Fetch(session, "many", queue_type="classic")
     assert len(fetched(fetch, 150, Bounds(120, 10_000_000, 20))) == 120
     assert (fetch.kept, fetch.unkept, fetch.delete_queue()) == (120, 0, 30)
     fill("large", 50, size=100_000)
-    fetch = Fetch(session, "large", is_classic=True)
+    fetch = Fetch(session, "large", queue_type="classic")
     assert len(fetched(fetch, 50, Bounds(20_000, 1_000_000, 20))) == 9
     assert fetch.kept + fetch.unkept + fetch.delete_queue() == 50
 
@@ -82,7 +82,7 @@ def test_the_bounds_limit_messages_and_bytes(session, fill):
 def test_messages_of_no_bytes_are_fetched(session, amqp):
     amqp.channel.queue_declare("q")
     amqp.channel.basic_publish("", "q", b"")
-    [[message]] = Fetch(session, "q", is_classic=True).batches(1, PLENTY)
+    [[message]] = Fetch(session, "q", queue_type="classic").batches(1, PLENTY)
     assert message.body == b""
 
 
@@ -91,7 +91,7 @@ def test_messages_that_consumers_hold_are_left_to_them(session, fill, amqp):
     amqp.channel.basic_qos(prefetch_count=100)
     amqp.channel.basic_consume("q", lambda *_: None)
     wait_until_equal(lambda: session.declare_passively("q").ready, 50)
-    assert len(fetched(Fetch(session, "q", is_classic=True), 50)) == 50
+    assert len(fetched(Fetch(session, "q", queue_type="classic"), 50)) == 50
 
 
 @pytest.mark.parametrize("single", ["a single active consumer", "an exclusive consumer"])
@@ -103,19 +103,19 @@ def test_a_classic_queue_is_fetched_past_another_consumer(session, fill, amqp, m
     amqp.channel.basic_qos(prefetch_count=5)
     amqp.channel.basic_consume("q", lambda *_: None, exclusive=is_exclusive)
     wait_until_equal(lambda: session.declare_passively("q").ready, 45)
-    fetch = Fetch(session, "q", is_classic=True)
+    fetch = Fetch(session, "q", queue_type="classic")
     assert fetched(fetch, 45) == list(range(5, 50))
 
 
 def test_a_single_active_consumer_fetches_all(session, fill):
     fill("q", 250, **{"x-single-active-consumer": True})
-    assert fetched(Fetch(session, "q", is_classic=True), 250) == list(range(250))
+    assert fetched(Fetch(session, "q", queue_type="classic"), 250) == list(range(250))
 
 
 def test_a_queue_that_is_emptied_by_others_ends_the_fetch(session, fill, amqp, monkeypatch):
     monkeypatch.setattr(fetching, "SILENCE_SECONDS", 0.1)
     fill("q", 50)
-    fetch = Fetch(session, "q", is_classic=True)
+    fetch = Fetch(session, "q", queue_type="classic")
     amqp.channel.queue_purge("q")
     assert fetched(fetch, 50) == []
 
@@ -123,7 +123,7 @@ def test_a_queue_that_is_emptied_by_others_ends_the_fetch(session, fill, amqp, m
 def test_a_queue_deleted_meanwhile_ends_the_fetch(session, fill, amqp, monkeypatch):
     monkeypatch.setattr(fetching, "SILENCE_SECONDS", 0.1)
     fill("q", 1000)
-    fetch = Fetch(session, "q", is_classic=True)
+    fetch = Fetch(session, "q", queue_type="classic")
     batches = fetch.batches(2000, PLENTY)
     assert next(batches)
     amqp.channel.queue_delete("q")
@@ -134,7 +134,7 @@ def test_a_queue_deleted_meanwhile_ends_the_fetch(session, fill, amqp, monkeypat
 
 def test_a_queue_declared_again_meanwhile_is_another_one(session, fill, amqp):
     fill("q", 1000)
-    batches = Fetch(session, "q", is_classic=True).batches(1000, PLENTY)
+    batches = Fetch(session, "q", queue_type="classic").batches(1000, PLENTY)
     assert next(batches)
     amqp.channel.queue_delete("q")
     fill("q", 3)
@@ -145,7 +145,7 @@ def test_a_queue_declared_again_meanwhile_is_another_one(session, fill, amqp):
 
 def test_an_auto_delete_queue_is_fetched_and_stays(session, amqp):
     amqp.queue("q", 150, durable=False, auto_delete=True)
-    fetch = Fetch(session, "q", is_classic=True, is_auto_delete=True)
+    fetch = Fetch(session, "q", queue_type="classic", is_auto_delete=True)
     assert fetched(fetch, 150) == list(range(150))
     fetch.put_back()
     wait_until_equal(lambda: session.declare_passively("q").ready, 150)

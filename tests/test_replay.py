@@ -278,7 +278,7 @@ def test_float_headers_survive(amqp, guarded):
         message = Fetched(b"1", {}, {"ratio": 0.5}, "", "q", False)
         assert ConfirmedPublisher(opened).publish({"k": message}, "") == {}
     with session(guarded) as opened:
-        [[got]] = Fetch(opened, "q", is_classic=True).batches(1, Bounds(1, 100, 1))
+        [[got]] = Fetch(opened, "q", queue_type="classic").batches(1, Bounds(1, 100, 1))
     assert got.headers == {"ratio": 0.5, KEY_HEADER: "k"}
 
 
