@@ -59,11 +59,15 @@ class NewChannelSerializer(serializers.Serializer[Any]):
     )
 
 
+MAX_MUTES = 1000
+"""More than the topics of all channels that an owner may have."""
+
+
 class MuteSerializer(serializers.Serializer[Any]):
     """A topic that you don't get in a channel."""
 
     topic = serializers.ChoiceField(choices=list(TOPICS))
-    channel = serializers.CharField(help_text="`email`, or the UUID of one of your channels.")
+    channel = serializers.CharField(max_length=32, help_text="`email`, or the UUID of one of your channels.")
 
 
 @extend_schema_serializer(
@@ -74,7 +78,7 @@ class MuteSerializer(serializers.Serializer[Any]):
 class MutesSerializer(serializers.Serializer[Any]):
     """The notifications about an account's queues that you don't get."""
 
-    muted = MuteSerializer(many=True)
+    muted = serializers.ListField(child=MuteSerializer(), max_length=MAX_MUTES)
 
 
 @extend_schema_field({"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$", "nullable": True, "example": "22:00"})

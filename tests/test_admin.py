@@ -16,7 +16,17 @@ from django.utils import timezone
 from accounts import audit, removal, vouching
 from accounts.models import AuditEntry, AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.tokens import create_token
-from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
+from agents.models import (
+    AgentIdentity,
+    AgentProcessor,
+    AgentService,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Offering,
+    SubscriptionQueue,
+    Sweep,
+)
 from core import locks, sealing
 from core.models import Lease, Removal
 from message_store import applications
@@ -59,6 +69,8 @@ ALLOWED = {
     "agents.AgentVhost": ("", "it goes with its owner, from the broker too"),
     "agents.Offering": ("add change delete", "what it had on the broker goes with it"),
     "agents.AgentIdentity": ("delete", "agents register; what it had on the broker goes with it"),
+    "agents.AgentService": ("delete", "agents report it"),
+    "agents.AgentProcessor": ("delete", "agents report it"),
     "agents.EventSubscription": ("delete", "agents register; what it had on the broker goes with it"),
     "agents.SubscriptionQueue": ("delete", "agents register; it goes from the broker too"),
     "agents.Consumer": ("delete", "agents register; it goes from the broker too"),
@@ -113,6 +125,10 @@ def make_identity():
     offering = Offering.objects.create(name="Compute")
     offering.members.add(owner := make_owner())
     return AgentIdentity.objects.create(owner=owner, offering=offering, name="agent", sealed_config=SECRET)
+
+
+def make_service():
+    return AgentService.objects.create(identity=make_identity(), name="orders")
 
 
 def make_subscription():
@@ -187,6 +203,8 @@ MAKE = {
     "agents.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
     "agents.Offering": lambda: make_identity().offering,
     "agents.AgentIdentity": make_identity,
+    "agents.AgentService": make_service,
+    "agents.AgentProcessor": lambda: AgentProcessor.objects.create(service=make_service(), name="slurm", last_run=NOW),
     "agents.EventSubscription": make_subscription,
     "agents.SubscriptionQueue": make_subscription_queue,
     "agents.Consumer": lambda: Consumer.objects.create(
