@@ -240,6 +240,23 @@ def test_a_late_worker_keeps_leases_that_nobody_acquired(transactional_db, monke
         first.acquire(Plan([], PARTITIONS, 6))
 
 
+def test_a_release_that_is_executed_late_takes_no_partition_from_its_worker(database_store, live_server, over_http):
+    with Proxy.before(live_server.url) as proxy:
+        first = StoreLeases(over_http(address=proxy.url(live_server.url)), "mailer", 600)
+        first.join()
+        take_shares([first])
+        late = first._worker_id
+        proxy.cut_after(0)
+        with pytest.raises(LeasesLost):
+            first.release(PARTITIONS[:1])
+        proxy.forward()
+        first.join()
+        assert WorkerRow.objects.count() == 1
+        assert take_shares([first]) == [6]
+        StoreTransport("shop").release("mailer", late, [one[1:] for one in PARTITIONS])
+        assert take_shares([first], rounds=1) == [6]
+
+
 @pytest.mark.parametrize("left", ["without a holder", "by a worker without a row"])
 def test_leases_from_before_an_upgrade_are_free(transactional_db, left):
     holder = None if left == "without a holder" else uuid.uuid4()

@@ -40,8 +40,10 @@ class StoreLeases(Coordination):
         self._mine: set[Partition] = set()
 
     def _join(self) -> None:
-        self._worker_id = uuid.uuid4().hex
         try:
+            if self._worker_id:
+                self._transport.remove_worker(self._consumer, self._worker_id)
+            self._worker_id = uuid.uuid4().hex
             self._transport.join(self._consumer, self._worker_id, self.seconds)
         except Unavailable as error:
             raise CoordinationUnavailable(str(error)) from error
@@ -95,9 +97,14 @@ class StoreLeases(Coordination):
         """Release the leases of these partitions."""
         self.leased -= set(partitions)
         self._mine -= set(partitions)
-        if partitions:
+        if not partitions:
+            return
+        try:
             with _coordinating():
                 self._transport.release(self._consumer, self._worker_id, [one[1:] for one in partitions])
+        except CoordinationUnavailable as error:
+            # The store may release them later, when this worker has them again. A new id is safe from that.
+            raise LeasesLost(f"it is unknown which leases were released: {error}") from error
 
     def acquire(self, planned: Plan) -> set[Partition]:
         """Lease the planned partitions that are still free, and return the newly leased ones."""
