@@ -92,7 +92,11 @@ class Program:
         return [message["body"] for message in self.ok("GET", path)["messages"]]
 
 
-@pytest.fixture(params=["database", "cassandra"])
+ON_CASSANDRA_TOO = pytest.mark.parametrize("program", ["database", "cassandra"], indirect=True)
+"""For a test of each rule of storage. The others need Cassandra only in `make soak`."""
+
+
+@pytest.fixture(params=["database", pytest.param("cassandra", marks=pytest.mark.soak)])
 def program(request, db):
     """Give a client of an application without queues, on each store."""
     if request.param == "cassandra":
@@ -111,6 +115,7 @@ def shop(program):
 # Successful calls
 
 
+@ON_CASSANDRA_TOO
 def test_queues_are_created_changed_listed_and_deleted(shop):
     made = shop.ok("POST", "", "queue_name=inbox&partitions=2&type=public&consistency=weak&principles=app:shop,app:b")
     assert made == {
@@ -165,6 +170,7 @@ def test_queues_are_listed_by_name_in_pages(shop):
     assert data == [{"queue_name": "one", "count": 1}, {"queue_name": "three", "count": 0}]
 
 
+@ON_CASSANDRA_TOO
 def test_messages_are_posted_read_overwritten_and_deleted(shop):
     [posted] = shop.ok("POST", "/three", "first", "text/x-mine", x_partition="2", x_ttl="300")["messages"]
     key, timestamp = posted["key"], posted["timestamp"]
@@ -211,6 +217,7 @@ def test_a_message_id_of_the_future_can_be_overwritten_but_not_created(shop):
     assert shop.ask("PUT", f"/one/{AHEAD}", "again", TEXT)[0] == 400
 
 
+@ON_CASSANDRA_TOO
 def test_a_batch_is_stored_in_order(shop):
     message = {"body": "b", "partition": 2, "ttl": "3600"}
     batch = [{"body": "a", "partition": "2"}, message, {"body": "c", "partition": 1, "content_type": "text/x-mine"}]
@@ -262,6 +269,7 @@ SINCE = [
 ]
 
 
+@ON_CASSANDRA_TOO
 def test_since_is_compared_exactly(shop):
     for number, ticks in enumerate((0, 1, 2, 30_000_000)):
         shop.put("/one", TICKS_OF_2020 + ticks, str(number))
@@ -279,6 +287,7 @@ def test_since_an_id_starts_with_that_message(shop):
     assert shop.bodies(f"/one?since={keys[1]}&limit=1") == ["2"]
 
 
+@ON_CASSANDRA_TOO
 def test_positions_are_refused_if_they_changed_since_they_were_read(shop):
     first, second, third = (uuid.uuid1().hex for _ in range(3))
     path = "/v1/shop/three/positions/mail"
@@ -296,6 +305,7 @@ def test_positions_are_refused_if_they_changed_since_they_were_read(shop):
     assert put({"1": third}).status_code == 200  # without the header it overwrites
 
 
+@ON_CASSANDRA_TOO
 @pytest.mark.django_db(transaction=True)
 def test_of_conditional_writers_at_once_one_succeeds(shop):
     path = "/v1/shop/one/positions/mail"
@@ -602,6 +612,7 @@ def small_quota(settings):
     settings.MESSAGE_STORE_MAX_BYTES = 100
 
 
+@ON_CASSANDRA_TOO
 def test_messages_past_the_quota_are_refused_with_the_number(shop, small_quota):
     shop.post("/one", "x" * 60)
     shop.post("/three", "x" * 40)
@@ -625,6 +636,7 @@ def test_the_bytes_of_another_application_do_not_count(shop, small_quota):
     other.post("/one", "x" * 100)
 
 
+@ON_CASSANDRA_TOO
 @pytest.mark.parametrize(
     "delete", [lambda shop, key: f"/one/{key}", lambda shop, key: "/one"], ids=["message", "queue"]
 )
@@ -651,6 +663,7 @@ def test_a_refused_message_does_not_count(shop, small_quota):
     shop.post("/one", "x" * 40)
 
 
+@ON_CASSANDRA_TOO
 def test_a_message_for_a_queue_deleted_meanwhile_does_not_count(shop, small_quota):
     stored = store().find("shop", "one")
     store().remove("shop", "one")
@@ -722,6 +735,7 @@ def test_since_a_time_is_exact_to_the_tick(ticks, more, negative, descending):
     assert place.rest == (MAX_REST if descending else 0)
 
 
+@ON_CASSANDRA_TOO
 def test_messages_younger_than_the_delay_are_hidden(program, settings):
     settings.MESSAGE_STORE_DELAY_SECONDS = 60.0
     program.ok("POST", "", "queue_name=one")
@@ -997,6 +1011,7 @@ def test_an_unexpected_error_has_the_same_form(program, monkeypatch):
     assert (answer.status_code, list(answer.json()["error_msg"])) == (400, ["request"])
 
 
+@ON_CASSANDRA_TOO
 def test_a_queue_deleted_during_its_creation_is_created_again(program, monkeypatch):
     program.ok("POST", "", "queue_name=one")
     used = type(store())
