@@ -7,9 +7,10 @@ VERSION = 1
 """The version of ``TABLES``. Raise it with each change, and add what changes an older keyspace to ``UPGRADES``."""
 
 UPGRADES: dict[int, tuple[str, ...]] = {}
-"""The statements that bring a keyspace to each version from the one before."""
+"""The statements that bring a keyspace to each version from the one before. Each may be executed twice."""
 
 DAY = 86_400
+"""How long tables remember deletions that are many. Every node is repaired within this time."""
 
 _MESSAGES = f"""
     CREATE TABLE IF NOT EXISTS messages (
@@ -32,18 +33,18 @@ TABLES = (
     )
     """,
     # The names of an application's queues. A row counts only if the queue has its key.
-    """
+    f"""
     CREATE TABLE IF NOT EXISTS names (
         application text, shard tinyint, name text, key timeuuid,
         PRIMARY KEY ((application, shard), name, key)
-    )
+    ) WITH gc_grace_seconds = {DAY}
     """,
     # The queues that name a principal. A row counts only if the queue has its listing.
-    """
+    f"""
     CREATE TABLE IF NOT EXISTS principals (
         principal text, shard tinyint, application text, name text, listing timeuuid,
         PRIMARY KEY ((principal, shard), application, name, listing)
-    )
+    ) WITH gc_grace_seconds = {DAY}
     """,
     # The index of buckets: see `buckets.py`.
     f"""

@@ -54,7 +54,7 @@ def _set_up(cluster: Cluster, session: Session) -> Iterator[str]:
                     f"The data centre {datacenter} has {nodes} nodes, too few for {number} replicas. Add nodes, or "
                     "lower CASSANDRA_REPLICATION."
                 )
-        session.execute(f'CREATE KEYSPACE "{name}" WITH replication = {strategy}', timeout=DDL_SECONDS)
+        session.execute(f'CREATE KEYSPACE IF NOT EXISTS "{name}" WITH replication = {strategy}', timeout=DDL_SECONDS)
         yield f"Created the keyspace {name} with {_readable(wanted)}."
     elif actual != wanted:
         raise SetupError(
