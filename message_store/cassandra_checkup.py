@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from django.conf import settings
+
 from message_store.cassandra_cluster import connections, translated
 from message_store.cassandra_setup import actual_replication
 
@@ -9,13 +11,13 @@ from message_store.cassandra_setup import actual_replication
 class ClusterFacts(NamedTuple):
     """The cluster as this process sees it.
 
-    ``down`` are the addresses of nodes that don't answer. ``clock_difference`` is in seconds.
+    ``up`` and ``down`` are the nodes of its data centre: it connects to no others. ``down`` has their addresses.
+    ``clock_difference`` is in seconds.
     """
 
     version: str
     up: int
     down: list[str]
-    datacenters: set[str]
     replication: dict[str, int]
     clock_difference: float
 
@@ -30,12 +32,12 @@ def examine(wait: float = 0) -> ClusterFacts:
         connection = connections.get()
         if wait:
             connection.clock.measure(wait)
-        hosts = connection.cluster.metadata.all_hosts()
+        own = settings.CASSANDRA_DATACENTER
+        hosts = [host for host in connection.cluster.metadata.all_hosts() if host.datacenter == own]
         return ClusterFacts(
             version=min(str(host.release_version) for host in hosts),
             up=sum(bool(host.is_up) for host in hosts),
             down=sorted(host.address for host in hosts if not host.is_up),
-            datacenters={host.datacenter for host in hosts},
             replication=actual_replication(connection.cluster) or {},
             clock_difference=connection.clock.difference(),
         )
