@@ -17,12 +17,14 @@ from cassandra import ConsistencyLevel, DriverException, InvalidRequest, Operati
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, ResultSet, Session
 from cassandra.concurrent import execute_concurrent
+from cassandra.connection import ConnectionBusy, ConnectionException
 from cassandra.policies import (
     ConstantSpeculativeExecutionPolicy,
     DCAwareRoundRobinPolicy,
     ExponentialReconnectionPolicy,
     TokenAwarePolicy,
 )
+from cassandra.protocol import ErrorMessage
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
 from django.conf import settings
 
@@ -49,6 +51,15 @@ CONCURRENCY = 64
 
 MEASURE_SECONDS = 10.0
 """The interval of comparing this machine's clock with those of the nodes."""
+
+STALE_SECONDS = 60.0
+"""After this time without a comparison, a call waits for one: two clocks differ by seconds after a night."""
+
+LATE_SECONDS = 0.5
+"""An answer that takes longer doesn't replace the known time of a node: it may be wrong by half of this time."""
+
+ERRORS = (DriverException, ErrorMessage, ConnectionException, ConnectionBusy, NoHostAvailable, OSError)
+"""What the driver raises. Some errors of nodes and connections are not DriverExceptions."""
 
 SETTINGS = (
     "CASSANDRA_HOSTS", "CASSANDRA_KEYSPACE", "CASSANDRA_DATACENTER", "CASSANDRA_USER", "CASSANDRA_PASSWORD",
@@ -80,8 +91,9 @@ class ClusterClock:
 
     def now(self) -> int:
         """Return the cluster's time in ticks since 1970."""
-        if boot_seconds() - self._measured_at > MEASURE_SECONDS:
-            self.measure()
+        age = boot_seconds() - self._measured_at
+        if age > MEASURE_SECONDS:
+            self.measure(CONNECT_SECONDS if age > STALE_SECONDS else 0)
         return round((boot_seconds() + self._offset) * TICKS_PER_SECOND)
 
     def microseconds(self) -> int:
@@ -90,26 +102,34 @@ class ClusterClock:
             self._last = max(self._last + 1, round((boot_seconds() + self._offset) * 1_000_000))
             return self._last
 
-    def measure(self, wait: float = 0) -> None:
-        """Ask each node for its time. The answers count as soon as they come; wait up to ``wait`` seconds for them."""
+    def measure(self, wait: float = 0) -> bool:
+        """Ask each node for its time. The answers count as soon as they come.
+
+        With ``wait``, wait up to this many seconds for new answers of all. Return whether the time of a node is known.
+        """
         self._measured_at = boot_seconds()
         hosts = [host for host in self._session.cluster.metadata.all_hosts() if host.is_up]
-        self._offsets = {host: offset for host, offset in self._offsets.items() if host in hosts}
+        known = list(self._offsets.items())
+        self._offsets = {} if wait else {host: offset for host, offset in known if host in hosts}
         futures = []
         for host in hosts:
             try:
                 future = self._session.execute_async(_NOW, timeout=CONNECT_SECONDS, host=host)
-            except (DriverException, NoHostAvailable):  # it went down just now
+            except ERRORS:  # it went down just now
                 continue
             future.add_callbacks(self._take, _ignore, callback_args=(host, boot_seconds()))
             futures.append(future)
         until = time.monotonic() + wait
         while len(self._offsets) < len(futures) and time.monotonic() < until:
             time.sleep(0.001)
+        return bool(self._offsets)
 
     def _take(self, rows: Sequence[tuple[Any, ...]], host: Any, asked_at: float) -> None:
+        answered_at = boot_seconds()
+        if answered_at - asked_at > LATE_SECONDS and host in self._offsets:
+            return
         seconds = (rows[0][0].time - UUID_EPOCH_OFFSET) / TICKS_PER_SECOND
-        self._offsets[host] = seconds - (asked_at + boot_seconds()) / 2
+        self._offsets[host] = seconds - (asked_at + answered_at) / 2
         self._offset = statistics.median_low(list(self._offsets.values()))
 
     def difference(self) -> float:
@@ -142,7 +162,8 @@ class Connection:
                 self._check_version()
                 for cql in cassandra_cql.ALL:
                     self.prepare(cql)
-                self.clock.measure(CONNECT_SECONDS)
+                if not self.clock.measure(CONNECT_SECONDS):
+                    raise StoreUnavailable("No Cassandra node tells its time.")
         except BaseException:
             self.cluster.shutdown()
             raise
@@ -220,8 +241,9 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"Cassandra refused the request: {error}") from error
     except NoHostAvailable as error:
         reasons = dict.fromkeys(f"{host}: {reason}" for host, reason in _reasons(error))
-        raise StoreUnavailable(f"No Cassandra node answers: {'; '.join(reasons) or error}") from error
-    except (DriverException, OSError) as error:
+        why = "; ".join(reasons) or f"none is known in the data centre {settings.CASSANDRA_DATACENTER}"
+        raise StoreUnavailable(f"No Cassandra node answers: {why}") from error
+    except ERRORS as error:
         raise StoreUnavailable(f"Cassandra failed: {type(error).__name__}: {error}") from error
 
 
