@@ -103,7 +103,18 @@ def test_quotes_in_the_queues_name_do_not_confuse_the_parser(management, vhost, 
     assert parse_inequivalent(reason) == Difference("durable", found="true", wanted="false")
 
 
-@given(plain, plain)
+def is_decoded_twice(text):
+    """Return whether RabbitMQ 4.3 names another text in an error: one whose bytes in Latin-1 are UTF-8."""
+    try:
+        return text.encode("latin-1").decode() != text
+    except UnicodeError:
+        return False
+
+
+readable = plain.filter(lambda text: not is_decoded_twice(text))
+
+
+@given(readable, readable)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_survives_in_the_brokers_error(management, vhost, first, second):
     argument = "x-dead-letter-routing-key"
