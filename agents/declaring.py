@@ -36,7 +36,7 @@ def declare_or_replace(vhost: str, name: str, wanted: Mapping[str, Any], managem
     Raises:
         Refused: the queue can't be replaced; the text names the arguments, their values and the expected values.
         NotOnBroker: there is no such vhost.
-        NodeDown: the node of the queue is down.
+        NodeDown: the node of the queue is down, or does not answer.
     """
     wanted = arguments.of_type(settings.GUARDIAN_REGISTERED_QUEUE_TYPE, wanted)
     try:
@@ -69,6 +69,12 @@ def _find_reason(vhost: str, name: str) -> None:
             session.declare_passively(name)
     except NotOnBroker as error:
         _require_node(name, error)
+    except BrokerUnavailable as error:
+        if error.timed_out:  # as on RabbitMQ 4.3
+            text = (
+                f"The queue '{name}' can't be declared, because it does not answer; its node may be down. Retry later."
+            )
+            raise NodeDown(text, timed_out=True) from error
     except BrokerError:
         return  # the caller raises the first error
 

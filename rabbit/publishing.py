@@ -247,6 +247,10 @@ class Publisher:
                 except NotOnBroker as error:
                     if NODE_DOWN in str(error):
                         call.results[vhost, name] = Result.UNREACHABLE
+                except BrokerUnavailable as error:
+                    if not error.timed_out:
+                        return
+                    call.results[vhost, name] = Result.UNREACHABLE  # RabbitMQ 4.3 gives no answer
                 except BrokerError:
                     return
 
