@@ -10,7 +10,8 @@ The time of messages is the cluster's. Messages are hidden from reads for ``dela
 time a push is stored, or fails, and the clocks of the nodes may differ by the last third. So messages become readable
 in the order of their ids, and a reader that continues after its last message misses none.
 
-Queues and positions are changed by lightweight transactions only, and all else by none.
+Queues and positions are changed by lightweight transactions, and all else without. The driver doesn't repeat a
+lightweight transaction: the second would find the changes of the first.
 """
 
 import heapq
@@ -26,15 +27,15 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
-from cassandra import ConsistencyLevel, DriverException
-from cassandra.cluster import NoHostAvailable
+from cassandra import ConsistencyLevel
+from cassandra.policies import FallthroughRetryPolicy
 from cassandra.query import BoundStatement
 
 from guardian_store.ids import MAX_REST, MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND, Place, id_of, place, random_rests
 from message_store import buckets
 from message_store import cassandra_cql as cql
 from message_store.buckets import Bucket, bucket_of
-from message_store.cassandra_cluster import Connection, batch, boot_seconds, connections, translated
+from message_store.cassandra_cluster import ERRORS, Connection, batch, boot_seconds, connections, translated
 from message_store.cassandra_cql import END, START
 from message_store.cassandra_reading import LEVELS, SIGNED_OFFSET, Entry, Reading, entries_of
 from message_store.store import (
@@ -180,7 +181,7 @@ class CassandraStore(MessageStore):
         with translated():
             try:
                 return self._existing_row(application, name).queue
-            except (DriverException, NoHostAvailable):
+            except ERRORS:
                 # A queue of weak consistency is used without a quorum.
                 row = self._row(application, name, ConsistencyLevel.ONE)
                 if row is None or row.queue.consistency != "weak":
@@ -211,10 +212,8 @@ class CassandraStore(MessageStore):
                     *self._principal_rows(cql.DELETE_PRINCIPAL, queue, row.listing),
                 ]
             )
-            for consumer in [
-                consumer for (consumer,) in self._connection.execute(bind(cql.LIST_CONSUMERS, [queue.key]))
-            ]:
-                self._change_positions(queue, consumer, lambda known: dict.fromkeys(known))
+            consumers = self._connection.execute(bind(cql.LIST_CONSUMERS, [queue.key]))
+            self._connection.execute_all(bind(cql.DELETE_POSITIONS, [queue.key, consumer]) for (consumer,) in consumers)
             self._connection.execute(bind(cql.DELETE_CONSUMERS, [queue.key]))
             # If this fails, the messages expire.
             self._delete_messages(queue)
@@ -303,9 +302,11 @@ class CassandraStore(MessageStore):
                 for message_id, message in zip(ids, messages, strict=True)
             ]
             whole = batch(statements, level, logged=len(targets) > 1) if len(statements) > 1 else statements[0]
-            self._connection.execute(whole, max(seconds - (boot_seconds() - begun), 0.001))
-            self._connection.execute_later(full)
-        if boot_seconds() - begun > seconds:
+            left = begun + seconds - boot_seconds()
+            if left > 0:
+                self._connection.execute(whole, left)
+                self._connection.execute_later(full)
+        if left <= 0 or boot_seconds() - begun > seconds:
             # Readers may have passed the place of the messages.
             raise StoreUnavailable(f"Storing took longer than {seconds:.1f} s")
         return ids
@@ -327,7 +328,9 @@ class CassandraStore(MessageStore):
         targets, entries, full = {}, [], []
         for (partition, numbers), rows in zip(by_partition.items(), self._connection.execute_all(reads), strict=True):
             known = list(entries_of(queue, rows))
-            bucket = buckets.choose(ticks, {entry.bucket for entry in known if entry.full is not None})
+            # Readers mark only full buckets as empty, but in a weak queue this replica may miss the first mark.
+            full_ones = {entry.bucket for entry in known if entry.full is not None or entry.is_empty}
+            bucket = buckets.choose(ticks, full_ones)
             lifetime = buckets.lifetime(max(messages[number].ttl for number in numbers))
             if not any(entry.bucket == bucket and entry.lifetimes[-1] >= lifetime for entry in known):
                 entries.append(self._add_entry(queue, partition, bucket, lifetime, ticks, level))
@@ -399,7 +402,7 @@ class CassandraStore(MessageStore):
                     if len(found) == limit:
                         break
             if reading.empty:
-                self._tidy(queue, partition, reading.empty)
+                self._tidy(queue, partition, reading.empty, now)
         return found
 
     def waiting(
@@ -479,19 +482,21 @@ class CassandraStore(MessageStore):
     def _buckets(self, queue: StoredQueue) -> list[tuple[int, int, int]]:
         """Return the partition, level and start of the buckets in the index, or nothing if the queue was removed."""
         level = LEVELS[queue.consistency]
-        partitions = range(1, queue.partitions + 1)
-        reads = [
-            self._connection.bind(cql.FOLLOWING, [queue.key, partition, -SIGNED_OFFSET, SIGNED_OFFSET - 1], level)
-            for partition in partitions
-        ]
         if self._is_removed(queue, level):
             return []
         return [
             (partition, entry.bucket.level, entry.bucket.start)
-            for partition, rows in zip(partitions, self._connection.execute_all(reads), strict=True)
-            for entry in entries_of(queue, rows)
+            for partition, entry in self._entries(queue, level)
             if not entry.is_empty
         ]
+
+    def _entries(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> Iterator[tuple[int, Entry]]:
+        """Yield the entries of the index of all partitions."""
+        partitions, every = range(1, queue.partitions + 1), [-SIGNED_OFFSET, SIGNED_OFFSET - 1]
+        reads = (self._connection.bind(cql.FOLLOWING, [queue.key, number, *every], level) for number in partitions)
+        for partition, rows in zip(partitions, self._connection.execute_all(reads), strict=True):
+            for entry in entries_of(queue, rows):
+                yield partition, entry
 
     def truncate(self, queue: StoredQueue) -> None:
         with translated():
@@ -500,52 +505,48 @@ class CassandraStore(MessageStore):
 
     def _delete_messages(self, queue: StoredQueue) -> None:
         """Delete the messages, but not the index: a push may have found its bucket there."""
-        partitions = range(1, queue.partitions + 1)
-        every = [-SIGNED_OFFSET, SIGNED_OFFSET - 1]
-        for partition in partitions:
-            rows = self._connection.execute(self._connection.bind(cql.FOLLOWING, [queue.key, partition, *every]))
-            self._connection.execute_all(
-                self._connection.bind(cql.DELETE_BUCKET, [queue.key, partition, bucket.level, bucket.start])
-                for bucket in dict.fromkeys(Bucket(edge, level) for _, edge, level, *_ in rows)
-            )
+        self._connection.execute_all(
+            self._connection.bind(cql.DELETE_BUCKET, [queue.key, partition, bucket.level, bucket.start])
+            for partition, (bucket, *_) in self._entries(queue)
+        )
 
     def remove_expired(self, limit: int) -> int:
         return 0  # Cassandra does
 
-    def _tidy(self, queue: StoredQueue, partition: int, entries: Iterable[Entry]) -> None:
-        """Remove buckets from the index in which a reader found nothing.
+    def _tidy(self, queue: StoredQueue, partition: int, entries: Iterable[Entry], read_at: int) -> None:
+        """Remove buckets from the index in which a reader found nothing from the ticks ``read_at`` on.
 
-        All replicas have to agree, and no push may write to the bucket any more. The time of the removal is before this
-        check, so that it doesn't hide an entry that somebody wrote meanwhile.
+        No push may write to the bucket any more. The time of the removal is before the read, so that it doesn't hide an
+        entry that somebody wrote meanwhile. One bucket follows the other: a failure leaves the rest to the next read.
         """
-        bind, now, level = self._connection.bind, self.now(), ConsistencyLevel.ALL
-        settled = now - round((SETTLED_SECONDS + self.delay) * TICKS_PER_SECOND)
-        at = self._connection.clock.microseconds() - SETTLED_SECONDS * 1_000_000
-        some = [
-            entry
-            for entry in entries
-            if entry.bucket.end < settled or (entry.full is not None and entry.full < settled)
-        ]
+        bind, level = self._connection.bind, ConsistencyLevel.ALL
+        settled = read_at - round((SETTLED_SECONDS + self.delay) * TICKS_PER_SECOND)
+        at = read_at // 10 - SETTLED_SECONDS * 1_000_000
         key = [queue.key, partition]
         try:
-            left = self._connection.execute_all(
-                bind(cql.FIND_ANY, [*key, entry.bucket.level, entry.bucket.start], level) for entry in some
-            )
-            changes = []
-            for (bucket, _, _, lifetimes), rows in zip(some, left, strict=True):
-                if rows.one() is None:
-                    for kind, edge in ((START, bucket.start), (END, bucket.end)):
-                        where = [*key, kind, edge, bucket.level]
-                        if bucket.end < settled:
-                            changes.append(bind(cql.DELETE_ENTRY, [at, *where], level))
-                        else:
-                            seconds = [_seconds_in_index(bucket, lifetime, now) for lifetime in lifetimes]
-                            changes += [
-                                bind(cql.MARK_EMPTY, [ttl, at, *where, lifetime], level)
-                                for ttl, lifetime in zip(seconds, lifetimes, strict=True)
-                            ]
-            self._connection.execute_all(changes)
-        except (DriverException, NoHostAvailable) as error:
+            for bucket, full, _, lifetimes in entries:
+                if bucket.end >= settled and (full is None or full >= settled):
+                    continue
+                # A message of a weak queue may be on a replica that the reader didn't ask.
+                any_left = bind(cql.FIND_ANY, [*key, bucket.level, bucket.start], level)
+                if queue.consistency == "weak" and self._connection.execute(any_left).one() is not None:
+                    continue
+                changes = []
+                for kind, edge in ((START, bucket.start), (END, bucket.end)):
+                    where = [*key, kind, edge, bucket.level]
+                    if bucket.end < settled:
+                        changes.append(bind(cql.DELETE_ENTRY, [at, *where], level))
+                    else:
+                        changes += [
+                            bind(
+                                cql.MARK_EMPTY,
+                                [_seconds_in_index(bucket, lifetime, read_at), at, *where, lifetime],
+                                level,
+                            )
+                            for lifetime in lifetimes
+                        ]
+                self._connection.execute_all(changes)
+        except ERRORS as error:
             logger.info("Empty buckets stay in the index until the next read: %s", error)
 
     # Positions
@@ -630,6 +631,7 @@ class CassandraStore(MessageStore):
         """Execute a lightweight transaction, and return whether it was applied."""
         statement.serial_consistency_level = ConsistencyLevel.SERIAL
         statement.is_idempotent = False
+        statement.retry_policy = FallthroughRetryPolicy()
         return bool(self._connection.execute(statement).was_applied)
 
     def _is_removed(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> bool:

@@ -16,7 +16,7 @@ from django.test import override_settings
 
 from message_store import cassandra_setup
 from message_store.cassandra import CassandraStore
-from tools.cassandra import PASSWORD, USER, PrivateCassandra
+from tools.cassandra import DATACENTER, PASSWORD, USER, PrivateCassandra
 
 START_SECONDS = 240
 
@@ -104,9 +104,11 @@ def cassandra_settings(cassandra_hosts: str) -> dict[str, Any]:
         "MESSAGE_STORE_DELAY_SECONDS": 0.0,
         "CASSANDRA_HOSTS": [cassandra_hosts],
         "CASSANDRA_KEYSPACE": f"test_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}",
+        "CASSANDRA_DATACENTER": DATACENTER,
         "CASSANDRA_REPLICATION": "1",
         "CASSANDRA_USER": USER,
         "CASSANDRA_PASSWORD": PASSWORD,
+        "CASSANDRA_TLS": False,
     }
     with override_settings(**found):
         list(cassandra_setup.set_up())

@@ -1,21 +1,36 @@
 """What only the store on Cassandra has: time buckets, consistency levels, the cluster's clock, its schema."""
 
+import io
+import multiprocessing
+import socket
+import socketserver
+import ssl
+import struct
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel
+from cassandra.connection import DefaultEndPoint
+from cassandra.policies import FallthroughRetryPolicy, SimpleConvictionPolicy
+from cassandra.pool import Host
+from cassandra.protocol import ErrorMessage
 from django.core.management import CommandError, call_command
 
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place, place
-from message_store import buckets, cassandra, cassandra_cluster, cassandra_reading
+from message_store import buckets, cassandra, cassandra_cluster, cassandra_reading, cassandra_schema, cassandra_setup
+from message_store import cassandra_cql as cql
 from message_store.cassandra import CassandraStore
+from message_store.cassandra_checkup import examine
 from message_store.cassandra_cluster import Connection
+from message_store.models import Application
 from message_store.store import BatchTooLarge, MessageStore, NewMessage, StoredQueue, StoreUnavailable
 from status import doctor, metrics, probes
 from tests.test_message_store import HOUR, bodies, new, push
@@ -114,14 +129,15 @@ def test_reading_costs_alike_at_the_beginning_in_the_middle_and_at_the_end(store
     assert max(costs) - min(costs) <= 1
 
 
-def test_a_reader_removes_empty_buckets_from_the_index(store, queue, monkeypatch):
+@pytest.mark.parametrize("consistency", ["weak", "strong"])
+def test_a_reader_removes_empty_buckets_from_the_index(store, monkeypatch, consistency):
+    queue = store.register("app", "queue", consistency=consistency)
     now = store.now()
     deleted = [write_at(store, queue, now - (100 - number) * DAY, "x", level=3) for number in range(40)]
     push(store, queue, "left")
     store.delete(queue, [(1, message_id) for message_id in deleted])
     # The entries were written just now, so that they may belong to a write that is not finished.
-    later = store._connection.clock.microseconds
-    monkeypatch.setattr(store._connection.clock, "microseconds", lambda: later() + 10**6 * cassandra.SETTLED_SECONDS)
+    monkeypatch.setattr(cassandra, "SETTLED_SECONDS", 0)
     costs = []
     for _ in range(2):
         with statements(monkeypatch) as executed:
@@ -131,6 +147,24 @@ def test_a_reader_removes_empty_buckets_from_the_index(store, queue, monkeypatch
     assert costs[1] < 6, costs
     again = write_at(store, queue, place(deleted[7]).ticks, "again", level=3)
     assert [message.id for message in store.read(queue, 1, limit=1)] == [again]
+
+
+@pytest.mark.soak
+def test_a_million_deleted_messages_are_read_once(store, monkeypatch):
+    queue = store.register("app", "deep")
+    for number in range(1000):
+        made = store.push(queue, [new(str(number))] * 1000)
+        statements_ = store._at(cql.DELETE_MESSAGE, queue, [(1, message_id) for message_id in made])
+        store._connection.execute(cassandra_cluster.batch(statements_, ConsistencyLevel.LOCAL_QUORUM), 30)
+    (left,) = push(store, queue, "left")
+    monkeypatch.setattr(cassandra, "SETTLED_SECONDS", 0)
+    costs = []
+    for _ in range(2):
+        with statements(monkeypatch) as executed:
+            assert [message.id for message in store.read(queue, 1, limit=10)] == [left]
+        costs.append(len(executed))
+    assert costs[0] < 2000, costs
+    assert costs[1] < 20, costs
 
 
 def test_a_push_takes_two_statements_once_its_bucket_is_in_the_index(store, queue, monkeypatch):
@@ -160,7 +194,68 @@ def test_a_batch_that_the_cluster_refuses_is_stored_not_at_all(store, queue):
         store.push(queue, [new(bytes(cassandra.MAX_BATCH_BYTES + 1))])
     assert store.count([queue]) == [0]
     # In one partition, a batch is one write, and may be larger.
-    assert len(store.push(queue, [new(message.body) for message in large])) == 6
+    largest = [new(bytes(cassandra.MAX_BATCH_BYTES // 8), content_type="x" * 255)] * 8
+    assert len(store.push(queue, largest)) == 8
+
+
+def test_a_batch_that_the_cluster_refuses_is_413_and_does_not_count(store, settings, db):
+    settings.MESSAGE_STORE_MAX_BODY = 8 * 1024 * 1024
+    program = Program()
+    program.ok("POST", "", "queue_name=three&partitions=3")
+    batch = {"messages": [{"body": "x" * 900_000, "partition": 1 + number % 3} for number in range(6)]}
+    status, answer = program.ask("POST", "/three", batch)
+    assert (status, list(answer["error_msg"])) == (413, ["messages"])
+    assert program.bodies("/three?partitions=1,2,3") == []
+    assert Application.objects.get(name="shop").stored_bytes == 0
+
+
+def test_a_push_goes_to_no_bucket_that_a_reader_found_empty(store, queue):
+    """In a weak queue, a replica may know that a bucket is empty before it knows that it is full."""
+    push(store, queue, "1")
+    (entry,) = [entry for _, entry in store._entries(queue)]
+    later = store._connection.clock.microseconds() + 10
+    for kind, edge in ((cql.START, entry.bucket.start), (cql.END, entry.bucket.end)):
+        where = [queue.key, 1, kind, edge, entry.bucket.level, entry.lifetimes[0]]
+        store._connection.execute(store._connection.bind(cql.MARK_EMPTY, [HOUR, later, *where]))
+    push(store, queue, "2")
+    assert bodies(store, queue) == ["2"]
+
+
+def test_a_lightweight_transaction_is_sent_once(store, queue, monkeypatch):
+    """If a connection is lost, the driver repeats other statements on the next node."""
+    (made,) = push(store, queue, "x")
+    calls: list[Callable[[], Any]] = [
+        lambda: store.register("app", "another"),
+        lambda: store.update("app", "another", partitions=2),
+        lambda: store.set_positions(queue, "consumer", {1: made}),
+        lambda: store.delete_positions(queue, "consumer"),
+        lambda: store.remove("app", "another"),
+    ]
+    for call in calls:
+        with statements(monkeypatch) as executed:
+            call()
+        (transaction,) = [one for one in executed if one.serial_consistency_level is not None]
+        assert isinstance(transaction.retry_policy, FallthroughRetryPolicy)
+        assert not transaction.is_idempotent
+
+
+def test_the_removal_of_a_queue_takes_no_transaction_for_each_consumer(store, queue, monkeypatch):
+    (made,) = push(store, queue, "x")
+    for number in range(5):
+        store.set_positions(queue, str(number), {1: made})
+    with statements(monkeypatch) as executed:
+        store.remove("app", "queue")
+    assert len([one for one in executed if one.serial_consistency_level is not None]) == 1
+    assert [store._positions(queue, str(number))[1] for number in range(5)] == [{}] * 5
+
+
+def test_an_unknown_outcome_of_a_transaction_is_unavailable():
+    """Cassandra has an error for it that the driver doesn't know: CAS_WRITE_UNKNOWN."""
+    text = b"CAS operation result is unknown"
+    answer = struct.pack(">IH", 0x1700, len(text)) + text + struct.pack(">HII", ConsistencyLevel.SERIAL, 1, 2)
+    error = ErrorMessage.recv_body(io.BytesIO(answer), cassandra_cluster.ProtocolVersion.V5).to_exception()
+    with pytest.raises(StoreUnavailable, match="result is unknown"), cassandra_cluster.translated():
+        raise error
 
 
 @pytest.mark.parametrize(
@@ -208,13 +303,49 @@ def test_ids_have_the_time_of_the_cluster_whatever_this_machines_clock_says(stor
     assert abs(written / 10**6 - right()) < 5
 
 
-def test_a_push_that_took_too_long_fails(store, queue, settings, monkeypatch):
-    """Readers may have passed its place."""
+@pytest.mark.parametrize(("late", "stored"), [([0, 0, 3], ["x"]), ([0, 3], [])])
+def test_a_push_that_took_too_long_fails(store, queue, settings, monkeypatch, late, stored):
+    """Readers may have passed its place. If this is known before the message is stored, it is not."""
     settings.MESSAGE_STORE_DELAY_SECONDS = 3.0
-    right, late = cassandra.boot_seconds, iter([0.0, 0.0, 1.0])
-    monkeypatch.setattr(cassandra, "boot_seconds", lambda: right() + 3 * next(late))
+    right, seconds = cassandra.boot_seconds, iter(late)
+    monkeypatch.setattr(cassandra, "boot_seconds", lambda: right() + next(seconds))
     with pytest.raises(StoreUnavailable, match="took longer than 2"):
         push(store, queue, "x")
+    assert bodies(store, queue) == stored
+
+
+def test_a_late_answer_does_not_change_the_time_of_a_node(store):
+    clock = cassandra_cluster.ClusterClock(store._connection.session)
+    assert clock.measure(5)
+    ((host, known),) = clock._offsets.items()
+    rows = store._connection.session.execute(cassandra_cluster._NOW).all()
+    clock._take(rows, host, cassandra_cluster.boot_seconds() - 2)
+    assert clock._offsets == {host: known}
+
+
+def test_an_idle_process_asks_for_the_time_before_it_uses_it(store):
+    clock = cassandra_cluster.ClusterClock(store._connection.session)
+    assert clock.measure(5)
+    right = clock.now()
+    clock._offset += 100
+    clock._measured_at -= HOUR
+    assert abs(clock.now() - right) < 5 * TICKS_PER_SECOND
+
+
+# One connection in a process
+
+
+def test_a_forked_process_opens_a_connection_of_its_own(store, queue):
+    push(store, queue, "parent")
+    child = multiprocessing.get_context("fork").Process(target=lambda: push(store, queue, "child"))
+    child.start()
+    try:
+        push(store, queue, "parent again")
+        child.join(30)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+    assert sorted(bodies(store, queue)) == ["child", "parent", "parent again"]
 
 
 # The schema, and a cluster that can't be used
@@ -226,7 +357,7 @@ def set_up() -> str:
     return out.getvalue()
 
 
-def test_the_schema_is_created_once(store, settings, monkeypatch):
+def test_the_schema_is_created_once_and_upgraded(store, settings, monkeypatch):
     monkeypatch.setattr(cassandra_cluster, "RETRY_SECONDS", 0)
     settings.CASSANDRA_KEYSPACE = f"test_{uuid.uuid4().hex}"
     with pytest.raises(StoreUnavailable, match=r"has version 0 of the tables.*message_store_schema"):
@@ -237,6 +368,18 @@ def test_the_schema_is_created_once(store, settings, monkeypatch):
     ]
     assert set_up() == f"The tables of {settings.CASSANDRA_KEYSPACE} have version 1, which is current.\n"
     assert store.queues("app") == []
+    with monkeypatch.context() as later:
+        later.setattr(cassandra_schema, "VERSION", 2)
+        later.setattr(cassandra_setup, "VERSION", 2)
+        later.setitem(cassandra_schema.UPGRADES, 2, ("ALTER TABLE queues ADD IF NOT EXISTS colour text",))
+        with pytest.raises(StoreUnavailable, match=r"has version 1 of the tables, and this Guardian needs version 2"):
+            Connection()
+        assert set_up() == f"Upgraded the tables of {settings.CASSANDRA_KEYSPACE}: version 2.\n"
+        Connection().cluster.shutdown()
+    with pytest.raises(CommandError, match="have version 2: a newer Guardian uses them"):
+        set_up()
+    with pytest.raises(StoreUnavailable, match="has version 2 of the tables, and this Guardian needs version 1"):
+        Connection()
 
 
 def test_another_replication_is_refused(store, settings):
@@ -254,6 +397,7 @@ UNUSABLE = pytest.mark.parametrize(
         ("CASSANDRA_HOSTS", [f"127.0.0.1:{free_port()}"], "No Cassandra node answers"),
         ("CASSANDRA_HOSTS", ["no-such-host.invalid"], "Cassandra failed: UnresolvableContactPoints"),
         ("CASSANDRA_PASSWORD", "wrong", "username cassandra and/or password are incorrect"),
+        ("CASSANDRA_DATACENTER", "elsewhere", "none is known in the data centre elsewhere"),
         ("CASSANDRA_KEYSPACE", "no_such_keyspace", "Run `manage.py message_store_schema`"),
     ],
 )
@@ -292,6 +436,61 @@ def test_a_healthy_cluster_has_no_findings(store):
     nodes, difference = metrics._message_store()
     assert [sample.value for sample in nodes.samples] == [1, 0]
     assert difference.samples[0].value == 0
+
+
+def test_nodes_of_other_data_centres_are_not_down(store):
+    """A process connects to those of its own only."""
+    nodes = store._connection.cluster.metadata
+    other = Host(DefaultEndPoint("127.0.0.9"), SimpleConvictionPolicy)
+    other.set_location_info("elsewhere", "rack1")
+    nodes.add_or_return_host(other)
+    try:
+        cluster = examine()
+    finally:
+        nodes.remove_host(other)
+    assert (cluster.up, cluster.down) == (1, [])
+
+
+@contextmanager
+def tls_proxy(address: tuple[str, int], certificate: Path) -> Iterator[int]:
+    """Serve this address with TLS, too, at the returned port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def copy(source: socket.socket, to: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                to.sendall(data)
+            to.shutdown(socket.SHUT_RDWR)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError), context.wrap_socket(self.request, server_side=True) as near:
+                far = socket.create_connection(address)
+                threading.Thread(target=copy, args=(far, near), daemon=True).start()
+                copy(near, far)
+                far.close()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_a_connection_with_tls_needs_a_trusted_certificate(store, settings, certificate, monkeypatch):
+    host, _, port = settings.CASSANDRA_HOSTS[0].rpartition(":")
+    settings.CASSANDRA_TLS = True
+    with tls_proxy((host, int(port)), certificate) as port:
+        settings.CASSANDRA_HOSTS = [f"127.0.0.1:{port}"]
+        with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+            Connection()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        connection = Connection()
+        try:
+            assert connection.execute(connection.bind(cql.FIND_QUEUE, ["app", "none"])).one() is None
+        finally:
+            connection.cluster.shutdown()
 
 
 def test_doctor_names_another_replication_and_clocks_that_differ(store, settings, monkeypatch):
