@@ -2,7 +2,8 @@
 
 import base64
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, cast
@@ -232,16 +233,17 @@ def _set_positions(request: HttpRequest, application: str, queue: str, consumer:
 
 def _advance_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
-    queues.advance_positions(stored, consumer, request_parsing.json_object(request))
-    return _positions_of(stored, consumer)
+    return _positions_answer(queues.advance_positions(stored, consumer, request_parsing.json_object(request)))
 
 
 def _positions_of(queue: StoredQueue, consumer: str, waiting: Sequence[int] = ()) -> HttpResponse:
     positions = queues.positions(queue, consumer)
-    content: dict[str, Any] = {"positions": _positions_json(positions)}
-    if waiting:
-        content["waiting"] = queues.waiting(queue, positions, waiting)
-    response = _ok(content)
+    more = {"waiting": queues.waiting(queue, positions, waiting)} if waiting else {}
+    return _positions_answer(positions, **more)
+
+
+def _positions_answer(positions: Mapping[int, uuid.UUID], **more: Any) -> HttpResponse:
+    response = _ok({"positions": _positions_json(positions), **more})
     response["ETag"] = f'"{queues.version_of(positions)}"'
     return response
 
@@ -460,7 +462,7 @@ def _posted(posted: Iterable[MessageRef]) -> list[dict[str, Any]]:
     return [{"key": one.id.hex, "timestamp": ids.timestamp(one.id), "partition": one.partition} for one in posted]
 
 
-def _positions_json(positions: dict[int, Any]) -> dict[str, str]:
+def _positions_json(positions: Mapping[int, Any]) -> dict[str, str]:
     return {str(partition): message_id.hex for partition, message_id in sorted(positions.items())}
 
 

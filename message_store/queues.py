@@ -382,10 +382,11 @@ def waiting(queue: StoredQueue, positions: Mapping[int, uuid.UUID], partitions: 
     return used.waiting(queue, starts, before=visible_before(used)) if starts else []
 
 
-def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -> None:
-    """Move a consumer's positions in these partitions ``from`` one message ``to`` another.
+def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -> dict[int, uuid.UUID]:
+    """Move a consumer's positions in these partitions ``from`` one message ``to`` another. Return all positions.
 
-    A position that is no longer at ``from`` (None: no position) stays, whatever happens to the others.
+    A position that is no longer at ``from`` (None: no position) stays, whatever happens to the others. One that was
+    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused.
 
     Raises:
         Invalid: for the fields ``consumer``, ``positions``, or the given partition.
@@ -393,7 +394,9 @@ def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any
         StoreUnavailable: the store is unreachable.
     """
     _check_consumer(consumer)
-    store().advance_positions(queue, consumer, _by_partition(queue, given, _parse_move))
+    moves = _by_partition(queue, given, _parse_move)
+    moved = store().advance_positions(queue, consumer, moves)
+    return {**store().positions(queue, consumer), **{partition: moves[partition][1] for partition in moved}}
 
 
 def _parse_move(move: Any) -> tuple[uuid.UUID | None, uuid.UUID]:

@@ -1220,3 +1220,19 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
         [message] = queues.read_ids(queue, [MessageRef(recorded[number], number)])
         assert int(message.body) == [body for what, _, of, body, _ in notes if (what, of) == ("begin", number)][-1]
     assert not WorkerRow.objects.exists()
+
+
+def test_a_position_that_is_deleted_after_its_move_is_answered_as_moved(monkeypatch, database_store):
+    queue = queues.create("shop", "orders")
+    [given] = post(queue, 1)
+    advance = DatabaseStore.advance_positions
+
+    def advance_and_lose(self, *arguments):
+        moved = advance(self, *arguments)
+        self.delete_positions(queue, "mailer")
+        return moved
+
+    monkeypatch.setattr(DatabaseStore, "advance_positions", advance_and_lose)
+    moves = {"1": {"from": None, "to": given.hex}}
+    assert queues.advance_positions(queue, "mailer", moves) == {1: given}
+    assert queues.positions(queue, "mailer") == {}
