@@ -158,8 +158,8 @@ def test_the_brakes_page_lists_figures_and_totals(ops, guarded, account, amqp, s
     run_pass()
     Queue.objects.filter(name="queue/alice/more").update(consumers=2)
     page = words(ops.get(BRAKE))
-    row = "queue/alice/builds in {} alice 12 10 unknown unknown too many at once"
-    assert row.format(guarded) in page
+    growth = "(unknown|not growing)"  # the passes are half a second apart or less
+    assert re.search(f"queue/alice/builds in {guarded} alice 12 10 {growth} unknown too many at once", page)
     assert "2 queues in all 23 not growing 2" in page
 
 
