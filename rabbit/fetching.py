@@ -159,6 +159,8 @@ class Fetch:
                 self._consume(min(target - self.fetched, room, MAX_PREFETCH))
             if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
                 yield self._batch()
+        if self._arrived:
+            yield self._batch()  # before the cancel: while it is stored, the consumer learns if the queue is deleted
         self.cancel()
 
     def _got(self, target: int, deadline: float) -> Iterator[list[Fetched]]:

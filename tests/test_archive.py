@@ -433,8 +433,9 @@ def test_an_archive_is_kept_if_the_attempt_that_fetched_it_still_holds_the_messa
     assert Archive.objects.get().state == "kept"
 
 
-def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded):
-    amqp.queue(NAME, 600)
+@pytest.mark.parametrize("messages", [12, 600])
+def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messages):
+    amqp.queue(NAME, messages)
 
     def declare_again():
         amqp.channel.queue_delete(NAME)
