@@ -1,5 +1,6 @@
 """The endpoints by which operators remove unused identities and services of agents."""
 
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
@@ -73,12 +74,7 @@ class OrphanedIdentities(APIView):
 
         For operators. By default nothing is removed: the response lists what would be.
         """
-        require_operator(request.user)
-        body = read(CleanUpSerializer, request)
-        before = timezone.now() - timedelta(hours=body["older_than_hours"])
-        found = unused.remove_orphaned_identities(before, dry_run=body["dry_run"])
-        data = {"deleted_count": len(found), "dry_run": body["dry_run"], "items": found}
-        return Response(CleanedUpIdentitiesSerializer(data).data)
+        return _clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
 
 
 class StaleServices(APIView):
@@ -90,9 +86,14 @@ class StaleServices(APIView):
 
         For operators. By default nothing is removed: the response lists what would be.
         """
-        require_operator(request.user)
-        body = read(CleanUpSerializer, request)
-        before = timezone.now() - timedelta(hours=body["older_than_hours"])
-        found = unused.remove_stale_services(before, dry_run=body["dry_run"])
-        data = {"deleted_count": len(found), "dry_run": body["dry_run"], "items": found}
-        return Response(CleanedUpServicesSerializer(data).data)
+        return _clean_up(request, unused.remove_stale_services, CleanedUpServicesSerializer)
+
+
+def _clean_up(
+    request: Request, remove: Callable[..., Collection[Any]], answer: type[serializers.Serializer[Any]]
+) -> Response:
+    require_operator(request.user)
+    body = read(CleanUpSerializer, request)
+    before = timezone.now() - timedelta(hours=body["older_than_hours"])
+    found = remove(before, dry_run=body["dry_run"])
+    return Response(answer({"deleted_count": len(found), "dry_run": body["dry_run"], "items": found}).data)

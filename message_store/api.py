@@ -96,7 +96,7 @@ def _view(**calls: Call) -> Call:
             text = f"More bytes than maximum value {too_long.args[0]}"
             return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
         except BatchTooLarge:
-            text = "The store can't store so many bytes as a whole. Post the messages in several requests"
+            text = "The messages are too large for one request. Post them in several"
             return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"messages": text})
         except request_parsing.BodyTooSlow:
             text = f"Not received within {body_timeout.BODY_SECONDS:g} seconds"

@@ -498,11 +498,6 @@ class CassandraStore(MessageStore):
             for entry in entries_of(queue, rows):
                 yield partition, entry
 
-    def truncate(self, queue: StoredQueue) -> None:
-        with translated():
-            self._require(queue, LEVELS[queue.consistency])
-            self._delete_messages(queue)
-
     def _delete_messages(self, queue: StoredQueue) -> None:
         """Delete the messages, but not the index: a push may have found its bucket there."""
         self._connection.execute_all(

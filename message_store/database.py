@@ -504,27 +504,6 @@ class DatabaseStore(MessageStore):
             )
             return int(cursor.fetchone()[0])
 
-    def truncate(self, queue: StoredQueue) -> None:
-        dialect = _dialect()
-        with _cursor(in_transaction=True) as cursor:
-            cursor.execute(
-                f"SELECT contents, {dialect.new_contents} FROM message_store_queuerow WHERE id = %s {dialect.lock}",
-                [queue.key],
-            )
-            found = cursor.fetchone()
-            if found is None:
-                raise NoQueue(queue.name)
-            old, new = found
-            # New ids must come after all earlier ones. The locked rows stop pushes until the commit.
-            cursor.execute(
-                "INSERT INTO message_store_partitionrow (contents, partition, last) "
-                "SELECT %s, partition, last FROM (SELECT partition, last FROM message_store_partitionrow "
-                f"WHERE contents = %s ORDER BY partition {dialect.lock}) AS known",
-                [new, old],
-            )
-            cursor.execute("UPDATE message_store_queuerow SET contents = %s WHERE id = %s", [new, queue.key])
-            _discard(cursor, old)
-
     def remove_expired(self, limit: int) -> int:
         dialect = _dialect()
         with _cursor() as cursor:

@@ -1,7 +1,7 @@
 """The rows of workers and of their leases on partitions.
 
 ``guardian_store.leases`` has the protocol: workers find out themselves which others are dead. A lease belongs to a
-worker with a row. Whoever removes the row removes its leases with it.
+worker with a row. Its leases are removed with the row.
 """
 
 import uuid

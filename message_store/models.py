@@ -117,7 +117,7 @@ class MessageRow(models.Model):
 
 
 class Discarded(models.Model):
-    """The contents number of a deleted or truncated queue, whose messages a task deletes."""
+    """The contents number of a deleted queue, whose messages a task deletes."""
 
     contents = models.BigIntegerField(primary_key=True)
     due = models.BigIntegerField(db_index=True, help_text="When to delete the messages, in ticks since 1970.")

@@ -212,7 +212,7 @@ def post_all(
     Raises:
         Invalid: for the fields of ``post`` after the entry's index, as in ``1.partition``, or for ``messages``.
         QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
-        BatchTooLarge: the store can't store so many bytes as a whole.
+        BatchTooLarge: the messages are too large to be stored together.
         NoQueue: the queue was deleted.
         StoreUnavailable: the store is unreachable.
     """

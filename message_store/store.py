@@ -175,7 +175,7 @@ class MessageStore(ABC):
 
         Raises:
             NoQueue: the queue was deleted.
-            BatchTooLarge: the store can't store so many bytes as a whole.
+            BatchTooLarge: the messages are too large to be stored together.
         """
 
     @abstractmethod
@@ -234,16 +234,6 @@ class MessageStore(ABC):
         """Return the bytes of the bodies of an application's messages. Some stores only estimate it.
 
         The cost grows with the number of messages.
-        """
-
-    @abstractmethod
-    def truncate(self, queue: StoredQueue) -> None:
-        """Delete all messages of a queue. Reads miss them immediately; a task frees the disk space.
-
-        Positions stay valid, since ids only increase.
-
-        Raises:
-            NoQueue: the queue was deleted.
         """
 
     @abstractmethod

@@ -313,10 +313,8 @@ def test_the_bytes_of_an_application_are_those_of_its_readable_messages(store, q
     assert [store.stored_bytes(name) for name in ("app", "other", "nobody")] == [1027, 8, 0]
     clock(61)
     assert store.stored_bytes("app") == 27
-    store.truncate(queue)
-    assert store.stored_bytes("app") == 20
     store.remove("app", "second")
-    assert store.stored_bytes("app") == 0
+    assert store.stored_bytes("app") == 7
 
 
 def test_a_limit_does_not_count_what_has_expired(store, queue):
@@ -487,7 +485,6 @@ def test_a_removed_queue_raises_no_queue_for_old_references(store, queue):
     for late in (
         lambda: push(store, queue, "late"),
         lambda: store.overwrite(queue, made, new("late")),
-        lambda: store.truncate(queue),
         lambda: store.set_positions(queue, "consumer", {1: made}),
     ):
         with pytest.raises(NoQueue):
@@ -496,25 +493,6 @@ def test_a_removed_queue_raises_no_queue_for_old_references(store, queue):
     assert bodies(store, again) == []
     assert store.positions(again, "consumer") == {}
     assert again.key != queue.key
-
-
-def test_a_truncated_queue_is_empty_and_its_ids_still_increase(store, queue, clock):
-    clock(HOUR)
-    made = push(store, queue, "1", "2")
-    push(store, queue, "3", partition=3)
-    other = store.register("app", "other")
-    push(store, other, "kept")
-    store.set_positions(queue, "consumer", {1: made[0]})
-    clock(0)
-    store.truncate(queue)
-    assert store.count([queue, other]) == [0, 1]
-    assert bodies(store, queue) == bodies(store, queue, 3) == store.read_ids(queue, [(1, made[0])]) == []
-    assert store.positions(queue, "consumer") == {1: made[0]}
-    (after,) = push(store, queue, "after")
-    assert place(after) > place(made[1])
-    assert bodies(store, store.find("app", "queue"), start=ids.place_after(made[0])) == ["after"]
-    store.truncate(queue)
-    assert bodies(store, queue) == []
 
 
 def test_writes_during_a_removal_leave_nothing_behind(store, queue):
@@ -533,9 +511,8 @@ def test_writes_during_a_removal_leave_nothing_behind(store, queue):
     assert in_parallel(
         lambda: repeat_until_no_queue(lambda: push(store, queue, "1", "2")),
         lambda: repeat_until_no_queue(lambda: store.set_positions(queue, "consumer", {1: made, 2: made})),
-        lambda: repeat_until_no_queue(lambda: store.truncate(queue)),
         lambda: store.remove("app", "queue"),
-    ) == ["no queue", "no queue", "no queue", None]
+    ) == ["no queue", "no queue", None]
     assert store.queues("app") == []
     assert store.count([queue]) == [0]
 
@@ -756,18 +733,19 @@ def test_reading_uses_the_primary_key_without_sorting(store, queue, descending):
 
 
 @DATABASE_STORE_ONLY
-def test_messages_of_removed_and_truncated_queues_are_deleted(store, queue, clock):
+def test_messages_of_removed_queues_are_deleted(store, queue, clock):
     store.push(queue, [new("x", 1 + number % 3) for number in range(10)])
     other = store.register("app", "other", principals=["app:x"])
     store.set_positions(other, "consumer", {1: ELSEWHERE})
     push(store, other, "1", "2")
-    store.truncate(queue)
+    store.remove("app", "queue")
+    queue = store.register("app", "queue")
     push(store, queue, "kept")
     store.remove("app", "other")
     assert MessageRow.objects.count() == 13
     assert [store.remove_expired(5) for _ in range(3)] == [5, 5, 2]
     assert (MessageRow.objects.count(), bodies(store, queue)) == (1, ["kept"])
-    assert PartitionRow.objects.count() == 3
+    assert PartitionRow.objects.count() == 1
     assert not Position.objects.exists()
     assert not PrincipalRow.objects.exists()
 
@@ -809,7 +787,6 @@ def test_an_unavailable_database_is_reported_and_reconnected(store, queue):
     push(store, queue, "before")
     calls: list[Callable[[], Any]] = [
         lambda: push(store, queue, "late"),
-        lambda: store.truncate(queue),
         lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE}),
     ]
     for call in calls:

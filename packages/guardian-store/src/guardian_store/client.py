@@ -213,7 +213,7 @@ class Client:
             start = last = found[-1]["queue_name"]
 
     def queue(self, name: str) -> Queue:
-        """Return a queue. Whoever may read it may call this. The result lacks the principals."""
+        """Return a queue without its principals. Everybody who may read the queue may call this."""
         return _queue({"principles": (), **self.request("GET", name, "info")})
 
     def create_queue(
