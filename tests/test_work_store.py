@@ -34,12 +34,14 @@ from guardian_store import (
     Pinned,
     RetryLater,
     Worker,
+    ids,
     keep_failure,
     leases,
     partition_sharing,
     worker,
     zookeeper,
 )
+from guardian_store.ids import Place
 from guardian_store.leases import StoreLeases
 from guardian_store.partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
 from guardian_store.zookeeper import ZooKeeperLeases
@@ -554,6 +556,39 @@ def test_a_failed_message_waits_while_the_application_has_no_room(database_store
         wait_until(lambda: len(job.messages) == 2)
         settings.MESSAGE_STORE_MAX_BYTES = 0
         wait_until(lambda: list(queues.read(queues.find("shop", "errors"))))
+
+
+def store_json(queue, body):
+    """Store a message of the type JSON without a batch around it, which would need room of its own."""
+    ref = MessageRef(ids.message_id(Place(store().now(), 0)), 1)
+    queues.overwrite(queue, [ref], MessageInput(body, content_type="application/json"))
+
+
+def test_a_failed_message_whose_copy_is_too_large_is_logged_and_the_next_follows(
+    database_store, over_http, settings, caplog
+):
+    settings.MESSAGE_STORE_MAX_BODY = 1000
+    orders = queues.create("shop", "orders")
+    store_json(orders, b"[%s]" % (b" " * 998))
+    post(orders, "bad")
+    job = RecordingJob("bad", f"[{' ' * 998}]")
+    with run_workers(new_worker(job, over_http(), failure=keep_failure)):
+        wait_until(lambda: len(queues.queues("shop")) == 2 and list(queues.read(queues.find("shop", "errors"))))
+    [kept] = queues.read(queues.find("shop", "errors"))
+    assert kept.body == b"bad"
+    large = job.messages[0].id
+    assert f"Message {large} is not copied to the queue 'errors', which refuses it: body: More bytes" in caplog.text
+    assert next(iter(queues.read(orders))).id.hex == large
+
+
+def test_a_failed_message_that_is_smaller_as_base64_than_as_text_is_kept(database_store, over_http, settings):
+    settings.MESSAGE_STORE_MAX_BODY = 1000
+    body = b"[%s]" % b",".join([b'""'] * 200)
+    store_json(queues.create("shop", "orders"), body)
+    with run_workers(new_worker(RecordingJob(body.decode()), over_http(), failure=keep_failure)):
+        wait_until(lambda: len(queues.queues("shop")) == 2 and list(queues.read(queues.find("shop", "errors"))))
+    [kept] = queues.read(queues.find("shop", "errors"))
+    assert (kept.body, kept.content_type) == (body, "application/json")
 
 
 def test_a_worker_that_is_stopped_before_it_begins_ends_without_errors(transport, caplog):

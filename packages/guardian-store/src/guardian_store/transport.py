@@ -1,5 +1,6 @@
 """What a worker needs of a deployment of the message store, and the access to it over HTTP."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,7 +90,11 @@ class Transport(ABC):
 
     @abstractmethod
     def keep(self, message: Message, queue: str, ttl: int) -> None:
-        """Post a copy of a message to a queue, which is created if needed."""
+        """Post a copy of a message to a queue, which is created if needed.
+
+        Raises:
+            Invalid: the store refuses the copy, as it is too large for a request. It always will.
+        """
 
     # The leases of a consumer's workers. ``renew`` and ``acquire`` raise ``NotFound`` if the worker was removed.
 
@@ -195,12 +200,7 @@ class HTTPTransport(Transport):
         try:
             # The store reads a body of the type JSON as a batch, and a header can't have spaces at its ends.
             if content_type.partition(";")[0].strip().lower() == JSON or content_type != content_type.strip():
-                # Text needs less room in a batch than bytes.
-                try:
-                    body: str | bytes = message.text
-                except UnicodeDecodeError:
-                    body = message.body
-                self.client.post_many(queue, [NewMessage(body, ttl, 1, content_type)])
+                self.client.post_many(queue, [NewMessage(_smallest(message.body), ttl, 1, content_type)])
             else:
                 self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=content_type)
         except Invalid as error:
@@ -257,6 +257,15 @@ class HTTPTransport(Transport):
 
     def _leases(self, method: str, consumer: str, *names: str, **options: Any) -> dict[str, Any]:
         return self.client.request(method, "consumers", consumer, *names, **options)
+
+
+def _smallest(body: bytes) -> str | bytes:
+    """Return the body of a message as what needs less room in JSON: text, or bytes, which are sent as base64."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return body
+    return text if len(json.dumps(text, ensure_ascii=False).encode()) <= len(body) * 4 / 3 else body
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from guardian_store import ids
-from guardian_store.client import ClientError, Message, NotFound, Page, RetryLater
+from guardian_store.client import ClientError, Invalid, Message, NotFound, Page, RetryLater
 from guardian_store.ids import MIN_TICKS, Place
 from guardian_store.leases import HEARTBEATS_PER_LEASE, StoreLeases
 from guardian_store.partition_sharing import (
@@ -80,14 +80,23 @@ def log_failure(message: Message, context: Any, queue: WorkQueue, exception: Exc
 def keep_failure(message: Message, context: Any, queue: WorkQueue, exception: Exception) -> None:
     """Log the failure, and copy the message to the queue ``errors`` for 30 days.
 
-    A failed message of this queue itself is not copied, or it would fail forever.
+    A failed message of this queue itself is not copied, or it would fail forever. Neither is one whose copy the store
+    refuses, such as a copy that is too large for a request: it stays in its queue alone.
 
     Raises:
         Unavailable: the message is not copied. The worker handles it again.
     """
     log_failure(message, context, queue, exception)
-    if queue.name != ERROR_QUEUE:
+    if queue.name == ERROR_QUEUE:
+        return
+    try:
         queue.transport.keep(message, ERROR_QUEUE, ERROR_TTL_SECONDS)
+    except Invalid as error:
+        logger.error(
+            "Message %s is not copied to the queue %r, which refuses it: %s. Read it by its id in partition %s of %r, "
+            "before it expires there.",
+            *(message.id, ERROR_QUEUE, error, message.partition, queue.name),
+        )
 
 
 class Sharing(Protocol):
