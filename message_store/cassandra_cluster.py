@@ -84,6 +84,8 @@ class ClusterClock:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
+        self._comparing = threading.Lock()
+        self._answered = threading.Condition()
         self._offsets: dict[Any, float] = {}
         self._offset = time.time() - boot_seconds()
         self._measured_at = 0.0
@@ -91,9 +93,11 @@ class ClusterClock:
 
     def now(self) -> int:
         """Return the cluster's time in ticks since 1970."""
-        age = boot_seconds() - self._measured_at
-        if age > MEASURE_SECONDS:
-            self.measure(CONNECT_SECONDS if age > STALE_SECONDS else 0)
+        if self._age() > MEASURE_SECONDS:
+            with self._comparing:  # other threads don't use a stale time meanwhile
+                age = self._age()
+                if age > MEASURE_SECONDS:
+                    self.measure(CONNECT_SECONDS if age > STALE_SECONDS else 0)
         return round((boot_seconds() + self._offset) * TICKS_PER_SECOND)
 
     def microseconds(self) -> int:
@@ -107,7 +111,6 @@ class ClusterClock:
 
         With ``wait``, wait up to this many seconds for new answers of all. Return whether the time of a node is known.
         """
-        self._measured_at = boot_seconds()
         hosts = [host for host in self._session.cluster.metadata.all_hosts() if host.is_up]
         known = list(self._offsets.items())
         self._offsets = {} if wait else {host: offset for host, offset in known if host in hosts}
@@ -119,18 +122,23 @@ class ClusterClock:
                 continue
             future.add_callbacks(self._take, _ignore, callback_args=(host, boot_seconds()))
             futures.append(future)
-        until = time.monotonic() + wait
-        while len(self._offsets) < len(futures) and time.monotonic() < until:
-            time.sleep(0.001)
+        with self._answered:
+            self._answered.wait_for(lambda: len(self._offsets) >= len(futures), wait)
+        self._measured_at = boot_seconds()
         return bool(self._offsets)
+
+    def _age(self) -> float:
+        return boot_seconds() - self._measured_at
 
     def _take(self, rows: Sequence[tuple[Any, ...]], host: Any, asked_at: float) -> None:
         answered_at = boot_seconds()
         if answered_at - asked_at > LATE_SECONDS and host in self._offsets:
             return
         seconds = (rows[0][0].time - UUID_EPOCH_OFFSET) / TICKS_PER_SECOND
-        self._offsets[host] = seconds - (asked_at + answered_at) / 2
-        self._offset = statistics.median_low(list(self._offsets.values()))
+        with self._answered:
+            self._offsets[host] = seconds - (asked_at + answered_at) / 2
+            self._offset = statistics.median_low(list(self._offsets.values()))
+            self._answered.notify_all()
 
     def difference(self) -> float:
         """Return by how many seconds the clocks of the nodes differ."""

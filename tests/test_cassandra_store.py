@@ -35,7 +35,7 @@ from message_store.store import BatchTooLarge, MessageStore, NewMessage, StoredQ
 from status import doctor, metrics, probes
 from tests.test_message_store import HOUR, bodies, new, push
 from tests.test_message_store_api import Program
-from tests.toolbox import wait_until
+from tests.toolbox import in_parallel, wait_until
 from tools.cassandra import PASSWORD, USER, PrivateCassandra, PrivateRing
 from tools.processes import free_port
 
@@ -329,7 +329,8 @@ def test_an_idle_process_asks_for_the_time_before_it_uses_it(store):
     right = clock.now()
     clock._offset += 100
     clock._measured_at -= HOUR
-    assert abs(clock.now() - right) < 5 * TICKS_PER_SECOND
+    for now in in_parallel(*[clock.now] * 4):
+        assert abs(now - right) < 5 * TICKS_PER_SECOND
 
 
 # One connection in a process
