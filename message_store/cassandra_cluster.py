@@ -157,11 +157,12 @@ class Connection:
         """Connect.
 
         Raises:
-            StoreUnavailable: no node answers, or the keyspace has another version.
+            StoreUnavailable: no node answers, or the keyspace has an older version.
         """
         self._keyspace: str = settings.CASSANDRA_KEYSPACE
         self._prepared: dict[str, PreparedStatement] = {}
-        self.cluster = open_cluster()
+        with translated():
+            self.cluster = open_cluster()
         try:
             with translated():
                 self.session = self.cluster.connect()
@@ -183,7 +184,7 @@ class Connection:
         except InvalidRequest:  # there is no keyspace, or no such table
             row = None
         version = row[0] if row else 0
-        if version != cassandra_schema.VERSION:
+        if version < cassandra_schema.VERSION:
             raise StoreUnavailable(
                 f"The keyspace {self._keyspace} has version {version} of the tables, and this Guardian "
                 f"needs version {cassandra_schema.VERSION}. Run `manage.py message_store_schema`."

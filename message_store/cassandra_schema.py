@@ -1,13 +1,17 @@
 """The tables of the store on Cassandra, and their version.
 
-``manage.py message_store_schema`` creates and upgrades them. A process refuses to work with another version.
+``manage.py message_store_schema`` creates and upgrades them. A process refuses to work with an older version. It works
+with a newer one, because processes of the release before run until all are replaced.
 """
 
 VERSION = 1
 """The version of ``TABLES``. Raise it with each change, and add what changes an older keyspace to ``UPGRADES``."""
 
 UPGRADES: dict[int, tuple[str, ...]] = {}
-"""The statements that bring a keyspace to each version from the one before. Each may be executed twice."""
+"""The statements that bring a keyspace to each version from the one before. Each may be executed twice.
+
+They add tables and columns. What the release before uses is removed no earlier than in the next release.
+"""
 
 DAY = 86_400
 """How long tables remember deletions that are many. Every node is repaired within this time."""

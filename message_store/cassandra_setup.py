@@ -31,7 +31,7 @@ def set_up() -> Iterator[str]:
     """Create or upgrade the keyspace and its tables, and yield what was done.
 
     Raises:
-        SetupError: the cluster has too few nodes, or the keyspace another replication or a newer version.
+        SetupError: the cluster has too few nodes, or the keyspace another replication.
         StoreUnavailable: the cluster is unreachable.
     """
     with translated():
@@ -64,18 +64,14 @@ def _set_up(cluster: Cluster, session: Session) -> Iterator[str]:
         )
     session.set_keyspace(name)  # no prepared statement follows
     version = _version(cluster, session)
-    if version > VERSION:
-        raise SetupError(f"The tables of {name} have version {version}: a newer Guardian uses them. Upgrade this one.")
-    if version == VERSION:
-        yield f"The tables of {name} have version {VERSION}, which is current."
+    if version >= VERSION:
+        which = "which is current" if version == VERSION else f"of a newer Guardian. This one needs version {VERSION}"
+        yield f"The tables of {name} have version {version}, {which}."
         return
     steps = TABLES if version == 0 else [step for number in range(version, VERSION) for step in UPGRADES[number + 1]]
     for step in steps:
         session.execute(step, timeout=DDL_SECONDS)
-    session.execute(
-        SimpleStatement(SET_VERSION.replace("keyspace.", f"{name}."), consistency_level=ConsistencyLevel.QUORUM),
-        [VERSION],
-    )
+    session.execute(_at_quorum(SET_VERSION), [VERSION])
     yield f"{'Created' if version == 0 else 'Upgraded'} the tables of {name}: version {VERSION}."
 
 
@@ -88,8 +84,7 @@ def _version(cluster: Cluster, session: Session) -> int:
 
 
 def _at_quorum(cql: str) -> SimpleStatement:
-    text = cql.replace("keyspace.", f"{settings.CASSANDRA_KEYSPACE}.")
-    return SimpleStatement(text, consistency_level=ConsistencyLevel.QUORUM)
+    return SimpleStatement(cql.replace("keyspace.", ""), consistency_level=ConsistencyLevel.QUORUM)
 
 
 def _readable(replication: dict[str, int]) -> str:
