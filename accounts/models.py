@@ -316,7 +316,8 @@ class PulseUser(models.Model):
     password_exposed_at = models.DateTimeField(
         null=True,
         editable=False,
-        help_text="When an owner left who may know the password. Empty: it was changed since, or none left.",
+        help_text="When the account lost an owner who may know the password: the owner left, was removed or was "
+        "deactivated. Empty: there is none, or the password was changed since.",
     )
 
     objects = PulseUserQuerySet.as_manager()
