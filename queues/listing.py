@@ -1,6 +1,8 @@
 """Filters and orders of lists of queues, for the page and the API."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -59,6 +61,9 @@ NEEDS_ATTENTION = (
 
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
+STATES = [(Queue.State.OK.value, "within their limits"), *Queue.State.choices[1:]]
+"""The states to choose from. Queues within their limits may need attention, and then aren't healthy."""
+
 
 def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:
     """Return whether this queue is meant to have a consumer. ``WITHOUT_CONSUMER`` is the same rule as a query.
@@ -73,7 +78,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """Filters and order of a list of queues. Queues that are gone are left out unless that state is chosen."""
 
     search = CharFilter(field_name="name", lookup_expr="icontains", label="Part of the name", max_length=255)
-    state = ChoiceFilter(choices=Queue.State.choices, label="State", empty_label="all but gone")
+    state = ChoiceFilter(choices=STATES, label="State", empty_label="all but gone")
     vhost = CharFilter(label="Virtual host")
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
     without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
@@ -139,13 +144,17 @@ def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> Query
 
 
 class StateCount(NamedTuple):
-    """The number of queues of one state in one vhost, and how many of them have no consumer or need attention."""
+    """The number of queues of one state in one vhost.
+
+    How many of them have no consumer, need attention, and are blocked from deletion.
+    """
 
     state: str
     vhost: str
     number: int
     unattended: int
     attention: int
+    blocked: int
 
 
 def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
@@ -155,8 +164,38 @@ def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
         number=Count("id"),
         unattended=Count("id", filter=WITHOUT_CONSUMER),
         attention=Count("id", filter=NEEDS_ATTENTION),
+        blocked=Count("id", filter=~Q(block_reason="")),
     )
     return [StateCount(*row) for row in counts.values_list(*StateCount._fields)]
+
+
+class Counts(NamedTuple):
+    """The numbers of queues by state. All but ``gone`` are of queues that are not gone."""
+
+    total: int
+    attention: int
+    blocked: int
+    unattended: int
+    deleting: int
+    warned: int
+    gone: int
+
+
+def add_up(groups: Sequence[StateCount]) -> Counts:
+    """Return the numbers of all these groups together."""
+    existing = [group for group in groups if group.state != Queue.State.GONE]
+    by_state: Counter[str] = Counter()
+    for group in groups:
+        by_state[group.state] += group.number
+    return Counts(
+        total=sum(group.number for group in existing),
+        attention=sum(group.attention for group in existing),
+        blocked=sum(group.blocked for group in existing),
+        unattended=sum(group.unattended for group in existing),
+        deleting=by_state[Queue.State.DELETING],
+        warned=by_state[Queue.State.WARNED],
+        gone=by_state[Queue.State.GONE],
+    )
 
 
 def _severity() -> Expression:

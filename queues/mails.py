@@ -393,7 +393,10 @@ def weekly(notification: Notification) -> Content:
     facts = notification.facts
     queues, warned, deleted = facts["queues"], facts["warned"], facts["deleted"]
     subject = [counted(queues, "queue")]
-    states = [f"{facts['ok']:,} healthy", f"{warned:,} over the warning threshold"]
+    states = [
+        f"{facts['ok']:,} within {'its' if facts['ok'] == 1 else 'their'} limits",
+        f"{warned:,} over the warning threshold",
+    ]
     if deleted:
         subject.append(f"{deleted:,} deleted")
     if warned:

@@ -29,7 +29,7 @@ from queues import actions, charts, feeding, growth, limit_requests, thresholds
 from queues.archive import Removed, what_became_of
 from queues.endings import bindings_at_deletion, ending
 from queues.forms import LimitsForm
-from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, StateCount, count_by_state, should_have_consumer
+from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, add_up, count_by_state, should_have_consumer
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
 from queues.trends import Trend, trends
@@ -199,7 +199,7 @@ def queues_page(request: Request) -> HttpResponse:
     """Show the visitor's queues, to an operator all. An htmx request gets new figures for the rows on its page."""
     mine = Queue.objects.seen_by(request.user)
     groups = count_by_state(mine)
-    context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
+    context = {"counts": add_up(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
     if request.htmx:
         shown = mine.filter(uuid__in=uuids_in(request.GET.get("shown", ""))).select_related("pulse_user")
         return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
@@ -213,7 +213,7 @@ def queues_page(request: Request) -> HttpResponse:
     paginator = Paginator(filtered.qs.select_related("pulse_user", "owner"), ROWS)
     if not set(request.GET) - {"page", "ordering"}:
         # Without a filter the number is known. Another count would read all rows again.
-        paginator.count = sum(group.number for group in groups if group.state != Queue.State.GONE)
+        paginator.count = context["counts"].total
     page = paginator.get_page(request.GET.get("page"))
     rows = rows_of(page.object_list, timezone.now())
     filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
@@ -254,29 +254,6 @@ def _headings(filters: Mapping[str, Any]) -> list[Heading]:
         direction = ("descending" if now.startswith("-") else "ascending") if now in (first, second) else ""
         found.append(Heading(label, query, direction))
     return found
-
-
-class Summary(NamedTuple):
-    """The numbers of the visitor's queues by state. ``total`` counts all that are not gone."""
-
-    total: int
-    attention: int
-    deleting: int
-    warned: int
-    ok: int
-    gone: int
-    unattended: int
-
-
-def _summary(groups: Iterable[StateCount]) -> Summary:
-    by_state = dict.fromkeys(Queue.State.values, 0)
-    unattended = attention = 0
-    for group in groups:
-        by_state[group.state] += group.number
-        unattended += group.unattended
-        attention += group.attention
-    total = sum(by_state.values()) - by_state["gone"]
-    return Summary(total, attention, unattended=unattended, **by_state)
 
 
 class Freshness(NamedTuple):

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db.models import Count, Q
-
 from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import duration
 from queues import limit_requests
-from queues.listing import NEEDS_ATTENTION, nearest_to_limit
+from queues.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit
 from queues.models import Queue, QueueEvent, Watch
 from queues.views import Row, describe_event, rows_of
 from rabbit.names import readable
@@ -36,43 +34,35 @@ class Dashboard(NamedTuple):
     ``trouble`` are sentences about the broker. ``limit_requests`` are the latest that are open: none for owners.
     """
 
-    total: int
-    attention: int
+    counts: Counts
     queues: Sequence[Row]
     events: Sequence[Happened]
     accounts: int
     agents: int
     trouble: Sequence[str]
     nodes: int
-    blocked: int
     limit_requests: Sequence[QueueEvent]
 
     @property
     def more(self) -> int:
         """The number of queues that need attention and aren't shown."""
-        return self.attention - len(self.queues)
+        return self.counts.attention - len(self.queues)
 
 
 def dashboard(visitor: Owner, now: datetime) -> Dashboard:
     """Return the content of the page of an owner; an operator sees everything. The broker is not queried."""
-    mine = Queue.objects.seen_by(visitor).exclude(state=Queue.State.GONE)
-    counts = mine.order_by().aggregate(
-        total=Count("id"),
-        attention=Count("id", filter=NEEDS_ATTENTION),
-        blocked=Count("id", filter=~Q(block_reason="")),
-    )
+    mine = Queue.objects.seen_by(visitor)
+    counts = add_up(count_by_state(mine))
     worst = nearest_to_limit(mine.filter(NEEDS_ATTENTION).select_related("pulse_user", "owner"))[:QUEUES_SHOWN]
     watch = Watch.objects.filter(id=1).first() or Watch()
     return Dashboard(
-        counts["total"],
-        counts["attention"],
-        rows_of(worst, now) if counts["attention"] else [],
+        counts,
+        rows_of(worst, now) if counts.attention else [],
         _events(visitor),
         PulseUser.objects.seen_by(visitor).count(),
         AgentIdentity.objects.seen_by(visitor).count(),
         _trouble(watch, now, names_nodes=visitor.is_staff),
         len(watch.nodes),
-        counts["blocked"],
         list(limit_requests.open_requests()[:REQUESTS_SHOWN]) if visitor.is_staff else [],
     )
 

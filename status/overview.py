@@ -16,7 +16,7 @@ from django.db.models import F, QuerySet
 from core.formatting import duration, rate_in_words
 from core.models import Removal
 from queues import charts, growth, thresholds
-from queues.listing import LENGTH, STALLED, count_by_state, whose, with_first_sample
+from queues.listing import LENGTH, STALLED, Counts, add_up, count_by_state, whose, with_first_sample
 from queues.models import Pass, Queue
 from queues.thresholds import Thresholds
 from rabbit.management import Node, Row
@@ -153,7 +153,7 @@ class Overview:
     misnamed_exchanges: Sequence[str]
     passes: Passes | None
     removals: RemovalsShown
-    states: Sequence[tuple[str, str, int]]
+    counts: Counts
     longest: Sequence[QueueLine]
     growing: Sequence[QueueLine]
     stalled: Named | None
@@ -186,7 +186,7 @@ def overview(now: datetime) -> Overview:
         misnamed_exchanges=[readable(name) for name in guardian.watch.misnamed_exchanges],
         passes=_passes(now),
         removals=_removals(guardian),
-        states=_states(),
+        counts=add_up(count_by_state(Queue.objects.all())),
         longest=_longest(),
         growing=_growing(now),
         stalled=_stalled(now) if settings.GUARDIAN_STALLED_MINUTES else None,
@@ -333,15 +333,6 @@ def chart_of_passes(
 
 
 # Queues
-
-
-def _states() -> list[tuple[str, str, int]]:
-    """Return the states of queues, each with its label and the number of queues."""
-    numbers = dict.fromkeys(Queue.State.values, 0)
-    for group in count_by_state(Queue.objects.all()):
-        numbers[group.state] += group.number
-    worst_first = (Queue.State.DELETING, Queue.State.WARNED, Queue.State.OK)
-    return [(state.value, str(state.label), numbers[state]) for state in worst_first]
 
 
 def _queues_of_known_length() -> QuerySet[Queue]:

@@ -173,7 +173,7 @@ def test_a_confirmed_or_removed_address_gets_no_confirmation_mail(address, what)
 @pytest.mark.parametrize("form", ["plain", "html"])
 @pytest.mark.parametrize(
     "what",
-    ["3 queues", "1 healthy", "2 over the warning threshold", "2 warnings", "deleted", "queue/alice/long",
+    ["3 queues", "1 within its limits", "2 over the warning threshold", "2 warnings", "deleted", "queue/alice/long",
      "2,104 messages", "queue/alice/lonely", "and 4 more", "/queues/", "/settings/"],
 )  # fmt: skip
 def test_the_weekly_summary_lists_states_and_events_of_queues(what, form):
