@@ -12,7 +12,7 @@ from django.utils import timezone
 from waldur_api_client import AuthenticatedClient
 from waldur_api_client.api.marketplace_site_agent_identities import marketplace_site_agent_identities_cleanup_orphaned
 from waldur_api_client.api.marketplace_site_agent_services import marketplace_site_agent_services_cleanup_stale
-from waldur_api_client.models import CleanupRequestRequest
+from waldur_api_client.models.cleanup_request_request import CleanupRequestRequest
 
 from accounts.models import Owner
 from accounts.quotas import QuotaReached

@@ -37,18 +37,18 @@ from waldur_api_client.api.marketplace_site_agent_identities import (
     marketplace_site_agent_identities_update,
 )
 from waldur_api_client.errors import UnexpectedStatus
-from waldur_api_client.models import (
-    AgentEventSubscriptionCreateRequest,
-    AgentIdentityRequest,
-    AgentQueueRegistrationRequest,
-    EventConsumerRegistrationRequest,
-    EventConsumerScopeInputRequest,
-    EventSubscriptionObservableObjectRequest,
-    EventSubscriptionQueueCreateRequest,
-    EventSubscriptionRequest,
-    ObservableObjectTypeEnum,
-)
 from waldur_api_client.models.agent_dependency_request import AgentDependencyRequest
+from waldur_api_client.models.agent_event_subscription_create_request import AgentEventSubscriptionCreateRequest
+from waldur_api_client.models.agent_identity_request import AgentIdentityRequest
+from waldur_api_client.models.agent_queue_registration_request import AgentQueueRegistrationRequest
+from waldur_api_client.models.event_consumer_registration_request import EventConsumerRegistrationRequest
+from waldur_api_client.models.event_consumer_scope_input_request import EventConsumerScopeInputRequest
+from waldur_api_client.models.event_subscription_observable_object_request import (
+    EventSubscriptionObservableObjectRequest,
+)
+from waldur_api_client.models.event_subscription_queue_create_request import EventSubscriptionQueueCreateRequest
+from waldur_api_client.models.event_subscription_request import EventSubscriptionRequest
+from waldur_api_client.models.observable_object_type_enum import ObservableObjectTypeEnum
 from waldur_api_client.types import UNSET
 
 from accounts.models import Owner

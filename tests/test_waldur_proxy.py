@@ -11,7 +11,9 @@ from waldur_api_client.api.marketplace_site_agent_identities import (
     marketplace_site_agent_identities_register_queue,
     marketplace_site_agent_identities_register_service,
 )
-from waldur_api_client.models import AgentIdentityRequest, AgentQueueRegistrationRequest, AgentServiceCreateRequest
+from waldur_api_client.models.agent_identity_request import AgentIdentityRequest
+from waldur_api_client.models.agent_queue_registration_request import AgentQueueRegistrationRequest
+from waldur_api_client.models.agent_service_create_request import AgentServiceCreateRequest
 
 from agents import events
 from agents.models import AgentIdentity
