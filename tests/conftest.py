@@ -42,6 +42,7 @@ from tests.fixtures import (  # noqa: F401
     bob,
     broker_proxy,
     certificate,
+    empty_node,
     guarded_node,
     operator,
     own_node,
