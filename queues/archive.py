@@ -210,9 +210,14 @@ def delete_queue(
         BrokerUnavailable: the answer to the deletion was lost. The queue may be deleted.
         BrokerError: the broker refuses; nothing changed.
     """
-    with _locked(target):
+    with _locked(target) as renew_lock:
+
+        def renew() -> None:
+            renew_lock()
+            between()
+
         try:
-            attempt = _attempt(session, target, until, between)
+            attempt = _attempt(session, target, until, renew)
             depth = _declare(attempt.fetch)
             if limit is not None and depth + unacknowledged <= limit:
                 attempt.fetch.put_back()
@@ -225,7 +230,8 @@ def delete_queue(
                 if attempt.fetch.fetched + ready + unacknowledged <= limit:
                     _call_off(attempt)
                     raise WithinLimit
-        except NotSent:
+            renew_lock()
+        except (NotSent, locks.LockTaken):
             _put_back(attempt)
             raise
         except BrokerUnavailable as error:
@@ -234,23 +240,22 @@ def delete_queue(
 
 
 @contextlib.contextmanager
-def _locked(target: Target) -> Iterator[None]:
-    """Lock a queue, so that nobody else fetches its messages meanwhile.
+def _locked(target: Target) -> Iterator[Callable[[], None]]:
+    """Lock a queue, so that nobody else fetches its messages meanwhile. Yield a function that renews the lock.
 
     Raises:
-        NotSent: another process has the lock.
+        NotSent: another process has the lock, at first or when it is renewed.
     """
     if why_not(target):
-        yield  # nothing is fetched
+        yield lambda: None  # nothing is fetched
         return
     key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
     lock = locks.Lock(f"queue {key}")
     try:
-        lock.acquire(0)
+        lock.acquire()
+        yield lock.renew
     except locks.LockTaken as error:
         raise NotSent("another request is deleting or purging this queue; try again in a minute") from error
-    try:
-        yield
     finally:
         lock.release()
 
@@ -277,11 +282,13 @@ def purge_queue(session: Session, target: Target) -> Removed:
 
     Raises:
         NotOnBroker: there is no such queue, or its node is down.
+        NotSent: another process deletes or purges the queue; nothing changed.
         BrokerError: the broker refuses, or does not answer.
     """
-    with _locked(target):
-        attempt = _attempt(session, target)
+    with _locked(target) as renew_lock:
+        attempt = _attempt(session, target, between=renew_lock)
         attempt.archive(_declare(attempt.fetch))
+        renew_lock()
         if attempt.result.archive is not None:
             # Acknowledging has no answer. After a crash then, the archive is the only copy, so it is shown before.
             Archive.objects.filter(pk=attempt.result.archive.pk).update(state=Archive.State.KEPT)

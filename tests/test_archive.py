@@ -1,15 +1,19 @@
 """Archives: what is kept of a queue that is deleted or purged, and what is not."""
 
+import uuid
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from urllib.parse import urlsplit
 
 import pytest
 from amqp import Message, spec
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from accounts.models import PulseUser
 from core import broker as core_broker
+from core import locks
+from core.models import Lease
 from queues import actions, archive, archive_reading, peek
 from queues.archive import NotSent, Target, WithinLimit
 from queues.models import Archive, ArchiveChunk, Queue
@@ -373,6 +377,38 @@ def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeyp
     monkeypatch.setattr(archive, "_store", delete_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
+
+
+def test_the_lock_of_a_queue_is_renewed_while_its_messages_are_fetched(amqp, delete, guarded, monkeypatch):
+    amqp.queue(NAME, 1200)
+    monkeypatch.setattr(locks, "RENEW_INTERVAL_SECONDS", 0)
+    batches = []
+
+    def renewed_since_the_last_batch():
+        assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=locks.lock_seconds() - 30)).exists()
+        Lease.objects.update(expires_at=Now() + timedelta(seconds=30))
+        batches.append(1)
+
+    with core_broker.session(guarded) as session:
+        archive.delete_queue(session, target(guarded), between=renewed_since_the_last_batch)
+    assert len(batches) == 3
+
+
+@pytest.mark.parametrize("step", ["fetching", "the deletion"])
+def test_a_queue_whose_lock_expired_stays_with_its_messages(amqp, guarded, monkeypatch, step):
+    amqp.queue(NAME, 600)
+
+    def expire(*_):
+        Lease.objects.update(holder=uuid.uuid4())  # another process has it
+
+    if step == "the deletion":
+        monkeypatch.setattr(archive, "_declare_again", lambda attempt: expire() or 0)
+    with core_broker.session(guarded) as session:
+        with pytest.raises(NotSent, match="another request"):
+            archive.delete_queue(
+                session, target(guarded), limit=10, between=expire if step == "fetching" else lambda: None
+            )
+        wait_until_equal(lambda: session.declare_passively(NAME).ready, 600)
 
 
 def test_a_purge_with_a_lost_answer_keeps_the_archive(listed, alice, broker, settings, monkeypatch, amqp):
