@@ -24,7 +24,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth.models import Group
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import FieldDoesNotExist, ValidationError
-from django.db import DataError
+from django.db import DataError, NotSupportedError, ProgrammingError
 from django.db.models import Count, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
@@ -55,26 +55,30 @@ from rabbit.names import readable
 CHOSEN_FIELD = "chosen"
 
 
+REFUSED_LOOKUPS = ("regex", "range", "contained_by")
+"""Endings of lookups that a URL can't have: a regex could take unlimited time, and a range needs two values."""
+
+
 @contextmanager
-def _refusing_odd_values() -> Iterator[None]:
+def _refusing_odd_lookups() -> Iterator[None]:
     try:
         yield
-    except (ValueError, OverflowError, DataError) as error:
+    except (ValueError, OverflowError, DataError, NotSupportedError, ProgrammingError) as error:
         raise IncorrectLookupParameters(error) from error
 
 
 class CheckedChangeList(ChangeList):
-    """A list that is shown without filters if a value in its URL has a NUL character, or is out of its type's range.
+    """A list that is shown without filters if its URL has a lookup or a value that the database can't compare with.
 
-    Django checks a part of these values. For the others, the database or its driver raises an error.
+    Django checks a part of them. The others raise an error when the query is compiled or executed.
     """
 
-    @_refusing_odd_values()
+    @_refusing_odd_lookups()
     def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows that match the filters."""
         return super().get_queryset(*args, **kwargs)
 
-    @_refusing_odd_values()
+    @_refusing_odd_lookups()
     def get_results(self, request: HttpRequest) -> None:
         """Count the rows. This is the first query with the filters."""
         super().get_results(request)
@@ -89,8 +93,8 @@ class AuditedAdmin(admin.ModelAdmin):
     empty_value_display = "none"
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        """Refuse regex lookups: a regex in a URL could take unlimited time."""
-        return not lookup.endswith("regex") and super().lookup_allowed(lookup, value, request)
+        """Refuse the lookups that a URL can't have."""
+        return not lookup.endswith(REFUSED_LOOKUPS) and super().lookup_allowed(lookup, value, request)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the class of the list."""
