@@ -391,6 +391,7 @@ CELERY_BEAT_SCHEDULE = {
     },
     "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
     "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
+    "message-quotas": {"task": "message_store.tasks.measure_applications", "schedule": 60, "options": {"expires": 60}},
 }
 
 # The message store.

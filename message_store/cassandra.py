@@ -446,18 +446,14 @@ class CassandraStore(MessageStore):
             yield self._connection.bind(statement, values, LEVELS[queue.consistency])
 
     def count(self, queues: Sequence[StoredQueue]) -> list[int]:
-        with translated():
-            return [self._measure(queue)[0] for queue in queues]
+        return [number for number, _ in self._sizes(queues)]
 
-    def stored_bytes(self, application: str) -> int:
-        size, start = 0, ""
-        while True:
-            some = self.queues(application, start=start, limit=NAMES_PER_READ)
-            with translated():
-                size += sum(self._measure(queue)[1] for queue in some)
-            if len(some) < NAMES_PER_READ:
-                return size
-            start = some[-1].name + "\0"
+    def stored_bytes(self, queues: Sequence[StoredQueue]) -> int:
+        return sum(size for _, size in self._sizes(queues))
+
+    def _sizes(self, queues: Sequence[StoredQueue]) -> list[tuple[int, int]]:
+        with translated(), ThreadPoolExecutor(CONCURRENT_READS) as threads:
+            return list(threads.map(self._measure, queues))
 
     def _measure(self, queue: StoredQueue) -> tuple[int, int]:
         """Return the number and the bytes of a queue's messages, estimated if they are many."""

@@ -492,15 +492,18 @@ class DatabaseStore(MessageStore):
             counts = dict(cursor.fetchall())
         return [counts.get(queue.key, 0) for queue in queues]
 
-    def stored_bytes(self, application: str) -> int:
+    def stored_bytes(self, queues: Sequence[StoredQueue]) -> int:
+        if not queues:
+            return 0
+        keys = ", ".join(f"{queue.key:d}" for queue in queues)
         with _cursor() as cursor:
             cursor.execute(
                 f"""
                 SELECT coalesce(sum(length(message.body)), 0) FROM message_store_queuerow AS queue
                 JOIN message_store_messagerow AS message ON message.contents = queue.contents
-                WHERE queue.application = %(application)s AND message.expires + 0 > {_dialect().now}
+                WHERE queue.id IN ({keys}) AND message.expires + 0 > {_dialect().now}
                 """,
-                {"application": application, "now": now()},
+                {"now": now()},
             )
             return int(cursor.fetchone()[0])
 

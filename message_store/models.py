@@ -27,6 +27,9 @@ class Application(models.Model):
     stored_bytes = models.BigIntegerField(
         default=0, db_default=0, editable=False, help_text="At least the bytes of its messages. See quota.py."
     )
+    measure_above = models.BigIntegerField(
+        default=0, db_default=0, editable=False, help_text="A task measures the messages if stored_bytes is more."
+    )
 
     class Meta:
         ordering = ["name"]

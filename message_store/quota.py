@@ -1,23 +1,29 @@
 """The quota of an application: how many bytes the bodies of its messages may have.
 
 ``Application.stored_bytes`` is never less than what the application's clients stored. A post adds to it, in the
-transaction that stores the messages if they are in the same database, and nothing subtracts. When it would exceed the
-quota, the store is measured, without deleted and expired messages. A measurement reads every message, so there is at
-most one a minute.
+transaction that stores the messages if they are in the same database, and nothing subtracts.
+
+A task measures the messages in the store, without deleted and expired ones: when half of the room is used that the last
+measurement found, and after a post was refused. A measurement visits every queue, so no post waits for it.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
-from core import limits
+from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from message_store.models import Application
 from message_store.store import BatchTooLarge, NoQueue, store
 
-MEASURE_INTERVAL_SECONDS = 60
+LEASE = "quotas of the message store"
+
+QUEUES_PER_READ = 100
+
+ALWAYS = -1
+"""A value of ``measure_above``: measure in any case."""
 
 
 class QuotaReached(Exception):
@@ -31,13 +37,11 @@ def reserved(application: str, size: int) -> Iterator[None]:
     Raises:
         QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
     """
-    for is_last in (False, True):
-        with transaction.atomic() if store().in_database else _subtracted_on_error(application, size):
-            if _reserve(application, size):
-                yield
-                return
-        if is_last or not _measure(application):
-            break
+    with transaction.atomic() if store().in_database else _subtracted_on_error(application, size):
+        if _reserve(application, size):
+            yield
+            return
+    Application.objects.filter(name=application, measure_above__gt=ALWAYS).update(measure_above=ALWAYS)
     raise QuotaReached(
         f"The messages of {application} would have more than {settings.MESSAGE_STORE_MAX_BYTES} bytes. Delete some, or "
         "ask an operator for more. Deleted and expired messages are subtracted within a minute"
@@ -66,12 +70,33 @@ def _reserve(application: str, size: int) -> bool:
     return bool(room.update(stored_bytes=F("stored_bytes") + size)) or not rows.exists()
 
 
-def _measure(application: str) -> bool:
-    """Replace the counted bytes by those in the store. Return False if they were measured within the last minute."""
+def measure_due() -> None:
+    """Measure the applications that are due, unless another process is measuring.
+
+    Raises:
+        StoreUnavailable: the store is unreachable. The next call begins anew.
+    """
+    if not settings.MESSAGE_STORE_MAX_BYTES:
+        return
+    with suppress(LeaseTaken, LeaseLost), lease(LEASE) as held:
+        for name in Application.objects.filter(stored_bytes__gt=F("measure_above")).values_list("name", flat=True):
+            _measure(name, held)
+
+
+def _measure(application: str, held: HeldLease) -> None:
+    """Replace the counted bytes by those in the store."""
     rows = Application.objects.filter(name=application)
-    counted = rows.values_list("stored_bytes", flat=True).first()
-    if counted is None or not limits.add(f"measured:{application}", True, MEASURE_INTERVAL_SECONDS):
-        return False
+    counted = rows.values_list("stored_bytes", flat=True).first() or 0
+    measured, start = 0, ""
+    while True:
+        held.renew_if_due()
+        some = store().queues(application, start=start, limit=QUEUES_PER_READ + 1)
+        measured += store().stored_bytes(some[:QUEUES_PER_READ])
+        if len(some) <= QUEUES_PER_READ:
+            break
+        start = some[-1].name
     # The store is read after the count, and the difference is added: what is stored meanwhile counts twice, never less.
-    rows.update(stored_bytes=F("stored_bytes") + store().stored_bytes(application) - counted)
-    return True
+    rows.update(
+        stored_bytes=F("stored_bytes") + measured - counted,
+        measure_above=(measured + settings.MESSAGE_STORE_MAX_BYTES) // 2,
+    )

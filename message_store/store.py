@@ -230,8 +230,8 @@ class MessageStore(ABC):
         """Return the number of messages of each queue. Some stores only estimate it."""
 
     @abstractmethod
-    def stored_bytes(self, application: str) -> int:
-        """Return the bytes of the bodies of an application's messages. Some stores only estimate it.
+    def stored_bytes(self, queues: Sequence[StoredQueue]) -> int:
+        """Return the bytes of the bodies of the messages in these queues. Some stores only estimate it.
 
         The cost grows with the number of messages.
         """

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from message_store import expiry
+from message_store import expiry, quota
 from message_store.store import store
 
 
@@ -10,3 +10,9 @@ from message_store.store import store
 def remove_expired() -> None:
     """Free the disk space of expired and deleted messages."""
     expiry.remove_expired(store())
+
+
+@shared_task
+def measure_applications() -> None:
+    """Measure the messages of the applications that are due."""
+    quota.measure_due()

@@ -180,7 +180,7 @@ def test_the_messages_of_a_deep_queue_are_estimated(store, queue, monkeypatch):
         write_at(store, queue, now + number * DAY, "12345", level=3)
     monkeypatch.setattr(cassandra, "MEASURED_MESSAGES", 30)
     assert store.count([queue]) == [100]
-    assert store.stored_bytes("app") == 500
+    assert store.stored_bytes([queue]) == 500
 
 
 # Batches and consistency

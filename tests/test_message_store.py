@@ -303,18 +303,18 @@ def test_expired_messages_are_not_returned(store, queue, clock):
     assert store.count([queue]) == [0]
 
 
-def test_the_bytes_of_an_application_are_those_of_its_readable_messages(store, queue, clock):
+def test_the_bytes_of_queues_are_those_of_their_readable_messages(store, queue, clock):
     second, others = store.register("app", "second"), store.register("other", "queue")
     push(store, queue, "12345", "é", partition=2)
     deleted = push(store, queue, "x" * 100)
     store.push(second, [new("1" * 1000, ttl=60), new("7" * 20)])
     push(store, others, "12345678")
     store.delete(queue, [(1, deleted[0])])
-    assert [store.stored_bytes(name) for name in ("app", "other", "nobody")] == [1027, 8, 0]
+    assert [store.stored_bytes(some) for some in ([queue, second], [others], [])] == [1027, 8, 0]
     clock(61)
-    assert store.stored_bytes("app") == 27
+    assert store.stored_bytes([queue, second]) == 27
     store.remove("app", "second")
-    assert store.stored_bytes("app") == 7
+    assert store.stored_bytes([queue, second]) == 7
 
 
 def test_a_limit_does_not_count_what_has_expired(store, queue):
