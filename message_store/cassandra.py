@@ -203,6 +203,7 @@ class CassandraStore(MessageStore):
     def remove(self, application: str, name: str) -> None:
         with translated():
             row = self._deleted_row(application, name)
+            # If a statement below fails, what stays is invisible, because the queue's row is gone.
             queue, bind = row.queue, self._connection.bind
             partitions = range(1, queue.partitions + 1)
             self._connection.execute_all(bind(cql.MARK_REMOVED, [queue.key, partition]) for partition in partitions)
@@ -215,7 +216,6 @@ class CassandraStore(MessageStore):
             consumers = self._connection.execute(bind(cql.LIST_CONSUMERS, [queue.key]))
             self._connection.execute_all(bind(cql.DELETE_POSITIONS, [queue.key, consumer]) for (consumer,) in consumers)
             self._connection.execute(bind(cql.DELETE_CONSUMERS, [queue.key]))
-            # If this fails, the messages expire.
             self._delete_messages(queue)
             self._connection.execute_all(bind(cql.DELETE_ENTRIES, [queue.key, partition]) for partition in partitions)
 

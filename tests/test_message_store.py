@@ -135,6 +135,16 @@ def test_partitions_can_grow_but_not_shrink(store, queue):
     assert [bodies(store, queue, partition) for partition in range(1, 6)] == [[], [], ["before"], [], ["after"]]
 
 
+def test_concurrent_updates_keep_each_others_changes(store, queue):
+    given = [{"partitions": 4}, {"partitions": 7}, {"type": "public"}, {"principals": ["a:x"]}, {"principals": ["a:y"]}]
+    made = in_parallel(*(lambda change=change: store.update("app", "queue", **change) for change in given))
+    assert {type(one) for one in made} == {StoredQueue}, made
+    found = store.find("app", "queue")
+    assert (found.partitions, found.type) == (7, "public")
+    listed = [store.queues_for_principal(principal) for principal in ("a:x", "a:y")]
+    assert listed == ([[found], []] if found.principals == ("a:x",) else [[], [found]])
+
+
 def test_queues_are_listed_in_byte_order_of_their_names(store):
     names = ["B", "a", "a-b", "a_b", "aa", "b", "é", "ﬀ", "😀", "Z", "10", "9"]
     for name in names:
