@@ -437,6 +437,7 @@ LOGGING = {
         "httpcore": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
         "pika": {"level": "CRITICAL"},  # the callers log its errors
+        "cassandra.cluster": {"level": "CRITICAL"},  # likewise
         "kombu.connection": {"level": "ERROR"},  # it warns that filesystem:// has no host
     },
 }
