@@ -49,10 +49,14 @@ class Gone(Exception):
 
 
 class Consuming(NamedTuple):
-    """A consumer of a queue, and the unacknowledged messages of its channel; None: the broker does not report them."""
+    """A consumer of a queue, and the unacknowledged messages of its channel; None: the broker does not report them.
+
+    ``connection_name`` is the name that the client gave to its connection; empty: none, or the broker did not answer.
+    """
 
     consumer: QueueConsumer
     unacknowledged: int | None
+    connection_name: str = ""
 
 
 class Live(NamedTuple):
@@ -289,6 +293,7 @@ def live(queue: Queue) -> Live:
             consuming=_consuming(queue.vhost, consumers_in(row), management),
         )
         state = _with_surroundings(state, queue, management)
+        state = state._replace(consuming=_with_names(queue.vhost, state.consuming or [], management))
     except (NotOnBroker, Refused):
         pass  # the name is invalid in a URL, or the queue's node is down: AMQP may still answer
     except BrokerError as error:
@@ -302,6 +307,12 @@ def _consuming(vhost: str, consumers: list[QueueConsumer], management: Managemen
     """Return these consumers with their unacknowledged messages, with one request for all."""
     unacknowledged = management.unacknowledged_of_channels(vhost) if consumers else {}
     return [Consuming(consumer, unacknowledged.get(consumer.channel)) for consumer in consumers]
+
+
+def _with_names(vhost: str, consuming: Sequence[Consuming], management: Management) -> list[Consuming]:
+    """Return these consumers with the names of their connections, with one request for all."""
+    names = {client.name: client.given_name for client in management.clients(vhost)} if consuming else {}
+    return [one._replace(connection_name=names.get(one.consumer.connection, "")) for one in consuming]
 
 
 def _with_surroundings(state: Live, queue: Queue, management: Management) -> Live:

@@ -41,7 +41,7 @@ NODE_COLUMNS = (
 )
 ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,arguments"}
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal"
-CLIENT_COLUMNS = "user,vhost,protocol,connected_at"
+CLIENT_COLUMNS = "user,vhost,protocol,connected_at,name,user_provided_name"
 CONSUMER_COLUMNS = (
     "queue.name,channel_details.user,channel_details.connection_name,channel_details.name,consumer_tag,prefetch_count,"
     "ack_required"
@@ -191,13 +191,16 @@ class Connection(NamedTuple):
 class Client(NamedTuple):
     """A connection in the list of all connections, which lags by 5 s.
 
-    ``protocol`` is the broker's name for it, such as "Web STOMP 1.2" or "AMQP 0-9-1".
+    ``protocol`` is the broker's name for it, such as "Web STOMP 1.2" or "AMQP 0-9-1". ``given_name`` is the
+    ``connection_name`` in the client's properties; empty: none.
     """
 
     user: str
     vhost: str
     protocol: str
     connected_at: datetime | None
+    name: str
+    given_name: str
 
 
 class QueueConsumer(NamedTuple):
@@ -697,7 +700,14 @@ class Management:
         rows = _rows(self._get(*path, params={"columns": CLIENT_COLUMNS}))
         # A connection has no user while it is opened or closed.
         return [
-            Client(row["user"], row["vhost"], _text(row.get("protocol")), _time(row.get("connected_at")))
+            Client(
+                row["user"],
+                row["vhost"],
+                _text(row.get("protocol")),
+                _time(row.get("connected_at")),
+                _text(row.get("name")),
+                _text(row.get("user_provided_name")),
+            )
             for row in rows
             if isinstance(row.get("user"), str) and isinstance(row.get("vhost"), str)
         ]

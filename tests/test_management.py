@@ -426,7 +426,8 @@ def test_clients_are_listed_for_one_vhost_or_all(broker, management, vhost, user
     wait_until(lambda: management.clients(vhost), seconds=10)
     [client] = management.clients(vhost)
     assert (client.user, client.vhost) == (user, vhost)
-    assert client.protocol == "AMQP 0-9-1"
+    assert (client.protocol, client.given_name) == ("AMQP 0-9-1", "")
+    assert client.name == management.connections_of(user)[0].name
     assert began < client.connected_at < datetime.now(UTC)
     assert client in management.clients(None)
     connection.close()
@@ -437,11 +438,12 @@ def test_clients_are_listed_for_one_vhost_or_all(broker, management, vhost, user
 def test_a_half_open_connection_is_left_out(proxied, proxy):
     body = (
         b'[{"vhost": "v"}, {"user": "u"}, {"user": null, "vhost": "v"}, {"user": "u", "vhost": "v"},'
-        b' {"user": "w", "vhost": "v", "protocol": "Web STOMP 1.2", "connected_at": 1700000000000}]'
+        b' {"user": "w", "vhost": "v", "protocol": "Web STOMP 1.2", "connected_at": 1700000000000, "name": "n",'
+        b' "user_provided_name": "g"}]'
     )
     proxy.answer(http_answer("200 OK", body))
     moment = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-    assert proxied.clients(None) == [("u", "v", "", None), ("w", "v", "Web STOMP 1.2", moment)]
+    assert proxied.clients(None) == [("u", "v", "", None, "", ""), ("w", "v", "Web STOMP 1.2", moment, "n", "g")]
     proxy.answer(http_answer("200 OK", b'{"user": "u", "vhost": "v"}'))
     with pytest.raises(MalformedResponse, match="isn't a list"):
         proxied.clients(None)

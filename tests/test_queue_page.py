@@ -3,6 +3,7 @@
 import re
 from datetime import timedelta
 
+import pika
 import pytest
 from django.test import Client
 from django.utils import timezone
@@ -541,17 +542,23 @@ def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operato
     assert QueueEvent.objects.get(kind="adjusted").by == operator
 
 
-def test_the_page_lists_consumers_with_their_prefetch_and_rates(guarded, amqp, client, operator):
+def test_the_page_lists_consumers_with_their_prefetch_and_connection(guarded, broker, amqp, client, operator):
     amqp.queue("builds", 3)
-    amqp.channel.basic_qos(prefetch_count=2)
-    amqp.channel.basic_consume("builds", lambda *_: None, consumer_tag="builder-7")
-    run_pass()
-    queue = Queue.objects.get(name="builds")
+    parameters = pika.URLParameters(f"{broker.amqp_url}/{guarded}")
+    parameters.client_properties = {"connection_name": "night shift"}
     client.force_login(operator)
 
     def page():
         return client.get(f"/queues/{queue.uuid}/").text
 
-    wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in page())
-    assert "builder-7" in page()
-    assert re.search(r'data-label="Connection"><span class="name">127\.0\.0\.1:\d+ -&gt; ', page())
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume("builds", lambda *_: None, consumer_tag="builder-7")
+        run_pass()
+        queue = Queue.objects.get(name="builds")
+        wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in page())
+        wait_until(
+            lambda: re.search(r'<bdi class="name">night shift</bdi><br><span class="name">127\.0\.0\.1:', page())
+        )
+        assert "builder-7" in page()
