@@ -74,6 +74,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/selected/delete/", queues.SelectedQueues.as_view({"post": "delete_selected"})),
     path("queues/selected/purge/", queues.SelectedQueues.as_view({"post": "purge_selected"})),
     path("queues/selected/limits/", queues.SelectedQueues.as_view({"post": "limit_selected"})),
+    path("queues/selected/release/", queues.SelectedQueues.as_view({"post": "release_selected"})),
     path(
         "queues/<str:uuid>/",
         queues.Queues.as_view({"get": "retrieve", "patch": "partial_update", "delete": "destroy"}),

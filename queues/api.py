@@ -238,6 +238,20 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         failed: list[tuple[Queue, Exception]] = [(one, refused[one.pk]) for one in queues if one.pk in refused]
         return self._answer(Results([], done, failed))
 
+    @extend_schema(
+        request=SelectionSerializer,
+        responses={200: ResultsSerializer, 409: ConfirmationRequired},
+    )
+    def release_selected(self, request: Request) -> Response:
+        """Release several queues whose deletion is blocked.
+
+        For operators. The next pass within ten minutes deletes those that are still too long. 409: nothing was
+        released. To confirm it, send the same request with `confirm`.
+        """
+        body = read(SelectionSerializer, request)
+        queues = self._selected(request, body["uuids"])
+        return self._answer(selected.release(queues, request.user, body.get("confirm", "")))
+
     def _destroy(self, request: Request, action: str) -> Response:
         body = read(SelectionSerializer, request)
         queues = self._selected(request, body["uuids"])

@@ -82,6 +82,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     vhost = CharFilter(label="Virtual host")
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
     without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
+    blocked = BooleanFilter(method="filter_blocked", label="Deletion blocked")
     ordering = ChoiceFilter(choices=ORDERINGS, method="filter_ordering", label="Order", empty_label=None)
 
     class Meta:
@@ -101,6 +102,10 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
         """Return the queues without a consumer if ``value`` is true, else all."""
         return queryset.filter(WITHOUT_CONSUMER) if value else queryset
+
+    def filter_blocked(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
+        """Return the queues whose deletion is blocked if ``value`` is true, else all."""
+        return queryset.exclude(block_reason="") if value else queryset
 
     def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
         """Return the queues in one of ``ORDERINGS``. Unknown lengths come last; ties are ordered by name."""

@@ -3,10 +3,12 @@
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
+from django.core.exceptions import PermissionDenied, ValidationError
+
 from accounts.each import Results, try_each
 from accounts.models import Owner
 from core.confirmation import ConfirmableChange, Effect
-from queues import actions, effects
+from queues import actions, brake, effects
 from queues.models import Queue
 
 MAX_SELECTED = 50
@@ -31,3 +33,21 @@ def destroy(queues: Sequence[Queue], by: Owner, action: str, confirm: str = "") 
     change = ConfirmableChange(by, f"{action} selected queues", queues, {}, confirm)
     change.require_confirmed(Effect(effects.of_deletion(queues).queues, verb))
     return try_each(queues, lambda queue: do(queue, by), refusals=(actions.Gone,))
+
+
+def release(queues: Sequence[Queue], by: Owner, confirm: str = "") -> Results[Queue]:
+    """Let the next pass within ten minutes delete those of these queues whose deletion is blocked.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator.
+        ConfirmationRequired: ``confirm`` does not confirm it. Nothing was changed.
+    """
+    if not by.is_staff:
+        raise PermissionDenied("Only operators release blocked queues.")
+    blocked = [queue for queue in queues if queue.block_reason]
+    change = ConfirmableChange(by, "release blocked queues", queues, {}, confirm)
+    change.require_confirmed(effects.of_deletion(blocked))
+    if blocked:
+        brake.release_brake(by, [(queue.vhost, queue.name) for queue in blocked])
+    others = [queue for queue in queues if not queue.block_reason]
+    return Results([], blocked, [(queue, ValidationError("Its deletion is not blocked.")) for queue in others])

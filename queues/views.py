@@ -300,7 +300,8 @@ def _with_choices(form: forms.Form, vhosts: list[str], accounts: list[str]) -> f
     """Turn filters with few values into lists, and hide filters with a single value."""
     form.label_suffix = ""
     form.fields["ordering"].widget.choices = OFFERED_ORDERS
-    form.fields["without_consumers"].widget = forms.CheckboxInput()
+    for name in ("without_consumers", "blocked"):
+        form.fields[name].widget = forms.CheckboxInput()
     offer_choices(form, "vhost", [(vhost, readable(vhost)) for vhost in vhosts])
     if len(accounts) <= ACCOUNTS_TO_CHOOSE_FROM:
         offer_choices(form, "pulse_user", [(name, name) for name in accounts])

@@ -254,6 +254,8 @@ CALLS = [
     call("queues_purge", status=204, uuid=queue(), body=body("Keep", archive=True)),
     call("queues_limit_selected", "operator", "Results",
          body=body("SelectedLimits", uuids=lambda world: [world.uuids["q"]], unbounded=True)),
+    call("queues_release_selected", "operator", "Results",
+         body=body("Selection", uuids=lambda world: [world.uuids["q"]])),
     call("queues_purge_selected", answer="ConfirmationRequired", status=409,
          body=body("Selection", uuids=lambda world: [world.uuids["purged"]])),
     call("queues_purge_selected", answer="Results", body=body(

@@ -14,7 +14,7 @@ VALUES = ["\0", "9" * 30, "-1", "1e9999", "nan", "99999-01-01", "0001-01-01T00:0
 
 PAGES = {
     "/": ["page"],
-    "/queues/": ["search", "state", "vhost", "pulse_user", "without_consumers", "ordering", "page", "shown"],
+    "/queues/": ["search", "state", "vhost", "pulse_user", "without_consumers", "blocked", "ordering", "page", "shown"],
     "/exchanges/": ["name", "page"],
     "/owners/": ["search", "page"],
     "/pulse-users/": ["search", "page", "adopt"],

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from queues.models import Archive, Queue
+from queues import brake
+from queues.models import Archive, Queue, Watch
 from queues.monitor import run_pass
 from queues.selected import MAX_SELECTED
 from tests.api import Program
@@ -93,6 +94,24 @@ def test_operators_set_the_limits_of_selected_queues_through_the_api(account, op
     done = program.post("queues/selected/limits/", {**body, "confirm": asked.json()["confirm"]}).json()
     assert sorted(done["done"]) == sorted(body["uuids"])
     assert [queue.max_length for queue in Queue.objects.order_by("name")] == [2, 2, None]
+
+
+@pytest.mark.django_db
+def test_operators_release_blocked_queues_through_the_api(account, operator):
+    blocked, other = (
+        stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, block_reason=reason)
+        for name, reason in zip(NAMES[:2], ("brake", ""), strict=True)
+    )
+    Watch.objects.create(id=1)
+    program, body = Program(operator), {"uuids": selected([blocked, other])}
+    assert [row["name"] for row in program.get("queues/?blocked=true").json()] == [blocked.name]
+    asked = program.post("queues/selected/release/", body)
+    assert asked.status_code == 409
+    assert "This deletes 1 queue with 3 messages." in asked.json()["detail"]
+    assert brake.brake().released == 0
+    done = program.post("queues/selected/release/", {**body, "confirm": asked.json()["confirm"]}).json()
+    assert (done["done"], [one["uuid"] for one in done["failed"]]) == (body["uuids"][:1], body["uuids"][1:])
+    assert (brake.brake().released, brake.brake().released_by) == (1, operator.email)
 
 
 def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, client, alice, management, vhost):

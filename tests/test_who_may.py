@@ -268,6 +268,7 @@ TABLE: dict[str, dict[str, str]] = {
     "api/queues/selected/delete/": {"post": "401 400 409 409 400 409"},  # it asks first
     "api/queues/selected/purge/": {"post": "401 400 409 409 400 409"},
     "api/queues/selected/limits/": {"post": "401 400 403 403 400 200"},
+    "api/queues/selected/release/": {"post": "401 400 403 403 400 200"},  # the queue is not blocked
     "api/queues/<str:uuid>/limits/ask/": {"post": "401 404 204 204 404 204"},
     "api/queues/<str:uuid>/limits/decline/": {"post": "401 404 403 403 404 400"},  # no request is open
     "api/queues/<str:uuid>/live/": {"get": "401 404 200 200 404 200"},
@@ -426,6 +427,7 @@ BY_SCOPE: dict[str, dict[str, str]] = {
     "api/queues/selected/delete/": {"post": "all"},
     "api/queues/selected/purge/": {"post": "all"},
     "api/queues/selected/limits/": {"post": "all"},
+    "api/queues/selected/release/": {"post": "all"},
     "api/queues/<str:uuid>/limits/ask/": {"post": "all"},
     "api/queues/<str:uuid>/limits/decline/": {"post": "all"},
     "api/queues/<str:uuid>/live/": {"get": "all"},
@@ -576,6 +578,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/queues/selected/delete/", "post"): {"uuids": [QUEUE.hex]},
     ("api/queues/selected/purge/", "post"): {"uuids": [QUEUE.hex]},
     ("api/queues/selected/limits/", "post"): {"uuids": [QUEUE.hex], "unbounded": True},
+    ("api/queues/selected/release/", "post"): {"uuids": [QUEUE.hex]},
     ("api/queues/<str:uuid>/limits/decline/", "post"): {"reason": "no memory left"},
     ("api/queues/<str:uuid>/limits/ask/", "post"): {"max_length": 1_000_000, "reason": "a nightly import"},
     ("api/pulse-users/<str:username>/notifications/", "put"): {"muted": [{"topic": "length", "channel": "email"}]},
