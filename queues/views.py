@@ -199,7 +199,8 @@ def queues_page(request: Request) -> HttpResponse:
     """Show the visitor's queues, to an operator all. An htmx request gets new figures for the rows on its page."""
     mine = Queue.objects.seen_by(request.user)
     groups = count_by_state(mine)
-    context = {"counts": add_up(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
+    counts = add_up(groups)
+    context = {"counts": counts, "freshness": _freshness(Watch.objects.filter(id=1).first())}
     if request.htmx:
         shown = mine.filter(uuid__in=uuids_in(request.GET.get("shown", ""))).select_related("pulse_user")
         return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
@@ -213,7 +214,7 @@ def queues_page(request: Request) -> HttpResponse:
     paginator = Paginator(filtered.qs.select_related("pulse_user", "owner"), ROWS)
     if not set(request.GET) - {"page", "ordering"}:
         # Without a filter the number is known. Another count would read all rows again.
-        paginator.count = context["counts"].total
+        paginator.count = counts.total
     page = paginator.get_page(request.GET.get("page"))
     rows = rows_of(page.object_list, timezone.now())
     filters = {name: value for name, value in request.GET.items() if value and name in form.fields}

@@ -321,8 +321,15 @@ def test_range_filters_in_urls_are_refused(admin, parameter):
 
 ODD_LOOKUPS = {
     "CharField": ["exact=\0", "icontains=\0", "in=\0,a", "gt=\0"],
-    "DateTimeField": ["year=99999999", "year=-1", "year__gte=10000", "gte=\0", "gte=99999-01-01", "month=10e99",
-                      "week_day__contains=1"],
+    "DateTimeField": [
+        "year=99999999",
+        "year=-1",
+        "year__gte=10000",
+        "gte=\0",
+        "gte=99999-01-01",
+        "month=10e99",
+        "week_day__contains=1",
+    ],
     "IntegerField": ["exact=99999999999999999999999", "gte=-9e999", "in=\0", "lt=99999999999999999999999"],
     "TimeField": ["exact=\0", "hour=99999999", "gte=x"],
     "FloatField": ["exact=1e9999", "exact=nan", "gt=\0"],

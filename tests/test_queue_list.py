@@ -161,10 +161,10 @@ def test_the_list_starts_with_counts_by_state(visit, account):
     make_queue("old", account=account, state="gone", consumers=None)
     text = visit().text
     assert "4 of 5 queues need attention." in text
-    assert 'href="/queues/?state=warned">3 over the warning threshold</a>' in text
-    assert 'href="/queues/?state=deleting">1 about to be deleted</a>' in text
-    assert 'href="/queues/?without_consumers=true">3 without consumers</a>' in text
-    assert 'href="/queues/?state=gone">1 gone</a>' in text
+    assert 'href="?state=warned">3 over the warning threshold</a>' in text
+    assert 'href="?state=deleting">1 about to be deleted</a>' in text
+    assert 'href="?without_consumers=true">3 without consumers</a>' in text
+    assert 'href="?state=gone">1 gone</a>' in text
 
 
 def test_the_list_says_that_all_queues_are_healthy(visit, account):
@@ -193,7 +193,7 @@ def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, accou
     assert f'<p class="verdict">{verdict}.</p>' in visit().text
     assert f"<h1>{verdict}</h1>" in client.get("/").text
     client.force_login(operator)
-    assert f'<p class="verdict">{verdict}.</p>' in client.get("/admin/").text
+    assert f"<p>{verdict}" in client.get("/admin/").text
     (row,) = rows_of(Queue.objects.all())
     assert row.needs_attention is not healthy
     assert (row.state == "healthy") is healthy
