@@ -451,13 +451,13 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
         if queue.type == MQTT_QOS_0:
             return "An MQTT subscription with QoS 0 stores no messages, so it has no length."
         return "The broker does not report its length. Until it does, Guardian does not warn about or delete the queue."
+    if queue.block_reason:
+        over = f"It is over its deletion limit of {limits.max:,} messages, and its" if row.is_over else "Its"
+        return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
     if queue.state == Queue.State.DELETING:
         if queue.length > limits.max:
             return f"It is over its deletion limit of {limits.max:,} messages. Guardian rechecks and deletes it."
         return "Guardian deletes it, because its name does not follow the pattern that this broker requires."
-    if queue.block_reason:
-        over = f"It is over its deletion limit of {limits.max:,} messages, and its" if row.is_over else "Its"
-        return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
     if queue.length >= limits.warn:
         if row.dead_letters:
             return (

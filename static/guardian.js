@@ -16,6 +16,13 @@ document.addEventListener("click", async (event) => {
   }
 });
 
+// On a phone, the menu scrolls to the current page.
+const currentPage = document.querySelector("header.site [aria-current]");
+if (currentPage !== null) {
+  const menu = currentPage.parentElement;
+  menu.scrollLeft = currentPage.offsetLeft - menu.clientWidth / 2;
+}
+
 // A box that ticks all others of its form.
 document.addEventListener("change", (event) => {
   const name = event.target.dataset.ticks;

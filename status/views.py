@@ -22,6 +22,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRefresh
 
 from accounts import audit
+from accounts.confirm_page import fate_of_messages
 from accounts.models import Owner
 from agents import reports, stale, sweep
 from agents.models import Sweep
@@ -257,6 +258,7 @@ def operate_brake(request: Request) -> HttpResponse:
         "released_by": watch.released_by,
         "since": watch.brake_since,
         "key": store_preview(request.user, "brake", left) if left else None,
+        "fate": fate_of_messages(),
     }
     return _page(request, "admin/operate/brake.html", "Release blocked queues", outcome, **context)
 
