@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
@@ -162,6 +162,14 @@ class Session:
             self._connection.collect()
         self._connection = self._channel = None
 
+    def disconnect(self, seconds: float) -> None:
+        """Close the connection by AMQP's handshake, and wait this long for the broker's answer."""
+        if self._connection is not None:
+            with suppress(amqp.AMQPError, OSError):
+                _set_answer_timeout(self._connection, seconds)
+                self._connection.close()
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -192,7 +200,8 @@ class Session:
                     self.close()
                     raise failure from error
             except (amqp.AMQPError, OSError) as error:
-                failure = BrokerUnavailable(f"can't connect over AMQP: {error}", never_reached=True)
+                problem = "no answer in time" if isinstance(error, TimeoutError) else error
+                failure = BrokerUnavailable(f"can't connect over AMQP: {problem}", never_reached=True)
             self.close()
             addresses.move_past(address)
         raise failure

@@ -1,10 +1,12 @@
-"""Publish messages in batches with publisher confirms, on a connection of its own.
+"""Publish messages with publisher confirms, and collect the outcome of each.
 
 It uses py-amqp: pika can't send floats in headers, and its ``BlockingConnection`` waits for each confirm.
 """
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import amqp
@@ -24,20 +26,83 @@ KEY_HEADER = "x-guardian-replay"
 """The header with the key of each message. A consumer can drop a message whose key it has seen."""
 
 
+class Outcome(Enum):
+    """The broker's answer to a message."""
+
+    CONFIRMED = "confirmed"
+    REJECTED = "rejected"
+    """By a full queue."""
+    RETURNED = "returned"
+    """No queue is bound for it."""
+
+
+class ConfirmChannel:
+    """A session's channel in confirm mode. Nothing else may use the session.
+
+    ``key_of`` returns the key of a returned message, given its routing key and the message. ``outcomes`` has the
+    outcome of each message that the broker answered, by its key. ``blocked_since`` is the monotonic time since when the
+    broker blocks the connection, as it does under a resource alarm; infinity: it does not.
+    """
+
+    def __init__(self, session: Session, key_of: Callable[[str, Any], str]) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.blocked_since = math.inf
+        self._session = session
+        self._channel = session.new_channel()
+        self._key_of = key_of
+        self._sent = 0
+        self._unconfirmed: dict[int, str] = {}
+        self._channel.connection.on_blocked = lambda _: self._set_blocked_since(time.monotonic())
+        self._channel.connection.on_unblocked = lambda: self._set_blocked_since(math.inf)
+        session.request(self._channel.confirm_select)
+        self._channel.events["basic_ack"].add(lambda tag, multiple: self._record(tag, multiple, Outcome.CONFIRMED))
+        self._channel.events["basic_nack"].add(lambda tag, multiple: self._record(tag, multiple, Outcome.REJECTED))
+        self._channel.events["basic_return"].add(self._on_return)
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame in bytes."""
+        return int(self._channel.connection.frame_max)
+
+    def publish(self, key: str, message: amqp.Message, exchange: str, routing_key: str) -> None:
+        """Send a message without waiting for its outcome."""
+        self._sent += 1
+        self._unconfirmed[self._sent] = key
+        self._session.request(
+            lambda: self._channel.basic_publish(message, exchange=exchange, routing_key=routing_key, mandatory=True)
+        )
+
+    def wait(self, until: float) -> bool:
+        """Wait for the outcomes until this monotonic time, and return whether the broker answered all messages."""
+        while self._unconfirmed:
+            left = until - time.monotonic()
+            if left <= 0 or not self._session.drain(self._channel, left):
+                return False
+        return True
+
+    def poll(self) -> None:
+        """Process what the broker sent since the last use."""
+        while self._session.drain(self._channel, 0):
+            pass
+
+    def _record(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+        # The broker confirms in any order: an unroutable message at once, a persistent one later.
+        for one in [sent for sent in self._unconfirmed if sent <= tag] if multiple else [tag]:
+            self.outcomes.setdefault(self._unconfirmed.pop(one), outcome)
+
+    def _set_blocked_since(self, since: float) -> None:
+        self.blocked_since = since
+
+    def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
+        self.outcomes[self._key_of(routing_key, message)] = Outcome.RETURNED
+
+
 class ConfirmedPublisher:
-    """Publishes over one channel of a session. Nothing else may use the session."""
+    """Publishes messages in batches over one channel of a session. Nothing else may use the session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._channel = session.new_channel()
-        self._sent = 0
-        self._first = 1
-        self._settled: dict[int, bool] = {}
-        self._returned: set[str] = set()
-        session.request(self._channel.confirm_select)
-        self._channel.events["basic_ack"].add(lambda tag, multiple: self._settle(tag, multiple, True))
-        self._channel.events["basic_nack"].add(lambda tag, multiple: self._settle(tag, multiple, False))
-        self._channel.events["basic_return"].add(self._on_return)
+        self._channel = ConfirmChannel(session, key_of=lambda _, message: message.headers[KEY_HEADER])
 
     def publish(self, messages: Mapping[str, Fetched], exchange: str, routing_key: str | None = None) -> dict[str, str]:
         """Publish messages by key, and return why each that no queue took was not taken.
@@ -49,40 +114,21 @@ class ConfirmedPublisher:
             BrokerError: the broker refuses.
         """
         too_long = self._session.request(lambda: [key for key in messages if self._is_too_long(messages[key])])
-        to_send = {key: message for key, message in messages.items() if key not in too_long}
-        self._first = self._sent + 1
-        tags = dict(enumerate(to_send, self._first))
-        self._sent += len(to_send)
-        self._settled.clear()
-        self._returned.clear()
-        self._session.request(lambda: self._publish(to_send, exchange, routing_key))
-        deadline = time.monotonic() + CONFIRM_SECONDS
-        while not tags.keys() <= self._settled.keys():
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._session.drain(self._channel, left):
-                self._session.close()
-                raise BrokerUnavailable("the broker did not confirm the messages in time", timed_out=True)
-        full = {key: "the queue is full" for tag, key in tags.items() if not self._settled[tag]}
-        unsent = dict.fromkeys(too_long, "its headers are too long to be sent again")
-        return full | dict.fromkeys(self._returned, "no queue is bound for it") | unsent
+        self._channel.outcomes.clear()
+        for key, message in messages.items():
+            if key not in too_long:
+                content = amqp.Message(
+                    message.body, application_headers={**message.headers, KEY_HEADER: key}, **message.properties
+                )
+                to = message.routing_key if routing_key is None else routing_key
+                self._channel.publish(key, content, exchange, to)
+        if not self._channel.wait(time.monotonic() + CONFIRM_SECONDS):
+            self._session.close()
+            raise BrokerUnavailable("the broker did not confirm the messages in time", timed_out=True)
+        reasons = {Outcome.REJECTED: "the queue is full", Outcome.RETURNED: "no queue is bound for it"}
+        refused = {key: reasons[outcome] for key, outcome in self._channel.outcomes.items() if outcome in reasons}
+        return refused | dict.fromkeys(too_long, "its headers are too long to be sent again")
 
     def _is_too_long(self, message: Fetched) -> bool:
         """Return whether the broker would close the connection, since the message's properties exceed a frame."""
-        most: int = self._channel.connection.frame_max - OTHER_PROPERTIES_BYTES
-        return len(dumps("F", (message.headers,))) > most
-
-    def _publish(self, messages: Mapping[str, Fetched], exchange: str, routing_key: str | None) -> None:
-        for key, message in messages.items():
-            content = amqp.Message(
-                message.body, application_headers={**message.headers, KEY_HEADER: key}, **message.properties
-            )
-            to = message.routing_key if routing_key is None else routing_key
-            self._channel.basic_publish(content, exchange, to, mandatory=True)
-
-    def _settle(self, tag: int, multiple: bool, is_confirmed: bool) -> None:
-        # The broker confirms in any order: an unroutable message at once, a persistent one later.
-        for one in range(self._first, tag + 1) if multiple else (tag,):
-            self._settled.setdefault(one, is_confirmed)
-
-    def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
-        self._returned.add(message.properties["application_headers"][KEY_HEADER])
+        return len(dumps("F", (message.headers,))) > self._channel.frame_max - OTHER_PROPERTIES_BYTES

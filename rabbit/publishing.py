@@ -1,31 +1,20 @@
-"""Publishing of one message to many queues over AMQP, with publisher confirms and a timeout.
-
-It uses pika's ``SelectConnection``: ``BlockingConnection`` sends a message only after the previous one is confirmed,
-and waits forever for that if a queue's process hangs.
-"""
+"""Publishing of one message to many queues over AMQP, with publisher confirms and a timeout."""
 
 import logging
+import math
 import random
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
-import pika
-from pika.adapters.select_connection import IOLoop
-from pika.exceptions import (
-    ChannelClosedByBroker,
-    ConnectionBlockedTimeout,
-    ProbableAccessDeniedError,
-    ProbableAuthenticationError,
-)
+import amqp
 
-from rabbit.addresses import addresses_of, split_addresses
+from rabbit.addresses import split_addresses, without_credentials
 from rabbit.amqp import NODE_DOWN, Session
+from rabbit.confirmed import ConfirmChannel, Outcome
 from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
@@ -45,9 +34,6 @@ MAX_CONNECTIONS = 32
 IDLE_SECONDS = 30.0
 """An unused connection is closed after this time."""
 
-HEARTBEAT_SECONDS = 90
-"""Well above ``IDLE_SECONDS``, because Guardian sends no heartbeats over an unused connection."""
-
 CLOSE_SECONDS = 1.0
 """The timeout of the broker's answer to ``connection.close``."""
 
@@ -58,6 +44,9 @@ TURNS_PER_CALL = 5
 """If a vhost confirms nothing for this fraction of a call's time, it gives its connection to a waiting vhost."""
 
 OUT_OF_TIME = "there was no time left for them"
+LOST = "the connection to the broker was lost"
+TIMED_OUT = "the broker did not confirm it in time"
+BLOCKED = "the broker takes no messages at the moment, because it is short of memory or disk space"
 
 MAX_CHECKED = 50
 """Of the queues that did not take the message, this many are checked for whether their node is down."""
@@ -65,8 +54,8 @@ MAX_CHECKED = 50
 CHECK_SECONDS = 0.5
 """The timeout of such a check."""
 
-VHOST_MISSING = "not found"
-"""In the broker's text about a vhost that no node has."""
+NOT_ALLOWED = 530
+"""AMQP's code of a refused vhost. A refused login has another."""
 
 MAX_UNCONFIRMED_BYTES = 4 * 1024 * 1024
 """The limit of messages sent to one vhost before their confirms arrive."""
@@ -83,6 +72,13 @@ class Result(Enum):
     """The queue's node is down."""
     GONE = "gone"
     """The queue or the vhost does not exist, or Guardian may not publish there."""
+
+
+RESULTS = {
+    Outcome.CONFIRMED: Result.DELIVERED,
+    Outcome.REJECTED: Result.REJECTED,
+    Outcome.RETURNED: Result.GONE,
+}
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,8 @@ class OutcomeUnknown(BrokerUnavailable):
 class NotPublished(BrokerUnavailable):
     """There was no connection to the broker, so nothing was published."""
 
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        super().__init__(text, timed_out=timed_out, never_reached=True)
+    def __init__(self, text: str) -> None:
+        super().__init__(text, never_reached=True)
 
 
 class Publisher:
@@ -148,12 +144,13 @@ class Publisher:
         blocked_seconds: float = BLOCKED_SECONDS,
         seconds: float = CALL_SECONDS,
     ) -> None:
-        common = {"heartbeat": HEARTBEAT_SECONDS, "blocked_connection_timeout": blocked_seconds}
+        addresses = split_addresses(amqp_url) or [amqp_url]
+        for address in addresses:
+            _check_url(address)
         self._amqp_url = amqp_url
-        self._addresses = addresses_of(amqp_url)
-        self._parameters = {address: _read_url(address) | common for address in split_addresses(amqp_url) or [amqp_url]}
-        self._where = ", ".join(f"{one['host']}:{one['port']}" for one in self._parameters.values())
+        self._where = ", ".join(map(without_credentials, addresses))
         self._max_connections = max_connections
+        self._blocked_seconds = blocked_seconds
         self._idle_seconds = idle_seconds
         self._seconds = seconds
         self._changed = threading.Condition()
@@ -281,29 +278,19 @@ class Publisher:
             raise
 
     def _connect(self, vhost: str, until: float) -> "_Connection":
-        """Return a connection to the first address that accepts one. Each address gets an equal part of the time."""
-        failure: BrokerError = NotPublished(f"AMQP to {self._where}: {OUT_OF_TIME}")
-        refusal: _VhostRefused | None = None
-        addresses = self._addresses.in_turn()
-        for number, address in enumerate(addresses):
-            now = time.monotonic()
-            parameters = {**self._parameters[address], "virtual_host": vhost}
-            try:
-                connection = _Connection(parameters, now + (until - now) / (len(addresses) - number))
-            except (NotPublished, Refused) as error:
-                failure = error
-            except _VhostRefused as error:
-                if VHOST_MISSING in str(error):
-                    raise
-                refusal = error  # it may be down on this node, or this address has another account
-            else:
-                conflict = self._addresses.conflict(address, connection.cluster)
-                if not conflict:
-                    return connection
-                connection.drop()
-                failure = NotPublished(f"AMQP to {self._where}: {conflict}; write only those of one cluster")
-            self._addresses.move_past(address)
-        raise refusal or failure
+        session = Session(self._amqp_url, vhost, max(until - time.monotonic(), MIN_CONNECT_SECONDS))
+        try:
+            return _Connection(session, self._blocked_seconds)
+        except BrokerError as error:
+            session.close()
+            is_refused = isinstance(error, Refused) and error.status == NOT_ALLOWED
+            if is_refused or isinstance(error, NotOnBroker) or f"vhost '{vhost}' is down" in str(error):
+                raise _VhostRefused(str(error)) from error
+            if isinstance(error, Refused):
+                text = f"AMQP to {self._where}: {error}; check the account and the password in RABBIT_URL"
+                raise Refused(text, status=error.status, reason=error.reason) from error
+            text = f"AMQP to {self._where}: {error}; check that RabbitMQ runs there, and that the port is AMQP's"
+            raise NotPublished(text) from error
 
     def _reserve(self, vhost: str, until: float) -> "tuple[_Connection | None, _Connection | None]":
         """Reserve one of the pool's connections. Return a pooled one to this vhost, or one to close first.
@@ -396,17 +383,14 @@ class _VhostRefused(Exception):
 
 
 class _Unconfirmed(Exception):
-    """A message was sent, but not confirmed. The text is the reason; it contains no address."""
+    """A message was sent, but not confirmed. The text is the reason; it contains no address.
 
-    def __init__(self, error: BaseException | None) -> None:
-        self.everywhere = isinstance(error, ConnectionBlockedTimeout)  # the broker blocks all vhosts
-        if self.everywhere:
-            why = "the broker takes no messages at the moment, because it is short of memory or disk space"
-        elif error is not None:
-            why = "the connection to the broker was lost"
-        else:
-            why = "the broker did not confirm it in time"
+    ``everywhere``: the messages to other vhosts would not be confirmed, either.
+    """
+
+    def __init__(self, why: str, *, everywhere: bool = False) -> None:
         super().__init__(why)
+        self.everywhere = everywhere
 
 
 class _Call:
@@ -458,55 +442,27 @@ class _Call:
 
 
 class _Connection:
-    """A connection with one channel in confirm mode. One thread uses it at a time.
+    """A session with a channel in confirm mode. One thread uses it at a time."""
 
-    Its I/O loop runs only inside its methods, and each method has a timeout.
-    """
-
-    def __init__(self, parameters: Mapping[str, Any], until: float) -> None:
+    def __init__(self, session: Session, blocked_seconds: float) -> None:
         """Open the connection.
 
         Raises:
-            _VhostRefused, NotPublished, Refused: as in ``Publisher._acquire``.
+            BrokerError: it can't be opened.
         """
-        self.vhost = str(parameters["virtual_host"])
+        self.vhost = session.vhost
         self.unused_since = 0.0
-        self._label = f"AMQP to {parameters['host']}:{parameters['port']}"
-        self._loop = IOLoop()
-        self._channel: Any = None
-        self._is_ready = False
-        self._blocked = False
-        self._error: BaseException | None = None  # why the connection or its channel is closed
-        self._sent = 0
-        self._unconfirmed: dict[int, str] = {}
-        self._returned: set[str] = set()
-        self._results: dict[QueueName, Result] = {}
-        # Pika fails if its loop is stopped while it connects, so the timeouts must be pika's own.
-        seconds = max(until - time.monotonic(), MIN_CONNECT_SECONDS)
-        self._connection = pika.SelectConnection(
-            pika.ConnectionParameters(**parameters, socket_timeout=seconds, stack_timeout=seconds),
-            on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
-            on_open_error_callback=self._on_closed,
-            on_close_callback=self._on_closed,
-            custom_ioloop=self._loop,
-        )
-        self._connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
-        self._connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
-        self._run(time.monotonic() + seconds + MIN_CONNECT_SECONDS)
-        if not self._is_ready or self._error is not None:
-            error = self._error
-            self.drop()
-            raise self._open_error(error)
-
-    @property
-    def cluster(self) -> str:
-        """The name of the broker's cluster; empty: it has none."""
-        return str((self._connection.server_properties or {}).get("cluster_name", ""))
+        self._session = session
+        self._blocked_seconds = blocked_seconds
+        self._channel = ConfirmChannel(session, key_of=lambda routing_key, _: routing_key)
 
     def is_alive(self) -> bool:
         """Process the frames received since the last use, and return whether the connection is open."""
-        self._run(time.monotonic())
-        return self._error is None
+        try:
+            self._channel.poll()
+        except BrokerError:
+            return False
+        return True
 
     def publish(self, names: Sequence[str], call: _Call, should_yield: Callable[[], bool]) -> None:
         """Publish to each of these queues, and record the outcomes in the call.
@@ -515,132 +471,62 @@ class _Connection:
             _VhostRefused: the account may not publish here.
             _Unconfirmed: a message was sent, but not confirmed.
         """
-        message, self._results = call.message, call.results
-        self._returned.clear()
-        properties = pika.BasicProperties(
+        sent = call.message
+        message = amqp.Message(
+            sent.body,
             content_type="application/json",
             delivery_mode=2,  # persistent
-            message_id=message.message_id,
-            type=message.type,
-            headers=dict(message.headers),
+            message_id=sent.message_id,
+            type=sent.type,
+            application_headers=dict(sent.headers),
         )
-        batch = max(1, MAX_UNCONFIRMED_BYTES // (len(message.body) + 512))
-        for start in range(0, len(names), batch):
-            if self._error is not None:
-                raise _Unconfirmed(self._error)
-            for name in names[start : start + batch]:
-                self._sent += 1
-                self._unconfirmed[self._sent] = name
-                self._channel.basic_publish("", name, message.body, properties, mandatory=True)
-            self._wait_for_confirms(call, should_yield)
-            if isinstance(self._error, ChannelClosedByBroker):
-                raise _VhostRefused(self._error.reply_text)
-            if self._unconfirmed:
-                raise _Unconfirmed(self._error)
+        batch = max(1, MAX_UNCONFIRMED_BYTES // (len(sent.body) + 512))
+        self._channel.outcomes.clear()
+        try:
+            for start in range(0, len(names), batch):
+                for name in names[start : start + batch]:
+                    self._channel.publish(name, message, exchange="", routing_key=name)
+                self._wait_for_confirms(call, should_yield)
+        except (Refused, NotOnBroker) as error:
+            raise _VhostRefused(str(error)) from error
+        except BrokerError as error:
+            logger.warning("A message in the vhost %s was not confirmed: %s", self.vhost, error)
+            raise _Unconfirmed(LOST) from error
+        finally:
+            for name, outcome in self._channel.outcomes.items():
+                call.results[self.vhost, name] = RESULTS[outcome]
 
     def _wait_for_confirms(self, call: _Call, should_yield: Callable[[], bool]) -> None:
-        """Wait until all messages are confirmed or time is up. Yield after a turn without any confirm."""
-        while self._unconfirmed and self._error is None and time.monotonic() < call.until:
-            before = len(self._unconfirmed)
-            self._run(min(call.until, time.monotonic() + call.turn_seconds))
-            # A blocked connection does not yield: the broker blocks all of them, and blocked_seconds ends the wait.
-            if len(self._unconfirmed) == before and not self._blocked and should_yield():
+        """Wait until all messages are confirmed. Give up when time is up, or after a turn without any confirm."""
+        while True:
+            known = len(self._channel.outcomes)
+            blocked_until = self._channel.blocked_since + self._blocked_seconds
+            if self._channel.wait(min(call.until, time.monotonic() + call.turn_seconds, blocked_until)):
                 return
+            now, is_blocked = time.monotonic(), self._channel.blocked_since < math.inf
+            if now >= self._channel.blocked_since + self._blocked_seconds:
+                raise _Unconfirmed(BLOCKED, everywhere=True)
+            # A blocked connection does not yield: the broker blocks all of them, and blocked_seconds ends the wait.
+            is_stuck = len(self._channel.outcomes) == known and not is_blocked and should_yield()
+            if now >= call.until or is_stuck:
+                raise _Unconfirmed(TIMED_OUT)
 
-    def close(self, until: float = float("inf")) -> None:
+    def close(self, until: float = math.inf) -> None:
         """Close the connection by AMQP's handshake."""
-        if self.is_alive():
-            self._connection.close()
-            self._run(min(until, time.monotonic() + CLOSE_SECONDS))
+        left = until - time.monotonic()
+        if left > 0:
+            self._session.disconnect(min(left, CLOSE_SECONDS))
         self.drop()
 
     def drop(self) -> None:
         """Close the TCP connection without a handshake: a broker that blocks a connection doesn't read from it."""
-        if self._connection.is_open or self._connection.is_closing:
-            # pika's public methods wait for the broker's answer.
-            self._connection._terminate_stream(BrokerUnavailable("dropped"))
-            self._run(time.monotonic() + CLOSE_SECONDS)
-        self._loop.close()
-
-    def _run(self, until: float) -> None:
-        """Run the loop until a callback stops it, or until this time."""
-        timer = self._loop.call_later(max(until - time.monotonic(), 0), self._loop.stop)
-        try:
-            self._loop.start()
-        except Exception as error:
-            # pika raises errors of any type if the server doesn't speak AMQP.
-            logger.warning("%s: the broker's answer can't be parsed (%r)", self._label, error)
-            self._error = self._error or error
-        self._loop.remove_timeout(timer)
-
-    def _set_blocked(self, blocked: bool) -> None:
-        self._blocked = blocked
-
-    def _on_channel(self, channel: Any) -> None:
-        self._channel = channel
-        channel.add_on_close_callback(self._on_closed)
-        channel.add_on_return_callback(lambda _, method, *message: self._returned.add(method.routing_key))
-        channel.confirm_delivery(self._on_confirm, callback=self._on_confirm_mode)
-
-    def _on_confirm_mode(self, _: Any) -> None:
-        self._is_ready = True
-        self._loop.stop()
-
-    def _on_confirm(self, frame: Any) -> None:
-        """Record the outcome of one message, or of all up to one. A return arrives before its confirm."""
-        tag, rejected = frame.method.delivery_tag, isinstance(frame.method, pika.spec.Basic.Nack)
-        tags = [sent for sent in self._unconfirmed if sent <= tag] if frame.method.multiple else [tag]
-        for sent in tags:
-            name = self._unconfirmed.pop(sent)
-            accepted = Result.GONE if name in self._returned else Result.DELIVERED
-            self._results[self.vhost, name] = Result.REJECTED if rejected else accepted
-        if not self._unconfirmed:
-            self._loop.stop()
-
-    def _on_closed(self, _: Any, error: BaseException) -> None:
-        self._error = self._error or error
-        self._loop.stop()
-
-    def _open_error(self, error: BaseException | None) -> Exception:
-        """Return the exception for a connection that did not open. ``error`` None: it timed out."""
-        cause = TimeoutError("timeout") if error is None else _cause(error)
-        reason = str(cause) or repr(cause)
-        if isinstance(error, ProbableAuthenticationError) and "ACCESS_REFUSED" in reason:
-            remedy = "check the account and the password in RABBIT_URL"
-            return Refused(f"{self._label}: refused ({reason}); {remedy}", status=403, reason=reason)
-        # CONNECTION_FORCED means that the broker is stopping.
-        by_broker = "ClosedByBroker" in reason and "CONNECTION_FORCED" not in reason
-        if isinstance(error, ProbableAccessDeniedError) and by_broker:
-            return _VhostRefused(reason)  # the login succeeded; the vhost is missing, down, full or not allowed
-        timed_out = "timeout" in reason.lower()
-        problem = "no answer in time" if timed_out else f"can't connect ({reason})"
-        remedy = "check that RabbitMQ runs there, and that the port is AMQP's"
-        return NotPublished(f"{self._label}: {problem}; {remedy}", timed_out=timed_out)
+        self._session.close()
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Return the innermost error. pika wraps it up to three times."""
-    inner: Any = error
-    while inner is not None:
-        error, several = inner, getattr(inner, "exceptions", None)
-        first = error.args[0] if error.args and isinstance(error.args[0], BaseException) else None
-        inner = several[-1] if several else getattr(error, "exception", first)
-    return error
-
-
-def _read_url(amqp_url: str) -> dict[str, Any]:
-    """Return the parameters for pika's connections."""
+def _check_url(amqp_url: str) -> None:
     url = split_url(amqp_url, ("amqp", "amqps"), _URL_FORM)
-    host, port = url.hostname, url.port
-    if not host or port == 0:
+    if not url.hostname or url.port == 0:
         raise ValueError("it has no host, or port 0; " + _URL_FORM)
-    encrypted = url.scheme == "amqps"
-    return {
-        "host": host,
-        "port": port or (5671 if encrypted else 5672),
-        "credentials": pika.PlainCredentials(unquote(url.username or "guest"), unquote(url.password or "guest")),
-        "ssl_options": pika.SSLOptions(ssl.create_default_context(), host) if encrypted else None,
-    }
 
 
 _URL_FORM = "write amqp://user:password@host:5672, with the user and the password percent-encoded"

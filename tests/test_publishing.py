@@ -353,7 +353,7 @@ def test_a_timeout_after_sending_leaves_the_outcome_unknown(broker, management, 
         assert publisher.connections == 0
         with pytest.raises(BrokerUnavailable, match="no answer in time") as raised:
             publisher.publish([(vhost, "a")], message())
-        assert (raised.value.timed_out, raised.value.never_reached) == (True, True)
+        assert raised.value.never_reached
         assert time.monotonic() - began < 3.5
 
 

@@ -11,7 +11,7 @@ from queues import actions, replay
 from queues.models import Archive, Queue, Replay
 from queues.monitor import run_pass
 from queues.replay import ReplayRefused
-from rabbit.confirmed import KEY_HEADER, ConfirmedPublisher
+from rabbit.confirmed import KEY_HEADER, ConfirmChannel, ConfirmedPublisher, Outcome
 from rabbit.fetching import Bounds, Fetch, Fetched
 from tests.faults import once_after
 from tests.proxy import Proxy
@@ -284,7 +284,8 @@ def test_float_headers_survive(amqp, guarded):
 
 def test_confirms_are_counted_in_any_order(guarded):
     with session(guarded) as opened:
-        publisher = ConfirmedPublisher(opened)
-        publisher._settle(5, False, True)
-        publisher._settle(4, True, True)
-        assert publisher._settled == dict.fromkeys(range(1, 6), True)
+        channel = ConfirmChannel(opened, key_of=lambda routing_key, _: routing_key)
+        channel._unconfirmed = {tag: str(tag) for tag in range(1, 6)}
+        channel._record(5, False, Outcome.CONFIRMED)
+        channel._record(4, True, Outcome.CONFIRMED)
+        assert channel.outcomes == {str(tag): Outcome.CONFIRMED for tag in range(1, 6)}
