@@ -34,7 +34,7 @@ def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> No
     Raises:
         ValidationError: an address is invalid or got a request within the last hour, or there are too many; on the
             field ``notification_emails``.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
+        PulseUser.DoesNotExist: the account no longer exists.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -52,7 +52,7 @@ def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAdd
     Raises:
         ValidationError: the address is invalid, exists already, got a request within the last hour, or exceeds the
             maximum; on the field ``email``.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
+        PulseUser.DoesNotExist: the account no longer exists.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -92,12 +92,12 @@ def address_for_token(token: str) -> NotificationAddress:
 
     Raises:
         django.core.signing.SignatureExpired: the token has expired.
-        django.core.signing.BadSignature: the token is invalid, or the address was removed meanwhile.
+        django.core.signing.BadSignature: the token is invalid, or the address no longer exists.
     """
     uuid, email = signing.loads(token, salt=_SALT, max_age=CONFIRMATION_MAX_AGE_SECONDS)
     address = NotificationAddress.objects.select_related("pulse_user").filter(uuid=uuid, email=email).first()
     if address is None:
-        raise signing.BadSignature("The address was removed meanwhile.")
+        raise signing.BadSignature("The address no longer exists.")
     return address
 
 
@@ -106,7 +106,7 @@ def confirm_address(token: str) -> NotificationAddress:
 
     Raises:
         django.core.signing.SignatureExpired: the token has expired.
-        django.core.signing.BadSignature: the token is invalid, or the address was removed meanwhile.
+        django.core.signing.BadSignature: the token is invalid, or the address no longer exists.
     """
     address = address_for_token(token)
     if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now()):

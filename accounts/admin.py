@@ -348,7 +348,7 @@ class OwnerAdmin(AuditedAdmin):
         return [*self.readonly_fields, *(["is_staff", "is_active"] if obj == request.user else [])]
 
     def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
-        """Save only the changed fields, because another request may have changed ``vouched`` meanwhile."""
+        """Save only the changed fields, because another request may have changed ``vouched``."""
         deactivates = change and "is_active" in form.changed_data and not obj.is_active
         if deactivates:
             # The owner's tokens are no longer valid, so the next clean-up deletes the agents' queues.
@@ -581,7 +581,7 @@ class PulseUserAdmin(AuditedAdmin):
         try:
             pulse_users.set_thresholds(obj, warn, limit, current_operator(request), given_confirmation(request))
         except PulseUser.DoesNotExist as error:
-            raise Http404(f"{obj} was removed meanwhile") from error
+            raise Http404(f"{obj} no longer exists") from error
 
     @admin.action(description="Set the thresholds of the selected accounts", permissions=["change"])
     def set_thresholds(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:

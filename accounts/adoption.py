@@ -221,7 +221,7 @@ def adopt(steps: Sequence[Step], *, notify: bool) -> None:
     owners: one message to each about all accounts of a batch.
 
     Raises:
-        PlanOutdated: an account was created or adopted meanwhile, or is being changed.
+        PlanOutdated: an account was created or adopted since, or is being changed.
         NotVouched: an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
@@ -236,7 +236,7 @@ def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
             emails = {email for step in steps for email in step.owners}
             owners = {owner.email: owner for owner in vouching.lock_all(Owner.objects.filter(email__in=emails))}
             for email in sorted(emails - owners.keys()):
-                raise PlanOutdated(f"{email} was removed meanwhile.")
+                raise PlanOutdated(f"{email} no longer exists.")
             for owner in owners.values():
                 vouching.require_vouched(owner)
             rows = PulseUser.objects.bulk_create([PulseUser(username=step.name, ready=True) for step in steps])

@@ -73,7 +73,7 @@ class EnterCodeView(ConfirmLoginCodeView):
 
     @property
     def user(self) -> Any:
-        """The user who signs in; None if the user was deleted meanwhile."""
+        """The user who signs in; None if the user no longer exists."""
         return self._process.user
 
     def abort(self) -> None:

@@ -151,7 +151,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         New owners in `owners` are invited, and become owners when they accept; `invited` lists the open invitations.
         Operators assign owners instead. Owners who are missing from the list are removed, and invitations to others
         are withdrawn. If the list has new owners only, the present ones stay until you repeat the request after
-        somebody has accepted. A removed owner may know the password: change it with `rotate-password/`.
+        one of them has accepted. A removed owner may know the password: change it with `rotate-password/`.
 
         Operators can set thresholds; owners can if the installation allows it. 409: with these thresholds, the next
         pass would delete queues. To confirm it, send the same request with `confirm`.

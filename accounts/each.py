@@ -109,7 +109,7 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
     if isinstance(error, ObjectDoesNotExist):
-        return "it was removed meanwhile"
+        return "it no longer exists"
     if isinstance(error, Refused):
         return f"not done, because the broker refuses: {readable(error.reason)}"
     if isinstance(error, BrokerError) and not was_not_executed(error):

@@ -53,7 +53,7 @@ def accept(invitation: Invitation) -> None:
         NotVouched: the invitee may not use the broker.
         QuotaReached: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` accounts.
         Invitation.DoesNotExist: the invitation is no longer open.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
+        PulseUser.DoesNotExist: the account no longer exists.
     """
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
@@ -72,7 +72,7 @@ def decline(invitation: Invitation) -> None:
 
     Raises:
         Invitation.DoesNotExist: the invitation is no longer open.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
+        PulseUser.DoesNotExist: the account no longer exists.
     """
     with transaction.atomic():
         locked = _lock(invitation)

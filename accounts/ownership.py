@@ -62,7 +62,7 @@ def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
     Raises:
         NotVouched: the person may not use the broker.
         ValidationError: the person can't be invited now; the text says why.
-        PulseUser.DoesNotExist: the account was deleted meanwhile, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
@@ -86,7 +86,7 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
         LastOwner: there is no owner, or none who can sign in.
         NotVouched: a new owner may not use the broker.
         ValidationError: a person can't be invited now; the text says why.
-        PulseUser.DoesNotExist: the account was deleted meanwhile, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
     """
     if not owners:
         raise LastOwner("An account needs at least one owner.")
@@ -114,7 +114,7 @@ def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
     Raises:
         NotAnOwner: this person is not an owner of the account.
         LastOwner: no owner who can sign in would remain.
-        PulseUser.DoesNotExist: the account was deleted meanwhile, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         locked = _lock(pulse_user, by)
@@ -135,7 +135,7 @@ def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> Non
     """Withdraw an open invitation. Idempotent.
 
     Raises:
-        PulseUser.DoesNotExist: the account was deleted meanwhile, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         locked = _lock(pulse_user, by)
@@ -174,7 +174,7 @@ def require_access(pulse_user: PulseUser, by: Owner) -> None:
     """Check that ``by`` may change the account, in case that they were removed since their request began.
 
     Raises:
-        PulseUser.DoesNotExist: the account was deleted meanwhile, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
     """
     PulseUser.objects.seen_by(by).get(pk=pulse_user.pk)
 

@@ -364,7 +364,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     if is_new or not is_ready:
         _grant(management, username)
     if not _live_row(row).update(ready=True):
-        raise ValidationError(f"'{username}' was removed by another request meanwhile.")
+        raise ValidationError(f"'{username}' was removed by another request.")
     pulse_user.ready = True
     if row.password_exposed_at is not None:
         # Unless another owner left since the row was read, who may know the new password.
@@ -533,10 +533,10 @@ def set_thresholds(
         PermissionDenied: owners may not set thresholds.
         ValidationError: a threshold is invalid, or the limit is above what owners may set.
         ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
+        PulseUser.DoesNotExist: the account no longer exists.
     """
     if set_thresholds_of_all([pulse_user], warn, limit, by, confirm):
-        raise PulseUser.DoesNotExist("The account was deleted meanwhile.")
+        raise PulseUser.DoesNotExist("The account no longer exists.")
 
 
 def set_thresholds_of_all(
@@ -546,7 +546,7 @@ def set_thresholds_of_all(
     by: Owner,
     confirm: str = "",
 ) -> list[PulseUser]:
-    """Set the thresholds of several accounts, all or none, and return the accounts that were deleted meanwhile.
+    """Set the thresholds of several accounts, all or none, and return the accounts that no longer exist.
 
     Raises:
         PermissionDenied: owners may not set thresholds.
@@ -593,7 +593,7 @@ def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:
     """Set whether the messages of the account's deleted and purged queues are archived.
 
     Raises:
-        PulseUser.DoesNotExist: the account was deleted meanwhile.
+        PulseUser.DoesNotExist: the account no longer exists.
     """
     with transaction.atomic():
         row = PulseUser.objects.locked(pulse_user)

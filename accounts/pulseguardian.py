@@ -299,7 +299,7 @@ def apply(steps: Sequence[Step]) -> None:
 
     Raises:
         PlanOutdated: another request changed an owner or account of the plan.
-        NotVouched: the vouching of an owner was withdrawn meanwhile.
+        NotVouched: the vouching of an owner was withdrawn.
     """
     for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
         _create_owners(batch)
@@ -340,7 +340,7 @@ def _change_owner(step: Step) -> None:
     with transaction.atomic():
         owner = Owner.objects.filter(email=step.name).first()
         if owner is None:
-            raise PlanOutdated(f"{step.name} was removed meanwhile.")
+            raise PlanOutdated(f"{step.name} no longer exists.")
         owner = vouching.lock(owner)
         if step.do == PROMOTE:
             owner.is_staff = owner.is_superuser = True

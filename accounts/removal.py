@@ -1,8 +1,8 @@
-"""Removing Pulse users with all they have, on the broker and in the database.
+"""Remove RabbitMQ accounts with their queues and exchanges, from the broker and from the database.
 
-The row is marked and a Removal written in one transaction. Then everything is deleted from the broker, and the row
-last. ``core/removals.py`` carries out what a crash or a broker that is away leaves. What is removed with an owner is
-decided in ``accounts/withdrawal.py`` and, for their agents, in ``agents/deletions.py``.
+One transaction marks the row and writes a Removal. Then the account is deleted from the broker, and the row last. If
+that fails or the process is killed, ``core/removals.py`` tries again. ``accounts/withdrawal.py`` decides which accounts
+are removed with an owner, and ``agents/deletions.py`` what is removed of the owner's agents.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnB
 logger = logging.getLogger(__name__)
 
 REMOVAL_STARTED = "started the removal"
-"""The audit trail's word for the mark. The deletion of the row is an entry of its own."""
+"""The action in the audit trail when an account is marked. The deletion of the row is another entry."""
 
 PAUSES = (0.2, 1.0)
 """Seconds between two attempts: the broker takes a moment to close the connections of a deleted user."""
 
 
 QueueDeleter = Callable[[Session, str, PulseUser, Callable[[], None]], object]
-"""Deletes a queue of an account, by name, over a session. It calls the function while it works."""
+"""Deletes a queue of an account, given a session, the queue's name, the account, and the lock's ``renew``."""
 
 _queue_deleters: list[QueueDeleter] = []
 
@@ -48,18 +48,18 @@ def register_queue_deleter(delete: QueueDeleter) -> None:
 
 
 class RemovalPending(Exception):
-    """The account is marked, and Guardian continues to remove it. The text says what is left."""
+    """The removal has started, and Guardian completes it later. The text says what is left."""
 
 
-class NotAllGone(BrokerError):
-    """The broker still has something of an account. The text says what."""
+class StillOnBroker(BrokerError):
+    """The broker still has the account, or queues or exchanges of it. The text names them."""
 
 
 def belongings_of(pulse_user: PulseUser) -> Belongings:
-    """Return what the broker has of this account, all of which is removed with it.
+    """Return the account's queues and exchanges, which are removed with it.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     return namespace.belongings_of(broker.management(), pulse_user.username)
 
@@ -67,14 +67,14 @@ def belongings_of(pulse_user: PulseUser) -> Belongings:
 def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owner) -> None:
     """Remove an account with its queues and exchanges from the broker, and then its row.
 
-    The RabbitMQ user goes first and its connections with it, so that its clients create nothing meanwhile. ``change``
-    is this removal, or one of several accounts with this one among them.
+    The RabbitMQ user and its connections are removed first, so that no client creates further queues. ``change`` is the
+    removal of this account, or of several accounts including this one.
 
     Raises:
-        ConfirmationRequired: the account has queues whose deletion is not confirmed; nothing changed.
-        PermissionDenied: it is Guardian's own user, or an administrator by now; nothing changed.
-        BrokerError: the broker is away or refused; nothing changed.
-        RemovalPending: the account is marked, and something of it is left; Guardian continues.
+        ConfirmationRequired: the account has queues whose deletion is not confirmed. Nothing changed.
+        PermissionDenied: it is Guardian's own user, or has become an administrator. Nothing changed.
+        BrokerError: the broker is unreachable or refuses. Nothing changed.
+        RemovalPending: the removal has started, and is not complete. Guardian continues.
         PulseUser.DoesNotExist: ``by`` no longer owns it.
     """
     management = broker.management()
@@ -94,14 +94,14 @@ def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owne
 
 
 def mark_for_removal(pulse_users: Sequence[PulseUser]) -> None:
-    """Mark accounts in the caller's transaction. They are removed after its commit, or within minutes by the task."""
+    """Mark accounts in the caller's transaction. They are removed after its commit, or by a task within minutes."""
     removals.write(_mark(pulse_users))
 
 
 def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
-    """Mark accounts, and return their removals, unwritten."""
+    """Mark accounts, and return their removals, which are not saved."""
     now = timezone.now()
-    # Those that are marked already, too: a creation that fails takes back its own mark, and must not take back this.
+    # Also mark accounts with a mark. A failed creation removes a mark with its own time only, so it keeps this one.
     rows = PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users])
     if rows.update(removing_since=now):
         audit.record(None, REMOVAL_STARTED, pulse_users)
@@ -111,12 +111,12 @@ def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
 
 
 def register_handler() -> None:
-    """Have accounts removed by :func:`_remove`."""
+    """Register the handler of accounts."""
     removals.register(Removal.Kind.ACCOUNT, removals.Handler(_remove, obsolete=_not_marked, alone=True))
 
 
 def _not_marked(accounts: Sequence[Removal]) -> list[Removal]:
-    """Return the removals whose account is gone, or not marked: another of its name, or one whose creation failed."""
+    """Return the removals without a marked account: it is deleted, created again, or its creation failed."""
     names = [removal.name for removal in accounts]
     marked = PulseUser.objects.filter(username__in=names, removing_since__isnull=False)
     marked_names = set(marked.values_list("username", flat=True))
@@ -127,27 +127,27 @@ def _remove(clients: Clients, removal: Removal, until: float) -> None:
     """Remove a marked account from the broker, and then its row.
 
     Raises:
-        locks.LockTaken: another process is changing it, or this one was so slow that it lost the lock.
+        locks.LockTaken: another process is changing it, or this process lost the lock because it was too slow.
         removals.Postponed: the time is over.
-        BrokerError: the broker is away, refused, or still has something of it.
+        BrokerError: the broker is unreachable, refuses, or still has the account.
     """
     try:
         _remove_locked(clients, removal.name, until)
     except NotOnBroker as error:
-        # Only the deleted row says that an account is gone.
-        raise NotAllGone(f"The broker answered 404 during the removal: {error}") from error
+        # core/removals.py would take NotOnBroker for success, but the row still exists.
+        raise StillOnBroker(f"The broker answered 404 during the removal: {error}") from error
 
 
 def _remove_locked(clients: Clients, username: str, until: float) -> None:
     with locks.lock(username) as lock:
         row = PulseUser.objects.filter(username=username, removing_since__isnull=False).first()
         if row is None:
-            return  # another process removed it, and the name may belong to another account by now
+            return  # another process removed it, and another account may have this name now
         management = lock.renewing_client(clients.management)
         reason = why_not_ownable(row.username, _tags(management, row.username))
         if reason and row.ready:
-            raise NotAllGone(f"Still there: the account itself. {reason}")
-        # The user of a row that never was ready may have been created by another client; then only the row is deleted.
+            raise StillOnBroker(f"Still there: the account itself. {reason}")
+        # If the row never was ready, another client may have created the user. Then delete only the row.
         is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, allow_unfinished=True))
         if is_its_own:
             _remove_from_broker(clients._replace(management=management), row, lock, until)
@@ -171,7 +171,7 @@ def _remove_from_broker(clients: Clients, pulse_user: PulseUser, lock: locks.Loc
     """Delete a user with its queues and exchanges.
 
     Raises:
-        NotAllGone: the broker still lists some, or a list may have been incomplete.
+        StillOnBroker: the broker still lists some, or a list may have been incomplete.
         removals.Postponed: it is later than ``until``, in monotonic time.
     """
     management, username = clients.management, pulse_user.username
@@ -190,9 +190,9 @@ def _remove_from_broker(clients: Clients, pulse_user: PulseUser, lock: locks.Loc
             belongings = namespace.belongings_of(management, username)
     if any(belongings):
         left = ", ".join(f"'{name}'" for name in (*belongings.queues, *belongings.exchanges)[:5])
-        raise NotAllGone(f"Still there: {left}")
+        raise StillOnBroker(f"Still there: {left}")
     if may_lack_queues or snapshot.members(management) != nodes:
-        raise NotAllGone("Still there: maybe queues of a node that has just stopped or started")
+        raise StillOnBroker("Still there: maybe queues of a node that has just stopped or started")
 
 
 def _delete(sessions: Sessions, pulse_user: PulseUser, belongings: Belongings, lock: locks.Lock, until: float) -> None:

@@ -139,7 +139,7 @@ def prune_visitors() -> int:
     ).exclude(emailaddress__verified=True)
     removed = 0
     while keys := list(visitors.values_list("pk", flat=True)[:500]):  # keeps transactions short
-        # Filtered again: an owner may have verified the address or been vouched for meanwhile.
+        # Filtered again: an owner may have verified the address, or been vouched for, since the first query.
         with disable_auditlog():  # the creation of these owners was not audited, either
             removed += visitors.filter(pk__in=keys).delete()[1].get(Owner._meta.label, 0)
     SignInLink.objects.filter(expires_at__lte=now).delete()
@@ -220,7 +220,7 @@ class SignInView(allauth_private.AskForAddressView):
             form.add_error("email", "Our mail server can't send to this address. Check it, or use another one.")
             return self.form_invalid(form)
         except MailUnavailable:
-            return self.render_to_response(self.get_context_data(form=form, mail_away=True), status=503)
+            return self.render_to_response(self.get_context_data(form=form, mail_unavailable=True), status=503)
         url = passthrough_next_redirect_url(self.request, reverse("account_confirm_login_code"), REDIRECT_FIELD_NAME)
         return HttpResponseRedirect(url)
 
@@ -258,13 +258,13 @@ class CodeView(allauth_private.EnterCodeView):
         except RateLimitExceeded as error:
             return too_many_codes(request, error)
         except (MailUnavailable, MailRefused):
-            page = self.get_context_data(form=CodeForm(code=""), mail_away=True)
+            page = self.get_context_data(form=CodeForm(code=""), mail_unavailable=True)
             return self.render_to_response(page, status=503)
         messages.success(request, "We sent a new code. The previous one no longer works.")
         return HttpResponseRedirect(request.get_full_path())
 
     def form_valid(self, form: CodeForm) -> HttpResponse:
-        """Sign in, unless the owner was deleted meanwhile."""
+        """Sign in, unless the owner no longer exists."""
         if self.user is None:
             self.abort()
             return self.restart()
@@ -478,7 +478,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     The owner is determined before allauth does it: the owner connected to the provider's identifier, else the one with
     the verified address. If the provider did not verify the address, a code must verify it first, so that nobody takes
-    over an owner with somebody else's address.
+    over another person's account.
     """
 
     def get_requests_session(self) -> Session:
@@ -559,7 +559,7 @@ def _verify_by_code(request: HttpRequest, claims: Claims, next_url: str | None) 
     except RateLimitExceeded as error:
         return too_many_codes(request, error)
     except (MailUnavailable, MailRefused):
-        return _provider_page(request, "mail-away", 503)
+        return _provider_page(request, "mail-unavailable", 503)
     request.session[PENDING_CLAIMS_KEY] = {
         "email": claims.address,
         "uid": claims.uid,
@@ -581,7 +581,7 @@ def _connect_social_account(owner: Owner, uid: str, full_name: str) -> None:
 
 def _provider_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
     log.error("OpenID Connect: %s: %.300s", type(error).__name__, error)
-    return _provider_page(request, "away", 503)
+    return _provider_page(request, "unreachable", 503)
 
 
 def _provider_page(request: HttpRequest, problem: str, status: int) -> HttpResponse:

@@ -267,7 +267,7 @@ def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) 
         try:
             return view(request, pulse_user)
         except PulseUser.DoesNotExist:
-            messages.error(request, f"{username} was deleted meanwhile, or you no longer own it.")
+            messages.error(request, f"{username} no longer exists, or you no longer own it.")
             return redirect("pulse_users")
 
     return checked
@@ -357,7 +357,7 @@ def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -
     except (ownership.LastOwner, ownership.NotAnOwner) as error:
         messages.error(request, str(error))
     except PulseUser.DoesNotExist:
-        messages.error(request, f"{username} was deleted meanwhile, or you no longer own it.")
+        messages.error(request, f"{username} no longer exists, or you no longer own it.")
     return _redirect_to(request, pulse_user)
 
 
@@ -385,7 +385,7 @@ def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpR
             continue
         address = pulse_user.notification_addresses.filter(uuid__in=_uuids(request.POST[what])).first()
         if address is None:
-            messages.error(request, "This address was removed meanwhile.")
+            messages.error(request, "This address no longer exists.")
             return _redirect_to(request, pulse_user)
         try:
             do(address)

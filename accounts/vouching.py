@@ -177,12 +177,12 @@ def lock_all(owners: Iterable[Owner]) -> list[Owner]:
     """Return these owners locked as by :func:`lock`, without duplicates, in one query.
 
     Raises:
-        NotVouched: an owner was removed meanwhile.
+        NotVouched: an owner no longer exists.
     """
     wanted = {owner.pk: owner for owner in owners}
     locked = lock_existing(wanted.values())
     for pk in wanted.keys() - {owner.pk for owner in locked}:
-        raise NotVouched(f"{wanted[pk].email} was removed meanwhile, and has no access to the broker.")
+        raise NotVouched(f"{wanted[pk].email} no longer exists.")
     return locked
 
 

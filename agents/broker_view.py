@@ -25,7 +25,7 @@ class Registered(NamedTuple):
 
 
 class BrokerView(NamedTuple):
-    """The queues on the broker and the rows. The queues are listed first, so that a queue created meanwhile has a row.
+    """The queues on the broker and the rows. The rows are read after the list, so every listed queue has its row.
 
     ``unlisted`` are the vhosts that could not be listed. ``incomplete_reason`` says why the list may lack queues of any
     vhost, and why the broker may wrongly answer that a queue doesn't exist; "" if the list is complete.

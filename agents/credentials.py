@@ -42,8 +42,8 @@ def grant_login(login: EventSubscription | Consumer, presented: PresentedToken, 
     """Make the presented token the password of a login, which may only read its own queues.
 
     Raises:
-        PermissionDenied: the token was revoked meanwhile.
-        ObjectDoesNotExist: the login was removed meanwhile.
+        PermissionDenied: the token was revoked.
+        ObjectDoesNotExist: the login no longer exists.
         BrokerError: the broker is unreachable or refuses, or another request is changing this login for too long.
     """
     # Read again: creating a lost vhost again clears password_set of its logins.
@@ -112,4 +112,4 @@ def _put_user(login: EventSubscription | Consumer, presented: PresentedToken, ma
 
 
 def _revoked() -> PermissionDenied:
-    return PermissionDenied("The token was revoked meanwhile. Create another on the page Tokens.")
+    return PermissionDenied("The token was revoked. Create another on the page Tokens.")

@@ -1,8 +1,7 @@
-"""Deletions of agents' rows, also with their owner: what is removed from the broker with each.
+"""What is removed from the broker when rows of agents are deleted, on their own or with their owner.
 
-A Removal is written in the same transaction.
-
-By signals, so that a row, a cascade, a queryset and the admin all do it.
+Signal receivers write a Removal in the transaction of the deletion. So this covers single rows, querysets, cascades and
+the admin.
 """
 
 import logging
@@ -25,7 +24,7 @@ from core.models import Removal
 logger = logging.getLogger(__name__)
 
 COLLECTED = "_removals_of_this_deletion"
-"""The attribute of a deletion's origin, an instance or a queryset, that has the removals to be written at its end."""
+"""The attribute for the collected removals. It is set on the origin of a deletion: an instance or a queryset."""
 
 MAX_ATTEMPTS = 3
 
@@ -39,21 +38,20 @@ _PARENTS: Mapping[type[Model], Mapping[str, type[Model]]] = {
     AgentIdentity: {"owner": Owner, "offering": Offering},
     EventSubscription: {"owner": Owner, "identity": AgentIdentity},
 }
-"""The models whose rows others belong to, in the order in which a deletion locks them, with their own parents.
+"""The models with dependent rows, in the order in which a deletion locks them, and the models that they depend on.
 
-Passes and the creation of tokens lock owners first, too. Tokens come before the logins whose passwords they are, as in
-a registration.
+Passes and the creation of tokens lock owners first, too. Registrations lock tokens before logins, too.
 """
 
 
 def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
     """Delete a row or the rows of a queryset with their cascade, and return how many of each model were deleted.
 
-    Nothing can be registered below them between reading and deleting: SQLite allows one writing transaction, and on
-    PostgreSQL they are locked first, so that an insert that refers to one waits. A row that is gone already is ignored.
+    Lock them first, so that no row that refers to them is inserted before the deletion. (SQLite has one writer anyway.)
+    Rows that no longer exist are ignored.
 
     Raises:
-        django.db.Error: the database failed, or other transactions got in the way three times.
+        django.db.Error: the database failed, or there were ``MAX_ATTEMPTS`` conflicts with other transactions.
     """
     if isinstance(rows, Model):
         rows = type(rows)._base_manager.filter(pk=rows.pk)
@@ -62,7 +60,7 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
         attempts_left -= 1
         try:
             with transaction.atomic():
-                # New querysets each time: one whose deletion failed still has the removals that it collected.
+                # Use a new queryset for each attempt: a failed one still has the removals that it collected.
                 by_person = audit.actor() is not None and not audit.is_watched(rows.model)
                 audited = list(rows) if by_person else []
                 deleted = _locked(rows).delete()[1]
@@ -72,16 +70,16 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
         except (IntegrityError, OperationalError) as error:
             if not attempts_left or not (isinstance(error, IntegrityError) or is_deadlock(error)):
                 raise
-            logger.info("Retrying a deletion, since another change got in its way: %s", error)
+            logger.info("Retrying a deletion, because it conflicted with another change: %s", error)
 
 
 def is_deadlock(error: Error) -> bool:
-    """Return whether PostgreSQL ended this transaction because of a deadlock. It may be retried."""
+    """Return whether PostgreSQL aborted the transaction because of a deadlock. It may be retried."""
     return getattr(error.__cause__, "pgcode", None) == DEADLOCK
 
 
 def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Lock these rows and the parents in their cascade, and return these rows as a new queryset."""
+    """Lock these rows and the dependent rows in ``_PARENTS``, and return these rows as a new queryset."""
     if not connection.features.has_select_for_update:
         return rows.all()
     locked: dict[type[Model], list[Any]] = {}
@@ -103,10 +101,10 @@ def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 @dataclass
 class _Collected:
-    """What one deletion removes.
+    """The removals of one deletion.
 
-    ``rows``: the primary keys of the rows with a queue. ``users``: the RabbitMQ users whose password a token may be, by
-    the token's digest.
+    ``rows`` are the primary keys of the rows with a queue. ``users`` are the RabbitMQ users whose password may be a
+    token, by the token's digest.
     """
 
     removals: list[Removal] = field(default_factory=list)
@@ -120,9 +118,10 @@ class _Collected:
 @receiver(pre_delete, sender=AgentVhost)
 @receiver(pre_delete, sender=AuthToken)
 def collect(sender: type[Model], instance: Model, origin: Model | QuerySet[Model] | None, **_: Any) -> None:
-    """Collect what is removed from the broker with a row. It reads the row alone, so many rows take no more statements.
+    """Collect the removals of a row, without queries for each row.
 
-    Django sends this for all rows of a deletion before it deletes the first. Without an origin, write it now.
+    Django sends this signal for all rows of a deletion before it deletes the first. Without an origin, write the
+    removals now.
     """
     collected: _Collected = _Collected() if origin is None else vars(origin).setdefault(COLLECTED, _Collected())
     kinds = Removal.Kind
@@ -147,10 +146,9 @@ def collect(sender: type[Model], instance: Model, origin: Model | QuerySet[Model
 @receiver(post_delete, sender=AgentVhost)
 @receiver(post_delete, sender=AuthToken)
 def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None, **_: Any) -> None:
-    """Write what a deletion removes, in its transaction: once for all rows, after the first is deleted.
+    """Write the collected removals of a deletion once, when its first row is deleted.
 
-    The rows are locked before any removal is written: a row that another deletion is removing has its Removal from
-    there, and is waited for here.
+    Lock the rows before. If another transaction is deleting some of them, this waits until its removals are written.
     """
     collected: _Collected | None = None if origin is None else vars(origin).pop(COLLECTED, None)
     if collected is None:

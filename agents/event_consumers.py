@@ -40,11 +40,11 @@ def set_object_types(consumer: Consumer, object_types: Sequence[str]) -> None:
     """Change the types of a consumer's events.
 
     Raises:
-        ObjectDoesNotExist: the consumer was removed meanwhile.
+        ObjectDoesNotExist: the consumer no longer exists.
     """
     rows = Consumer.objects.filter(pk=consumer.pk)
     if not rows.update(object_types=list(object_types), modified=timezone.now()):
-        raise Consumer.DoesNotExist("The consumer was removed meanwhile.")
+        raise Consumer.DoesNotExist("The consumer no longer exists.")
 
 
 def remove(consumer: Consumer) -> None:

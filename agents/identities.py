@@ -104,8 +104,8 @@ def create_identity(
         NotVouched: the owner may not use the broker.
         QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities.
         IdentityExists: the owner already has an identity of this name for this offering.
-        NoSuchOffering: the offering was removed meanwhile.
-        ObjectDoesNotExist: the owner was removed meanwhile.
+        NoSuchOffering: the offering no longer exists.
+        ObjectDoesNotExist: the owner no longer exists.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
@@ -120,8 +120,8 @@ def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChange
 
     Raises:
         IdentityExists: the owner has another identity of this name for this offering.
-        NoSuchOffering: the offering was removed meanwhile.
-        ObjectDoesNotExist: the identity was removed meanwhile.
+        NoSuchOffering: the offering no longer exists.
+        ObjectDoesNotExist: the identity no longer exists.
     """
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
@@ -129,7 +129,7 @@ def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChange
     try:
         with transaction.atomic():
             if not AgentIdentity.objects.filter(pk=identity.pk).update(**changed):
-                raise AgentIdentity.DoesNotExist("The identity was removed meanwhile.")
+                raise AgentIdentity.DoesNotExist("The identity no longer exists.")
     except IntegrityError as error:
         raise _conflict(identity) from error
 

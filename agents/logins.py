@@ -162,6 +162,6 @@ def _remove_users(report: Report, names: Sequence[str], lease: HeldLease) -> Non
         report.users += outcome.removed
         for error in outcome.errors:
             report.add_error(error)
-        if outcome.away:
+        if outcome.unreachable:
             report.away = True
             return

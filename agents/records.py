@@ -58,7 +58,7 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
             return row, False
         with contextlib.suppress(IntegrityError):  # another request created the row, or a referenced row was removed
             return insert(lambda: rows.create(**unique, **defaults), owner, rows.model), True
-    raise ObjectDoesNotExist("The agent, subscription or offering of this registration was removed meanwhile.")
+    raise ObjectDoesNotExist("The agent, subscription or offering of this registration no longer exists.")
 
 
 def insert(insert: Callable[[], T], owner: Owner, model: Any) -> T:
@@ -81,7 +81,7 @@ def insert(insert: Callable[[], T], owner: Owner, model: Any) -> T:
         except IntegrityError as error:
             if Owner.objects.filter(pk=owner.pk).exists():
                 raise
-            raise Owner.DoesNotExist("The owner was removed meanwhile.") from error
+            raise Owner.DoesNotExist("The owner no longer exists.") from error
         except OperationalError as error:
             # A concurrent deletion locks the referenced rows in another order.
             if not is_deadlock(error):

@@ -59,8 +59,8 @@ def register_subscription(
     Raises:
         NoSuchObjectType: there is no such object type.
         NotVouched: the owner may not use the broker. Raised only for a new subscription.
-        PermissionDenied: the token was revoked meanwhile.
-        ObjectDoesNotExist: the identity was removed meanwhile.
+        PermissionDenied: the token was revoked.
+        ObjectDoesNotExist: the identity no longer exists.
         BrokerError: the broker is unreachable or refuses; nothing was registered.
     """
     check_object_type(object_type)
@@ -94,8 +94,8 @@ def create_subscription(
 
     Raises:
         NotVouched: the owner may not use the broker.
-        PermissionDenied: the token was revoked meanwhile.
-        ObjectDoesNotExist: the owner or the subscription was removed meanwhile.
+        PermissionDenied: the token was revoked.
+        ObjectDoesNotExist: the owner or the subscription no longer exists.
         BrokerError: the broker is unreachable or refuses; nothing was created.
     """
     management = broker.management()
@@ -123,7 +123,7 @@ def _grant_or_undo(
 def _undo_subscription(subscription: EventSubscription, *, has_user: bool) -> None:
     """Delete the subscription of a failed request, unless another request has used it since."""
     with transaction.atomic():
-        # Locked, so that no queue is registered for it meanwhile.
+        # Lock the row, so that no queue is registered for it.
         rows = EventSubscription.objects.select_for_update().filter(pk=subscription.pk, token=None)
         if rows.first() is None or subscription.queues.exists():
             return
@@ -148,8 +148,8 @@ def create_queue(
     Raises:
         NoSuchObjectType: there is no such object type.
         NotVouched: the owner may not use the broker. Raised only for a new queue.
-        PermissionDenied: the token was revoked meanwhile.
-        ObjectDoesNotExist: the subscription or the offering was removed meanwhile.
+        PermissionDenied: the token was revoked.
+        ObjectDoesNotExist: the subscription or the offering no longer exists.
         Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
         BrokerError: the broker is unreachable; a new queue is not registered.
     """
@@ -185,8 +185,8 @@ def register_consumer(
     Raises:
         NoSuchObjectType: there is no such object type.
         NotVouched: the owner may not use the broker. Raised only for a new queue.
-        PermissionDenied: the token was revoked meanwhile.
-        ObjectDoesNotExist: the identity was removed meanwhile.
+        PermissionDenied: the token was revoked.
+        ObjectDoesNotExist: the identity no longer exists.
         Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
         BrokerError: the broker is unreachable; a new queue is not registered.
     """
@@ -242,7 +242,7 @@ def _ensure(
 
     Without a token, close the login's connections if the broker did not have the queue.
 
-    Return False if the row was removed meanwhile. If the broker refuses or is unreachable, delete a new row.
+    Return False if the row no longer exists. If the broker refuses or is unreachable, delete a new row.
     """
     has_queue = False
     try:

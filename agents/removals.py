@@ -1,7 +1,4 @@
-"""How agents' passwords, users, vhosts and queues are removed from the broker.
-
-The handlers of ``core/removals.py`` for what a row in ``agents/models.py`` stood for.
-"""
+"""The handlers of ``core/removals.py`` for agents' passwords, users, vhosts and queues."""
 
 import logging
 import uuid
@@ -35,15 +32,15 @@ LOGINS: dict[type[EventSubscription] | type[Consumer], str] = {EventSubscription
 
 
 def pending() -> set[QueueName]:
-    """Return the queues that are still to be removed, so that no pass reports them as missing. One statement."""
+    """Return the queues with a pending removal, in one statement. Passes do not report these as missing."""
     return set(Removal.objects.filter(kind=Removal.Kind.QUEUE).order_by().values_list("vhost", "name"))
 
 
 def schedule_password_reset(username: str) -> None:
-    """Have the task reset a user's password, unless a valid one is confirmed by then. In a transaction.
+    """Schedule the reset of a user's password, unless a valid one is confirmed before. Call this in a transaction.
 
-    For a request whose result is unknown and whose token is no longer recorded. The broker may carry it out even after
-    the valid one, so the next registration sets the password again.
+    This is for a request with an unknown outcome whose token is no longer stored. The broker may execute it after the
+    valid password was set, so the next registration sets the password again.
     """
     removals.write([Removal(kind=Removal.Kind.PASSWORD, name=username)], due_at=timezone.now())
     Removal.objects.filter(kind=Removal.Kind.PASSWORD, name=username).update(attempts=1)
@@ -66,7 +63,7 @@ def revoke_expired_passwords() -> int:
     expired = AuthToken.objects.filter(is_expired()).values("pk")
     with transaction.atomic():
         for model, field in LOGINS.items():
-            # Locked, so that a registration that records a token meanwhile is left to the next run.
+            # Lock the rows. A registration that stores a token after this is left to the next run.
             logins = model._default_manager.select_for_update().filter(Q(token__in=expired) | Q(next_token__in=expired))
             found = list(logins.order_by("pk").values_list("pk", field))
             if found:
@@ -83,10 +80,10 @@ def revoke_expired_passwords() -> int:
 
 
 def mark_passwords_unset(tokens: Q) -> dict[str, list[str]]:
-    """Record that these tokens are no longer passwords; return the users that may have them, by the token's digest.
+    """Record that these tokens are no longer passwords. Return the users that may have them, by the token's digest.
 
-    The tokens are locked first: a registration that sets one as a password is either seen here, or fails because the
-    token is gone. The deletion of the tokens clears the fields that point at them.
+    Lock the tokens first. A registration that sets one as a password is either seen here, or fails because the token is
+    deleted. The deletion of the tokens clears the foreign keys to them.
     """
     locked = AuthToken.objects.select_for_update().filter(tokens).order_by("pk").values_list("pk", flat=True)
     found: dict[str, list[str]] = {pk: [] for pk in locked}
@@ -119,13 +116,13 @@ def _reset_password(clients: Clients, removal: Removal, until: float) -> None:
         confirmed = Q(token__isnull=False, next_token=None, password_set=True)
         is_valid = any(rows.filter(confirmed).exists() for rows in logins)
         if not is_valid or removal.attempts:
-            # After an attempt, a valid password is uncertain: the attempt may have been carried out after it was set.
+            # After a failed attempt, the password is uncertain: the broker may have executed the attempt later.
             for rows in logins:
                 rows.update(password_set=False)
         if is_valid:
             return
         locked = lock.renewing_client(clients.management)
-        # put_user would create a user that is missing, so `user` raises NotOnBroker first.
+        # put_user would create a missing user, so `user` raises NotOnBroker first.
         for request in (
             partial(locked.user, name),
             partial(locked.put_user, name, None),
@@ -140,9 +137,9 @@ def _reset_password(clients: Clients, removal: Removal, until: float) -> None:
 
 
 def _delete_user(clients: Clients, removal: Removal, until: float) -> None:
-    """Delete a user; the broker closes its connections.
+    """Delete a user. The broker closes its connections.
 
-    Under its lock, so that a registration that is about to create it first sees that the row is gone.
+    Lock its name. A registration checks under the same lock that its row still exists before it creates the user.
     """
     with locks.lock(removal.name) as lock:
         lock.renewing_client(clients.management).delete_user(removal.name)
@@ -186,7 +183,7 @@ def _delete_queue(clients: Clients, removal: Removal, until: float) -> None:
             raise Kept from error
         raise
     except NotOnBroker as error:
-        if NODE_DOWN in str(error):  # the queue is back when its node is
+        if NODE_DOWN in str(error):  # the queue exists again when its node runs
             raise Refused(str(error), status=0, reason=NODE_DOWN) from error
         raise
 
@@ -208,7 +205,7 @@ def _queues_removed(queues: Sequence[Removal]) -> None:
 
 
 def register_handlers() -> None:
-    """Register the handlers of the kinds that agents have."""
+    """Register the handlers of agents' kinds."""
     kinds = Removal.Kind
     removals.register(kinds.PASSWORD, Handler(_reset_password))
     removals.register(kinds.USER, Handler(_delete_user, obsolete=_needed_users))

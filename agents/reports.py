@@ -51,7 +51,8 @@ class Report:
     In a dry run the numbers say what would be done. ``in_use``: orphans that were kept, because they have consumers or
     the broker can't tell. ``logins``: logins whose user or permissions the broker lacked; the next registration
     creates them. ``users``: deleted RabbitMQ users without a login. ``stale``: stale subscriptions and consumers, by
-    their UUIDs in hex. ``left_out``: queues that would be deleted too, but were not confirmed.
+    their UUIDs in hex. ``left_out``: queues that would be deleted too, but were not confirmed. ``away``: the broker
+    became unreachable.
     """
 
     kind: str

@@ -40,7 +40,7 @@ def set_statistics(service: AgentService, statistics: dict[str, Any]) -> None:
     """Replace the statistics of a service.
 
     Raises:
-        ObjectDoesNotExist: the service was removed meanwhile.
+        ObjectDoesNotExist: the service no longer exists.
     """
     _changed(service, {"statistics": statistics})
 
@@ -49,7 +49,7 @@ def _changed(row: Reported, fields: Mapping[str, Any]) -> Reported:
     """Change a row, and return it.
 
     Raises:
-        ObjectDoesNotExist: it was removed meanwhile.
+        ObjectDoesNotExist: it no longer exists.
     """
     values = {**fields, "modified": timezone.now()}
     if not type(row).objects.filter(pk=row.pk).update(**values):

@@ -95,7 +95,7 @@ def _remove_subscriptions(report: Report, these: Mapping[str, int], lease: HeldL
     with transaction.atomic():
         lease.renew()
         # Creating a token locks its owner, too. The tokens are read in a second statement: on PostgreSQL, a statement
-        # that waits for a lock doesn't see rows that were inserted meanwhile.
+        # that waits for a lock doesn't see rows that were inserted while it waited.
         locked = list(
             Owner.objects.select_for_update(no_key=True)
             .filter(pk__in=set(these.values()))

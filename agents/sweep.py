@@ -168,7 +168,7 @@ def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force:
             _record_kept(report, name)
         for error in outcome.errors:
             report.add_error(error)
-        if outcome.away:
+        if outcome.unreachable:
             report.away = True
             return
 

@@ -17,7 +17,7 @@ def orphaned_identities() -> QuerySet[AgentIdentity]:
 def remove_orphaned_identities(before: datetime, *, dry_run: bool) -> list[AgentIdentity]:
     """Remove the orphaned identities that were last changed before this time, and return them.
 
-    An identity that registers something meanwhile stays.
+    An identity that has registered something since is kept.
     """
     rows = orphaned_identities().filter(modified__lt=before)
     found = list(rows.select_related("offering"))

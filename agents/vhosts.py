@@ -34,7 +34,7 @@ def create_vhost(owner: Owner, management: Management) -> None:
     Raises:
         BrokerError: the broker is unreachable or refuses, or another request is creating the vhost for too long.
         NotVouched: the vhost was never created, and the owner may not use the broker.
-        ObjectDoesNotExist: the owner was removed meanwhile.
+        ObjectDoesNotExist: the owner no longer exists.
     """
     _create_vhost(owner, management, recreate=True)
 

@@ -1,13 +1,12 @@
-"""What is to be removed from the broker: one queue of rows, with a handler for each kind.
+"""A queue of objects to remove from the broker, with a handler for each kind of object.
 
 A :class:`~core.models.Removal` is written in the transaction that decides the removal. It is carried out after the
-commit, and a task carries out what is left. No correctness rests on the callback: the row is the truth, and a killed
-process leaves it to the task.
+commit. If the process is killed before, or the broker is unreachable, a task carries it out later.
 
-The same thing may be registered again during its removal. A remover therefore commits a claim first and then looks for
-a row that needs the thing; a registration commits its row first and then looks for a Removal. One of them sees the
-other. A request whose answer was lost may still be carried out later, so such a Removal keeps its claim until it is
-tried again.
+An object may be registered again during its removal. So a removal first commits a claim, and then looks for a row that
+needs the object. A registration first commits its row, and then looks for a Removal. At least one of them sees the
+other. If the answer to a request was lost, the broker may still execute it, so the Removal keeps its claim until the
+next attempt.
 """
 
 import logging
@@ -54,11 +53,11 @@ MAX_RETRY_SECONDS = 300
 
 
 class Kept(Exception):
-    """The thing is in use and stays, as its Removal says ``if_unused``."""
+    """The object is in use and is kept, because its Removal has ``if_unused``."""
 
 
 class Postponed(Exception):
-    """The removal was not tried: there was no time left for it."""
+    """The removal was not tried, because there was no time left."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +65,26 @@ class Handler:
     """How one kind of removal is carried out."""
 
     remove: Callable[[Clients, Removal, float], None]
-    """Remove the thing; make no request after the given ``time.monotonic()``.
+    """Remove the object. Send no request after the given ``time.monotonic()``.
 
-    It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker``: the thing
-    is gone.
+    It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker`` counts as
+    removed.
     """
     obsolete: Callable[[Sequence[Removal]], Iterable[Removal]] = lambda removals: ()
     """Return the removals to drop, such as those of a queue that is registered again."""
     removed: Callable[[Sequence[Removal]], None] = lambda removals: None
-    """Record that these things are gone."""
+    """Record that these objects are removed."""
     parallel: bool = False
-    """Whether ``remove`` may run in threads. It must not use the database then."""
+    """Whether ``remove`` may run in threads. Then it must not use the database."""
     alone: bool = False
-    """Whether each removal is a batch of its own, since it takes many requests."""
+    """Whether each removal is a batch of its own, because it takes many requests."""
 
 
 _handlers: dict[str, Handler] = {}
 
 
 def register(kind: Removal.Kind, handler: Handler) -> None:
-    """Have this handler carry out all removals of this kind."""
+    """Register the handler of a kind."""
     _handlers[kind] = handler
 
 
@@ -95,8 +94,8 @@ def register(kind: Removal.Kind, handler: Handler) -> None:
 def write(removals: Sequence[Removal], *, due_at: datetime | None = None) -> None:
     """Write removals in the caller's transaction, and carry them out after the commit.
 
-    One that is written already becomes due again and loses its claim. ``if_unused`` is never set again once it was
-    false. With ``due_at`` nothing happens on commit: the task finds the removals then. Two statements at most.
+    A Removal that exists becomes due again and loses its claim; its ``if_unused`` changes from true to false only. With
+    ``due_at``, the task carries them out at that time. This takes two statements at most.
     """
     things: dict[tuple[str, str, str], bool] = {}
     for removal in removals:
@@ -143,24 +142,23 @@ def reserve(removals: Sequence[Removal]) -> list[int]:
 class Outcome:
     """The result of removals.
 
-    ``removed`` counts those that were gone already, too. ``kept`` are queues that are in use; their removals are
-    dropped. ``errors`` are sentences; the task tries these removals again. ``away``: the broker did not answer, and the
-    rest was not tried. A thing that a row needs again is in none of these.
+    ``removed`` includes objects that did not exist. ``kept`` are queues in use, whose removals are dropped. ``errors``
+    are sentences about removals that the task tries again. ``unreachable``: the broker did not answer, and the rest was
+    not tried. Objects that were registered again are in none of these.
     """
 
     removed: int = 0
     kept: list[QueueName] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    away: bool = False
+    unreachable: bool = False
 
 
 def run_due(seconds: float = SECONDS_AFTER_COMMIT, *, only: Sequence[tuple[str, str, str]] | None = None) -> int:
     """Carry out the removals that are due, for this many seconds at most, and return how many succeeded.
 
-    ``only``: of these things, as (kind, vhost, name). A request carries out its own removals alone, so that the audit
-    trail never names its owner for those of others.
-    Stop if the broker is away; all due removals wait a minute then. Failures of the broker and the database are logged,
-    not raised. Do not call in a transaction.
+    ``only`` are the objects to remove, as (kind, vhost, name). A request carries out its own removals alone; otherwise
+    the audit trail would name its user for those of others. If the broker is unreachable, all due removals wait a
+    minute. Errors of the broker and the database are logged, not raised. Do not call this in a transaction.
     """
     until = time.monotonic() + seconds
     due = _is_due() if only is None else _is_due() & Q(bulk.among(Removal, ("kind", "vhost", "name"), only))
@@ -169,26 +167,26 @@ def run_due(seconds: float = SECONDS_AFTER_COMMIT, *, only: Sequence[tuple[str, 
         while time.monotonic() < until and (batch := _claim(due, seconds, until)):
             batch.carry_out()
             removed += len(batch.removed)
-            if batch.away:
+            if batch.unreachable:
                 break
     except Error as error:
         logger.error("The database failed during removals. The task carries out the rest within minutes: %s", error)
     if removed:
-        logger.info("Removed %d things from the broker", removed)
+        logger.info("Removed %d objects from the broker", removed)
     return removed
 
 
 def run(ids: Collection[int]) -> Outcome:
-    """Carry out these removals now, due or not, except for those that another process has claimed.
+    """Carry out these removals now, due or not, except those that another process has claimed.
 
-    Do not call in a transaction.
+    Do not call this in a transaction.
 
     Raises:
-        django.db.Error: the database is away.
+        django.db.Error: the database is unreachable.
     """
     outcome = Outcome()
     waiting = list(ids)
-    while waiting and not outcome.away:
+    while waiting and not outcome.unreachable:
         these = Q(bulk.among(Removal, ("id",), [(id_,) for id_ in waiting[:BATCH_SIZE]]))
         until = time.monotonic() + SECONDS_OF_TASK
         batch = _claim(these & (Q(claim=None) | _is_due()), SECONDS_OF_TASK, until)
@@ -197,7 +195,7 @@ def run(ids: Collection[int]) -> Outcome:
             outcome.removed += len(batch.removed)
             outcome.kept += [(removal.vhost, removal.name) for removal in batch.kept]
             outcome.errors += [str(error) for _, error in (*batch.refused, *batch.unanswered)]
-            outcome.away = batch.away
+            outcome.unreachable = batch.unreachable
         waiting = waiting[BATCH_SIZE:]
     return outcome
 
@@ -209,13 +207,13 @@ def _is_due() -> Q:
 def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
     """Claim a batch of these removals; None: there are none.
 
-    No request is begun after ``until``, at most ``seconds`` from now. The claim outlasts a request that is begun then.
+    The batch sends no request after ``until``, at most ``seconds`` from now. The claim outlasts its last request.
     """
     claim = uuid.uuid4()
     order = Case(*[When(kind=kind, then=Value(number)) for number, kind in enumerate(Removal.Kind)])
     with transaction.atomic():
         free = Removal.objects.select_for_update(skip_locked=True).filter(these)
-        # Those that failed come last: each of them may stop a run.
+        # Failed ones come last, because each of them may end a run.
         removals = list(free.order_by("attempts", order, "id")[:BATCH_SIZE])
         if not removals:
             return None
@@ -232,8 +230,8 @@ def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
 class _Batch:
     """Removals that this process has claimed, and their results.
 
-    ``unanswered``: the broker is away, and the request was not sent or its result is unknown. ``busy``: another process
-    has the lock, or there was no time left. The rest was not tried.
+    ``unanswered``: the broker is unreachable, and the request was not sent or its outcome is unknown. ``busy``: another
+    process has the lock, or there was no time left. The rest was not tried.
     """
 
     def __init__(self, claim: uuid.UUID, removals: list[Removal], until: float) -> None:
@@ -248,12 +246,12 @@ class _Batch:
         self.unanswered: list[tuple[Removal, BrokerUnavailable]] = []
 
     @property
-    def away(self) -> bool:
-        """Whether the broker does not answer."""
+    def unreachable(self) -> bool:
+        """Whether the broker did not answer."""
         return self._stopped.is_set()
 
     def carry_out(self) -> None:
-        """Remove the things from the broker, and record the results."""
+        """Remove the objects from the broker, and record the results."""
         self._drop_obsolete()
         try:
             with broker.clients() as clients:
@@ -264,7 +262,7 @@ class _Batch:
         self._record()
 
     def _drop_obsolete(self) -> None:
-        """Drop the obsolete removals. The claim is committed, so no registration is missed."""
+        """Drop the removals of objects that were registered again. Call it after the claim is committed."""
         obsolete = [
             removal
             for kind, handler in _handlers.items()
@@ -278,7 +276,7 @@ class _Batch:
             logger.info("Dropped %d obsolete removals", len(obsolete))
 
     def _remove(self, clients: Clients) -> None:
-        """Remove kind by kind: users and passwords first, so that no client comes back while its queues go."""
+        """Remove kind by kind: users and passwords first, so that no client connects while its queues are deleted."""
         for kind in Removal.Kind:
             vhosts = {removal.name for removal in self.removed if removal.kind == Removal.Kind.VHOST}
             of_kind = self._of_kind(kind)
@@ -292,7 +290,7 @@ class _Batch:
                     self._attempt(clients, removal)
 
     def _attempt(self, clients: Clients, removal: Removal) -> None:
-        """Remove one thing and keep the result, unless the time is over or the broker is away."""
+        """Remove one object and record the result, unless the time is over or the broker is unreachable."""
         if self._stopped.is_set() or time.monotonic() >= self._until:
             return
         try:
@@ -322,12 +320,12 @@ class _Batch:
         self._record_failures()
         tried = {removal.pk for removal in (*finished, *self.busy)}
         tried |= {removal.pk for removal, _ in (*self.refused, *self.unanswered)}
-        wait = RETRY_SECONDS if self.away else 0
+        wait = RETRY_SECONDS if self.unreachable else 0
         self._release(self.busy, max(wait, BUSY_RETRY_SECONDS))
         self._release([removal for removal in self._removals if removal.pk not in tried], wait)
-        if self.away:
+        if self.unreachable:
             with transaction.atomic():
-                # Otherwise the next callback of the same request waits for the broker again.
+                # Otherwise the next callback of the same request would wait for the broker again.
                 due = Removal.objects.select_for_update(skip_locked=True).filter(_is_due()).order_by("id")
                 Removal.objects.filter(pk__in=due.values("pk")).update(due_at=_in(RETRY_SECONDS))
 
@@ -337,11 +335,11 @@ class _Batch:
         for removal, error in self.refused:
             logger.warning("%s can't be removed yet: %s", removal, error)
         for _, error in self.unanswered[:1]:
-            logger.warning("Removals stop, since the broker is away, and continue in a minute: %s", error)
+            logger.warning("The broker is unreachable. Removals continue in a minute: %s", error)
         self._back_off([removal for removal, _ in self.refused])
         not_sent = [removal for removal, error in self.unanswered if error.never_reached]
         self._back_off(not_sent)
-        # The broker may still carry these out, so a registration must not cancel them meanwhile.
+        # The broker may still execute these requests, so a registration must not cancel their removals.
         unknown = [removal for removal, error in self.unanswered if not error.never_reached]
         self._back_off(unknown, claim=self._claim)
 
@@ -351,7 +349,7 @@ class _Batch:
             self._release(list(same), retry_seconds(attempts + 1), attempts=attempts + 1, claim=claim)
 
     def _release(self, removals: Sequence[Removal], seconds: float, **values: Any) -> None:
-        """Make these due in so many seconds, and give up their claim unless another is given."""
+        """Make these due in this many seconds, and release their claim unless ``values`` has one."""
         if removals:
             self._mine(removals).update(**{"claim": None, "due_at": _in(seconds), **values})
 
@@ -359,7 +357,7 @@ class _Batch:
         return [removal for removal in self._removals if removal.kind == kind]
 
     def _mine(self, removals: Iterable[Removal]) -> QuerySet[Removal]:
-        """Return the rows that this process still has claimed: not those that were written again meanwhile."""
+        """Return the rows that this process still has claimed, without those that were written again."""
         keys = [(removal.pk,) for removal in removals]
         if not keys:
             return Removal.objects.none()
@@ -367,7 +365,7 @@ class _Batch:
 
 
 def retry_seconds(attempts: int) -> int:
-    """Return how long to wait after this many attempts: twice as long each time, up to ``MAX_RETRY_SECONDS``."""
+    """Return the seconds to wait after this many attempts: doubled each time, up to ``MAX_RETRY_SECONDS``."""
     return min(MAX_RETRY_SECONDS, RETRY_SECONDS << min(attempts - 1, 10))
 
 

@@ -95,7 +95,7 @@ def _measure(application: str, held: HeldLease) -> None:
         if len(some) <= QUEUES_PER_READ:
             break
         start = some[-1].name
-    # The store is read after the count, and the difference is added: what is stored meanwhile counts twice, never less.
+    # The store is read after the count, and the difference is added. So messages stored in between count twice.
     rows.update(
         stored_bytes=F("stored_bytes") + measured - counted,
         measure_above=(measured + settings.MESSAGE_STORE_MAX_BYTES) // 2,

@@ -23,6 +23,7 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from accounts.vouching import lock_existing
 from core import bulk, locks
+from core.formatting import counted
 from queues.archive_chunks import pack
 from queues.models import Archive, ArchiveChunk, Queue
 from rabbit import deadline
@@ -68,9 +69,9 @@ class Target:
 
 @dataclass
 class Removed:
-    """What became of the messages of a deleted or purged queue.
+    """The outcome for the messages of a deleted or purged queue.
 
-    ``dropped`` counts ready messages without a copy. ``why_not`` says why there is no archive, if there were messages.
+    ``dropped`` counts ready messages that were not archived. ``why_not`` is the reason if there is no archive.
     """
 
     archive: Archive | None = None
@@ -80,11 +81,11 @@ class Removed:
 
     @property
     def archived(self) -> int:
-        """The number of messages with a copy."""
+        """The number of archived messages."""
         return self.archive.messages if self.archive else 0
 
     def as_facts(self) -> dict[str, Any]:
-        """Return what a notification and an event say of it."""
+        """Return the facts of a notification or an event about it."""
         return {
             "archived": self.archived,
             "dropped": self.dropped,
@@ -95,32 +96,28 @@ class Removed:
         }
 
 
-def what_became_of(removed: Removed) -> str:
-    """Return what became of a queue's messages, in sentences for a page."""
+def outcome_in_words(removed: Removed) -> str:
+    """Return the outcome for a queue's messages, in sentences for a page."""
     sentences = []
     if removed.archive is not None and removed.archived:
         until = f"{removed.archive.expires:%-d %B %Y}"
-        sentences.append(f"Archived until {until}: {_counted(removed.archived)}.")
+        sentences.append(f"Archived until {until}: {counted(removed.archived, 'message')}.")
     if removed.dropped:
         why = f", because {removed.why_not}" if removed.why_not else ""
-        sentences.append(f"Deleted without a copy: {_counted(removed.dropped)}{why}.")
+        sentences.append(f"Deleted without a copy: {counted(removed.dropped, 'message')}{why}.")
     return " ".join(sentences)
 
 
-def _counted(messages: int) -> str:
-    return f"{messages:,} message" if messages == 1 else f"{messages:,} messages"
-
-
 class NotSent(BrokerUnavailable):
-    """No request to delete the queue was sent. The text says why; ``is_away``: AMQP can't be reached."""
+    """No request to delete the queue was sent. The text says why. ``is_unreachable``: there is no connection."""
 
-    def __init__(self, text: str, *, is_away: bool = False) -> None:
+    def __init__(self, text: str, *, is_unreachable: bool = False) -> None:
         super().__init__(text, never_reached=True)
-        self.is_away = is_away
+        self.is_unreachable = is_unreachable
 
 
 class WithinLimit(Exception):
-    """The queue is within its limit, and stays with all its messages."""
+    """The queue is within its limit, and keeps all its messages."""
 
 
 @dataclass
@@ -169,8 +166,8 @@ class _Attempt:
             self.result.archive = archive
 
     def confirm(self, dropped: int) -> Removed:
-        """Record that the queue is deleted or purged, and return what became of its messages."""
-        self.result.dropped = dropped + self.fetch.unkept
+        """Record that the queue is deleted or purged, and return the outcome for its messages."""
+        self.result.dropped = dropped + self.fetch.excess
         if self.result.archive is None:
             self.result.dropped += self.fetch.kept
             _record_failure(self.target, self.result)
@@ -178,7 +175,7 @@ class _Attempt:
         return confirm(self.result)
 
     def _keep_earlier(self) -> None:
-        """Keep what an earlier attempt fetched, if nothing was ready now.
+        """Keep the archive of an earlier attempt, if no message was ready now.
 
         RabbitMQ 3.10 does not return the messages of a cancelled consumer while its node is down.
         """
@@ -220,7 +217,7 @@ def delete_queue(
             attempt = _attempt(session, target, until, renew)
             depth = _declare(attempt.fetch)
             if limit is not None and depth + unacknowledged <= limit:
-                attempt.fetch.put_back()
+                attempt.fetch.requeue()
                 raise WithinLimit
             if limit is not None and target.held and _was_interrupted(target):
                 raise NotSent("its messages return from an earlier attempt to archive them")
@@ -228,20 +225,20 @@ def delete_queue(
             if limit is not None and attempt.fetch.fetched:
                 ready = _declare_again(attempt)
                 if attempt.fetch.fetched + ready + unacknowledged <= limit:
-                    _call_off(attempt)
+                    _cancel(attempt)
                     raise WithinLimit
             renew_lock()
         except (NotSent, locks.LockTaken):
-            _put_back(attempt)
+            _requeue(attempt)
             raise
         except BrokerUnavailable as error:
-            raise NotSent(str(error), is_away=error.never_reached) from error
+            raise NotSent(str(error), is_unreachable=error.never_reached) from error
         return attempt.confirm(attempt.fetch.delete_queue())
 
 
 @contextlib.contextmanager
 def _locked(target: Target) -> Iterator[Callable[[], None]]:
-    """Lock a queue, so that nobody else fetches its messages meanwhile. Yield a function that renews the lock.
+    """Lock a queue, so that no other process fetches its messages. Yield a function that renews the lock.
 
     Raises:
         NotSent: another process has the lock, at first or when it is renewed.
@@ -261,7 +258,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
 
 
 def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, between: Callable[[], None]) -> Removed:
-    """Archive the messages of a queue that goes with its account, then delete it."""
+    """Archive the messages of a queue that is deleted with its account, then delete it."""
     row = Queue.objects.filter(vhost=session.vhost, name=name).first()
     target = Target(
         vhost=session.vhost,
@@ -290,9 +287,9 @@ def purge_queue(session: Session, target: Target) -> Removed:
         attempt.archive(_declare(attempt.fetch))
         renew_lock()
         if attempt.result.archive is not None:
-            # Acknowledging has no answer. After a crash then, the archive is the only copy, so it is shown before.
+            # Acknowledging has no answer. After a crash the archive may be the only copy, so keep it before.
             Archive.objects.filter(pk=attempt.result.archive.pk).update(state=Archive.State.KEPT)
-        return attempt.confirm(attempt.fetch.remove())
+        return attempt.confirm(attempt.fetch.purge_queue())
 
 
 def confirm(removed: Removed) -> Removed:
@@ -308,8 +305,8 @@ def confirm(removed: Removed) -> Removed:
     return removed
 
 
-def made_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
-    """Return the kept archives of queues, by id, that were made since a request to delete each was recorded."""
+def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
+    """Return the kept archives of queues, by id, that were created after a request to delete each was recorded."""
     if not sent:
         return {}
     kept = Archive.objects.filter(
@@ -322,7 +319,7 @@ def made_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
     }
 
 
-def confirm_deleted(queues: Sequence[int]) -> dict[int, Archive]:
+def keep_fetched(queues: Sequence[int]) -> dict[int, Archive]:
     """Keep the fetched archives of queues, by id, that were deleted by a request without an answer."""
     if not queues:
         return {}
@@ -406,7 +403,7 @@ def _begin(target: Target) -> Archive | None:
     with transaction.atomic():
         unfinished = _unfinished(target.vhost, target.name).select_for_update()
         attempts = max((archive.attempt for archive in unfinished), default=0)
-        # A fetched one is of a deletion with an unknown outcome: a client may have declared the queue again since.
+        # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again since.
         unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
         if attempts >= MAX_ATTEMPTS:
             return None
@@ -436,19 +433,19 @@ def _store(archive: Archive, batch: Sequence[Fetched]) -> None:
         archive.save(update_fields=["messages", "bytes", "stored_bytes"])
 
 
-def _call_off(attempt: _Attempt) -> None:
-    """Return what was fetched to the queue, and discard the archive."""
+def _cancel(attempt: _Attempt) -> None:
+    """Requeue the fetched messages, and discard the archive."""
     if attempt.result.archive is not None:
         _discard(attempt.result.archive)
-    _put_back(attempt)
+    _requeue(attempt)
 
 
-def _put_back(attempt: _Attempt) -> None:
-    """Return what was fetched to the queue."""
+def _requeue(attempt: _Attempt) -> None:
+    """Requeue the fetched messages."""
     try:
-        attempt.fetch.put_back()
+        attempt.fetch.requeue()
     except BrokerError as error:
-        logger.warning("The messages of %s go back when the connection closes: %s", attempt.target.name, error)
+        logger.warning("The messages of %s are requeued when the connection closes: %s", attempt.target.name, error)
         attempt.session.close()
 
 
@@ -485,7 +482,7 @@ def _unfinished(vhost: str, name: str) -> QuerySet[Archive]:
 
 
 def _was_interrupted(target: Target) -> bool:
-    """Return whether a fetch of this queue's messages was cut off a moment ago, and may still hold them."""
+    """Return whether a fetch of this queue's messages was interrupted a moment ago, and may still hold them."""
     since = timezone.now() - RETURN_TIME
     return _unfinished(target.vhost, target.name).filter(state=Archive.State.OPEN, created__gt=since).exists()
 

@@ -47,7 +47,7 @@ from rabbit.snapshot import (
 )
 
 DELETION_TIME = timedelta(seconds=60)
-"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty meanwhile. Archiving
+"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. Archiving
 before it takes up to 35 s."""
 
 MISSES_UNTIL_GONE = 2

@@ -43,7 +43,7 @@ BATCH_SIZE = 500
 """Queues between two renewals of the lease. The broker deletes them in half a second."""
 
 SECONDS_PER_PASS = 30
-"""The time for all deletions of a pass, so that other queues are guarded meanwhile. The next pass continues."""
+"""The time for all deletions of a pass, so that other queues are guarded, too. The next pass continues."""
 
 RECHECK_VALID_SECONDS = 30
 """A process that was suspended must not continue to delete by an old recheck."""
@@ -173,8 +173,8 @@ class Deletion:
         if queues:
             facts = _last_facts(queues)
             sent = {queue.id: queue.delete_sent_at for queue in queues if queue.id and queue.delete_sent_at}
-            archive.confirm_deleted(list(sent))
-            for id_, archived in archive.made_since(sent).items():
+            archive.keep_fetched(list(sent))
+            for id_, archived in archive.kept_since(sent).items():
                 facts[id_] |= Removed(archived, archived.dropped, archived.held).as_facts()
             self._record(queues, facts, lease, outcome)
         return outcome
@@ -241,7 +241,7 @@ class Deletion:
             write_states(after)
             if not stays_condemned:
                 # A request that was sent may have deleted the queue, which a client declared again.
-                archive.confirm_deleted([one.queue.id for one in ones if one.queue.delete_sent_at and one.queue.id])
+                archive.keep_fetched([one.queue.id for one in ones if one.queue.delete_sent_at and one.queue.id])
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
             outcome.notifications += enqueue.enqueue(notices, now, lease)
         if not stays_condemned:
@@ -306,7 +306,7 @@ class Deletion:
                     if isinstance(error, NotSent):
                         # An earlier pass's request may still be running, so keep delete_sent_at.
                         not_deleted.append(one)
-                        outcome.refused += error.is_away
+                        outcome.refused += error.is_unreachable
                     elif isinstance(error, Refused):
                         not_deleted.append(one._replace(queue=queue._replace(delete_sent_at=None)))
                         outcome.refused += 1
@@ -316,9 +316,8 @@ class Deletion:
                 longest = max(longest, time.monotonic() - began)
         undecided += [one.queue for one in left]
         if undecided:
-            # It shrank meanwhile, somebody spared or deleted it, its node is down, there was no time left for it, or
-            # the broker executed an earlier request late. Restore the earlier ``delete_sent_at``; the next list
-            # decides.
+            # These shrank, were spared or deleted, have a node that is down, or there was no time left; or the broker
+            # executed an earlier request late. Restore the earlier ``delete_sent_at``. The next list decides.
             with transaction.atomic():
                 lease.renew()
                 deleting = _still_deleting(undecided)
@@ -374,8 +373,8 @@ def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:
 def _without_spared(ones: Sequence[Condemned]) -> tuple[list[Condemned], list[Condemned]]:
     """Return the queues that may still be deleted, and those that an operator spared since the decision.
 
-    A spared queue is unbounded now, or it or its Pulse user got a higher limit. Queues that somebody deleted are in
-    neither list.
+    A spared queue is unbounded now, or it or its Pulse user got a higher limit. Queues that were deleted are in neither
+    list.
     """
     rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(one.queue.id,) for one in ones]), state=DELETING)
     of_account = Subquery(PulseUser.objects.filter(pk=OuterRef("pulse_user")).values("max_length"))

@@ -446,7 +446,7 @@ def outage(notification: Notification) -> Content:
     said = Content(
         subject="No queue is guarded: the broker can't be queried",
         happened="Guardian can't query the broker, so it guards no queue at the moment.",
-        next="Guardian keeps trying, and notifies you when the broker answers again. It deletes no queue meanwhile.",
+        next="Guardian keeps trying, and notifies you when the broker answers again. Until then it deletes no queue.",
         advice="Check that RabbitMQ runs and that its management plugin answers.",
         facts=[Fact("Reason", notification.facts["error"])],
         help=operators_help("the-broker-cant-be-queried"),

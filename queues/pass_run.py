@@ -22,7 +22,7 @@ class Report:
     """The result of one pass. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
 
     In a dry run, ``condemned`` are the queues to delete, with those whose deletion is blocked. ``would_delete`` are
-    those that a recheck confirmed.
+    those that a recheck confirmed. ``away``: the broker was unreachable.
     """
 
     at: datetime

@@ -47,6 +47,6 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
         ready = depth.ready if depth else 0
         bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
         found = [message for batch in fetch.batches(min(ready, count), bounds) for message in batch]
-        fetch.put_back()
+        fetch.requeue()
     audit.record(by, LOOKED_AT, [queue], count=len(found))
     return found

@@ -79,7 +79,7 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
 
 
 def _settling(watch: Watch, listing: Snapshot, now: datetime) -> dict[str, str]:
-    return settling.after(watch.settling, watch.nodes, listing, now, was_away=watch.failures > 0)
+    return settling.after(watch.settling, watch.nodes, listing, now, was_outage=watch.failures > 0)
 
 
 def stored_queues() -> dict[QueueName, StoredQueue]:
@@ -161,7 +161,7 @@ def write(
         _insert(changes, run.now)
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
-        archive.confirm_deleted([queue.id for queue in changes.gone if queue.id is not None])
+        archive.keep_fetched([queue.id for queue in changes.gone if queue.id is not None])
         notices = [_notice(message, facts) for message in changes.messages]
         notices += _operator_notices(changes, observation, run.watch, run.now)
         run.report.notifications = enqueue.enqueue(notices, run.now, lease)

@@ -144,7 +144,7 @@ def run_due(seconds: float = STEP_SECONDS) -> int:
         try:
             with locks.lock(f"replay {replay.pk}"):
                 sent += _step(replay, until)
-        except (locks.LockTaken, ObjectDoesNotExist):  # its archive may have expired meanwhile
+        except (locks.LockTaken, ObjectDoesNotExist):  # its archive may have expired
             continue
         except BrokerUnavailable as error:
             logger.warning("The replay %s waits for the broker: %s", replay.uuid, error)

@@ -15,16 +15,16 @@ SETTLING_TIME = timedelta(seconds=15)
 
 
 def after(
-    earlier: Mapping[str, str] | None, nodes: Collection[str], listing: Snapshot, now: datetime, *, was_away: bool
+    earlier: Mapping[str, str] | None, nodes: Collection[str], listing: Snapshot, now: datetime, *, was_outage: bool
 ) -> dict[str, str]:
     """Return the nodes that are settling after this list, and since when, as ``queues.models.Watch`` stores them.
 
-    ``earlier`` are those after the last list, and ``nodes`` those that ran then. If the broker ``was_away``, or if
-    nodes came and went during the list, any node may have been restarted. A node whose quorum queues come back later
-    than itself settles anew: ``Changes.returned_nodes``.
+    ``earlier`` are those after the last list, and ``nodes`` those that ran then. After an outage of the broker
+    (``was_outage``), or if nodes started or stopped during the list, any node may have been restarted. A node whose
+    quorum queues come back later than itself settles again: ``Changes.returned_nodes``.
     """
     was_lost = not listing.nodes.issuperset(nodes)
-    if was_away or was_lost or not listing.nodes_unchanged:
+    if was_outage or was_lost or not listing.nodes_unchanged:
         returned = listing.nodes
     else:
         returned = listing.nodes.difference(nodes) if nodes else frozenset()

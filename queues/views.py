@@ -26,7 +26,7 @@ from accounts.forms import NameForm
 from accounts.models import Owner, PulseUser
 from core.formatting import duration, rate_in_words, short_rate
 from queues import actions, charts, feeding, growth, limit_requests, thresholds
-from queues.archive import Removed, what_became_of
+from queues.archive import Removed, outcome_in_words
 from queues.endings import bindings_at_deletion, ending
 from queues.forms import LimitsForm
 from queues.listing import ORDERINGS, WORST_FIRST, QueueFilter, add_up, count_by_state, should_have_consumer
@@ -258,16 +258,16 @@ def _headings(filters: Mapping[str, Any]) -> list[Heading]:
 
 
 class Freshness(NamedTuple):
-    """When queues were last listed (None: never). ``late``: too long ago to be current; ``away``: during an outage."""
+    """When queues were last listed (None: never). ``late``: too long ago. ``outage``: the broker is unreachable."""
 
     listed_at: datetime | None
     late: bool
-    away: bool
+    outage: bool
 
 
 def _freshness(watch: Watch | None) -> Freshness:
     if watch is None or watch.listed_at is None:
-        return Freshness(None, late=True, away=watch is not None and watch.outage_since is not None)
+        return Freshness(None, late=True, outage=watch is not None and watch.outage_since is not None)
     since = timezone.now() - watch.listed_at
     late = since > timedelta(seconds=LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS)
     return Freshness(watch.listed_at, late, watch.outage_since is not None)
@@ -612,7 +612,7 @@ def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[...,
         actions.require_may_destroy(queue, request.user)
         if form.is_valid():
             removed = destroy(queue, request.user, keep=form.cleaned_data.get("keep", False))
-            messages.success(request, f"The queue {name} was {done}. {what_became_of(removed)}".strip())
+            messages.success(request, f"The queue {name} was {done}. {outcome_in_words(removed)}".strip())
             return redirect("queue", uuid)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)

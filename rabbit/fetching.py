@@ -1,7 +1,7 @@
-"""Fetch a queue's messages without acknowledging them, so that they can be kept before the queue is deleted or purged.
+"""Fetch a queue's messages without acknowledging them, to archive them before the queue is deleted or purged.
 
-Everything happens on one channel: if the broker closes it, all fetched messages are back in the queue, and nothing may
-be deleted any more.
+Everything happens on one channel. If the broker closes it, it requeues all fetched messages, and the queue must not be
+deleted any more.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ SILENCE_SECONDS = 1.0
 """If no message arrives in this time, the queue's ready count tells whether there are more."""
 
 MAX_SILENCE_SECONDS = 3.0
-"""If no message arrives in this time, another consumer gets them: the queue has a single active consumer."""
+"""If no message arrives in this time, another consumer gets them, as in a queue with a single active consumer."""
 
 MAX_PREFETCH = 65_535
 
@@ -56,15 +56,15 @@ class Fetched(NamedTuple):
 class Fetch:
     """The messages of one queue, fetched on a channel of their own. Call the methods in their order.
 
-    ``kept`` messages were yielded; ``unkept`` were fetched past the bounds. Every method raises a ``BrokerError``.
-    After it, all that was fetched is back in the queue, and no other method may be called.
-    An ``is_auto_delete`` queue is fetched without a consumer: when its last consumer leaves, the broker deletes it.
+    ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. Every method may raise a
+    ``BrokerError``. Then all fetched messages are requeued, and no other method may be called.
+    An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
     """
 
     def __init__(self, session: Session, name: str, *, queue_type: str, is_auto_delete: bool = False) -> None:
         self.kept = 0
         self.kept_bytes = 0
-        self.unkept = 0
+        self.excess = 0
         self._session = session
         self.vhost = session.vhost
         self.name = name
@@ -80,14 +80,14 @@ class Fetch:
         self._channel = session.new_channel()
 
     @property
-    def _consumes(self) -> bool:
+    def _has_consumer(self) -> bool:
         """Whether the queue has a consumer of this channel. A cancelled one counts while it holds messages."""
         return bool(self._consumer or (self.fetched and not self._is_auto_delete))
 
     @property
     def fetched(self) -> int:
         """The number of messages that this channel holds."""
-        return self.kept + self.unkept
+        return self.kept + self.excess
 
     def declare_passively(self) -> DeclareOk | None:
         """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
@@ -95,7 +95,7 @@ class Fetch:
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
         if self._is_classic:
             return DeclareOk(answer.message_count, answer.consumer_count)
-        if self._is_quorum and self._consumes and not answer.consumer_count:
+        if self._is_quorum and self._has_consumer and not answer.consumer_count:
             return None  # the leader's node is down, and there is no new leader yet
         return DeclareOk.after(answer, time.monotonic() - began)
 
@@ -105,9 +105,9 @@ class Fetch:
         target = min(ready, bounds.messages)
         deadline = time.monotonic() + bounds.seconds
         if target and not self._is_auto_delete and self._consume(min(target, FIRST_MESSAGES)):
-            yield from self._consumed(target, deadline)
+            yield from self._consume_batches(target, deadline)
         if self._is_classic and self.fetched < target and self.kept_bytes < bounds.bytes:
-            yield from self._got(target, deadline)
+            yield from self._get_batches(target, deadline)
         if self._arrived:
             yield self._batch()
 
@@ -118,19 +118,19 @@ class Fetch:
         self._close()
         return dropped
 
-    def remove(self) -> int:
-        """Remove what was fetched, then all other ready messages, and return the number of the latter."""
+    def purge_queue(self) -> int:
+        """Acknowledge the fetched messages, purge the queue, and return the number of purged messages."""
         if self._last_tag:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
         dropped = int(self._request(lambda: self._channel.queue_purge(self.name)))
         self._close()
         return dropped
 
-    def put_back(self) -> None:
-        """Return what was fetched to the queue.
+    def requeue(self) -> None:
+        """Requeue the fetched messages.
 
-        RabbitMQ 4.3 counts a delivery for a quorum queue's messages unless they are returned by nack. Before, closing
-        the channel keeps their order.
+        From RabbitMQ 4.3 on, use nack, because closing the channel counts as a delivery of a quorum queue's messages.
+        Before 4.3, close the channel, because that keeps their order.
         """
         version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
         if self._last_tag and version and (int(version[1]), int(version[2])) >= (4, 3):
@@ -142,17 +142,17 @@ class Fetch:
         with contextlib.suppress(BrokerError):  # then the session has dropped the connection
             self._request(self._channel.close)
 
-    def _consumed(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
-        """Yield what the consumers get. The second one begins when the first messages have shown their size."""
+    def _consume_batches(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
+        """Yield batches from a consumer. Replace it by one with a larger prefetch, once the messages' size is known."""
         last_arrival = time.monotonic()
-        while self._wants_more(target, deadline):
+        while self._needs_more(target, deadline):
             before = self.fetched
             seconds = min(SILENCE_SECONDS, max(0.01, deadline - time.monotonic()))
             if self._request(lambda: self._session.drain(self._channel, seconds)):  # noqa: B023
                 last_arrival = time.monotonic()
             elif self._is_drained(time.monotonic() - last_arrival):
                 break
-            if self.fetched == FIRST_MESSAGES != before and self._wants_more(target, deadline):
+            if self.fetched == FIRST_MESSAGES != before and self._needs_more(target, deadline):
                 mean = max(1, self.kept_bytes // max(1, self.kept))
                 room = max(1, (self._bounds.bytes - self.kept_bytes) // mean)
                 self.cancel()
@@ -160,20 +160,20 @@ class Fetch:
             if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
                 yield self._batch()
         if self._arrived:
-            yield self._batch()  # before the cancel: while it is stored, the consumer learns if the queue is deleted
+            yield self._batch()  # before the cancel: while the caller stores it, the consumer notices a deletion
         self.cancel()
 
-    def _got(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
-        """Yield what another consumer, which is alone or exclusive, does not keep us from getting one by one."""
-        while self._wants_more(target, deadline):
+    def _get_batches(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
+        """Yield batches fetched with basic.get, which works beside an exclusive or a single active consumer."""
+        while self._needs_more(target, deadline):
             message = self._request(lambda: self._channel.basic_get(self.name))
             if message is None:
                 break
-            self._keep(message)
+            self._on_message(message)
             if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
                 yield self._batch()
 
-    def _wants_more(self, target: int, deadline: float) -> bool:
+    def _needs_more(self, target: int, deadline: float) -> bool:
         return self.fetched < target and self.kept_bytes < self._bounds.bytes and time.monotonic() < deadline
 
     def _is_drained(self, silence: float) -> bool:
@@ -187,35 +187,35 @@ class Fetch:
         return not depth.ready and (self._is_classic or self.fetched > 0)
 
     def _consume(self, prefetch: int) -> bool:
-        """Begin to consume. Return False if another consumer is exclusive."""
+        """Start a consumer. Return False if another consumer is exclusive."""
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
             self._consumer = self._request(
-                lambda: self._channel.basic_consume(self.name, callback=self._keep, on_cancel=self._record_cancel)
+                lambda: self._channel.basic_consume(self.name, callback=self._on_message, on_cancel=self._on_cancel)
             )
         except Refused as error:
             if error.status != ACCESS_REFUSED or self.fetched:
                 raise
-            return False  # py-amqp has reopened the channel, which held nothing
+            return False  # py-amqp has reopened the channel, which had no messages
         return True
 
     def cancel(self) -> None:
-        """End the consumer; the channel holds what it got. The next one is active where only one may be."""
+        """Cancel the consumer. The fetched messages stay unacknowledged."""
         if not self._consumer:
             return
         self._request(lambda: self._channel.basic_cancel(self._consumer))
         self._consumer = ""
 
-    def _record_cancel(self, _: str) -> None:
-        """Record that the broker cancelled the consumer: somebody deleted the queue, with what was fetched."""
+    def _on_cancel(self, _: str) -> None:
+        """Record that the broker cancelled the consumer, because the queue was deleted with the fetched messages."""
         self._is_cancelled = True
 
-    def _keep(self, message: amqp.Message) -> None:
+    def _on_message(self, message: amqp.Message) -> None:
         info = message.delivery_info
         self._last_tag = info["delivery_tag"]
         body = bytes(message.body or b"")  # type: ignore[arg-type]  # py-amqp's body of no bytes is a str
         if self.kept >= self._bounds.messages or self.kept_bytes + len(body) > self._bounds.bytes:
-            self.unkept += 1
+            self.excess += 1
             return
         properties = dict(message.properties)
         headers = properties.pop("application_headers", {})
@@ -240,11 +240,11 @@ class Fetch:
     def _request(self, request: Any) -> Any:
         try:
             answer = self._session.request(request)
-            if self._is_cancelled:  # the queue of this name may be another one by now
-                raise NotOnBroker(f"vhost '{self.vhost}': the queue '{self.name}' was deleted meanwhile")
+            if self._is_cancelled:  # another queue may have this name now
+                raise NotOnBroker(f"vhost '{self.vhost}': the queue '{self.name}' no longer exists")
         except BrokerError:
             if self.fetched:
-                # py-amqp reopens a channel after an error, and would delete a queue that has its messages back.
+                # py-amqp reopens a channel after an error. A deletion on it would delete the requeued messages.
                 self._session.close()
             raise
         return answer

@@ -772,7 +772,7 @@ def test_a_busy_or_unfinished_removal_of_an_account_continues_later(
 
     def refuses_one(clients, pulse_user, *arguments):
         if pulse_user.username == "remove-2":
-            raise removal.NotAllGone("Still there: 'queue/remove-2/builds'")
+            raise removal.StillOnBroker("Still there: 'queue/remove-2/builds'")
         remove(clients, pulse_user, *arguments)
 
     monkeypatch.setattr(removal, "_remove_from_broker", refuses_one)

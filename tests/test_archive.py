@@ -275,7 +275,7 @@ def test_a_deletion_by_an_owner_is_archived_for_the_account(listed, alice):
     kept = Archive.objects.seen_by(alice).get()
     assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
     assert kept.pulse_user == PulseUser.objects.get(username="alice")
-    assert archive.what_became_of(removed).startswith("Archived until ")
+    assert archive.outcome_in_words(removed).startswith("Archived until ")
 
 
 def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):

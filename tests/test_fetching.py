@@ -51,7 +51,7 @@ def test_what_is_put_back_is_in_the_queue_again(session, fill, kind):
     fill("q", 300, **{"x-queue-type": kind})
     fetch = Fetch(session, "q", queue_type=kind)
     fetched(fetch, 300)
-    fetch.put_back()
+    fetch.requeue()
     wait_until_equal(lambda: session.declare_passively("q").ready, 300)
     again = fetched(Fetch(session, "q", queue_type=kind), 300)
     if kind == "quorum":
@@ -64,7 +64,7 @@ def test_what_is_removed_leaves_messages_that_came_later_to_the_purge(session, f
     fetch = Fetch(session, "q", queue_type="classic")
     assert len(fetched(fetch, 20)) == 20
     amqp.publish("q", 3)
-    assert fetch.remove() == 3
+    assert fetch.purge_queue() == 3
     assert session.declare_passively("q").ready == 0
 
 
@@ -72,11 +72,11 @@ def test_the_bounds_limit_messages_and_bytes(session, fill):
     fill("many", 150)
     fetch = Fetch(session, "many", queue_type="classic")
     assert len(fetched(fetch, 150, Bounds(120, 10_000_000, 20))) == 120
-    assert (fetch.kept, fetch.unkept, fetch.delete_queue()) == (120, 0, 30)
+    assert (fetch.kept, fetch.excess, fetch.delete_queue()) == (120, 0, 30)
     fill("large", 50, size=100_000)
     fetch = Fetch(session, "large", queue_type="classic")
     assert len(fetched(fetch, 50, Bounds(20_000, 1_000_000, 20))) == 9
-    assert fetch.kept + fetch.unkept + fetch.delete_queue() == 50
+    assert fetch.kept + fetch.excess + fetch.delete_queue() == 50
 
 
 def test_messages_of_no_bytes_are_fetched(session, amqp):
@@ -147,5 +147,5 @@ def test_an_auto_delete_queue_is_fetched_and_stays(session, amqp):
     amqp.queue("q", 150, durable=False, auto_delete=True)
     fetch = Fetch(session, "q", queue_type="classic", is_auto_delete=True)
     assert fetched(fetch, 150) == list(range(150))
-    fetch.put_back()
+    fetch.requeue()
     wait_until_equal(lambda: session.declare_passively("q").ready, 150)

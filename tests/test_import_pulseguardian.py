@@ -661,7 +661,7 @@ def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, 
             lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False),
             "has no access to the broker yet",
         ),
-        (lambda: Owner.objects.filter(email="alice@example.org").delete(), "removed meanwhile"),
+        (lambda: Owner.objects.filter(email="alice@example.org").delete(), "no longer exists"),
     ]:
         found = pulseguardian.read(source.url)
         steps = pulseguardian.plan(found, operators=False)

@@ -1228,7 +1228,11 @@ def test_the_outcome_has_removed_kept_and_refused_queues(registered, agents, man
         )
         ids.append(Removal.objects.get(name="subscription_mine").pk)
         outcome = removals.run(ids)
-        assert (outcome.removed, outcome.kept, outcome.away) == (1, [(registered.vhost, "subscription_read")], False)
+        assert (outcome.removed, outcome.kept, outcome.unreachable) == (
+            1,
+            [(registered.vhost, "subscription_read")],
+            False,
+        )
         assert len(outcome.errors) == 1
         assert "subscription_mine" in outcome.errors[0]
         assert [removal.name for removal in Removal.objects.all()] == ["subscription_mine"]
@@ -1253,7 +1257,7 @@ def test_the_outcome_says_that_the_broker_is_unavailable(registered, management,
     ids = declare_orphans(registered, management, *(f"subscription_{number}" for number in range(20)))
     settings.RABBIT_URL = AWAY_AMQP
     outcome = removals.run(ids)
-    assert (outcome.removed, outcome.kept, outcome.away) == (0, [], True)
+    assert (outcome.removed, outcome.kept, outcome.unreachable) == (0, [], True)
     assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL
     assert Removal.objects.filter(claim=None).count() == 20
 

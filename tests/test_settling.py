@@ -11,9 +11,9 @@ A, B = "rabbit@a", "rabbit@b"
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 
-def after(earlier, nodes, listed, *, seconds=0, was_away=False, **fields):
+def after(earlier, nodes, listed, *, seconds=0, was_outage=False, **fields):
     listing = snapshot(nodes=frozenset(listed), **fields)
-    return settling.after(earlier, nodes, listing, NOW + timedelta(seconds=seconds), was_away=was_away)
+    return settling.after(earlier, nodes, listing, NOW + timedelta(seconds=seconds), was_outage=was_outage)
 
 
 def test_no_node_settles_while_the_same_nodes_run():
@@ -36,7 +36,7 @@ def test_a_node_that_settles_twice_settles_anew():
     assert after({B: NOW.isoformat()}, [A], [A, B], seconds=10) == {B: (NOW + timedelta(seconds=10)).isoformat()}
 
 
-@pytest.mark.parametrize("changed", [{"was_away": True}, {"nodes_unchanged": False}])
+@pytest.mark.parametrize("changed", [{"was_outage": True}, {"nodes_unchanged": False}])
 def test_all_nodes_settle_if_any_may_have_been_restarted(changed):
     assert after(None, [A, B], [A, B], **changed).keys() == {A, B}
 
