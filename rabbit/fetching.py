@@ -33,6 +33,10 @@ MAX_PREFETCH = 65_535
 
 ACCESS_REFUSED = 403
 
+CANCEL_IF_DELETED = {"x-cancel-on-ha-failover": True}
+"""Without this argument, RabbitMQ 3 may move the consumer of a classic queue that is deleted and declared again at once
+to the new queue, and not notify it. Other queues, and RabbitMQ 4, refuse the argument."""
+
 
 class Bounds(NamedTuple):
     """The most that is fetched from one queue."""
@@ -85,6 +89,12 @@ class Fetch:
         return bool(self._consumer or (self.fetched and not self._is_auto_delete))
 
     @property
+    def _broker_version(self) -> tuple[int, ...]:
+        """The broker's major and minor version; empty: unknown."""
+        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
+        return tuple(int(part) for part in version.groups()) if version else ()
+
+    @property
     def fetched(self) -> int:
         """The number of messages that this channel holds."""
         return self.kept + self.excess
@@ -132,8 +142,7 @@ class Fetch:
         From RabbitMQ 4.3 on, use nack, because closing the channel counts as a delivery of a quorum queue's messages.
         Before 4.3, close the channel, because that keeps their order.
         """
-        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
-        if self._last_tag and version and (int(version[1]), int(version[2])) >= (4, 3):
+        if self._last_tag and self._broker_version >= (4, 3):
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
         self._close()
@@ -190,8 +199,11 @@ class Fetch:
         """Start a consumer. Return False if another consumer is exclusive."""
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
+            arguments = CANCEL_IF_DELETED if self._is_classic and self._broker_version[:1] == (3,) else None
             self._consumer = self._request(
-                lambda: self._channel.basic_consume(self.name, callback=self._on_message, on_cancel=self._on_cancel)
+                lambda: self._channel.basic_consume(
+                    self.name, callback=self._on_message, arguments=arguments, on_cancel=self._on_cancel
+                )
             )
         except Refused as error:
             if error.status != ACCESS_REFUSED or self.fetched:
