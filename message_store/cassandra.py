@@ -253,8 +253,7 @@ class CassandraStore(MessageStore):
         page = 10 + 2 * (NAMES_PER_READ if limit is None else limit) // SHARDS
         bind = self._connection.bind
         shards = [bind(statement, [*key, shard, *start], fetch=page) for shard in range(SHARDS)]
-        # heapq.merge would begin a ResultSet anew.
-        return heapq.merge(*((row for row in rows) for rows in self._connection.execute_all(shards)))
+        return heapq.merge(*self._connection.execute_all(shards))
 
     def _listed(
         self, names: Iterator[Any], limit: int | None, mark_of: Callable[[_Row], uuid.UUID]

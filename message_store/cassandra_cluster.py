@@ -150,6 +150,36 @@ def _ignore(error: Exception) -> None:
     """Do without the clock of a node that doesn't answer."""
 
 
+class Rows:
+    """The rows of a statement, fetched page by page.
+
+    Each page is a request of its own. If the driver fetches the next page itself, it takes a second node's late answer
+    to the previous request for this page, and returns rows again.
+    """
+
+    def __init__(self, session: Session, statement: Any, first: ResultSet) -> None:
+        self._session = session
+        self._statement = statement
+        self._first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        page = self._first
+        while True:
+            yield from page.current_rows
+            if not page.has_more_pages:
+                return
+            page = self._session.execute(self._statement, timeout=REQUEST_SECONDS, paging_state=page.paging_state)
+
+    def one(self) -> Any:
+        """Return the first row, or None."""
+        return self._first.one()
+
+    @property
+    def was_applied(self) -> bool:
+        """Whether the lightweight transaction was applied."""
+        return bool(self._first.was_applied)
+
+
 class Connection:
     """A session with the keyspace, and its prepared statements. Threads share it."""
 
@@ -214,15 +244,18 @@ class Connection:
             bound.fetch_size = fetch
         return bound
 
-    def execute(self, statement: Any, timeout: float = REQUEST_SECONDS) -> ResultSet:
-        """Execute a statement and return its rows, which are fetched page by page."""
-        return self.session.execute(statement, timeout=timeout)
+    def execute(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
+        """Execute a statement and return its rows."""
+        return Rows(self.session, statement, self.session.execute(statement, timeout=timeout))
 
-    def execute_all(self, statements: Iterable[Any]) -> list[ResultSet]:
+    def execute_all(self, statements: Iterable[Any]) -> list[Rows]:
         """Execute statements concurrently and return their rows."""
         pairs = [(statement, None) for statement in statements]
         results = execute_concurrent(self.session, pairs, concurrency=CONCURRENCY, raise_on_first_error=True)
-        return [result.result_or_exc for result in results]
+        return [
+            Rows(self.session, statement, result.result_or_exc)
+            for (statement, _), result in zip(pairs, results, strict=True)
+        ]
 
     def execute_later(self, statements: Iterable[Any]) -> None:
         """Execute statements without waiting for them. Failures don't matter."""

@@ -168,6 +168,24 @@ def test_a_million_deleted_messages_are_read_once(store, monkeypatch):
     assert costs[1] < 20, costs
 
 
+def test_each_page_of_rows_is_a_request_of_its_own(store, queue, monkeypatch):
+    """Otherwise a late answer of a second node counts as the next page, and readers get messages again."""
+    made = push(store, queue, *"abcde")
+    bucket = buckets.bucket_of(place(made[0]))
+    connection = store._connection
+    rows = connection.execute(connection.bind(cql.MEASURE, [queue.key, 1, bucket.level, bucket.start], fetch=2))
+    execute, pages = connection.session.execute, []
+
+    def record(statement: Any, **options: Any) -> Any:
+        pages.append(options["paging_state"])
+        return execute(statement, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.session, "execute", record)
+        assert len(list(rows)) == 5
+    assert len({page for page in pages if page}) == 2
+
+
 def test_a_push_takes_two_statements_once_its_bucket_is_in_the_index(store, queue, monkeypatch):
     push(store, queue, "first")
     with statements(monkeypatch) as executed:
