@@ -622,7 +622,7 @@ class CassandraStore(MessageStore):
         statement.serial_consistency_level = ConsistencyLevel.SERIAL
         statement.is_idempotent = False
         statement.retry_policy = FallthroughRetryPolicy()
-        return bool(self._connection.execute(statement).was_applied)
+        return self._connection.execute(statement).was_applied
 
     def _is_removed(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> bool:
         return self._connection.execute(self._connection.bind(cql.IS_REMOVED, [queue.key], level)).one() is not None

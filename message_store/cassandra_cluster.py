@@ -11,12 +11,19 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from cassandra import ConsistencyLevel, DriverException, InvalidRequest, OperationTimedOut, ProtocolVersion
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, ResultSet, Session
-from cassandra.concurrent import execute_concurrent
+from cassandra.cluster import (
+    EXEC_PROFILE_DEFAULT,
+    Cluster,
+    ExecutionProfile,
+    NoHostAvailable,
+    ResponseFuture,
+    ResultSet,
+    Session,
+)
 from cassandra.connection import ConnectionBusy, ConnectionException
 from cassandra.policies import (
     ConstantSpeculativeExecutionPolicy,
@@ -153,31 +160,55 @@ def _ignore(error: Exception) -> None:
 class Rows:
     """The rows of a statement, fetched page by page.
 
-    Each page is a request of its own. If the driver fetches the next page itself, it takes a second node's late answer
-    to the previous request for this page, and returns rows again.
+    Each page is a request of its own, and the first answer to it counts. The driver also takes an answer that comes
+    later, from a second node, and would change the place where the next page begins.
     """
 
-    def __init__(self, session: Session, statement: Any, first: ResultSet) -> None:
+    def __init__(self, session: Session, statement: Any, timeout: float, state: bytes | None = None) -> None:
+        """Send the statement. ``state`` is the paging state of the previous page."""
         self._session = session
         self._statement = statement
-        self._first = first
+        self._timeout = timeout
+        self._is_answered = threading.Event()
+        self._page: Sequence[Any] = ()
+        self._state: bytes | None = None
+        self._error: Exception | None = None
+        future = session.execute_async(statement, timeout=timeout, paging_state=state)
+        future.add_callbacks(self._take, self._fail, callback_args=(future,))
+
+    def _take(self, page: Sequence[Any] | None, future: ResponseFuture) -> None:
+        future.clear_callbacks()
+        if not self._is_answered.is_set():
+            self._page, self._state = page or (), ResultSet(future, ()).paging_state
+            self._is_answered.set()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._is_answered.is_set():
+            self._error = error
+            self._is_answered.set()
+
+    def wait(self) -> Self:
+        """Wait for the first page. Raises the driver's errors."""
+        self._is_answered.wait()
+        if self._error is not None:
+            raise self._error
+        return self
 
     def __iter__(self) -> Iterator[Any]:
-        page = self._first
-        while True:
-            yield from page.current_rows
-            if not page.has_more_pages:
-                return
-            page = self._session.execute(self._statement, timeout=REQUEST_SECONDS, paging_state=page.paging_state)
+        rows = self
+        yield from rows._page
+        while rows._state is not None:
+            rows = Rows(self._session, self._statement, self._timeout, rows._state).wait()
+            yield from rows._page
 
     def one(self) -> Any:
         """Return the first row, or None."""
-        return self._first.one()
+        return next(iter(self._page), None)
 
     @property
     def was_applied(self) -> bool:
         """Whether the lightweight transaction was applied."""
-        return bool(self._first.was_applied)
+        return bool(self.one()[0])
 
 
 class Connection:
@@ -246,16 +277,16 @@ class Connection:
 
     def execute(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
         """Execute a statement and return its rows."""
-        return Rows(self.session, statement, self.session.execute(statement, timeout=timeout))
+        return Rows(self.session, statement, timeout).wait()
 
     def execute_all(self, statements: Iterable[Any]) -> list[Rows]:
         """Execute statements concurrently and return their rows."""
-        pairs = [(statement, None) for statement in statements]
-        results = execute_concurrent(self.session, pairs, concurrency=CONCURRENCY, raise_on_first_error=True)
-        return [
-            Rows(self.session, statement, result.result_or_exc)
-            for (statement, _), result in zip(pairs, results, strict=True)
-        ]
+        found: list[Rows] = []
+        for statement in statements:
+            if len(found) >= CONCURRENCY:
+                found[-CONCURRENCY].wait()
+            found.append(Rows(self.session, statement, REQUEST_SECONDS))
+        return [rows.wait() for rows in found]
 
     def execute_later(self, statements: Iterable[Any]) -> None:
         """Execute statements without waiting for them. Failures don't matter."""

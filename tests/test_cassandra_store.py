@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel, OperationTimedOut
+from cassandra.cluster import ResponseFuture
 from cassandra.connection import DefaultEndPoint
 from cassandra.policies import FallthroughRetryPolicy, SimpleConvictionPolicy
 from cassandra.pool import Host
@@ -168,22 +169,31 @@ def test_a_million_deleted_messages_are_read_once(store, monkeypatch):
     assert costs[1] < 20, costs
 
 
-def test_each_page_of_rows_is_a_request_of_its_own(store, queue, monkeypatch):
-    """Otherwise a late answer of a second node counts as the next page, and readers get messages again."""
-    made = push(store, queue, *"abcde")
-    bucket = buckets.bucket_of(place(made[0]))
-    connection = store._connection
-    rows = connection.execute(connection.bind(cql.MEASURE, [queue.key, 1, bucket.level, bucket.start], fetch=2))
-    execute, pages = connection.session.execute, []
+def test_a_late_answer_of_a_second_node_changes_no_page(store, queue, monkeypatch):
+    """The second node knew fewer messages, and its answer comes after the first one's."""
+    made = push(store, queue, *map(str, range(3)))
+    bucket, connection = buckets.bucket_of(place(made[0])), store._connection
+    statement = connection.bind(cql.MEASURE, [queue.key, 1, bucket.level, bucket.start], fetch=4)
+    answer = ResponseFuture._set_result
+    answers = []
 
-    def record(statement: Any, **options: Any) -> Any:
-        pages.append(options["paging_state"])
-        return execute(statement, **options)
+    def keep(future: ResponseFuture, host: Any, sender: Any, pool: Any, response: Any) -> None:
+        answers.append(response)
+        answer(future, host, sender, pool, response)
+
+    def take_twice(future: ResponseFuture, host: Any, sender: Any, pool: Any, response: Any) -> None:
+        answer(future, host, sender, pool, response)
+        answer(future, host, sender, None, answers[0])
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection.session, "execute", record)
-        assert len(list(rows)) == 5
-    assert len({page for page in pages if page}) == 2
+        patch.setattr(ResponseFuture, "_set_result", keep)
+        assert len(list(connection.execute(statement))) == 3
+    push(store, queue, *map(str, range(20)))
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseFuture, "_set_result", take_twice)
+        assert len(list(connection.execute(statement))) == 23
+        (rows,) = connection.execute_all([statement])
+        assert len(list(rows)) == 23
 
 
 def test_a_push_takes_two_statements_once_its_bucket_is_in_the_index(store, queue, monkeypatch):
