@@ -67,8 +67,12 @@ SETTLED_SECONDS = 60
 SHARDS = 16
 """The partitions of a list of names."""
 
-MEASURED_MESSAGES = 20_000
-"""The messages of a queue that are counted. Of more, the number is estimated."""
+MEASURED_MESSAGES, MEASURED_BUCKETS = 20_000, 16
+"""At least so many messages of a queue, in at least so many buckets, are counted. Of more, the number is estimated.
+
+Buckets have very different sizes. In a simulation of four deep queues, 16 buckets estimated at most 3.3 times the
+number, and in 95 % of cases at most twice.
+"""
 
 MAX_ATTEMPTS = 20
 """Tries of a lightweight transaction that others forestall."""
@@ -460,7 +464,7 @@ class CassandraStore(MessageStore):
         random.shuffle(found)
         number = size = rows = measured = 0
         now = self.now()
-        while measured < len(found) and rows < MEASURED_MESSAGES:
+        while measured < len(found) and (rows < MEASURED_MESSAGES or measured < MEASURED_BUCKETS):
             some = found[measured : measured + 1 + measured // 2]
             reads = [
                 self._connection.bind(cql.MEASURE, [queue.key, *bucket], LEVELS[queue.consistency]) for bucket in some

@@ -212,6 +212,16 @@ def test_the_messages_of_a_deep_queue_are_estimated(store, queue, monkeypatch):
     assert store.stored_bytes([queue]) == 500
 
 
+def test_an_estimate_rests_on_many_buckets(store, queue, monkeypatch):
+    now = store.now() - 1000 * DAY
+    for number in range(100):
+        write_at(store, queue, now + max(0, number - 40) * DAY, "12345", level=3)
+    monkeypatch.setattr(cassandra, "MEASURED_MESSAGES", 30)
+    monkeypatch.setattr(cassandra.random, "shuffle", lambda found: None)  # the large bucket is the first
+    (estimate,) = store.count([queue])
+    assert 100 < estimate < 250
+
+
 # Batches and consistency
 
 
