@@ -42,7 +42,6 @@ from tests.fixtures import (  # noqa: F401
     bob,
     broker_proxy,
     certificate,
-    empty_node,
     guarded_node,
     operator,
     own_node,

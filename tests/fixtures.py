@@ -1,7 +1,6 @@
 """Fixtures that several test modules use; conftest.py imports them. Functions are in toolbox.py."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +62,10 @@ def broker_proxy(guarded: str, proxy: Proxy, settings: Any) -> Proxy:
     return proxy
 
 
-@contextmanager
-def second_node() -> Iterator[PrivateNode]:
-    """Start a node beside the broker. It takes 5 s of CPU time."""
+@pytest.fixture(scope="module")
+def own_node() -> Iterator[PrivateNode]:
+    """Return a node for one module, whose tests may stop it but must start it again: that takes seconds."""
     with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1) as node:
-        yield node
-
-
-@pytest.fixture(scope="session")
-def own_node(broker: Any) -> Iterator[PrivateNode]:
-    """Return a node that tests may suspend, and whose alarms they may raise: the broker itself if it is private."""
-    with nullcontext(broker.node) if broker.node is not None else second_node() as node:
         yield node
 
 
@@ -90,8 +82,9 @@ def guard(node: PrivateNode, settings: Any) -> None:
 
 
 @pytest.fixture
-def empty_node(own_node: PrivateNode) -> Iterator[PrivateNode]:
-    """Return a node whose vhost "/" is empty. It runs again afterwards."""
+def guarded_node(own_node: PrivateNode, transactional_db: None, settings: Any) -> Iterator[PrivateNode]:
+    """Guard an empty node that the test may stop or suspend. It runs again afterwards."""
+    guard(own_node, settings)
     yield own_node
     if not own_node.running:
         own_node.start()
@@ -100,13 +93,6 @@ def empty_node(own_node: PrivateNode) -> Iterator[PrivateNode]:
     management.delete_vhost("/")
     management.create_vhost("/")
     management.close()
-
-
-@pytest.fixture
-def guarded_node(empty_node: PrivateNode, transactional_db: None, settings: Any) -> PrivateNode:
-    """Guard a node whose vhost "/" is empty."""
-    guard(empty_node, settings)
-    return empty_node
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,6 @@ from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, Permissions
 from status import doctor, facts
 from status.doctor import Finding, Status
-from tests.fixtures import second_node
 from tests.proxy import Proxy
 from tests.test_oidc import provider_at
 from tests.toolbox import AWAY, AWAY_AMQP, broker_version, memory_alarm
@@ -264,11 +263,10 @@ def test_a_missing_configured_vhost_is_a_problem(good_installation, settings, gu
 
 
 @pytest.fixture(scope="module")
-def another():
+def another(own_node):
     """Return a node of another cluster, named "another"."""
-    with second_node() as node:
-        node.eval('rabbit_nodes:set_cluster_name(<<"another">>, <<"tests">>)')
-        yield node
+    own_node.eval('rabbit_nodes:set_cluster_name(<<"another">>, <<"tests">>)')
+    return own_node
 
 
 def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation, settings, guarded, another):

@@ -24,7 +24,7 @@ from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
 from tests.faults import STEPS, let_time_pass, once_after, run_scheduled_work
-from tests.fixtures import guard, second_node
+from tests.fixtures import guard
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import (
     AWAY_AMQP,
@@ -43,13 +43,6 @@ from tools.invariants import breaches
 from tools.rabbitmq import PrivateNode
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
-
-
-@pytest.fixture(scope="module")
-def own_node():
-    """Return a node that tests may kill and start again."""
-    with second_node() as node:
-        yield node
 
 
 def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(guarded, settings, broker, caplog):
