@@ -23,6 +23,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -156,15 +157,12 @@ class CassandraStore(MessageStore):
             for _ in range(MAX_ATTEMPTS):
                 row = self._existing_row(application, name)
                 old, listing = row.queue, row.listing
-                new = StoredQueue(
-                    application,
-                    name,
-                    old.created,
-                    max(partitions or 0, old.partitions),
-                    type or old.type,
-                    consistency or old.consistency,
-                    old.principals if principals is None else tuple(principals),
-                    old.key,
+                new = replace(
+                    old,
+                    partitions=max(partitions or 0, old.partitions),
+                    type=type or old.type,
+                    consistency=consistency or old.consistency,
+                    principals=old.principals if principals is None else tuple(principals),
                 )
                 if new == old:
                     return old
