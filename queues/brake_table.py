@@ -35,12 +35,12 @@ class Line(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The totals of a table. Unknown figures are left out."""
+    """The totals of a table. Unknown figures are left out; None: all are unknown."""
 
     queues: int
-    messages: int
-    per_second: float
-    consumers: int
+    messages: int | None
+    per_second: float | None
+    consumers: int | None
 
 
 ORDERS: dict[str, Callable[[Line], Any]] = {
@@ -66,11 +66,16 @@ def in_order(lines: Iterable[Line], order: str) -> list[Line]:
 
 def totals(lines: Sequence[Line]) -> Totals:
     """Return the totals of these lines."""
+
+    def total(figures: Iterable[float | None]) -> Any:
+        known = [figure for figure in figures if figure is not None]
+        return sum(known) if known else None
+
     return Totals(
         len(lines),
-        sum(line.length or 0 for line in lines),
-        sum(line.per_second or 0 for line in lines),
-        sum(line.consumers or 0 for line in lines),
+        total(line.length for line in lines),
+        total(line.per_second for line in lines),
+        total(line.consumers for line in lines),
     )
 
 

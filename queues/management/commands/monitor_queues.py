@@ -116,8 +116,8 @@ def _table(report: Report) -> list[str]:
     rows = [HEADINGS, *(_row(line, would_delete) for line in report.condemned)]
     all_ = totals(report.condemned)
     rows.append(
-        ("", f"{all_.queues:,} in all", "", "", f"{all_.messages:,}", "", rate_in_words(all_.per_second),
-         f"{all_.consumers:,}")
+        ("", f"{all_.queues:,} in all", "", "", _number(all_.messages), "", _rate(all_.per_second),
+         _number(all_.consumers))
     )  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -125,6 +125,15 @@ def _table(report: Report) -> list[str]:
 
 def _row(line: Line, would_delete: Collection[QueueName]) -> tuple[str, ...]:
     decision = "blocked" if line.reason else "delete" if line.key in would_delete else "keep after the recheck"
-    length, consumers = ("unknown" if number is None else f"{number:,}" for number in (line.length, line.consumers))
-    rate = rate_in_words(line.per_second) or "unknown"
-    return decision, readable(line.queue), readable(line.vhost), line.owner, length, f"{line.limit:,}", rate, consumers
+    return (
+        decision, readable(line.queue), readable(line.vhost), line.owner, _number(line.length), f"{line.limit:,}",
+        _rate(line.per_second), _number(line.consumers),
+    )  # fmt: skip
+
+
+def _number(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
+
+
+def _rate(per_second: float | None) -> str:
+    return rate_in_words(per_second) or "unknown"
