@@ -80,12 +80,12 @@ class Reading:
             covering = list(entries_of(self._queue, found))
         except NoQueue:
             return
-        self._open(covering)
+        self._open(covering, at)
         further = entries_of(self._queue, others)
         following = next(further, None)
         while True:
             while following is not None and (not self._heap or self._bound(following.bucket) <= self._heap[0][0]):
-                self._open([following])
+                self._open([following], following.bucket.start)
                 following = next(further, None)
             if not self._heap:
                 return
@@ -93,10 +93,16 @@ class Reading:
             yield row
             self._advance(number, rows)
 
-    def _open(self, entries: Sequence[Entry]) -> None:
-        """Put the first messages of these buckets on the heap."""
+    def _open(self, entries: Sequence[Entry], at: int) -> None:
+        """Read buckets that the reading reaches at these ticks, all at once, and put their first messages on the heap.
+
+        Most of the next messages are in the widest bucket that was not full then, or if all were, in the finest: a
+        whole page of it is read.
+        """
         opened = [entry for entry in entries if not entry.is_empty]
-        is_only = len(opened) == 1 and not self._heap
+        levels = [entry.bucket.level for entry in opened]
+        not_full = [entry.bucket.level for entry in opened if entry.full is None or entry.full > at]
+        likely = min(not_full, default=max(levels, default=None))
         reads = [
             self._connection.bind(
                 cql.READ_UP if self._sign > 0 else cql.READ_DOWN,
@@ -106,7 +112,7 @@ class Reading:
                     *(self._upper.ticks, self._upper.rest - SIGNED_OFFSET),
                 ],
                 self._level,
-                fetch=self._limit if is_only else self._limit // 4 + 1,
+                fetch=self._limit if entry.bucket.level == likely else self._limit // 4 + 1,
             )
             for entry in opened
         ]

@@ -131,6 +131,35 @@ def test_reading_costs_alike_at_the_beginning_in_the_middle_and_at_the_end(store
     assert max(costs) - min(costs) <= 1
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("depth", [1, 8])
+def test_overlapping_buckets_are_read_at_once_and_in_one_page_each(store, queue, monkeypatch, depth, descending):
+    seconds, steps = store.now() // TICKS_PER_SECOND, itertools.count()
+    monkeypatch.setattr(CassandraStore, "now", lambda self: seconds * TICKS_PER_SECOND + 1000 * next(steps))
+    monkeypatch.setattr(buckets, "fills", lambda bucket, *_: bucket.level != buckets.FINEST)  # by each push
+    monkeypatch.setattr(Connection, "execute_later", Connection.execute_all)  # the next push finds the mark
+    made = [message_id for _ in range(depth) for message_id in push(store, queue, *map(str, range(100)))]
+    assert len({buckets.bucket_of(place(message_id)) for message_id in made}) == depth
+    requests, pages = [], []
+    execute_all, fetch = Connection.execute_all, cassandra_cluster.Rows.__init__
+
+    def counted(self: Connection, some: Any) -> Any:
+        requests.append(some)
+        return execute_all(self, some)
+
+    def fetched(self: cassandra_cluster.Rows, *given: Any) -> None:
+        pages.append(given)
+        fetch(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "execute_all", counted)
+        patch.setattr(cassandra_cluster.Rows, "__init__", fetched)
+        found = store.read(queue, 1, start=place(made[-1 if descending else -100]), limit=100, descending=descending)
+    assert [message.id for message in found] == (made[:-101:-1] if descending else made[-100:])
+    assert len(requests) == 2
+    assert len(pages) == 2 + depth
+
+
 @pytest.mark.parametrize("consistency", ["weak", "strong"])
 def test_a_reader_removes_empty_buckets_from_the_index(store, monkeypatch, consistency):
     queue = store.register("app", "queue", consistency=consistency)
