@@ -1,5 +1,6 @@
 """Workers of the message store: shares, leases, positions and handling of messages."""
 
+import itertools
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import uuid
 from argparse import ArgumentParser
 from collections import Counter
 from contextlib import ExitStack, closing, contextmanager
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,7 @@ from guardian_store.leases import StoreLeases
 from guardian_store.partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
 from guardian_store.zookeeper import ZooKeeperLeases
 from message_store import applications, queues
+from message_store.cassandra_checkup import examine
 from message_store.database import DatabaseStore
 from message_store.management.commands.work_store import Command
 from message_store.models import Application, ApplicationKey, PartitionLease
@@ -56,8 +59,11 @@ from message_store.worker import StoreTransport
 from tests.proxy import Proxy
 from tests.served import serving
 from tests.toolbox import wait_until
+from tools.cassandra import PrivateRing
 from tools.processes import StartError
 from tools.zookeeper import PrivateZooKeeper
+
+logger = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parent.parent
 PARTITIONS = [Partition("default", "orders", number) for number in range(1, 7)]
@@ -1159,9 +1165,24 @@ class Processes:
 
 
 @pytest.fixture
-def guardian(database_store):
-    """Return the port of a running Guardian."""
-    with serving() as port:
+def three_nodes(database_store, settings):
+    """Store messages on three Cassandra nodes, and return these. Leases stay in the database."""
+    chosen = {"MESSAGE_STORE": "cassandra", "MESSAGE_STORE_DELAY_SECONDS": 6.0, "CASSANDRA_REPLICATION": "3"}
+    with PrivateRing() as ring:
+        for name, value in (chosen | {"CASSANDRA_HOSTS": ring.hosts.split(",")}).items():
+            setattr(settings, name, value)
+        call_command("message_store_schema", stdout=StringIO())
+        yield ring.nodes
+
+
+@pytest.fixture
+def guardian(database_store, settings):
+    """Return the port of a running Guardian with the test's message store."""
+    with serving(
+        MESSAGE_STORE=settings.MESSAGE_STORE,
+        MESSAGE_STORE_DELAY_SECONDS=str(settings.MESSAGE_STORE_DELAY_SECONDS),
+        CASSANDRA_HOSTS=",".join(settings.CASSANDRA_HOSTS),
+    ) as port:
         yield port
 
 
@@ -1185,19 +1206,35 @@ def check(notes, lost):
             open_jobs.add((pid, body))
 
 
+def figures(notes):
+    """Return how many messages were handled, and again, and the longest time without one."""
+    begun = [(partition, body) for what, _, partition, body, _ in notes if what == "begin"]
+    times = [at for *_, at in notes]
+    longest = max(later - earlier for earlier, later in itertools.pairwise(times))
+    again = len(begun) - len(set(begun))
+    return f"{len(set(begun))} messages, {again} handled again, at most {longest:.1f} s without one"
+
+
 @pytest.mark.parametrize(
-    ("runs", "leases_in"),
+    ("runs", "leases_in", "messages_in"),
     [
-        ("over http", "the store"),
-        pytest.param("over http", "zookeeper", marks=pytest.mark.soak),
-        pytest.param("in process", "the store", marks=pytest.mark.soak),
-        pytest.param("in process", "zookeeper", marks=pytest.mark.soak),
+        ("over http", "the store", "the database"),
+        pytest.param("over http", "zookeeper", "the database", marks=pytest.mark.soak),
+        pytest.param("in process", "the store", "the database", marks=pytest.mark.soak),
+        pytest.param("in process", "zookeeper", "the database", marks=pytest.mark.soak),
+        pytest.param("over http", "the store", "three nodes", marks=pytest.mark.soak),
+        pytest.param("over http", "zookeeper", "three nodes", marks=pytest.mark.soak),
     ],
 )
 def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
-    database_store, request, tmp_path, runs, leases_in
+    database_store, request, tmp_path, runs, leases_in, messages_in
 ):
-    """The worker is cut off from the store by stopping it for longer than its lease."""
+    """The worker is cut off from the store by stopping it for longer than its lease.
+
+    On three nodes of Cassandra, one is paused, and another is killed and stays away.
+    """
+    nodes = request.getfixturevalue("three_nodes") if messages_in == "three nodes" else []
+    more = 50 if nodes else 5  # there, messages are readable after seconds
     _, key = applications.create_key(applications.create_application("shop"))
     queue = queues.create("shop", "orders", partitions=6)
     posted = Counter()
@@ -1206,9 +1243,9 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
         """Post messages to idle partitions, and return the shares."""
         done = Counter(partition for _, partition, _ in processes.done())
         for number in range(1, 7):
-            if posted[number] - done[number] < 5:
-                post(queue, *range(posted[number], posted[number] + 5), partition=number)
-                posted[number] += 5
+            if posted[number] - done[number] < more:
+                post(queue, *range(posted[number], posted[number] + more), partition=number)
+                posted[number] += more
         return processes.shares()
 
     hosts = request.getfixturevalue("private_zookeeper").hosts if leases_in == "zookeeper" else ""
@@ -1225,12 +1262,18 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
         killed, cut, third = processes.start(), processes.start(**isolated), processes.start()
         with proxy:
             wait_until(lambda: feed() == [2, 2, 2], 60)
+            if nodes:
+                nodes[1].pause()
             killed.kill()
             if leases_in == "the store":
                 stop.touch()
             else:
                 proxy.close_next(10**6)
             wait_until(lambda: feed() == [0, 0, 6], 60)
+            if nodes:
+                nodes[1].resume()
+                wait_until(lambda: examine().up == len(nodes), 60)
+                nodes[2].kill()
             if leases_in == "the store":
                 cut.send_signal(signal.SIGCONT)
             else:
@@ -1247,6 +1290,7 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
             process.wait()
     assert [process.returncode for process in processes.started] == [-9, 0, 0]
     notes = processes.read()
+    logger.info(figures(notes))
     check(notes, {one.pid for one in processes.started if "rejoins" in processes.log(one)} | {killed.pid})
     recorded = queues.positions(queue, "handle")
     for number in range(1, 7):
