@@ -89,7 +89,7 @@ lint: setup
 audit: var/audit/installed
 	@$(PYTHON) -m tools.audit
 
-bench: setup rabbitmq-server postgresql redis-server
+bench: setup rabbitmq-server postgresql redis-server cassandra
 	$(PYTHON) -m tools.benchmarks $(ONLY)
 
 docs: .venv/installed

@@ -349,19 +349,20 @@ class CassandraStore(MessageStore):
         starts = [bucket.start for bucket in buckets.covering(ticks)]
         return self._connection.bind(cql.COVERING, [queue.key, partition, *starts], level)
 
-    def _add_entry(
+    def _add_entry(self, *entry: Any) -> Any:
+        """Return a batch of `_entry_rows` with these arguments, the last of which is the consistency level."""
+        return batch(self._entry_rows(*entry), entry[-1])
+
+    def _entry_rows(
         self, queue: StoredQueue, partition: int, bucket: Bucket, lifetime: int, ticks: int, level: int
-    ) -> Any:
+    ) -> list[BoundStatement]:
         seconds = _seconds_in_index(bucket, lifetime, ticks)
-        return batch(
-            [
-                self._connection.bind(
-                    cql.ADD_ENTRY, [queue.key, partition, kind, edge, bucket.level, lifetime, seconds], level
-                )
-                for kind, edge in ((START, bucket.start), (END, bucket.end))
-            ],
-            level,
-        )
+        return [
+            self._connection.bind(
+                cql.ADD_ENTRY, [queue.key, partition, kind, edge, bucket.level, lifetime, seconds], level
+            )
+            for kind, edge in ((START, bucket.start), (END, bucket.end))
+        ]
 
     def _message(
         self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage, now: int, level: int

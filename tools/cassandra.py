@@ -82,11 +82,13 @@ class PrivateCassandra(PrivateServer):
         seed: str | None = None,
         ports: tuple[int, int] | None = None,
         is_fast_to_start: bool = True,
+        copies_data: bool = False,
     ) -> None:
         """Choose ports and directory. Raises StartError if Cassandra or Java isn't installed.
 
         ``seed`` is the address of the first node of a ring. ``ports`` are those for clients and for other nodes.
-        ``is_fast_to_start``: start in half of the time and answer at half of the rate.
+        ``is_fast_to_start``: start in half of the time and answer at half of the rate. ``copies_data``: when the node
+        joins a ring, it copies the data of the others first.
         """
         java = next(Path("/usr/lib/jvm").glob("java-17-*/bin/java"), None)
         if java is None or not (JARS / "installed").exists():
@@ -97,6 +99,7 @@ class PrivateCassandra(PrivateServer):
         self.address = address
         self._requires_credentials = seed is None
         self._is_fast_to_start = is_fast_to_start
+        self._copies_data = copies_data
         self.port, storage_port = ports or (self.port, free_port())
         names = ("data", "commitlog", "saved_caches", "hints", "cdc_raw")
         data, commitlog, caches, hints, changes = (str(self.directory / name) for name in names)
@@ -130,7 +133,7 @@ class PrivateCassandra(PrivateServer):
             "rpc_address": address,
             "native_transport_port": self.port,
             "storage_port": storage_port,
-            "auto_bootstrap": False,
+            "auto_bootstrap": copies_data,
             "auto_snapshot": False,
             "batch_size_warn_threshold": MAX_BATCH,
             "batch_size_fail_threshold": MAX_BATCH,
@@ -151,14 +154,17 @@ class PrivateCassandra(PrivateServer):
             "cassandra.config": f"file://{self.directory}/cassandra.yaml",
             "cassandra.storagedir": self.directory,
             "cassandra-foreground": "yes",
-            "cassandra.skip_wait_for_gossip_to_settle": 0,
-            "cassandra.ring_delay_ms": 0 if self._requires_credentials else 1000,
             "cassandra.superuser_setup_delay_ms": 0,
-            "cassandra.allow_unsafe_join": "true",
             "jdk.attach.allowAttachSelf": "true",
             "logback.configurationFile": self.directory / "logback.xml",
             "java.io.tmpdir": self.directory,
         }
+        if not self._copies_data:  # what a node copies, it must have learnt of before
+            properties |= {
+                "cassandra.skip_wait_for_gossip_to_settle": 0,
+                "cassandra.ring_delay_ms": 0 if self._requires_credentials else 1000,
+                "cassandra.allow_unsafe_join": "true",
+            }
         return spawn(
             [
                 self._java,
@@ -220,12 +226,17 @@ class PrivateCassandra(PrivateServer):
 class PrivateRing:
     """Three nodes of one data centre on 127.0.0.1 to 127.0.0.3, with the same port."""
 
-    def __init__(self) -> None:
-        """Choose ports and directories. Raises StartError if Cassandra or Java isn't installed."""
+    def __init__(self, *, copies_data: bool = False) -> None:
+        """Choose ports and directories. Raises StartError if Cassandra or Java isn't installed.
+
+        ``copies_data``: nodes that join copy the data of those that run.
+        """
         ports = free_port(), free_port()
         self.port = ports[0]
         self.nodes = [
-            PrivateCassandra(address=address, seed=ADDRESSES[0], ports=ports, is_fast_to_start=False)
+            PrivateCassandra(
+                address=address, seed=ADDRESSES[0], ports=ports, is_fast_to_start=False, copies_data=copies_data
+            )
             for address in ADDRESSES
         ]
 
@@ -235,14 +246,15 @@ class PrivateRing:
         return ",".join(node.hosts for node in self.nodes)
 
     def start(self, timeout: float = 120) -> Self:
-        """Start one node after the other, and wait until each knows the others.
+        """Start one node after the other, except those that run, and wait until each knows the others.
 
         Two that join together may choose the same tokens. Raises StartError after ``timeout`` seconds for one of them.
         """
         with ExitStack() as stack:
             stack.callback(self.stop)
             for node in self.nodes:
-                node.start(timeout)
+                if not node.running:
+                    node.start(timeout)
             for node in self.nodes:
                 self._wait_for_others(node, time.monotonic() + timeout)
             stack.pop_all()

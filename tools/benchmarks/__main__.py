@@ -28,6 +28,7 @@ from tools.benchmarks import (
     memory,
     message_store,
     message_store_api,
+    message_store_cassandra,
     message_store_worker,
     orphan_sweep,
     prometheus,
@@ -60,6 +61,7 @@ BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
     "message_store": message_store.measure,
     "message_store_worker": message_store_worker.measure,
     "message_store_api": message_store_api.measure,
+    "message_store_cassandra": message_store_cassandra.measure,
 }
 RESULTS = PROJECT / "var" / "bench"
 

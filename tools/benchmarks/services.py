@@ -18,7 +18,7 @@ from tools.processes import StartError, kill, spawn
 from tools.rabbitmq import PrivateNode
 
 PROJECT = Path(__file__).resolve().parents[2]
-CHILD_TIMEOUT_SECONDS = 900.0
+CHILD_TIMEOUT_SECONDS = 3600.0
 """Timeout of one measurement."""
 
 
