@@ -7,6 +7,12 @@ import os
 import runpy
 from pathlib import Path
 
+keepalive = 100
+"""Seconds. Longer than clients and proxies keep idle connections: httpx 5 s, nginx 60 s, Heroku's router 90 s.
+
+If Guardian closes a connection first, it may do so while the next request is on its way, and the client gets an error.
+"""
+
 _variables = runpy.run_path("guardian_site/env_file.py")["parse"](Path(".env")).variables
 
 if os.environ.get("LOG_FORMAT", _variables.get("LOG_FORMAT")) == "json":

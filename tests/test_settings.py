@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from aiosmtpd.controller import Controller
 from django.core import mail
@@ -178,6 +179,11 @@ def test_gunicorns_own_log_has_the_format_of_the_env_file(tmp_path, monkeypatch)
     assert "logconfig_dict" in runpy.run_path(configuration)
     monkeypatch.setenv("LOG_FORMAT", "line")
     assert "logconfig_dict" not in runpy.run_path(configuration)
+
+
+def test_gunicorn_keeps_idle_connections_longer_than_clients():
+    configured = runpy.run_path(str(PROJECT / "gunicorn.conf.py"))["keepalive"]
+    assert configured > httpx.Limits().keepalive_expiry
 
 
 # Words and numbers
