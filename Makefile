@@ -7,6 +7,7 @@ BROKER =
 ONLY =
 SECONDS =
 SEED =
+STORE =
 WEB =
 WORKERS =
 
@@ -15,7 +16,7 @@ RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
 RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
 test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
-FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper cassandra nginx chromium site-agents production-packages
+FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper cassandra machines nginx chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7 1.0.8rc12
@@ -31,6 +32,8 @@ PACKAGES = packages/guardian-consumers packages/guardian-store
 PYPROJECTS = pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 
+CHAOS = $(PYTHON) -m tools.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 # Compiled modules are kept, whatever the environment says: without them each process of the tests compiles all anew.
@@ -38,7 +41,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL = help
 .PHONY: help setup demo run soak test lint audit bench docs pictures lock clean \
-	rabbitmq-server postgresql redis-server zookeeper cassandra nginx chromium site-agents production-packages
+	rabbitmq-server postgresql redis-server zookeeper cassandra machines nginx chromium site-agents production-packages
 
 help:
 	@echo "make setup   install the requirements, with apt where allowed; does nothing if they are installed"
@@ -48,7 +51,8 @@ help:
 	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants;"
 	@echo "             then the long tests"
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7;"
-	@echo "             make soak CLUSTER=yes: with three nodes of RabbitMQ)"
+	@echo "             make soak CLUSTER=yes: with three nodes of RabbitMQ;"
+	@echo "             make soak STORE=cassandra: only the message store, on three nodes of Cassandra; needs root)"
 	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: those of one file, or several;"
 	@echo "             make test BROKER=4.3: on RabbitMQ 4.3, or 4.0; needs root)"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
@@ -67,10 +71,15 @@ demo: setup
 run: setup
 	@$(PYTHON) -m tools.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
+ifdef STORE
+soak: setup postgresql cassandra machines
+	@$(CHAOS) --store $(STORE)
+else
 soak: setup $(FOR_TESTS)
-	@$(PYTHON) -m tools.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(CLUSTER),--cluster)
+	@$(CHAOS) $(if $(CLUSTER),--cluster)
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 	$(PYTHON) -m pytest $(IN_PARALLEL) -m soak
+endif
 
 test: setup $(FOR_TESTS)
 ifdef ONLY
@@ -151,6 +160,10 @@ var/cassandra/installed: tools/cassandra-pom.xml
 	@mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DincludeScope=runtime \
 		-DoutputDirectory=$(CURDIR)/var/cassandra
 	@touch $@
+
+# For nodes with networks and clocks of their own.
+machines:
+	@command -v ip > /dev/null && command -v cc > /dev/null || tools/install-debian-packages iproute2 gcc libc6-dev
 
 nginx:
 	@test -x /usr/sbin/nginx || tools/install-debian-packages nginx-light

@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from tests.plugin import ROOT
+from tools.machines import Clock, machines
 from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, StartError, port_answers, spawn
 from tools.rabbitmq import PrivateNode
@@ -195,11 +196,53 @@ def planned(*arguments, **environment):
         ("run", "WORKERS", "2", "tools.run  --workers 2"),
         ("soak", "SECONDS", "60", "tools.chaos --seconds 60"),
         ("soak", "SEED", "7", "tools.chaos  --seed 7"),
+        ("soak", "STORE", "cassandra", "tools.chaos   --store cassandra"),
     ],
 )
 def test_make_takes_its_arguments_from_the_command_line_only(target, name, value, command):
     assert command in planned(target, f"{name}={value}")
     assert command not in planned(target, **{name: value})
+
+
+# Machines
+
+
+def test_only_the_wall_clock_of_a_program_is_shifted(tmp_path):
+    program = "import time; print(time.time(), time.monotonic())"
+    command = [*Clock(tmp_path).shifted(-3600), sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    wall, monotonic = map(float, done.stdout.split())
+    assert wall == pytest.approx(time.time() - 3600, abs=30)
+    assert monotonic == pytest.approx(time.monotonic(), abs=30)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="creates networks and mounts disks")
+def test_a_machine_can_be_cut_off_and_its_disk_filled():
+    with machines(1) as (machine,):
+        server = subprocess.Popen([*machine.command, sys.executable, "-m", "http.server", "8000"])
+        try:
+            wait_until(lambda: accepts_connections(machine.address))
+            machine.cut_off()
+            assert not accepts_connections(machine.address)
+            machine.reconnect()
+            wait_until(lambda: accepts_connections(machine.address))
+        finally:
+            server.kill()
+            server.wait()
+        machine.fill_disk()
+        with pytest.raises(OSError, match="No space left"):
+            (machine.disk / "file").write_bytes(b"text")
+        machine.free_disk()
+        (machine.disk / "file").write_bytes(b"text")
+    assert not machine.disk.exists()
+
+
+def accepts_connections(address):
+    try:
+        socket.create_connection((address, 8000), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_servers_end_when_their_parent_is_killed(tmp_path):

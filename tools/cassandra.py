@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -83,12 +83,16 @@ class PrivateCassandra(PrivateServer):
         ports: tuple[int, int] | None = None,
         is_fast_to_start: bool = True,
         copies_data: bool = False,
+        disk: Path | None = None,
+        command: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Choose ports and directory. Raises StartError if Cassandra or Java isn't installed.
 
         ``seed`` is the address of the first node of a ring. ``ports`` are those for clients and for other nodes.
         ``is_fast_to_start``: start in half of the time and answer at half of the rate. ``copies_data``: when the node
-        joins a ring, it copies the data of the others first.
+        joins a ring, it copies the data of the others first. ``disk`` is where the data goes, by default the node's
+        directory. ``command`` runs the node, such as ``env``. ``settings`` override those below, and None removes one.
         """
         java = next(Path("/usr/lib/jvm").glob("java-17-*/bin/java"), None)
         if java is None or not (JARS / "installed").exists():
@@ -96,14 +100,15 @@ class PrivateCassandra(PrivateServer):
             raise StartError(f"Cassandra is not installed: there is no {missing}. Run `make cassandra`.")
         super().__init__()
         self._java = java
+        self._command = command
         self.address = address
         self._requires_credentials = seed is None
         self._is_fast_to_start = is_fast_to_start
         self._copies_data = copies_data
         self.port, storage_port = ports or (self.port, free_port())
         names = ("data", "commitlog", "saved_caches", "hints", "cdc_raw")
-        data, commitlog, caches, hints, changes = (str(self.directory / name) for name in names)
-        settings: dict[str, Any] = {
+        data, commitlog, caches, hints, changes = (str((disk or self.directory) / name) for name in names)
+        written: dict[str, Any] = {
             "cluster_name": "guardian",
             "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
             "num_tokens": 4,
@@ -139,8 +144,9 @@ class PrivateCassandra(PrivateServer):
             "batch_size_fail_threshold": MAX_BATCH,
         }
         if self._requires_credentials:
-            settings |= {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer"}
-        (self.directory / "cassandra.yaml").write_bytes(orjson.dumps(settings))  # JSON is YAML
+            written |= {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer"}
+        written = {name: value for name, value in {**written, **(settings or {})}.items() if value is not None}
+        (self.directory / "cassandra.yaml").write_bytes(orjson.dumps(written))  # JSON is YAML
         (self.directory / "logback.xml").write_text(_LOGGING)
 
     @property
@@ -167,6 +173,7 @@ class PrivateCassandra(PrivateServer):
             }
         return spawn(
             [
+                *self._command,
                 self._java,
                 *(f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-Xss256k", "-XX:+ExitOnOutOfMemoryError"),
                 *(["-XX:TieredStopAtLevel=1"] if self._is_fast_to_start else []),
@@ -224,16 +231,15 @@ class PrivateCassandra(PrivateServer):
 
 
 class PrivateRing:
-    """Three nodes of one data centre on 127.0.0.1 to 127.0.0.3, with the same port."""
+    """Three nodes of one data centre, with the same ports, by default on 127.0.0.1 to 127.0.0.3."""
 
-    def __init__(self, *, copies_data: bool = False) -> None:
+    def __init__(self, nodes: Sequence[PrivateCassandra] = (), *, copies_data: bool = False) -> None:
         """Choose ports and directories. Raises StartError if Cassandra or Java isn't installed.
 
         ``copies_data``: nodes that join copy the data of those that run.
         """
         ports = free_port(), free_port()
-        self.port = ports[0]
-        self.nodes = [
+        self.nodes = nodes or [
             PrivateCassandra(
                 address=address, seed=ADDRESSES[0], ports=ports, is_fast_to_start=False, copies_data=copies_data
             )

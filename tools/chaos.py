@@ -41,9 +41,10 @@ from tools.load import ANSWER_SECONDS, Failed, LoadThread, QueueLoad
 from tools.processes import StartError, end_with_parent
 from tools.production import MAX, WARN, Production, await_pass, command, expire_abandoned, happens, sweep
 from tools.stack import turn_signals_into_interrupts
+from tools.store_chaos import StoreChaos
 
 if TYPE_CHECKING:
-    from tools.findings import Finding
+    from tools.faults import Finding
 
 WORK_SECONDS = 5
 """How long a kill waits for the process to hold the lease, or to claim notifications."""
@@ -351,6 +352,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="duration of the load (default: 600)")
     parser.add_argument("--seed", type=int, help="seed of all random choices (default: random)")
     parser.add_argument("--cluster", action="store_true", help="run three nodes of RabbitMQ instead of one")
+    parser.add_argument("--store", choices=["cassandra"], help="run the message store alone, on three nodes")
     parser.add_argument("--directory", type=Path, help="where to keep logs (default: kept after a failure only)")
     options = parser.parse_args()
     if "MAKELEVEL" in os.environ:  # make forwards no signal
@@ -368,7 +370,10 @@ def main() -> int:
     say(f"The seed is {seed}; SEED={seed} repeats its random choices.")
     code = 2
     try:
-        findings = Chaos(plan_of(options.seconds), seed, directory, say, clustered=options.cluster).run()
+        if options.store:
+            findings = StoreChaos(options.seconds, seed, directory, say).run()
+        else:
+            findings = Chaos(plan_of(options.seconds), seed, directory, say, clustered=options.cluster).run()
         code = int(any(finding.breaches for finding in findings))
         _show(console, findings)
         say(f"An invariant is broken (seed {seed})." if code else "All invariants hold.")

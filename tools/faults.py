@@ -1,6 +1,7 @@
-"""Faults of a chaos run, and the requests that may fail because of them."""
+"""Faults of a chaos run, the requests that may fail because of them, and what the run finds."""
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -25,6 +26,15 @@ class Fault(NamedTuple):
     gone: float
     ended: float
     back: datetime
+
+
+@dataclass
+class Finding:
+    """A row of the table: the check, the counts, and the breaches."""
+
+    what: str
+    counts: str
+    breaches: list[str] = field(default_factory=list)
 
 
 def is_excused(request: Request, faults: Collection[Fault]) -> bool:

@@ -18,7 +18,7 @@ from queues.models import Pass, Queue, QueueEvent
 from rabbit.names import user_of_queue
 from tools import invariants
 from tools.crowd import Crowd
-from tools.faults import RECOVERY_SECONDS, Fault, is_excused
+from tools.faults import RECOVERY_SECONDS, Fault, Finding, is_excused
 from tools.load import LoadThread, QueueLoad, Request
 from tools.production import MAX, OPERATOR, WARN, Production
 
@@ -42,15 +42,6 @@ KINDS = (
     "revoke tokens",
 )
 """The kinds of requests, as `Crowd` names them."""
-
-
-@dataclass
-class Finding:
-    """A row of the table: the check, the counts, and the breaches."""
-
-    what: str
-    counts: str
-    breaches: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
@@ -50,6 +50,7 @@ class Stack:
         fresh: bool = False,
         web: int = 1,
         workers: int = 1,
+        commands: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Create a stack without starting it.
 
@@ -57,7 +58,8 @@ class Stack:
         ``show(name, line)`` with each line of output of a process, and ``on_mail`` with each mail, the last two from
         other threads. ``fresh``: delete the files of earlier runs, and don't let the broker save its data at the end.
         ``web`` and ``workers`` are the numbers of web processes and of workers of each kind. With two, the names are
-        web-1, web-2, guard-1 and so on.
+        web-1, web-2, guard-1 and so on. Without workers, there is no beat.
+        ``commands`` run web processes, such as ``env``, by name.
         """
         self.environment = dict(environment)
         self.base_url = ""
@@ -71,6 +73,7 @@ class Stack:
         self._fresh = fresh
         self._web = web
         self._workers = workers
+        self._wrappers = commands or {}
         self._sockets: dict[str, socket.socket] = {}
         self._commands: dict[str, list[str]] = {}
         self._lock: IO[str] | None = None
@@ -192,6 +195,7 @@ class Stack:
         self._processes = ProcessGroup(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
         for name, listener in self._sockets.items():
             self._commands[name] = [
+                *self._wrappers.get(name, ()),
                 *(sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"fd://{listener.fileno()}"),
                 # gthread workers check every second whether their parent still runs; sync workers take 15 s.
                 *("--worker-class", "gthread", "--threads", "8", "--no-control-socket"),
@@ -203,10 +207,11 @@ class Stack:
             for name in _names(kind, self._workers):
                 options = ["--queues", queue, "--concurrency", concurrency, "--hostname", f"{name}@%h"]
                 self._commands[name] = [*celery, "worker", *options, "--loglevel", "INFO", *quiet]
-        schedule = self._var / "celery" / "beat-schedule"
-        schedule.parent.mkdir(parents=True, exist_ok=True)
-        # No pid file: after a kill it could name an unrelated process, and a second beat does no harm.
-        self._commands["beat"] = [*celery, "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel", "INFO"]
+        if self._workers:
+            schedule = self._var / "celery" / "beat-schedule"
+            schedule.parent.mkdir(parents=True, exist_ok=True)
+            # No pid file: after a kill it could name an unrelated process, and a second beat does no harm.
+            self._commands["beat"] = [*celery, "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel", "INFO"]
         for name in self._commands:
             self.start_process(name)
         self.wait_for_web(*self.addresses)
