@@ -16,7 +16,7 @@ RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
 RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
 test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
-FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper cassandra machines nginx chromium site-agents production-packages
+FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper cassandra nginx chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7 1.0.8rc12
@@ -75,7 +75,7 @@ ifdef STORE
 soak: setup postgresql cassandra machines
 	@$(CHAOS) --store $(STORE)
 else
-soak: setup $(FOR_TESTS)
+soak: setup $(FOR_TESTS) machines
 	@$(CHAOS) $(if $(CLUSTER),--cluster)
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 	$(PYTHON) -m pytest $(IN_PARALLEL) -m soak

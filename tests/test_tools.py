@@ -207,6 +207,7 @@ def test_make_takes_its_arguments_from_the_command_line_only(target, name, value
 # Machines
 
 
+@pytest.mark.soak
 def test_only_the_wall_clock_of_a_program_is_shifted(tmp_path):
     program = "import time; print(time.time(), time.monotonic())"
     command = [*Clock(tmp_path).shifted(-3600), sys.executable, "-c", program]
@@ -216,6 +217,7 @@ def test_only_the_wall_clock_of_a_program_is_shifted(tmp_path):
     assert monotonic == pytest.approx(time.monotonic(), abs=30)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="creates networks and mounts disks")
 def test_a_machine_can_be_cut_off_and_its_disk_filled():
     with machines(1) as (machine,):
