@@ -36,7 +36,7 @@ from guardian_store.ids import MAX_REST, MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND,
 from message_store import buckets
 from message_store import cassandra_cql as cql
 from message_store.buckets import Bucket, bucket_of
-from message_store.cassandra_cluster import ERRORS, Connection, batch, boot_seconds, connections, translated
+from message_store.cassandra_cluster import ERRORS, Connection, Rows, batch, boot_seconds, connections, translated
 from message_store.cassandra_cql import END, START
 from message_store.cassandra_reading import LEVELS, SIGNED_OFFSET, Entry, Reading, entries_of
 from message_store.store import (
@@ -61,6 +61,9 @@ PUSH_SECONDS = 5.0
 
 MAX_BATCH_BYTES = 12 * 1024 * 1024
 """The size of a batch's bodies. Cassandra accepts requests of 16 MiB."""
+
+QUORUM_SECONDS = 1.0
+"""How long a quorum may take to find a queue, before one replica is asked whether the queue needs a quorum."""
 
 SETTLED_SECONDS = 60
 """After this time, no push writes to a bucket that is full or past."""
@@ -181,14 +184,16 @@ class CassandraStore(MessageStore):
 
     def find(self, application: str, name: str) -> StoredQueue:
         with translated():
-            try:
-                return self._existing_row(application, name).queue
-            except ERRORS:
+            found = self._connection.start(self._connection.bind(cql.FIND_QUEUE, [application, name]))
+            if not found.arrive_within(QUORUM_SECONDS):
                 # A queue of weak consistency is used without a quorum.
                 row = self._row(application, name, ConsistencyLevel.ONE)
-                if row is None or row.queue.consistency != "weak":
-                    raise
-                return row.queue
+                if row is not None and row.queue.consistency == "weak":
+                    return row.queue
+            row = _row_or_none(application, found.wait())
+        if row is None:
+            raise NoQueue(name)
+        return row.queue
 
     def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
         with translated():
@@ -230,8 +235,8 @@ class CassandraStore(MessageStore):
         raise StoreUnavailable(f"Other clients keep changing the queue {name}.")
 
     def _row(self, application: str, name: str, level: int = ConsistencyLevel.LOCAL_QUORUM) -> _Row | None:
-        found = self._connection.execute(self._connection.bind(cql.FIND_QUEUE, [application, name], level)).one()
-        return None if found is None else _row_of(application, found)
+        bound = self._connection.bind(cql.FIND_QUEUE, [application, name], level)
+        return _row_or_none(application, self._connection.execute(bound))
 
     def _existing_row(self, application: str, name: str) -> _Row:
         row = self._row(application, name)
@@ -657,6 +662,11 @@ def _seconds_in_index(bucket: Bucket, lifetime: int, ticks: int) -> int:
     """Return the TTL of an entry of the index that is written now: its bucket's rest, and that of the last message."""
     rest = min(max(bucket.end - ticks, 0), 2 * buckets.WIDTHS[0])  # a client's id may be in the far future
     return rest // TICKS_PER_SECOND + lifetime + SETTLED_SECONDS
+
+
+def _row_or_none(application: str, rows: Rows) -> _Row | None:
+    row = rows.one()
+    return None if row is None else _row_of(application, row)
 
 
 def _row_of(application: str, row: Sequence[Any]) -> _Row:

@@ -48,6 +48,12 @@ CONNECT_SECONDS = 2.0
 HEDGE_SECONDS = 0.3
 """A read or write that has no answer for this time is sent to another node, too: a paused node delays nothing else."""
 
+HEDGES = 2
+"""The most other nodes that get it, one after the other: with three nodes, one that runs is among them."""
+
+HEARTBEAT_SECONDS = 2
+"""The interval of heartbeats on idle connections. A node that doesn't answer one is not asked any more."""
+
 RETRY_SECONDS = 1.0
 """After a failed connection, the next is tried after this time. Until then calls fail at once."""
 
@@ -187,6 +193,10 @@ class Rows:
             self._error = error
             self._is_answered.set()
 
+    def arrive_within(self, seconds: float) -> bool:
+        """Return whether the first page arrives within this time."""
+        return self._is_answered.wait(seconds) and self._error is None
+
     def wait(self) -> Self:
         """Wait for the first page. Raises the driver's errors."""
         self._is_answered.wait()
@@ -277,7 +287,11 @@ class Connection:
 
     def execute(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
         """Execute a statement and return its rows."""
-        return Rows(self.session, statement, timeout).wait()
+        return self.start(statement, timeout).wait()
+
+    def start(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
+        """Send a statement, without waiting for its rows."""
+        return Rows(self.session, statement, timeout)
 
     def execute_all(self, statements: Iterable[Any]) -> list[Rows]:
         """Execute statements concurrently and return their rows."""
@@ -285,7 +299,7 @@ class Connection:
         for statement in statements:
             if len(found) >= CONCURRENCY:
                 found[-CONCURRENCY].wait()
-            found.append(Rows(self.session, statement, REQUEST_SECONDS))
+            found.append(self.start(statement))
         return [rows.wait() for rows in found]
 
     def execute_later(self, statements: Iterable[Any]) -> None:
@@ -333,7 +347,7 @@ def open_cluster(**options: Any) -> Cluster:
         consistency_level=ConsistencyLevel.LOCAL_QUORUM,
         row_factory=tuple_factory,
         request_timeout=REQUEST_SECONDS,
-        speculative_execution_policy=ConstantSpeculativeExecutionPolicy(HEDGE_SECONDS, 1),
+        speculative_execution_policy=ConstantSpeculativeExecutionPolicy(HEDGE_SECONDS, HEDGES),
     )
     user = settings.CASSANDRA_USER
     return Cluster(
@@ -347,7 +361,7 @@ def open_cluster(**options: Any) -> Cluster:
         reconnection_policy=ExponentialReconnectionPolicy(0.5, 10),
         connect_timeout=CONNECT_SECONDS,
         control_connection_timeout=CONNECT_SECONDS,
-        idle_heartbeat_interval=10,
+        idle_heartbeat_interval=HEARTBEAT_SECONDS,
         idle_heartbeat_timeout=5,
         **options,
     )
