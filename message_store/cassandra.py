@@ -23,6 +23,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -187,9 +188,10 @@ class CassandraStore(MessageStore):
             found = self._connection.start(self._connection.bind(cql.FIND_QUEUE, [application, name]))
             if not found.arrive_within(QUORUM_SECONDS):
                 # A queue of weak consistency is used without a quorum.
-                row = self._row(application, name, ConsistencyLevel.ONE)
-                if row is not None and row.queue.consistency == "weak":
-                    return row.queue
+                with suppress(*ERRORS):
+                    row = self._row(application, name, ConsistencyLevel.ONE)
+                    if row is not None and row.queue.consistency == "weak" and not found.arrive_within(0):
+                        return row.queue
             row = _row_or_none(application, found.wait())
         if row is None:
             raise NoQueue(name)

@@ -103,7 +103,8 @@ def _remove_machines() -> None:
         ):
             with suppress(StartError):  # a run that was killed has only some of them
                 _run(*command)
-        disk.rmdir()
+        with suppress(OSError):
+            disk.rmdir()
     with suppress(StartError):
         _run("ip", "link", "delete", NAME)
 

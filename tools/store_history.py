@@ -67,15 +67,18 @@ class QueueHistory:
         breaches = unless_weak(missed) + wrong + _required(self.followed, "followers")
         yield Finding(f"{self.level}: followers", counts, breaches)
 
-        batches = sizes_by_batch(self.stored)
-        parts = [
-            f"of the batch {name}, {count} of {size} are stored"
-            for (name, size), count in batches.items()
-            if count != size
-        ]
-        many = [name for name, size in batches if size > 1]
+        parts = self.partial_batches()
+        many = [name for name, size in sizes_by_batch(self.stored) if size > 1]
         counts = f"{len(many)} stored, {len(parts)} of them in part"
         yield Finding(f"{self.level}: batches", counts, unless_weak(parts) + _required(many, "batches"))
+
+    def partial_batches(self) -> list[str]:
+        """Return the batches of which only a part is stored."""
+        return [
+            f"of the batch {name}, {count} of {size} are stored"
+            for (name, size), count in sizes_by_batch(self.stored).items()
+            if count != size
+        ]
 
 
 def disorder(entries: Sequence[Entry]) -> list[str]:
@@ -178,8 +181,9 @@ def longest_gap(requests: Sequence[Request], what: str, outage: Outage) -> float
     ended = sorted(request.ended for request in requests if request.what == what and request.status == 200)
     before = [at for at in ended if at <= outage.began][-1:]
     after = [at for at in ended if at >= outage.back][:1]
+    end = max([outage.back, *(request.ended for request in requests)])
     during = [at for at in ended if outage.began < at < outage.back]
-    times = [*(before or [outage.began]), *during, *(after or [outage.back])]
+    times = [*(before or [outage.began]), *during, *(after or [end])]
     return max(later - earlier for earlier, later in pairwise(times))
 
 

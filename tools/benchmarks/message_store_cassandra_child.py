@@ -58,7 +58,9 @@ def _wait_for_compactions(store: CassandraStore) -> None:
         session = store._connection.session
     hosts = session.cluster.metadata.all_hosts()
     tasks = "SELECT task_id FROM system_views.sstable_tasks"
-    while any(session.execute(tasks, host=host).one() for host in hosts) and time.monotonic() < until:
+    while any(session.execute(tasks, host=host).one() for host in hosts):
+        if time.monotonic() > until:
+            raise TimeoutError("The nodes don't end their compactions.")
         time.sleep(1)
 
 
