@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPResponse
 
 import pytest
 from django.db import connection
@@ -57,8 +58,6 @@ def send_raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
                 connected.sendall(piece) if piece is not None else connected.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the server has closed the connection
-        with connected.makefile("rb") as answer:
-            status = int(answer.readline().split()[1])
-            while answer.readline().strip():
-                pass
-            return status, answer.readline()
+        with HTTPResponse(connected, method=head.partition(" ")[0]) as answer:
+            answer.begin()
+            return answer.status, answer.readline()
