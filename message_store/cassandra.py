@@ -341,7 +341,7 @@ class CassandraStore(MessageStore):
             bucket = buckets.choose(ticks, full_ones)
             lifetime = buckets.lifetime(max(messages[number].ttl for number in numbers))
             if not any(entry.bucket == bucket and entry.lifetimes[-1] >= lifetime for entry in known):
-                entries.append(self._add_entry(queue, partition, bucket, lifetime, ticks, level))
+                entries.append(batch(self._entry_rows(queue, partition, bucket, lifetime, ticks, level), level))
             if buckets.fills(bucket, len(numbers), sum(len(messages[number].body) for number in numbers)):
                 values = [
                     *(_seconds_in_index(bucket, lifetime, ticks), ticks, queue.key, partition, bucket.start),
@@ -356,13 +356,10 @@ class CassandraStore(MessageStore):
         starts = [bucket.start for bucket in buckets.covering(ticks)]
         return self._connection.bind(cql.COVERING, [queue.key, partition, *starts], level)
 
-    def _add_entry(self, *entry: Any) -> Any:
-        """Return a batch of `_entry_rows` with these arguments, the last of which is the consistency level."""
-        return batch(self._entry_rows(*entry), entry[-1])
-
     def _entry_rows(
         self, queue: StoredQueue, partition: int, bucket: Bucket, lifetime: int, ticks: int, level: int
     ) -> list[BoundStatement]:
+        """Return the statements that add a bucket to the index, of one partition: a batch of them is one write."""
         seconds = _seconds_in_index(bucket, lifetime, ticks)
         return [
             self._connection.bind(
@@ -439,7 +436,8 @@ class CassandraStore(MessageStore):
         with translated():
             self._require(queue, level)
             now, bucket, lifetime = self.now(), bucket_of(at), buckets.lifetime(message.ttl)
-            self._connection.execute(self._add_entry(queue, message.partition, bucket, lifetime, now, level))
+            entry = self._entry_rows(queue, message.partition, bucket, lifetime, now, level)
+            self._connection.execute(batch(entry, level))
             self._connection.execute(self._message(queue, message_id, message, now, level))
 
     def delete(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> None:
