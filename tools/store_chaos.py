@@ -407,7 +407,8 @@ class StoreChaos:
                             for partition in range(1, PARTITIONS + 1)
                             for message in client.messages(queue.name, partition=partition)
                         ]
-                    if all(at_end) and not any(queue.partial_batches() for queue in self._queues):
+                    strong = [queue for queue in self._queues if queue.level != "weak"]
+                    if all(at_end) and not any(queue.partial_batches() for queue in strong):
                         return
                 if time.monotonic() > deadline:
                     return
