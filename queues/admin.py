@@ -314,7 +314,7 @@ class ArchiveAdmin(ReadOnlyAdmin):
         "expires",
     ]  # fmt: skip
     fields = [
-        "uuid", "shown_name", "vhost", "queue", "pulse_user", "reason", "by", "state", "error", "attempt", "messages",
+        "uuid", "shown_name", "vhost", "queue", "pulse_user", "reason", "by", "state", "error", "messages",
         "dropped", "held", "bytes", "stored_bytes", "created", "expires",
     ]  # fmt: skip
     list_filter = ["state", "reason", "created", "vhost"]

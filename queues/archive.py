@@ -2,7 +2,10 @@
 
 The messages are fetched unacknowledged and stored in committed batches. Only then is the queue deleted, on the same
 channel. After a crash in between, the messages are back in the queue, and the unfinished archive is discarded. After
-two attempts a queue is deleted without an archive, because each costs a quorum queue's messages one delivery.
+two interrupted attempts a queue is deleted without an archive.
+
+Returning messages may count as a delivery of a quorum queue, which drops a message after too many. After such a return
+the messages are not fetched for ``FETCH_PAUSE``. The archive of a message that may have been dropped is kept.
 """
 
 import contextlib
@@ -22,27 +25,41 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from accounts.vouching import lock_existing
-from core import bulk, locks
+from core import broker, bulk, locks
 from core.formatting import counted
 from queues.archive_chunks import pack
 from queues.models import Archive, ArchiveChunk, Queue
-from rabbit import deadline
+from queues.thresholds import is_fetch_paused
+from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
+from rabbit.arguments import QUORUM
 from rabbit.fetching import Bounds, Fetch, Fetched
 from rabbit.management import BrokerError, BrokerUnavailable, Refused
+from rabbit.policies import delivery_limit
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
 
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
+ATTEMPTS_COUNT = timedelta(days=1)
+
+QUORUM_TICK_SECONDS = 6.0
+"""Lists show a quorum queue as of its last tick, up to 5 s ago."""
+
 ELECTION_SECONDS = 10.0
 """A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
 
 NOT_STORED = "the database could not store it"
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
+FETCH_PAUSED = (
+    "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"
+)
 
 RETURN_TIME = timedelta(minutes=2)
 """RabbitMQ 4.3 returns the messages of a consumer 60 s after its node was lost."""
+
+UNKNOWN_OUTCOME = timedelta(hours=1)
+"""After this time, an archive is kept although it is unknown whether its queue was deleted."""
 
 UNFINISHED_EXPIRES = timedelta(days=1)
 """An archive that lacks messages is not kept for longer. A fetched one may become the only copy."""
@@ -63,6 +80,7 @@ class Target:
     pulse_user_id: int | None = None
     by: Owner | None = None
     is_archived: bool = True
+    is_fetch_paused: bool = False
     is_auto_delete: bool = False
     held: int = 0
 
@@ -130,6 +148,8 @@ class _Attempt:
     until: float
     between: Callable[[], None]
     result: Removed = field(default_factory=Removed)
+    attempts_before: dict[str, Any] = field(default_factory=dict)
+    is_called_off: bool = False
 
     def archive(self, ready: int) -> None:
         """Store the ready messages, as far as the bounds allow, or say why not."""
@@ -137,7 +157,7 @@ class _Attempt:
         self.result.why_not = why_not(self.target)
         if ready and not self.result.why_not:
             try:
-                archive = _begin(self.target)
+                archive = self._begin()
                 self.result.why_not = "" if archive else TOO_MANY_ATTEMPTS
             except DatabaseError as error:
                 logger.error("%s could not be archived: %s", self.target.name, error)
@@ -149,6 +169,8 @@ class _Attempt:
         try:
             for batch in self.fetch.batches(ready, bounds):
                 self.between()
+                if self.fetch.has_exhausted:
+                    archive.state = Archive.State.FETCHED  # after a crash it may be the only copy
                 _store(archive, batch)
             archive.dropped = max(0, ready - self.fetch.kept)  # so far; exact once the queue is deleted
             Archive.objects.filter(pk=archive.pk).update(
@@ -172,7 +194,63 @@ class _Attempt:
             self.result.dropped += self.fetch.kept
             _record_failure(self.target, self.result)
             self._keep_earlier()
+        self._row.update(**NO_ATTEMPTS)
         return confirm(self.result)
+
+    def call_off(self) -> None:
+        """Return the fetched messages, and discard the archive unless the broker may drop one of them."""
+        self.is_called_off = True
+        archive, fetch = self.result.archive, self.fetch
+        returned_at = {"attempted_at": timezone.now(), "returned_at": timezone.now()} if fetch.requeue_counts else {}
+        if archive is not None and fetch.requeue_counts and fetch.has_exhausted:
+            kept = {"state": Archive.State.KEPT, "reason": Archive.Reason.CALLED_OFF, "dropped": 0, "held": 0}
+            Archive.objects.filter(pk=archive.pk).update(**kept, expires=timezone.now() + UNFINISHED_EXPIRES)
+        elif archive is not None:
+            _discard(archive)
+        _requeue(self)
+        if self.attempts_before:
+            self._row.update(**self.attempts_before | returned_at)
+
+    def _begin(self) -> Archive | None:
+        """Count this attempt, and return a new, open archive instead of the unfinished one.
+
+        Return None if there were enough attempts.
+
+        Raises:
+            NotSent: the messages were returned since the pass decided to fetch them.
+        """
+        target, now = self.target, timezone.now()
+        with transaction.atomic():
+            by = next(iter(lock_existing([target.by])), None) if target.by else None
+            before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
+            if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
+                raise NotSent("its messages were returned to it by another request")
+            attempts = _attempts(before, now)
+            unfinished = _unfinished(target.vhost, target.name)
+            # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again.
+            unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
+            if attempts >= MAX_ATTEMPTS:
+                return None
+            _discard_unfinished(target.vhost, target.name)
+            self.attempts_before = {**before, "fetch_attempts": attempts}
+            returned_at = now if self.fetch.delivery_limit is not None else before["returned_at"]
+            self._row.update(fetch_attempts=attempts + 1, attempted_at=now, returned_at=returned_at)
+            return Archive.objects.create(
+                queue_id=target.queue_id,
+                pulse_user_id=target.pulse_user_id,
+                vhost=target.vhost,
+                queue_name=target.name,
+                reason=target.reason,
+                held=target.held,
+                by=by,
+                created=now,
+                expires=now + UNFINISHED_EXPIRES,
+            )
+
+    @property
+    def _row(self) -> QuerySet[Queue]:
+        """The queue's row; none if no pass has listed the queue."""
+        return Queue.objects.filter(vhost=self.target.vhost, name=self.target.name)
 
     def _keep_earlier(self) -> None:
         """Keep the archive of an earlier attempt, if no message was ready now.
@@ -186,6 +264,17 @@ class _Attempt:
             self.result.archive, self.result.held = fetched, max(0, self.result.held - fetched.messages)
 
 
+NO_ATTEMPTS: dict[str, Any] = {"fetch_attempts": 0, "attempted_at": None, "returned_at": None}
+"""The columns of a queue whose messages were not fetched."""
+
+
+def _attempts(queue: Mapping[str, Any], now: datetime) -> int:
+    """Return the number of interrupted attempts that count, from these columns of a queue."""
+    if queue["attempted_at"] is None or now - queue["attempted_at"] > ATTEMPTS_COUNT:
+        return 0
+    return int(queue["fetch_attempts"])
+
+
 def delete_queue(
     session: Session,
     target: Target,
@@ -197,7 +286,8 @@ def delete_queue(
 ) -> Removed:
     """Archive a queue's messages, then delete it.
 
-    With a ``limit``, it is deleted only if it has more messages; ``unacknowledged`` of other consumers count, too.
+    With a ``limit``, it is deleted only if it has more messages. Messages that consumers hold count, too: as listed
+    before (``unacknowledged``) to decide whether to fetch, and listed again to decide about the deletion.
     Messages are fetched ``until`` this monotonic time at most. ``between`` is called between two batches.
 
     Raises:
@@ -222,18 +312,56 @@ def delete_queue(
             if limit is not None and target.held and _was_interrupted(target):
                 raise NotSent("its messages return from an earlier attempt to archive them")
             attempt.archive(depth)
-            if limit is not None and attempt.fetch.fetched:
-                ready = _declare_again(attempt)
-                if attempt.fetch.fetched + ready + unacknowledged <= limit:
-                    _cancel(attempt)
-                    raise WithinLimit
+            if limit is not None:
+                _require_over(attempt, limit, depth)
             renew_lock()
         except (NotSent, locks.LockTaken):
-            _requeue(attempt)
+            if not attempt.is_called_off:
+                _requeue(attempt)
             raise
         except BrokerUnavailable as error:
             raise NotSent(str(error), is_unreachable=error.never_reached) from error
         return attempt.confirm(attempt.fetch.delete_queue())
+
+
+def _require_over(attempt: _Attempt, limit: int, ready: int) -> None:
+    """Call off the deletion unless the queue is over its limit. ``ready`` is what was declared before the fetch.
+
+    Raises:
+        WithinLimit: it is within its limit.
+        NotSent: the broker did not answer.
+    """
+    fetch = attempt.fetch
+    if fetch.fetched:
+        ready = _declare_again(attempt)
+    if fetch.fetched + ready > limit:
+        return
+    held = _held(attempt)
+    if held is None:
+        attempt.call_off()
+        raise NotSent("the broker does not list how many messages its consumers hold")
+    attempt.result.held = held
+    if fetch.fetched + _declare_again(attempt) + held <= limit:
+        attempt.call_off()
+        raise WithinLimit
+
+
+def _held(attempt: _Attempt) -> int | None:
+    """Return how many messages other consumers of the queue hold now; None: unknown."""
+    fetch, target = attempt.fetch, attempt.target
+    if target.type == QUORUM:
+        listed_from = fetch.last_arrival + QUORUM_TICK_SECONDS
+        while (seconds := listed_from - time.monotonic()) > 0:
+            time.sleep(min(1.0, seconds))
+            attempt.between()
+    try:
+        listed = snapshot.find(broker.management(), target.vhost, target.name)
+    except BrokerError as error:
+        logger.warning("The messages that consumers of %s hold could not be listed: %s", target.name, error)
+        return None
+    if listed is None or listed.unacknowledged is None:
+        return None
+    return max(0, listed.unacknowledged - fetch.fetched)
 
 
 @contextlib.contextmanager
@@ -311,7 +439,7 @@ def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
         return {}
     kept = Archive.objects.filter(
         bulk.among(Archive, ("queue",), [(id_,) for id_ in sent]), state=Archive.State.KEPT
-    ).exclude(reason=Archive.Reason.PURGED)
+    ).exclude(reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF])
     return {
         archive.queue_id: archive
         for archive in kept.order_by("id")
@@ -339,7 +467,11 @@ def keep_fetched(queues: Sequence[int]) -> dict[int, Archive]:
 
 def enforce_bounds(pulse_user_id: int | None = None) -> int:
     """Delete expired archives, and the oldest ones past the bounds. Return the number of deleted archives."""
-    deleted = Archive.objects.filter(expires__lte=timezone.now()).delete()[0]
+    now = timezone.now()
+    # The process that fetched these ended before it knew the outcome.
+    interrupted = Archive.objects.filter(state=Archive.State.FETCHED, created__lt=now - UNKNOWN_OUTCOME)
+    interrupted.update(state=Archive.State.KEPT)
+    deleted = Archive.objects.filter(expires__lte=now).delete()[0]
     total = settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
     if pulse_user_id is not None:
         deleted += _delete_oldest(Q(pulse_user=pulse_user_id), total // USERS_SHARE)
@@ -362,8 +494,27 @@ def _delete_oldest(of: Q, most: int) -> int:
 def _attempt(
     session: Session, target: Target, until: float = math.inf, between: Callable[[], None] = lambda: None
 ) -> _Attempt:
-    fetch = Fetch(session, target.name, queue_type=target.type, is_auto_delete=target.is_auto_delete)
+    fetch = Fetch(
+        session,
+        target.name,
+        queue_type=target.type,
+        is_auto_delete=target.is_auto_delete,
+        delivery_limit=None if why_not(target) else _delivery_limit(target),
+    )
     return _Attempt(session, target, fetch, until, between, Removed(held=target.held))
+
+
+def _delivery_limit(target: Target) -> int | None:
+    """Return how often the messages of this queue may be returned; None: without limit."""
+    if target.type != QUORUM:
+        return None
+    management = broker.management()
+    try:
+        row = management.queue_arguments(target.vhost, target.name)
+        return delivery_limit(row, management.policies(target.vhost), management.operator_policies(target.vhost))
+    except BrokerError as error:
+        logger.warning("The delivery limit of %s is unknown: %s", target.name, error)
+        return 0
 
 
 def _declare(fetch: Fetch) -> int:
@@ -392,35 +543,11 @@ def why_not(target: Target) -> str:
         return "archives are switched off"
     if not target.is_archived:
         return "archives are switched off for it"
+    if target.is_fetch_paused:
+        return FETCH_PAUSED
     if target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
     return ""
-
-
-def _begin(target: Target) -> Archive | None:
-    """Return a new, open archive instead of the unfinished one; None: there were enough attempts."""
-    now = timezone.now()
-    with transaction.atomic():
-        unfinished = _unfinished(target.vhost, target.name).select_for_update()
-        attempts = max((archive.attempt for archive in unfinished), default=0)
-        # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again since.
-        unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
-        if attempts >= MAX_ATTEMPTS:
-            return None
-        _discard_unfinished(target.vhost, target.name)
-        by = next(iter(lock_existing([target.by])), None) if target.by else None
-        return Archive.objects.create(
-            queue_id=target.queue_id,
-            pulse_user_id=target.pulse_user_id,
-            vhost=target.vhost,
-            queue_name=target.name,
-            reason=target.reason,
-            attempt=attempts + 1,
-            held=target.held,
-            by=by,
-            created=now,
-            expires=now + UNFINISHED_EXPIRES,
-        )
 
 
 def _store(archive: Archive, batch: Sequence[Fetched]) -> None:
@@ -430,14 +557,7 @@ def _store(archive: Archive, batch: Sequence[Fetched]) -> None:
         archive.messages += len(batch)
         archive.bytes += sum(len(message.body) for message in batch)
         archive.stored_bytes += len(data)
-        archive.save(update_fields=["messages", "bytes", "stored_bytes"])
-
-
-def _cancel(attempt: _Attempt) -> None:
-    """Requeue the fetched messages, and discard the archive."""
-    if attempt.result.archive is not None:
-        _discard(attempt.result.archive)
-    _requeue(attempt)
+        archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
 
 
 def _requeue(attempt: _Attempt) -> None:

@@ -45,6 +45,10 @@ def what_happened(archive: Archive) -> str:
         Archive.Reason.ACCOUNT: "Guardian deleted the queue with its account.",
         Archive.Reason.DELETED: f"{who} deleted the queue.",
         Archive.Reason.PURGED: f"{who} purged the queue.",
+        Archive.Reason.CALLED_OFF: (
+            "Guardian kept the queue, because consumers read it meanwhile. It returned these messages to the queue. "
+            "RabbitMQ may have dropped those that were delivered too often."
+        ),
     }[Archive.Reason(archive.reason)]
 
 

@@ -27,6 +27,7 @@ from queues.thresholds import (
     Policy,
     QueueLoad,
     Thresholds,
+    is_fetch_paused,
     is_spared,
     judge,
     over_unacked_since,
@@ -82,6 +83,8 @@ class StoredQueue(NamedTuple):
     unbounded: bool
     warn_length: int | None
     max_length: int | None
+    attempted_at: datetime | None
+    returned_at: datetime | None
 
     @property
     def length(self) -> int | None:
@@ -218,12 +221,14 @@ class Message(NamedTuple):
 class Condemned(NamedTuple):
     """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
 
+    ``without_copy``: its messages must not be fetched now (see ``FETCH_PAUSE``).
     ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
     """
 
     queue: StoredQueue
     thresholds: Thresholds
     for_its_name: bool
+    without_copy: bool = False
     unacknowledged: int = 0
 
     @property
@@ -243,6 +248,7 @@ class Changes:
     ``newly_blocked_groups`` the groups of which the brake blocked none before.
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
     ``for_memory`` are the queues over a limit that memory pressure lowered.
+    ``emptied`` are queues whose attempts to archive their messages no longer matter.
     ``returned_nodes`` begin to settle, because quorum queues on them are listed again.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
     """
@@ -270,6 +276,7 @@ class Changes:
     newly_blocked_groups: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
     for_memory: list[QueueName] = field(default_factory=list)
+    emptied: list[StoredQueue] = field(default_factory=list)
     returned_nodes: frozenset[str] = frozenset()
     long_exclusive: list[QueueName] = field(default_factory=list)
     unaddressable: list[QueueName] = field(default_factory=list)
@@ -320,6 +327,7 @@ def from_listed(listed: ListedQueue) -> StoredQueue:
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
         over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
+        attempted_at=None, returned_at=None,
     )  # fmt: skip
 
 
@@ -555,12 +563,15 @@ class _Comparison:
         if listed.length is None:
             self.changes.unknown += 1
         queue = self._updated_row(key, listed, ownership)
+        if queue.attempted_at is not None and (listed.length == 0 or self.stored[key].state == GONE):
+            self.changes.emptied.append(queue)
         if self._may_be_under_deletion(queue):
             self._record_row(queue)
             return
         thresholds = self._thresholds(queue, self.rules, broker)
         queue = _with_over_unacked(queue, thresholds, self.now)
-        verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
+        spared = self._is_spared(queue, thresholds)
+        verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=spared)
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
         if verdict.action is Action.DELETE and thresholds.max < self._thresholds(queue, self.rules, BrokerState()).max:
@@ -578,7 +589,8 @@ class _Comparison:
         elif queue.block_reason:
             self._record_blocked(Condemned(queue, thresholds, for_its_name))
         else:
-            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
+            without_copy = is_fetch_paused(queue.returned_at, self.now)
+            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name, without_copy))
 
     def _may_be_under_deletion(self, queue: StoredQueue) -> bool:
         """Return whether the broker may still delete a queue, because the answer to a request was lost a moment ago."""
@@ -590,7 +602,10 @@ class _Comparison:
         """Return the thresholds of a queue by these rules."""
         of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
         load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
-        return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
+        thresholds = resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
+        if is_fetch_paused(queue.returned_at, self.now):
+            return thresholds._replace(max=2 * thresholds.max)
+        return thresholds
 
     def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
         """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
@@ -655,10 +670,14 @@ class _Comparison:
             self.changes.events.append(Event(updated, QueueEvent.Kind.RETURNED))
         return updated
 
-    def _is_spared(self, queue: StoredQueue) -> bool:
+    def _is_spared(self, queue: StoredQueue, thresholds: Thresholds) -> bool:
         """Return whether a queue must not be deleted for its length now."""
         if is_spared(queue) or self.removes_nothing:
             return True
+        if is_fetch_paused(queue.returned_at, self.now):
+            length_before = self.stored[queue.vhost, queue.name].length
+            if length_before is None or length_before <= thresholds.max:
+                return True
         since = queue.over_unacked_since
         # With Prometheus figures a deletion verdict only makes the pass fetch the list, so it need not wait.
         return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging

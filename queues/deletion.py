@@ -353,6 +353,7 @@ def _target(one: Condemned, confidential: set[int]) -> Target:
         queue_id=queue.id,
         pulse_user_id=queue.pulse_user_id,
         is_archived=queue.pulse_user_id not in confidential,
+        is_fetch_paused=one.without_copy,
         is_auto_delete=queue.auto_delete,
         held=one.unacknowledged or queue.unacknowledged or 0,
     )

@@ -87,6 +87,15 @@ class Queue(models.Model):
         help_text="Since when all lists show the queue over its limit only with unacknowledged messages.",
     )
 
+    # Written before the first message is fetched, so that a crash counts.
+    fetch_attempts = models.PositiveSmallIntegerField(
+        default=0, db_default=0, help_text="Attempts to archive its messages that are under way or were interrupted."
+    )
+    attempted_at = models.DateTimeField(null=True, help_text="When the last attempt to archive its messages began.")
+    returned_at = models.DateTimeField(
+        null=True, help_text="When fetched messages were last returned to it, if that counts as a delivery."
+    )
+
     block_reason = models.CharField(
         max_length=10,
         choices=BlockReason.choices,
@@ -224,13 +233,14 @@ class Archive(models.Model):
     """The messages of a deleted or purged queue, kept for its Pulse user's owners for a while."""
 
     class Reason(models.TextChoices):
-        """Why the queue was deleted or purged."""
+        """Why the messages were archived."""
 
         LENGTH = "length", "over its deletion limit"
         NAME = "name", "deleted for its name"
         ACCOUNT = "account", "deleted with its account"
         DELETED = "deleted", "deleted by a person"
         PURGED = "purged", "purged by a person"
+        CALLED_OFF = "called_off", "its deletion was called off"
 
     class State(models.TextChoices):
         """The states of an archive. Only a kept one is shown."""
@@ -253,7 +263,6 @@ class Archive(models.Model):
     queue_name = BrokerNameField(max_length=255)
     reason = models.CharField(max_length=10, choices=Reason.choices)
     state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
-    attempt = models.PositiveSmallIntegerField(default=1)
     messages = models.PositiveIntegerField(default=0)
     bytes = models.PositiveBigIntegerField(default=0, help_text="Of the bodies.")
     stored_bytes = models.PositiveBigIntegerField(default=0, help_text="Of the compressed chunks.")

@@ -140,9 +140,10 @@ class Inventory(NamedTuple):
 
 
 LIMITS = ("unbounded", "warn_length", "max_length")
+ATTEMPTS = ("attempted_at", "returned_at")
 
-WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS))
-"""The columns that a pass writes. Operators set the limits."""
+WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS, *ATTEMPTS))
+"""The columns that a pass writes. Operators set the limits, and what archives a queue records its attempts."""
 
 
 def write(
@@ -192,6 +193,12 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     )
     absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
     bulk.update(Queue, WRITTEN, [(queue.id, *_written_values(queue)) for queue in absent])
+    if changes.emptied:
+        emptied = bulk.among(Queue, ("id",), [(queue.id,) for queue in changes.emptied])
+        # An attempt that began after the list was fetched stays.
+        Queue.objects.filter(emptied, attempted_at__lt=now).update(
+            fetch_attempts=0, attempted_at=None, returned_at=None
+        )
     if changes.vanished:
         registered.provider().record_missing([(queue.vhost, queue.name) for queue in changes.vanished])
 

@@ -48,8 +48,8 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
     """Return the next state of a queue, and the action.
 
     ``length`` is ready plus unacknowledged messages; None: unknown. A queue that is ``spared`` must not be deleted now:
-    it is unbounded, exclusive or registered; the list is too short to trust; or only its unacknowledged messages put it
-    over its limit, for less than ``UNACKED_MINIMUM``.
+    it is unbounded, exclusive or registered; the list is too short to trust; only its unacknowledged messages put it
+    over its limit, for less than ``UNACKED_MINIMUM``; or its messages are not fetched, and one list shows it too long.
     A queue in state deleting is judged again: it was declared again, or an earlier pass did not delete it.
     """
     if length is None:
@@ -81,6 +81,24 @@ def over_unacked_since(since: datetime | None, ready: int, length: int, limit: i
     if not ready <= limit < length:
         return None
     return now if since is None else min(since, now)
+
+
+FETCH_PAUSE = timedelta(hours=1)
+"""How long the messages of a queue are not fetched after they were returned to it, if that counts as a delivery.
+
+The broker drops messages that were delivered too often. So until then the queue stays up to twice its limit, and is
+deleted past that without a copy.
+"""
+
+
+def is_fetch_paused(returned_at: datetime | None, now: datetime) -> bool:
+    """Return whether the messages of a queue must not be fetched now, to decide about its deletion."""
+    return returned_at is not None and now - returned_at < FETCH_PAUSE
+
+
+def fetch_paused_until(queue: "Queue", now: datetime) -> datetime | None:
+    """Return until when the messages of a queue must not be fetched to decide about its deletion; None: they may be."""
+    return queue.returned_at + FETCH_PAUSE if queue.returned_at and is_fetch_paused(queue.returned_at, now) else None
 
 
 class QueueLoad(NamedTuple):

@@ -347,6 +347,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "upstream": bindings_shown(live.upstream),
             "arguments": _arguments_shown(live),
             "limits": limits if request.user.is_staff else None,
+            "fetch_paused_until": thresholds.fetch_paused_until(queue, timezone.now()),
             "limit_request": limit_requests.open_request(queue) if there else None,
             "may_destroy": request.user.is_staff or not queue.registered,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),

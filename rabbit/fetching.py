@@ -33,6 +33,12 @@ MAX_PREFETCH = 65_535
 
 ACCESS_REFUSED = 403
 
+DELIVERY_COUNT = "x-delivery-count"
+"""The header in which a quorum queue says how often it delivered a message before."""
+
+NACK_IS_NO_DELIVERY = (4, 3)
+"""From this version on, a nack is not counted as a delivery of a quorum queue's messages. Closing the channel is."""
+
 CANCEL_IF_DELETED = {"x-cancel-on-ha-failover": True}
 """Without this argument, RabbitMQ 3 may move the consumer of a classic queue that is deleted and declared again at once
 to the new queue, and not notify it. Other queues, and RabbitMQ 4, refuse the argument."""
@@ -63,9 +69,21 @@ class Fetch:
     ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. Every method may raise a
     ``BrokerError``. Then all fetched messages are requeued, and no other method may be called.
     An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
+    With a ``delivery_limit``, the broker drops a message that was delivered more often. It ``has_exhausted`` messages
+    if one would be dropped when it is returned. ``last_arrival`` is when the last message arrived, in monotonic time.
     """
 
-    def __init__(self, session: Session, name: str, *, queue_type: str, is_auto_delete: bool = False) -> None:
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        *,
+        queue_type: str,
+        is_auto_delete: bool = False,
+        delivery_limit: int | None = None,
+    ) -> None:
+        self.has_exhausted = False
+        self.last_arrival = 0.0
         self.kept = 0
         self.kept_bytes = 0
         self.excess = 0
@@ -75,6 +93,7 @@ class Fetch:
         self._is_classic = queue_type == CLASSIC
         self._is_quorum = queue_type == QUORUM
         self._is_auto_delete = is_auto_delete
+        self.delivery_limit = delivery_limit
         self._is_cancelled = False
         self._consumer = ""
         self._arrived: list[Fetched] = []
@@ -98,6 +117,11 @@ class Fetch:
     def fetched(self) -> int:
         """The number of messages that this channel holds."""
         return self.kept + self.excess
+
+    @property
+    def requeue_counts(self) -> bool:
+        """Whether ``requeue`` counts as a delivery of the fetched messages."""
+        return self.fetched > 0 and self.delivery_limit is not None and self._broker_version < NACK_IS_NO_DELIVERY
 
     def declare_passively(self) -> DeclareOk | None:
         """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
@@ -139,10 +163,9 @@ class Fetch:
     def requeue(self) -> None:
         """Requeue the fetched messages.
 
-        From RabbitMQ 4.3 on, use nack, because closing the channel counts as a delivery of a quorum queue's messages.
-        Before 4.3, close the channel, because that keeps their order.
+        Where a nack is no delivery, use nack. Otherwise close the channel, because that keeps their order.
         """
-        if self._last_tag and self._broker_version >= (4, 3):
+        if self._last_tag and self._broker_version >= NACK_IS_NO_DELIVERY:
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
         self._close()
@@ -226,11 +249,15 @@ class Fetch:
         info = message.delivery_info
         self._last_tag = info["delivery_tag"]
         body = bytes(message.body or b"")  # type: ignore[arg-type]  # py-amqp's body of no bytes is a str
-        if self.kept >= self._bounds.messages or self.kept_bytes + len(body) > self._bounds.bytes:
-            self.excess += 1
-            return
         properties = dict(message.properties)
         headers = properties.pop("application_headers", {})
+        is_exhausted = self._is_exhausted(headers.get(DELIVERY_COUNT))
+        self.has_exhausted |= is_exhausted
+        self.last_arrival = time.monotonic()
+        is_excess = self.kept >= self._bounds.messages or self.kept_bytes + len(body) > self._bounds.bytes
+        if is_excess and not is_exhausted:
+            self.excess += 1
+            return
         self._arrived.append(
             Fetched(
                 body,
@@ -244,6 +271,10 @@ class Fetch:
         self.kept += 1
         self.kept_bytes += len(body)
         self._arrived_bytes += len(body)
+
+    def _is_exhausted(self, deliveries: Any) -> bool:
+        """Return whether the broker drops a message with this delivery count when it is returned."""
+        return self.delivery_limit is not None and type(deliveries) is int and deliveries >= self.delivery_limit
 
     def _batch(self) -> list[Fetched]:
         batch, self._arrived, self._arrived_bytes = self._arrived, [], 0

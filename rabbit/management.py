@@ -444,6 +444,20 @@ class Management:
         shape = {key: str for key in ("name", "vhost") if key in columns}
         return _rows(self._get(*path, params=params), vhost, **shape)
 
+    def find_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[Row]:
+        """Return the first 500 rows of ``list_queues`` that match ``name`` in ``params``.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        path = ("queues",) if vhost is None else ("queues", vhost)
+        answer = self._get(*path, params={**params, "page": "1", "page_size": "500"})
+        page = _object(answer, items=list)
+        rows = [_validated(answer, row, {"name": str, "vhost": str}) for row in page["items"]]
+        for row in rows:
+            _require_vhost(answer, row, row["vhost"] if vhost is None else vhost)
+        return rows
+
     def queue(self, vhost: str, name: str) -> Row:
         """Return one queue. Its lengths lag by seconds, so no decision may rely on them.
 

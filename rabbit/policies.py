@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from rabbit.arguments import QUORUM
+
 DROP_HEAD = "drop-head"
 """The broker's default for a full queue: it drops the oldest messages. Every other value rejects new ones."""
 
@@ -56,6 +58,26 @@ def limit_of(
         arguments if isinstance(arguments, dict) else {},
         *(effective(of, row["name"], str(row.get("type"))) for of in (policies, operator_policies)),
     )
+
+
+DELIVERY_LIMIT = "delivery-limit"
+DEFAULT_DELIVERY_LIMIT = 20
+"""RabbitMQ's from 4.0 on. Earlier ones have none, but a message may outlive an upgrade."""
+
+
+def delivery_limit(
+    row: Mapping[str, Any], policies: Iterable[BrokerPolicy], operator_policies: Iterable[BrokerPolicy]
+) -> int | None:
+    """Return how often the messages of a listed quorum queue may be returned; None: without limit. See ``limit_of``."""
+    arguments = row.get("arguments")
+    numbers = [
+        arguments.get(f"x-{DELIVERY_LIMIT}") if isinstance(arguments, dict) else None,
+        *(effective(of, row["name"], QUORUM).get(DELIVERY_LIMIT) for of in (policies, operator_policies)),
+    ]
+    limits = [number for number in numbers if type(number) is int]
+    if not limits:
+        return DEFAULT_DELIVERY_LIMIT
+    return min((limit for limit in limits if limit >= 0), default=None)
 
 
 def effective(policies: Iterable[BrokerPolicy], name: str, type_: str) -> Mapping[str, Any]:

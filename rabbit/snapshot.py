@@ -1,5 +1,6 @@
 """A list of the broker's queues at one moment, and how far to trust it."""
 
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -193,6 +194,17 @@ def list_names(
         for rows in given:
             listed += [ListedName(row["vhost"], row["name"], _type(row), _is_exclusive(row)) for row in rows]
     return listed, unlisted
+
+
+def find(management: Management, vhost: str, name: str) -> ListedQueue | None:
+    """Return one queue from the cheapest list, filtered by its name; None: it is not listed. See ``TOTALS``.
+
+    The broker ignores the filter without ``page``. Its regular expressions ignore case, so others may match, too.
+    """
+    pattern = re.escape(name).replace("\0", r"\x00")
+    filters = {"name": f"^{pattern}$", "use_regex": "true"}
+    rows = management.find_queues(_vhosts_to_request([vhost])[0], {**TOTALS, "columns": COLUMNS, **filters})
+    return next((parse_row(row) for row in rows if (row["vhost"], row["name"]) == (vhost, name)), None)
 
 
 def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:
