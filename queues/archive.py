@@ -194,7 +194,8 @@ class _Attempt:
             self.result.dropped += self.fetch.kept
             _record_failure(self.target, self.result)
             self._keep_earlier()
-        self._row.update(**NO_ATTEMPTS)
+        if self.attempts_before:
+            self._row.update(**NO_ATTEMPTS)
         return confirm(self.result)
 
     def call_off(self) -> None:
