@@ -50,7 +50,7 @@ from tests.fixtures import (  # noqa: F401
 )  # fmt: skip
 from tests.plugin import VAR
 from tests.proxy import Proxy
-from tests.served import served  # noqa: F401
+from tests.served import database_url, served  # noqa: F401
 from tests.toolbox import store_strictest_settings
 from tools.mail import MailCatcher
 from tools.rabbitmq import SERIES, PrivateNode, stomp_url_of
@@ -367,14 +367,9 @@ def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -
 @pytest.fixture
 def environment(guarded: str, broker: Broker) -> dict[str, str]:
     """Return an environment with the settings, database and broker of this test, for another process."""
-    database = connection.settings_dict
-    if connection.vendor == "sqlite":
-        url = f"sqlite:///{database['NAME']}"
-    else:
-        url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
     return {
         **os.environ,
-        "DATABASE_URL": url,
+        "DATABASE_URL": database_url(),
         "RABBITMQ_MANAGEMENT_URL": broker.management_url,
         "RABBIT_URL": broker.amqp_url,
         "GUARDIAN_VHOSTS": guarded,

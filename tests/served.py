@@ -9,26 +9,29 @@ from contextlib import contextmanager
 from http.client import HTTPResponse
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
 from tests.plugin import ROOT
 from tests.toolbox import wait_until
 from tools.processes import end, free_port, port_answers, spawn
 
 
+def database_url(alias: str = "default") -> str:
+    """Return a database's address for DATABASE_URL."""
+    database = connections.settings[alias]
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{database['NAME']}"
+    return "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
+
+
 @contextmanager
 def serving(application: str = "guardian_site.wsgi", threads: int = 8, **settings: str) -> Iterator[int]:
     """Serve Guardian with the command of the Procfile on the test's database, and give the port."""
-    database = connection.settings_dict
-    url = f"sqlite:///{database['NAME']}"
-    if connection.vendor == "postgresql":
-        where = f"{database['USER']}:{database['PASSWORD']}@{database['HOST']}:{database['PORT']}"
-        url = f"postgres://{where}/{database['NAME']}"
     port = free_port()
     command = [sys.executable, "-m", "gunicorn", application, "--bind", f"127.0.0.1:{port}"]
     process = spawn(
         [*command, "--worker-class", "gthread", "--threads", str(threads), "--no-control-socket"],
-        environment={**os.environ, "DATABASE_URL": url, **settings},
+        environment={**os.environ, "DATABASE_URL": database_url(), **settings},
         directory=ROOT,
         output=subprocess.DEVNULL,
     )

@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import pytest
 from django.apps import apps
+from django.core.management import call_command
 from django.db import connection, connections
 from django.utils import timezone
 
-from accounts.models import AuthToken, PulseUser
+from accounts.models import AuthToken, Owner, PulseUser
 from accounts.pulse_users import create_pulse_user
 from agents import registration
 from agents.models import EventSubscription, SubscriptionQueue
@@ -24,32 +25,37 @@ from queues import monitor
 from queues.models import Queue
 from tests.agents import RegisteredAgent, backdate_registrations
 from tests.conftest import Amqp
+from tests.served import database_url
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
-from tests.test_migrations import contents, create_row, guardian_models
+from tests.test_migrations import FIRST, contents, create_row, empty_database, guardian_models, migrate  # noqa: F401
 from tests.toolbox import wait_until
 from tools import invariants
 from tools.postgresql import binaries
 
-LOOKS = [
-    line.removeprefix(MANAGE).split()
-    for line in shell_lines("operators.md", "4. **Before workers and beat start**", "5. Start the rest")
-]
+
+def commands(begin, end):
+    """Return the commands of manage.py between these two texts."""
+    return [line.removeprefix(MANAGE).split() for line in shell_lines("operators.md", begin, end)]
+
+
+LOOKS = commands("4. **Before workers and beat start**", "5. Start the rest")
+BRING_UP_TO_DATE = commands("3. Bring it up to date", "4. **Before workers and beat start**")
 
 
 class Backup:
-    """The documented commands, with this session's database in place of Guardian's."""
+    """The documented commands, with a database of this session in place of Guardian's."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, alias="default"):
         self.options = {"cwd": directory}
         if connection.vendor == "postgresql":
-            from tests.plugin import cluster
-
-            url = cluster.database_url(connection.settings_dict["NAME"])
-            self.options["env"] = {"DATABASE_URL": url, "PATH": f"{binaries()}:{os.environ['PATH']}"}
-            self._make, *self._restore = BACKUP_OF_POSTGRESQL
+            self.options["env"] = {
+                "DATABASE_URL": database_url(alias),
+                "PATH": f"{binaries()}:{os.environ['PATH']}",
+            }
+            self._make, *self.restoring = BACKUP_OF_POSTGRESQL
         else:
-            path = str(connection.settings_dict["NAME"])
-            self._make, *self._restore = [line.replace("var/guardian.sqlite3", path) for line in BACKUP_OF_SQLITE]
+            path = str(connections.settings[alias]["NAME"])
+            self._make, *self.restoring = [line.replace("var/guardian.sqlite3", path) for line in BACKUP_OF_SQLITE]
 
     def make(self):
         """Back up while Guardian runs: its connections stay open."""
@@ -58,7 +64,7 @@ class Backup:
     def restore(self):
         """Restore once everything is stopped."""
         connections.close_all()
-        for line in self._restore:
+        for line in self.restoring:
             shell(line, **self.options)
 
 
@@ -100,6 +106,42 @@ def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
     assert contents(apps, "default") == before
     for model in guardian_models(apps):  # new rows can be written as before
         create_row(model, "default", created)
+
+
+def test_a_backup_of_the_first_migrations_is_restored_after_an_upgrade(empty_database, tmp_path):  # noqa: F811
+    alias = empty_database
+    old = migrate(alias, FIRST).project_state(FIRST).apps
+    created = []
+    for model in guardian_models(old):
+        create_row(model, alias, created)
+    before = contents(old, alias)
+    backup = Backup(tmp_path, alias)
+    backup.make()
+    call_command("migrate", database=alias, verbosity=0)
+    for model in guardian_models(apps):
+        create_row(model, alias, created)
+    backup.restore()
+    assert contents(old, alias) == before
+    for command in BRING_UP_TO_DATE:
+        call_command(*command, database=alias, verbosity=0)
+    after = contents(apps, alias)
+    assert {label: len(after[label]) for label in before} == {label: len(rows) for label, rows in before.items()}
+    for model in guardian_models(apps):
+        create_row(model, alias, created)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="a copy of a file")
+def test_a_restore_that_fails_changes_nothing(backup, alice, tmp_path):
+    backup.make()
+    Owner.objects.create_user("since@example.org")
+    connections.close_all()
+    write_sql, run_sql = backup.restoring
+    shell(write_sql, **backup.options)
+    with (tmp_path / "guardian.sql").open("a") as statements:
+        statements.write("SELECT 1 / 0;")
+    with pytest.raises(AssertionError, match="division by zero"):
+        shell(run_sql, **backup.options)
+    assert Owner.objects.filter(email="since@example.org").exists()
 
 
 def test_a_backup_of_sqlite_during_writes_can_be_restored(tmp_path):

@@ -324,7 +324,7 @@ def shell_lines(document: str, begin: str, end: str) -> list[str]:
 
 
 BACKUP = shell_lines("operators.md", "SQLite, while Guardian runs", "3. Bring it up to date")
-BACKUP_OF_POSTGRESQL = [line for line in BACKUP if line.startswith("pg_")]
+BACKUP_OF_POSTGRESQL = [line for line in BACKUP if line.startswith(("pg_", "psql "))]
 BACKUP_OF_SQLITE = [line for line in BACKUP if line not in BACKUP_OF_POSTGRESQL]
 
 

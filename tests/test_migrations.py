@@ -7,6 +7,7 @@ migration that drops it is listed in ``CONTRACTS`` with the reason why no runnin
 import datetime
 import uuid
 
+import httpx
 import pytest
 from django.apps import apps
 from django.contrib.postgres.operations import AddIndexConcurrently
@@ -17,8 +18,11 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ModelState, ProjectState
+from knox.crypto import create_token_string, hash_token
 
 from core.checks import is_older_than_version_1
+from guardian_site import api_urls
+from tests.served import database_url, serving
 
 BASELINE = [
     ("core", "0001_version_1"), ("accounts", "0002_plain_names"), ("notifications", "0001_version_1"),
@@ -28,6 +32,9 @@ BASELINE = [
 """The newest migrations of the first release with rolling upgrades; None for an app that it did not have."""
 
 EXISTING = [(app, name) for app, name in BASELINE if name is not None]
+
+FIRST = [key for key in MigrationLoader(None).graph.root_nodes() if key[0] in dict(BASELINE)]
+"""The first migration of each app."""
 
 CONTRACTS = {
     "queues.0013_fetch_attempts": "the column that it removes from the model stays, with a default of the database",
@@ -171,7 +178,7 @@ def test_an_operation_that_is_safe_for_the_old_code_is_accepted(operation, state
 
 
 @pytest.fixture
-def empty_database(tmp_path, django_db_blocker):
+def empty_database(tmp_path, transactional_db, django_db_blocker):
     """Create an empty database of the session's vendor and give its alias."""
     name = f"rolling_{uuid.uuid4().hex[:12]}"
     with django_db_blocker.unblock():
@@ -274,6 +281,65 @@ def test_the_old_code_works_before_and_after_migrating_and_back(empty_database):
     assert not [
         table for table in left for app in dict(BASELINE).keys() - dict(EXISTING) if table.startswith(f"{app}_")
     ]
+
+
+LISTS = [
+    str(pattern.pattern) for pattern in api_urls.urlpatterns
+    if getattr(pattern.callback, "actions", {}).get("get") == "list" and "<" not in str(pattern.pattern)
+]  # fmt: skip
+
+
+@pytest.fixture
+def upgraded(empty_database, environment, agents):
+    """Serve Guardian on a database of the first migrations that was upgraded.
+
+    Give a client with the token of each of four people, and the UUID of their offering.
+    """
+    old = migrate(empty_database, FIRST).project_state(FIRST).apps
+
+    def create(model, **values):
+        return old.get_model(model)._base_manager.using(empty_database).create(**values)
+
+    offering = create("agents.Offering", name="Cluster")
+    keys = {}
+    for name in ("owner", "operator", "publisher", "agent"):
+        keys[name] = create_token_string()
+        values = {"vouched": True, "is_staff": name == "operator", "last_login": MOMENT}
+        person = create("accounts.Owner", email=f"{name}@example.org", **values)
+        create("accounts.AuthToken", digest=hash_token(keys[name]), token_key=keys[name][:15], user=person)
+        offering.members.add(person)
+        if name == "publisher":
+            offering.publishers.add(person)
+    call_command("migrate", database=empty_database, verbosity=0)
+    with serving(**{**environment, "DATABASE_URL": database_url(empty_database)}) as port:
+        yield (
+            {
+                name: httpx.Client(
+                    base_url=f"http://127.0.0.1:{port}/api/",
+                    headers={"Authorization": f"Token {key}"},
+                    timeout=60,
+                    trust_env=False,
+                )
+                for name, key in keys.items()
+            },
+            offering.uuid.hex,
+        )
+
+
+def test_tokens_from_before_scopes_keep_their_rights(upgraded):
+    clients, offering = upgraded
+    refused = {(name, path) for path in LISTS for name, one in clients.items() if one.get(path).status_code != 200}
+    for_operators = {(name, "owners/") for name in clients if name != "operator"}
+    assert refused == for_operators | {(name, "tokens/") for name in clients}
+
+    identity = clients["agent"].post("agent-identities/", json={"offering": offering, "name": "cellar"}).json()
+    registered = clients["agent"].post(f"agent-identities/{identity['uuid']}/register_queue/", json={})
+    assert registered.status_code == 201
+    event = {"object_type": "order", "payload": {}}
+    published = clients["publisher"].post(f"offerings/{offering}/events/", json=event)
+    assert published.json()["delivered"] == 1
+    assert clients["owner"].patch("settings/", json={"weekly_summary": True}).status_code == 200
+    assert clients["operator"].post("owners/vouch/", json={"email": "owner@example.org"}).status_code == 204
 
 
 @pytest.mark.django_db(transaction=True)
