@@ -77,7 +77,7 @@ soak: setup postgresql cassandra machines
 else
 soak: setup $(FOR_TESTS) machines
 	@$(CHAOS) $(if $(CLUSTER),--cluster)
-	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
+	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/queues/test_fuzz.py
 	$(PYTHON) -m pytest $(IN_PARALLEL) -m soak
 endif
 

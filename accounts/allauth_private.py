@@ -1,6 +1,6 @@
 """The only use of django-allauth's private API: ``allauth.*.internal`` and names that begin with ``_``.
 
-allauth may change it in any release. ``tests/test_allauth_private.py`` fails when it does.
+allauth may change it in any release. ``tests/accounts/test_allauth_private.py`` fails when it does.
 """
 
 import ipaddress

@@ -2,7 +2,8 @@
 
 Each fact has one rule, and all limits are here. (When the list of queues calls itself late is in ``queues/views.py``.)
 ``facts.py`` measures the values; the front page, ``doctor`` and ``/readyz`` judge them by these rules. ``/metrics``
-exports the values, and the alerts in ``deploy/prometheus`` have the same limits, which ``tests/test_rules.py`` checks.
+exports the values, and the alerts in ``deploy/prometheus`` have the same limits: ``tests/status/test_rules.py`` checks
+them.
 """
 
 import math

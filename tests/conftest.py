@@ -24,8 +24,8 @@ from django.test import TransactionTestCase
 from rabbit.amqp import Session
 from rabbit.management import Management
 from status import probes
-from tests.agents import agent, agents, reader  # noqa: F401
-from tests.cassandra_node import (  # noqa: F401
+from tests.support.agents import agent, agents, reader  # noqa: F401
+from tests.support.cassandra_node import (  # noqa: F401
     cassandra_hosts,
     cassandra_settings,
     cassandra_store,
@@ -33,8 +33,8 @@ from tests.cassandra_node import (  # noqa: F401
     pytest_unconfigure,
     pytest_xdist_node_collection_finished,
 )
-from tests.chromium import browser, other_hosts, page  # noqa: F401
-from tests.fixtures import (  # noqa: F401
+from tests.support.chromium import browser, other_hosts, page  # noqa: F401
+from tests.support.fixtures import (  # noqa: F401
     account,
     admin,
     alice,
@@ -48,10 +48,10 @@ from tests.fixtures import (  # noqa: F401
     private_channels,
     webhook,
 )  # fmt: skip
-from tests.plugin import VAR
-from tests.proxy import Proxy
-from tests.served import database_url, served  # noqa: F401
-from tests.toolbox import store_strictest_settings
+from tests.support.plugin import VAR
+from tests.support.proxy import Proxy
+from tests.support.served import database_url, served  # noqa: F401
+from tests.support.toolbox import store_strictest_settings
 from tools.mail import MailCatcher
 from tools.rabbitmq import SERIES, PrivateNode, stomp_url_of
 

@@ -1,0 +1,729 @@
+"""``import_pulseguardian``: from PulseGuardian's databases to owners, accounts and flags."""
+
+import hashlib
+import io
+import json
+import sqlite3
+import uuid
+from importlib import import_module
+from pathlib import Path
+
+import psycopg2
+import pytest
+from allauth.account.models import EmailAddress
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from psycopg2 import sql
+
+from accounts import adoption, pulseguardian, vouching
+from accounts.adoption import PlanOutdated
+from accounts.models import AuditEntry, Owner, PulseUser, Vouching
+from accounts.ownership import find_owners
+from accounts.pulseguardian import SourceError
+from core import locks
+from core.leases import lease
+from notifications.models import Notification
+from queues import unbounded
+from queues.models import Queue, QueueEvent
+from queues.monitor import LEASE, run_pass
+from rabbit.permissions import FULL_ACCESS, Permissions
+from tests.conftest import Amqp
+from tests.site.test_commands import run
+from tests.support.proxy import Proxy
+from tests.support.toolbox import Killed, queue_names
+from tools.benchmarks.passes import counted_requests
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+# The tables of the last version.
+TABLES = [
+    "CREATE TABLE users (id INTEGER NOT NULL PRIMARY KEY, email VARCHAR(255) UNIQUE, admin BOOLEAN)",
+    "CREATE TABLE pulse_users (id INTEGER NOT NULL PRIMARY KEY, username VARCHAR(255) UNIQUE)",
+    "CREATE TABLE pulse_user_owners (users_id INTEGER REFERENCES users (id),"
+    " pulse_users_id INTEGER REFERENCES pulse_users (id))",
+    "CREATE TABLE queues (name VARCHAR(255) NOT NULL PRIMARY KEY, owner_id INTEGER REFERENCES pulse_users (id),"
+    " size INTEGER, unbounded BOOLEAN, warned BOOLEAN, durable BOOLEAN NOT NULL)",
+    "CREATE TABLE bindings (id INTEGER NOT NULL PRIMARY KEY, exchange VARCHAR(255), routing_key VARCHAR(255),"
+    " queue_name VARCHAR(255) REFERENCES queues (name))",
+]
+
+
+class Source:
+    """A PulseGuardian database, on SQLite or on the server of Guardian's own."""
+
+    def __init__(self, url, opened):
+        self.url, self._opened = url, opened
+        self._mark = "?" if url.startswith("sqlite") else "%s"
+
+    def run(self, statement, *values):
+        cursor = self._opened.cursor()
+        cursor.execute(statement.replace("?", self._mark), values)
+        self._opened.commit()
+
+    def make(self, tables=TABLES):
+        for table in tables:
+            self.run(table)
+
+    def person(self, number, email, admin=False):
+        self.run("INSERT INTO users (id, email, admin) VALUES (?, ?, ?)", number, email, admin)
+
+    def account(self, number, username, *owners):
+        self.run("INSERT INTO pulse_users (id, username) VALUES (?, ?)", number, username)
+        for owner in owners:
+            self.run("INSERT INTO pulse_user_owners (users_id, pulse_users_id) VALUES (?, ?)", owner, number)
+
+    def queue(self, name, flag=False):
+        self.run(
+            "INSERT INTO queues (name, size, unbounded, warned, durable) VALUES (?, 3, ?, ?, ?)",
+            name, flag, False, True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def empty_source(tmp_path):
+    """Return an empty database of the same kind as Guardian's own."""
+    if connection.vendor == "sqlite":
+        opened = sqlite3.connect(tmp_path / "pulse guardian.db")
+        yield Source(f"sqlite:///{tmp_path}/pulse guardian.db", opened)
+        opened.close()
+        return
+    server = connection.settings_dict
+    name = f"pulseguardian_{uuid.uuid4().hex[:8]}"
+    reach = {"host": server["HOST"], "port": server["PORT"], "user": server["USER"], "password": server["PASSWORD"]}
+    administering = psycopg2.connect(**reach, dbname=server["NAME"])
+    administering.autocommit = True
+    administering.cursor().execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    opened = psycopg2.connect(**reach, dbname=name)
+    yield Source("postgresql://{user}:{password}@{host}:{port}/".format(**reach) + name, opened)
+    opened.close()
+    administering.cursor().execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+    administering.close()
+
+
+@pytest.fixture
+def source(empty_source):
+    empty_source.make()
+    return empty_source
+
+
+@pytest.fixture
+def create_account(management, guarded):
+    """Return a function that creates an account like PulseGuardian, with a unique name."""
+    created = []
+
+    def make(stem, tags=(), granted=None):
+        name = f"{stem}{uuid.uuid4().hex[:8]}"
+        own = f"^(queue/{name}/.*|exchange/{name}/.*)"
+        management.put_user(name, "secret1", tags)
+        usual = Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)")
+        management.set_permissions(guarded, name, granted or usual)
+        created.append(name)
+        return name
+
+    yield make
+    for name in created:
+        management.delete_user(name)
+
+
+@pytest.fixture
+def usernames(source, create_account):
+    """Return the names of two accounts: the first Alice's and O'Brien's, the second Alice's alone."""
+    source.person(1, "alice@example.org", admin=True)
+    source.person(2, "o'brien@example.org")
+    source.person(3, "carol@example.org")
+    names = create_account("builds"), create_account("tests")
+    source.account(1, names[0], 1, 2)
+    source.account(2, names[1], 1)
+    source.queue(f"queue/{names[0]}/archive", flag=True)
+    source.queue(f'queue/{names[0]}/it\'s "quoted"', flag=True)
+    source.queue(f"queue/{names[0]}/jobs")
+    return names
+
+
+def run_import(url, *options):
+    """Run the command in this process and return its JSON report."""
+    out = io.StringIO()
+    call_command("import_pulseguardian", url, "--json", *options, stdout=out)
+    return json.loads(out.getvalue())
+
+
+def refusal(url, *options):
+    """Return the error of the command."""
+    with pytest.raises(CommandError) as error:
+        run_import(url, *options)
+    assert error.value.returncode == 1
+    return str(error.value)
+
+
+def steps_done(report):
+    return {(step["what"], step["name"]): step["do"] for step in report["steps"]}
+
+
+def notes(report):
+    return {step["name"]: " ".join(step["notes"]) for step in report["steps"]}
+
+
+def owners_by_account():
+    return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
+
+
+def all_rows():
+    """Return all rows that the import may change."""
+    models = (Owner, PulseUser, PulseUser.owners.through, Vouching, EmailAddress, Queue, QueueEvent, Notification)
+    return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
+
+
+def test_without_apply_the_import_only_shows_what_it_would_do(usernames, source, environment):
+    before = all_rows()
+    code, out, err = run(environment, "import_pulseguardian", source.url)
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == (
+        "owner create alice@example.org An administrator in PulseGuardian; becomes an operator with --operators."
+    )
+    assert "owner create o'brien@example.org" in lines
+    assert f"account adopt {usernames[0]} alice@example.org, o'brien@example.org" in lines
+    assert f"account adopt {usernames[1]} alice@example.org" in lines
+    assert any(line.startswith(f'queue make unbounded queue/{usernames[0]}/it\'s "quoted" in test-') for line in lines)
+    assert lines[-4:] == [
+        "3 owners: create", "2 accounts: adopt", "2 queues: make unbounded", "Nothing was changed; --apply does it.",
+    ]  # fmt: skip
+    assert all_rows() == before
+    code, out, err = run(environment, "import_pulseguardian", "--apply", PULSEGUARDIAN_DATABASE_URL=source.url)
+    assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
+    assert len(owners_by_account()) == 2
+
+
+def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
+    usernames, source, broker, guarded, management
+):
+    address = broker.amqp_url.rpartition("@")[2]
+    connected = Amqp(f"amqp://{usernames[0]}:secret1@{address}", guarded)
+    before = management.users(), management.all_permissions()
+    report = run_import(source.url, "--apply")
+    assert report["applied"] is True
+    assert owners_by_account() == {
+        usernames[0]: ["alice@example.org", "o'brien@example.org"],
+        usernames[1]: ["alice@example.org"],
+    }
+    assert all(PulseUser.objects.values_list("ready", flat=True))
+    assert (management.users(), management.all_permissions()) == before
+    connected.queue(f"queue/{usernames[0]}/still")  # its connection, password and permissions still work
+    connected.connection.close()
+    for owner in Owner.objects.all():
+        assert (owner.vouched, owner.is_staff, owner.has_usable_password()) == (True, False, False)
+        assert owner.vouchings.get().reason == pulseguardian.REASON
+    assert find_owners(["carol@example.org"]) == [Owner.objects.get(email="carol@example.org")]
+    assert not Notification.objects.exists()
+    entries = {entry.event: entry.additional_data for entry in AuditEntry.objects.all()}
+    assert entries["imported owners"]["owners"] == ["alice@example.org", "o'brien@example.org", "carol@example.org"]
+    assert entries["adopted"]["accounts"][1] == f"{usernames[1]}: alice@example.org"
+    assert len(entries["made unbounded"]["queues"]) == 2
+
+
+def test_a_second_import_has_nothing_to_do(usernames, source):
+    run_import(source.url, "--apply")
+    before = all_rows()
+    report = run_import(source.url, "--apply")
+    assert report["applied"] is False
+    assert set(steps_done(report).values()) == {"there already"}
+    assert all_rows() == before
+
+
+def test_an_import_keeps_changes_made_here_since(usernames, source):
+    run_import(source.url, "--apply")
+    alice, brien = (Owner.objects.get(email=email) for email in ("alice@example.org", "o'brien@example.org"))
+    account = PulseUser.objects.get(username=usernames[1])
+    account.owners.set([brien])
+    vouching.unvouch(alice, None)
+    report = run_import(source.url, "--apply")
+    assert report["applied"] is False
+    assert steps_done(report)["owner", "alice@example.org"] == "left out"
+    assert notes(report)[usernames[1]] == "It keeps its current owners."
+    assert list(account.owners.all()) == [brien]
+    alice.refresh_from_db()
+    assert not alice.vouched
+
+
+def test_the_first_pass_keeps_an_imported_unbounded_queue(usernames, source, amqp, management, guarded):
+    archive, jobs = f"queue/{usernames[0]}/archive", f"queue/{usernames[0]}/jobs"
+    amqp.queue(archive, 12)
+    amqp.queue(jobs, 12)
+    run_import(source.url, "--apply")
+    report = run_pass()
+    assert (report.deleted, report.warned, report.errors) == (1, 1, [])
+    assert queue_names(management, guarded) == {archive}
+    queue = Queue.objects.get(name=archive)
+    assert (queue.state, queue.unbounded, queue.length) == ("warned", True, 12)
+    assert queue.pulse_user.username == usernames[0]
+
+
+def test_a_stored_queue_keeps_its_row_and_records_the_import(usernames, source, amqp, client):
+    amqp.queue(f"queue/{usernames[0]}/archive", 6)
+    run_pass()
+    queue = Queue.objects.get()
+    assert steps_done(run_import(source.url, "--apply"))["queue", queue.name] == "make unbounded"
+    queue.refresh_from_db()
+    assert (queue.state, queue.unbounded) == ("warned", True)
+    event = queue.events.get(kind="adjusted")
+    assert (event.details["before"]["unbounded"], event.details["after"]["unbounded"]) == (False, True)
+    client.force_login(Owner.objects.create_superuser("ops@example.org"))
+    assert "the command import_pulseguardian" in client.get(f"/queues/{queue.uuid}/").text
+
+
+def test_an_unbounded_flag_applies_in_every_vhost(usernames, source, amqp, broker, guarded, management):
+    other = f"test-{uuid.uuid4().hex[:12]}"
+    name = f"queue/{usernames[0]}/archive"
+    management.create_vhost(other)
+    try:
+        amqp.queue(name)
+        elsewhere = Amqp(broker.amqp_url, other)
+        elsewhere.queue(name)
+        elsewhere.connection.close()
+        run_import(source.url, "--apply")
+    finally:
+        management.delete_vhost(other)
+    rows = Queue.objects.filter(name=name).values_list("vhost", "unbounded")
+    assert sorted(rows) == sorted([(guarded, True), (other, True)])
+
+
+def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded, management):
+    administrator = create_account("root", tags=["administrator"])
+    withdrawn, closed = Owner.objects.create_user("w@example.org", vouched=True), "closed@example.org"
+    vouching.unvouch(withdrawn, None)
+    Owner.objects.create_user(closed, vouched=True, is_active=False)
+    people = [
+        "alice@example.org", "ALICE@example.org", " Alice@Example.org", "no address", "", None, "w@example.org", closed,
+    ]  # fmt: skip
+    for number, email in enumerate(people):
+        if email is None or connection.vendor == "sqlite" or email == email.strip():
+            source.person(number, email)
+    fine = create_account("fine")
+    agents = "a" * 32
+    management.put_user(agents, None)
+    names = [fine, administrator, "not-there", "1st", "it's", 'quoted"', "two\nlines", "", agents, "nobodys"]
+    for number, name in enumerate(names):
+        owners = {fine: (0, 1, 6, 7), "nobodys": ()}.get(name, (0,))
+        source.account(number, name, *owners)
+    of_others, nobodys = create_account("others"), create_account("nobodys")
+    source.account(100, of_others, 6, 7)
+    source.account(101, nobodys)
+    source.queue("x" * 255, flag=True)
+    try:
+        report = run_import(source.url, "--apply")
+    finally:
+        management.delete_user(agents)
+    notes_of = notes(report)
+    assert owners_by_account() == {fine: ["alice@example.org"]}
+    assert {name for name, emails in owners_by_account().items()} == {fine}
+    assert "the same address as alice@example.org" in notes_of["ALICE@example.org"]
+    assert "not a valid e-mail address" in notes_of["no address"]
+    assert "withdrawn here" in notes_of["w@example.org"]
+    assert "deactivated here" in notes_of[closed].lower()
+    assert notes_of[fine] == "w@example.org can't own it. closed@example.org can't own it."
+    assert "administrator of the broker" in notes_of[administrator]
+    assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such account."
+    assert "must start with a letter" in notes_of["1st"]
+    assert "character" in notes_of["it's"]
+    assert "character" in notes_of['quoted"']
+    assert "character '\\n'" in notes_of["two\nlines"]
+    assert "agent's login" in notes_of[agents]
+    assert notes_of[of_others].endswith("It would have no owner.")
+    assert notes_of[nobodys] == "It would have no owner."
+    assert set(Owner.objects.values_list("email", flat=True)) == {"alice@example.org", "w@example.org", closed}
+    assert Queue.objects.get().name == "x" * 255
+
+
+def test_an_owner_who_signed_in_already_gets_access_and_a_notification(source, mailbox):
+    Owner.objects.create_user("alice@example.org", last_login=timezone.now())
+    source.person(1, "Alice@example.org")
+    assert steps_done(run_import(source.url, "--apply")) == {("owner", "alice@example.org"): "approve access"}
+    assert Owner.objects.get().vouched
+    assert Notification.objects.get().kind == "vouched"
+
+
+def test_administrators_become_operators_only_with_the_option(source):
+    Owner.objects.create_user("old@example.org", vouched=True)
+    source.person(1, "new@example.org", admin=True)
+    source.person(2, "old@example.org", admin=True)
+    source.person(3, "carol@example.org", admin=None)
+    run_import(source.url, "--apply")
+    assert not Owner.objects.filter(is_staff=True).exists()
+    Owner.objects.get(email="new@example.org").delete()
+    report = run_import(source.url, "--apply", "--operators")
+    assert steps_done(report) == {
+        ("owner", "new@example.org"): "create as operator", ("owner", "old@example.org"): "make operator",
+        ("owner", "carol@example.org"): "there already",
+    }  # fmt: skip
+    operators = Owner.objects.filter(is_staff=True, is_superuser=True, vouched=True)
+    assert set(operators.values_list("email", flat=True)) == {"new@example.org", "old@example.org"}
+    assert run_import(source.url, "--operators")["applied"] is False
+
+
+def test_permissions_that_differ_from_guardians_are_reported(source, create_account, management, guarded):
+    source.person(1, "alice@example.org")
+    escaped = create_account("with_a.dash-")  # older Pythons escape every special character
+    own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
+    write = f"^(queue/{own}/.*|exchange/{own}/.*)"
+    management.set_permissions(guarded, escaped, Permissions(write, write, f"^(queue/{own}/.*|exchange/.*)"))
+    everything, elsewhere, nothing = (
+        create_account("all", granted=FULL_ACCESS),
+        create_account("two"),
+        create_account("none"),
+    )
+    dots = create_account("dots.")
+    management.set_permissions("/", elsewhere, Permissions("", "", ".*"))
+    management.delete_permissions(guarded, nothing)
+    for number, name in enumerate([escaped, everything, elsewhere, nothing, dots]):
+        source.account(number, name, 1)
+    notes_of = notes(run_import(source.url))
+    assert notes_of[escaped] == ""
+    assert "It can create and delete all queues and exchanges, of all owners." in notes_of[everything]
+    assert notes_of[elsewhere] == "It also has permissions on the vhost '/'."
+    assert notes_of[nothing] == f"It has no permissions on the vhost '{guarded}'."
+    assert "match the pattern" in notes_of[dots]  # its dot stands for any character
+
+
+def test_an_account_listed_twice_is_adopted_once(create_account):
+    Owner.objects.create_user("alice@example.org", vouched=True)
+    wanted = adoption.Ownership(create_account("builds"), ("alice@example.org",))
+    steps = adoption.plan([wanted, wanted], {"alice@example.org"})
+    assert [step.do for step in steps] == ["adopt", "left out"]
+    adoption.adopt(steps, notify=False)
+    assert owners_by_account() == {wanted.username: ["alice@example.org"]}
+
+
+# Other versions
+
+
+def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_source, create_account):
+    empty_source.make(
+        [
+            TABLES[0],
+            "CREATE TABLE pulse_users (id INTEGER NOT NULL PRIMARY KEY, owner_id INTEGER REFERENCES users (id),"
+            " username VARCHAR(255) UNIQUE)",
+            "CREATE TABLE queues (name VARCHAR(255) NOT NULL PRIMARY KEY, owner_id INTEGER, size INTEGER,"
+            " warned BOOLEAN)",
+        ]
+    )
+    name, nobodys = create_account("builds"), create_account("free")
+    empty_source.person(1, "alice@example.org")
+    empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (1, 1, ?)", name)
+    empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (2, NULL, ?)", nobodys)
+    out = io.StringIO()
+    call_command("import_pulseguardian", empty_source.url, "--apply", stdout=out)
+    assert owners_by_account() == {name: ["alice@example.org"]}
+    assert "This version of PulseGuardian has no unbounded queues." in out.getvalue()
+
+
+def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, create_account):
+    empty_source.make(
+        [
+            "CREATE TABLE emails (id INTEGER NOT NULL PRIMARY KEY, address VARCHAR(255) NOT NULL UNIQUE)",
+            "CREATE TABLE users (id INTEGER NOT NULL PRIMARY KEY, email_id INTEGER REFERENCES emails (id),"
+            " admin BOOLEAN)",
+            *TABLES[1:],
+        ]
+    )
+    name = create_account("builds")
+    empty_source.run("INSERT INTO emails (id, address) VALUES (7, 'alice@example.org')")
+    empty_source.run("INSERT INTO users (id, email_id) VALUES (1, 7)")
+    empty_source.account(1, name, 1)
+    run_import(empty_source.url, "--apply")
+    assert owners_by_account() == {name: ["alice@example.org"]}
+
+
+@pytest.mark.parametrize(
+    ("tables", "lacks"),
+    [
+        ([], "the table users, the table pulse_users, the table queues"),
+        ([TABLES[0], TABLES[3].replace("REFERENCES pulse_users (id)", "")], "the table pulse_users"),
+        ([TABLES[0].replace("admin BOOLEAN", "role INTEGER"), *TABLES[1:]], "the column users.admin"),
+        ([*TABLES[:2], TABLES[3]], "the column pulse_users.owner_id"),
+        ([TABLES[0].replace("email ", "mail "), *TABLES[1:]], "the column users.email"),
+    ],
+)
+def test_another_database_is_refused_with_what_it_lacks(empty_source, tables, lacks):
+    empty_source.make(tables)
+    assert refusal(empty_source.url).endswith(f"it lacks {lacks}.")
+
+
+@pytest.mark.parametrize(("yes", "no"), [("t", "f"), ("true", "False"), ("1", "0"), (True, None), (1, "")])
+def test_boolean_texts_of_copied_databases_are_read(empty_source, yes, no):
+    empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
+    for number, flag in enumerate((yes, no)):
+        flag = flag if flag is None else str(flag)
+        empty_source.person(number, f"p{number}@example.org", admin=flag)
+        empty_source.run(
+            "INSERT INTO queues (name, unbounded, durable) VALUES (?, ?, 't')", f"queue/builds/{number}", flag
+        )
+    found = pulseguardian.read(empty_source.url)
+    assert [person.admin for person in found.people] == [True, False]
+    assert found.unbounded == ["queue/builds/0"]
+
+
+@pytest.mark.parametrize("column", ["users.admin", "queues.unbounded"])
+def test_an_invalid_boolean_is_refused(empty_source, column):
+    empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
+    empty_source.person(1, "alice@example.org", admin="perhaps" if column == "users.admin" else "f")
+    empty_source.run("INSERT INTO queues (name, unbounded, durable) VALUES ('q', 'perhaps', 't')")
+    assert f"The column {column} contains 'perhaps'" in refusal(empty_source.url)
+
+
+def test_too_many_rows_are_refused(source, monkeypatch):
+    monkeypatch.setattr(pulseguardian, "MAX_ROWS", 50)
+    for number in range(51):
+        source.person(number, f"p{number}@example.org")
+    assert "more than 50 rows" in refusal(source.url)
+
+
+# The source
+
+
+def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatch, tmp_path):
+    if connection.vendor == "sqlite":
+        source.run("PRAGMA journal_mode = WAL")
+    source.person(1, "alice@example.org")
+    require = pulseguardian._require
+
+    def meanwhile(*arguments):
+        source.person(2, "bob@example.org")
+        require(*arguments)
+
+    monkeypatch.setattr(pulseguardian, "_require", meanwhile)
+    assert [person.email for person in pulseguardian.read(source.url).people] == ["alice@example.org"]
+    writing = {
+        "sqlite": "INSERT INTO users (id, email) VALUES (3, 'x') RETURNING id, email, 1",
+        "postgresql": "SELECT nextval('numbers'), 'x', 1",
+    }
+    if connection.vendor == "postgresql":
+        source.run("CREATE SEQUENCE numbers")
+    monkeypatch.setattr(pulseguardian, "_SELECT_PEOPLE", writing[connection.vendor])
+    monkeypatch.setattr(pulseguardian, "_require", require)
+    with pytest.raises(SourceError, match=r"read.?only"):
+        pulseguardian.read(source.url)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("mysql://root:S3cret@host/pulse", "MySQL is not supported"),
+        ("mysql+pymysql://root:S3cret@host/pulse", "MySQL is not supported"),
+        ("postgres://u:S3cret@127.0.0.1:1/pulse", "can't be read: connection to server at"),
+        ("postgresql+psycopg2://u:S3cret@127.0.0.1:1/pulse", "can't be read: connection to server at"),
+        ("postgres://u:x@S3cret@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:S3cret/x@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:x/S3cret@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:%S3cret@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:x@127.0.0.1/pulse?S3cret=1", "not the URL of a database"),
+        ("postgres://u:x@127.0.0.1:S3cret/pulse", "not the URL of a database"),
+        ("oracle://u:S3cret@host/pulse", "not the URL of a supported database"),
+        ("S3cret", "not the URL of a supported database"),
+        ("sqlite://", "not the URL of a supported database"),
+        ("sqlite:///nowhere.db", "There is no file 'nowhere.db'"),
+    ],
+)
+def test_an_invalid_source_url_is_refused_without_showing_the_password(url, expected):
+    text = refusal(url)
+    assert expected in text
+    assert "S3cret" not in text
+
+
+def test_the_command_needs_a_source_url(monkeypatch):
+    monkeypatch.delenv("PULSEGUARDIAN_DATABASE_URL", raising=False)
+    with pytest.raises(CommandError, match="PULSEGUARDIAN_DATABASE_URL"):
+        call_command("import_pulseguardian")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "text.db").write_text("no database " * 100)
+    assert "file is not a database" in refusal(f"sqlite:///{tmp_path}/text.db")
+
+
+def test_an_oversized_cell_is_refused(tmp_path):
+    opened = sqlite3.connect(tmp_path / "large.db")
+    for table in TABLES:
+        opened.execute(table)
+    opened.execute("INSERT INTO users (id, email) VALUES (1, ?)", ["x" * (pulseguardian.MAX_CELL_BYTES + 1)])
+    opened.commit()
+    opened.close()
+    assert "too big" in refusal(f"sqlite:///{tmp_path}/large.db")
+
+
+def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_path, create_account):
+    path: Path = tmp_path / "old.db"
+    opened = sqlite3.connect(path)
+    for table in TABLES:
+        opened.execute(table)
+    opened.execute("INSERT INTO users (id, email) VALUES (1, CAST(x'ff41' AS TEXT)), (2, 'a@example.org')")
+    opened.execute("INSERT INTO users (id, email) VALUES (3, ?)", ["x" * 100_000])
+    opened.execute("INSERT INTO pulse_users (id, username) VALUES (1, ?)", ["n" * 100_000])
+    opened.execute("INSERT INTO pulse_user_owners VALUES (2, 1), (2, 1), (99, 1), (NULL, 1), (2, NULL)")
+    opened.execute("INSERT INTO queues (name, unbounded, durable) VALUES ('null', NULL, 1), (?, 1, 1)", ["n" * 256])
+    opened.commit()
+    opened.close()
+    before = hashlib.sha256(path.read_bytes()).digest()
+    report = run_import(f"sqlite:///{path}", "--apply")
+    assert [step["do"] for step in report["steps"]] == ["create", "left out", "left out", "left out", "left out"]
+    assert max(len(step["name"]) for step in report["steps"]) == pulseguardian.MAX_TEXT_LENGTH
+    assert list(Owner.objects.values_list("email", flat=True)) == ["a@example.org"]
+    assert not Queue.objects.exists()
+    assert hashlib.sha256(path.read_bytes()).digest() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["old.db"]
+
+
+# Failures
+
+
+@pytest.mark.parametrize("after", ["nothing", "the accounts were listed", "the permissions were listed"])
+def test_a_broker_that_fails_midway_leaves_everything_unchanged(
+    usernames, source, broker, settings, monkeypatch, after
+):
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        module, name = {
+            "nothing": (pulseguardian, "read"),
+            "the accounts were listed": (adoption.AccountLists, "fetch"),
+            "the permissions were listed": (pulseguardian, "plan"),
+        }[after]
+        step = getattr(module, name)
+
+        def run_and_disconnect(*arguments, **options):
+            result = step(*arguments, **options)
+            proxy.close_next(100)
+            return result
+
+        monkeypatch.setattr(module, name, run_and_disconnect)
+        before = all_rows()
+        assert refusal(source.url, "--apply").startswith("Nothing was done. The broker can't be queried: GET /api/")
+        assert all_rows() == before
+        proxy.forward()
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    monkeypatch.undo()
+    assert run_import(source.url, "--apply")["applied"] is True
+
+
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        ("queues.unbounded._set", 0),
+        ("accounts.pulseguardian._create_owners", 0),
+        ("accounts.pulseguardian._create_owners", 1),
+        ("accounts.pulseguardian._change_owner", 0),
+        ("accounts.adoption._adopt", 0),
+        ("accounts.adoption._adopt", 1),
+        ("accounts.audit.record", 0),
+        ("accounts.audit.record", 2),
+        ("accounts.audit.record", 4),
+    ],
+)
+def test_an_import_killed_anywhere_is_completed_by_the_next(usernames, source, monkeypatch, where, times):
+    Owner.objects.create_user("carol@example.org", last_login=timezone.now())
+    monkeypatch.setattr(adoption, "BATCH_SIZE", 1)
+    module, _, name = where.rpartition(".")
+    left = [times]
+
+    def killed(original):
+        def call(*arguments, **options):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return original(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, killed(getattr(import_module(module), name)))
+        with pytest.raises(Killed):
+            run_import(source.url, "--apply")
+    whole = {usernames[0]: ["alice@example.org", "o'brien@example.org"], usernames[1]: ["alice@example.org"]}
+    assert owners_by_account().items() <= whole.items()
+    for owner in Owner.objects.exclude(email="carol@example.org"):
+        assert owner.vouched
+        assert owner.emailaddress_set.get().verified
+    assert run_import(source.url, "--apply")["applied"] is True
+    assert owners_by_account() == whole
+    assert set(Owner.objects.values_list("email", "vouched")) == {
+        (f"{name}@example.org", True) for name in ("alice", "o'brien", "carol")
+    }
+    assert Vouching.objects.count() == 3
+    assert QueueEvent.objects.filter(kind="adjusted").count() == Queue.objects.filter(unbounded=True).count() == 2
+    assert run_import(source.url, "--apply")["applied"] is False
+
+
+def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, source, monkeypatch):
+    for meanwhile, expected in [
+        (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
+        (lambda: PulseUser.objects.create(username=usernames[0], ready=True), "was created or adopted just now"),
+        (
+            lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False),
+            "has no access to the broker yet",
+        ),
+        (lambda: Owner.objects.filter(email="alice@example.org").delete(), "no longer exists"),
+    ]:
+        found = pulseguardian.read(source.url)
+        steps = pulseguardian.plan(found, operators=False)
+        meanwhile()
+        with pytest.raises((PlanOutdated, vouching.NotVouched), match=expected):
+            pulseguardian.apply(steps)
+        PulseUser.objects.all().delete()
+        Owner.objects.update(vouched=True)
+        Vouching.objects.all().delete()
+    run_import(source.url, "--apply")
+    assert owners_by_account() == {
+        usernames[0]: ["alice@example.org", "o'brien@example.org"],
+        usernames[1]: ["alice@example.org"],
+    }
+
+
+def test_a_locked_account_is_not_adopted(usernames, source):
+    with locks.lock(usernames[1]):
+        assert f"Another request is changing '{usernames[1]}' right now." in refusal(source.url, "--apply")
+    assert owners_by_account() == {}
+    run_import(source.url, "--apply")
+    assert set(owners_by_account()) == set(usernames)
+
+
+def test_an_import_waits_for_a_running_pass(usernames, source, monkeypatch):
+    monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 0.0)
+    before = all_rows()
+    with lease(LEASE):
+        assert refusal(source.url, "--apply").startswith("Nothing was done: a pass has been running")
+        assert all_rows() == before
+        assert run_import(source.url)["applied"] is False
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        running.__exit__(None, None, None)
+
+    running = lease(LEASE)
+    running.__enter__()
+    monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr("time.sleep", sleep)
+    run_import(source.url, "--apply")
+    assert waited == [unbounded.POLL_SECONDS]
+    assert Queue.objects.filter(unbounded=True).count() == 2
+
+
+def test_an_import_takes_constant_requests_and_statements(source, create_account):
+    def add(first, number):
+        for n in range(first, first + number):
+            source.person(n, f"p{n}@example.org")
+            source.account(n, create_account(f"n{n}-"), n)
+            source.queue(f"queue/n/{n}", flag=True)
+
+    def counted():
+        with counted_requests() as requests, CaptureQueriesContext(connection) as queries:
+            run_import(source.url, "--apply")
+        return len(requests), len(queries)
+
+    add(0, 1)
+    run_import(source.url, "--apply")
+    add(1, 2)
+    few = counted()
+    add(3, 20)
+    assert counted() == few
+    assert few[0] == 3

@@ -1,0 +1,765 @@
+"""Owners of accounts: invited, assigned, removed. Nobody becomes responsible for queues without consent."""
+
+import re
+import uuid
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import time_machine
+from django.core.exceptions import ValidationError
+from django.test import Client
+from django.utils import timezone
+
+from accounts import invitations, ownership, pulse_users, removal, vouching
+from accounts.models import AuditEntry, Invitation, Owner, PulseUser
+from accounts.ownership import LastOwner, NotAnOwner, add_owner, find_owners, remove_owner, set_owners
+from accounts.tasks import prune_visitors
+from accounts.vouching import NotVouched
+from accounts.withdrawal import withdraw
+from notifications.kinds import Obsolete
+from notifications.mails import compose
+from notifications.models import Notification
+from tests.support.api import Program
+from tests.support.toolbox import AWAY, can_log_in, in_parallel, sent, wait_until
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def carol(db):
+    return Owner.objects.create_user("carol@example.org", vouched=True, last_login=timezone.now())
+
+
+@pytest.fixture
+def shared(alice, bob):
+    """Return an account of Alice and Bob that only the database has."""
+    pulse_user = PulseUser.objects.create(username="shared", ready=True)
+    pulse_user.owners.set([alice, bob])
+    return pulse_user
+
+
+@pytest.fixture
+def invitation(account, alice, bob):
+    """Return Alice's invitation to Bob."""
+    add_owner(account, bob, alice)
+    return Invitation.objects.get()
+
+
+@pytest.fixture
+def on_broker(guarded, management, alice, bob):
+    """Return an account of Alice and Bob on the broker, and its password."""
+    name = f"shared-{uuid.uuid4().hex[:8]}"
+    yield pulse_users.create_pulse_user(name, [alice, bob])
+    if name in {user.name for user in management.users()}:
+        management.delete_user(name)
+
+
+def signed_in(owner):
+    client = Client()
+    client.force_login(owner)
+    return client
+
+
+def mails_to(owner):
+    """Return the mails to this owner that are not yet outdated, oldest first."""
+    return [compose(one) for one in Notification.objects.filter(recipient=owner.email).order_by("id")]
+
+
+def owners_of(pulse_user):
+    return set(pulse_user.owners.all())
+
+
+# Finding owners
+
+
+def test_owners_are_found_in_one_query_in_the_given_order(alice, bob, operator, django_assert_num_queries):
+    with django_assert_num_queries(1):
+        found = find_owners(["Bob@example.org ", "ops@example.org", "alice@example.org", "bob@EXAMPLE.org"])
+    assert found == [bob, operator, alice]
+
+
+def test_unknown_and_unvouched_owners_have_the_same_error(alice):
+    Owner.objects.create_user("stranger@example.org")
+    Owner.objects.create_user("gone@example.org", vouched=True, is_active=False)
+    Owner.objects.create_user("never-here@example.org", vouched=True)
+    texts = set()
+    for email in (
+        "stranger@example.org",
+        "gone@example.org",
+        "never-here@example.org",
+        "nobody@example.org",
+        "nonsense",
+        "a\0@b",
+        "\ud800@x.org",
+    ):
+        with pytest.raises(ValidationError) as error:
+            find_owners(["alice@example.org", email])
+        assert email in error.value.message
+        assert "alice" not in error.value.message
+        texts.add(error.value.message.replace(email, "…"))
+    assert len(texts) == 1
+
+
+# Inviting and answering
+
+
+def test_an_invited_person_owns_the_account_after_accepting(account, alice, bob, invitation):
+    assert owners_of(account) == {alice}
+    invitations.accept(invitation)
+    assert owners_of(account) == {alice, bob}
+    assert not Invitation.objects.exists()
+
+
+def test_a_person_who_declines_does_not_own_the_account(account, alice, invitation):
+    invitations.decline(invitation)
+    assert owners_of(account) == {alice}
+    assert not Invitation.objects.open().exists()
+
+
+def test_a_second_invitation_changes_nothing_while_the_first_is_open(account, alice, bob, invitation):
+    add_owner(account, bob, alice)
+    assert Invitation.objects.get() == invitation
+    assert sent(bob.email) == ["invitation"]
+
+
+def test_an_invitation_is_accepted_once(account, invitation):
+    invitations.accept(invitation)
+    with pytest.raises(Invitation.DoesNotExist):
+        invitations.accept(invitation)
+
+
+@pytest.mark.parametrize("answer", [invitations.accept, invitations.decline])
+def test_a_declined_invitation_cannot_be_answered_again(account, alice, invitation, answer):
+    invitations.decline(invitation)
+    with pytest.raises(Invitation.DoesNotExist):
+        answer(invitation)
+    assert owners_of(account) == {alice}
+
+
+def test_a_withdrawn_invitation_cannot_be_accepted(account, alice, bob, invitation):
+    ownership.withdraw_invitation(account, bob, alice)
+    with pytest.raises(Invitation.DoesNotExist):
+        invitations.accept(invitation)
+    assert owners_of(account) == {alice}
+
+
+def test_an_invitation_expires_after_seven_days(account, alice, invitation):
+    with time_machine.travel(timezone.now() + 7 * DAY + timedelta(seconds=1)), pytest.raises(Invitation.DoesNotExist):
+        invitations.accept(invitation)
+    with time_machine.travel(timezone.now() + 7 * DAY - timedelta(seconds=30)):
+        invitations.accept(invitation)
+
+
+def test_an_invitation_ends_when_its_inviter_leaves(shared, alice, bob, carol):
+    add_owner(shared, carol, alice)
+    invitation = Invitation.objects.get()
+    remove_owner(shared, alice, by=alice)
+    with pytest.raises(Invitation.DoesNotExist):
+        invitations.accept(invitation)
+    assert owners_of(shared) == {bob}
+
+
+def test_another_owner_can_invite_after_the_inviter_left(shared, alice, bob, carol):
+    add_owner(shared, carol, alice)
+    remove_owner(shared, alice, by=bob)
+    add_owner(shared, carol, bob)
+    invitations.accept(Invitation.objects.get())
+    assert owners_of(shared) == {bob, carol}
+
+
+@pytest.mark.parametrize("fields", [{"is_active": False}, {"vouched": False}], ids=["inactive", "without access"])
+def test_an_invitee_who_lost_access_cannot_accept(account, alice, bob, invitation, fields):
+    Owner.objects.filter(pk=bob.pk).update(**fields)
+    with pytest.raises(NotVouched):
+        invitations.accept(invitation)
+    assert owners_of(account) == {alice}
+
+
+def test_an_invitation_to_an_account_being_removed_cannot_be_accepted(account, invitation):
+    PulseUser.objects.update(removing_since=timezone.now())
+    with pytest.raises(Invitation.DoesNotExist):
+        invitations.accept(invitation)
+
+
+def test_a_person_who_declined_is_invited_again_a_day_later_at_the_earliest(account, alice, bob, invitation):
+    invitations.decline(invitation)
+    with pytest.raises(ValidationError, match="You can invite them again after"):
+        add_owner(account, bob, alice)
+    assert sent(bob.email) == ["invitation"]
+    with time_machine.travel(timezone.now() + DAY + timedelta(seconds=1)):
+        add_owner(account, bob, alice)
+    assert sent(bob.email) == ["invitation", "invitation"]
+
+
+def test_invitations_that_expired_are_pruned(account, invitation):
+    prune_visitors()
+    assert Invitation.objects.exists()
+    with time_machine.travel(timezone.now() + 8 * DAY):
+        prune_visitors()
+    assert not Invitation.objects.exists()
+
+
+def test_consent_is_recorded(account, alice, bob, invitation):
+    invitations.accept(invitation)
+    events = AuditEntry.objects.filter(event__contains="own").order_by("id").values_list("actor_email", "event")
+    assert list(events) == [
+        ("alice@example.org", "invited to own"),
+        ("bob@example.org", "accepted an invitation to own"),
+    ]
+
+
+def test_an_invitation_accepted_twice_at_once_is_accepted_once(transactional_db, account, bob, invitation):
+    answers = in_parallel(*[partial(invitations.accept, invitation)] * 2)
+    assert sorted(type(answer).__name__ for answer in answers) == ["DoesNotExist", "NoneType"]
+    assert bob in owners_of(account)
+    assert sent("alice@example.org") == ["invitation-answered"]
+
+
+def test_an_invitation_accepted_while_its_inviter_is_removed_counts_before_or_not_at_all(
+    transactional_db, shared, alice, bob, carol
+):
+    add_owner(shared, carol, alice)
+    invitation = Invitation.objects.get()
+    accepted, removed = in_parallel(
+        partial(invitations.accept, invitation), partial(remove_owner, shared, alice, by=bob)
+    )
+    assert removed is None
+    assert (carol in owners_of(shared)) is (accepted is None)
+    assert alice not in owners_of(shared)
+
+
+# Assigning
+
+
+def test_an_operator_assigns_an_owner_without_an_invitation(account, alice, bob, operator):
+    add_owner(account, bob, operator)
+    assert owners_of(account) == {alice, bob}
+    assert sent(bob.email) == ["owner-assigned"]
+
+
+def test_assigning_an_invited_person_ends_the_invitation(account, bob, operator, invitation):
+    add_owner(account, bob, operator)
+    assert not Invitation.objects.exists()
+
+
+def test_the_owners_of_an_adopted_account_are_notified(guarded, alice, operator, management):
+    management.put_user("adopted-account", "by-hand")
+    try:
+        pulse_users.adopt_pulse_user("adopted-account", [alice, operator], operator)
+    finally:
+        management.delete_user("adopted-account")
+    assert sent(alice.email) == ["owner-assigned"]
+    assert sent(operator.email) == []
+
+
+@pytest.mark.parametrize("change", [add_owner, lambda account, owner, by: set_owners(account, [by, owner], by)])
+def test_only_people_with_access_are_invited_or_assigned(account, alice, operator, change):
+    stranger = Owner.objects.create_user("stranger@example.org")
+    for by in (alice, operator):
+        with pytest.raises(NotVouched):
+            change(account, stranger, by)
+    assert owners_of(account) == {alice}
+    assert not Invitation.objects.exists()
+
+
+def test_a_person_whose_access_was_just_withdrawn_is_not_invited(account, alice, bob, operator):
+    [stale] = find_owners(["bob@example.org"])
+    vouching.unvouch(bob, operator)
+    with pytest.raises(NotVouched):
+        add_owner(account, stale, alice)
+    Owner.objects.filter(pk=bob.pk).delete()
+    with pytest.raises(NotVouched, match="no longer exists"):
+        add_owner(account, stale, alice)
+    assert not Invitation.objects.exists()
+
+
+def test_an_account_has_a_hundred_owners_at_most_including_those_who_are_invited(account, alice, bob):
+    others = Owner.objects.bulk_create([Owner(email=f"o{number}@example.org") for number in range(98)])
+    account.owners.add(*others[:50])
+    Invitation.objects.bulk_create(
+        [Invitation(pulse_user=account, invitee=other, inviter=alice) for other in others[50:]]
+    )
+    add_owner(account, bob, alice)
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    with pytest.raises(ValidationError, match="100 owners, including those who are invited"):
+        add_owner(account, carol, alice)
+
+
+def test_a_list_of_new_owners_counts_beside_the_present_ones(account, alice):
+    people = Owner.objects.bulk_create([Owner(email=f"o{number}@example.org", vouched=True) for number in range(110)])
+    account.owners.add(*people[:50])
+    with pytest.raises(ValidationError, match="100 owners, including those who are invited"):
+        set_owners(account, people[50:], alice)
+    set_owners(account, people[50:99], alice)
+    assert account.invitations.open().count() == 49
+
+
+# Removing and leaving
+
+
+def test_owners_are_removed_except_the_last(shared, alice, bob):
+    remove_owner(shared, alice, by=bob)
+    with pytest.raises(NotAnOwner):
+        remove_owner(shared, alice, by=bob)
+    with pytest.raises(LastOwner, match="can't be removed"):
+        remove_owner(shared, bob, by=bob)
+    with pytest.raises(LastOwner):
+        set_owners(shared, [], bob)
+    assert owners_of(shared) == {bob}
+
+
+def test_the_last_active_owner_cannot_be_removed(shared, alice, bob):
+    Owner.objects.filter(pk=bob.pk).update(is_active=False)
+    with pytest.raises(LastOwner, match="the last owner who can sign in"):
+        remove_owner(shared, alice, by=alice)
+    with pytest.raises(LastOwner, match="who can sign in"):
+        set_owners(shared, [bob], alice)
+    remove_owner(shared, bob, by=alice)
+    assert owners_of(shared) == {alice}
+
+
+def test_an_unvouched_owner_may_remain(shared, alice, bob):
+    Owner.objects.filter(pk=bob.pk).update(vouched=False)
+    set_owners(shared, [bob], alice)
+    assert owners_of(shared) == {bob}
+
+
+def test_somebody_who_was_just_removed_changes_nothing(shared, alice, bob, carol, operator):
+    remove_owner(shared, bob, by=alice)
+    for change in (
+        partial(add_owner, shared, carol, bob),
+        partial(remove_owner, shared, alice, by=bob),
+        partial(set_owners, shared, [bob], bob),
+        partial(ownership.withdraw_invitation, shared, carol, bob),
+    ):
+        with pytest.raises(PulseUser.DoesNotExist):
+            change()
+    assert owners_of(shared) == {alice}
+
+
+def test_one_of_two_owners_leaving_concurrently_remains(transactional_db, alice, bob):
+    for number in range(5):
+        pulse_user = PulseUser.objects.create(username=f"both-{number}", ready=True)
+        pulse_user.owners.set([alice, bob])
+        answers = in_parallel(*(partial(remove_owner, pulse_user, owner, by=owner) for owner in (alice, bob)))
+        assert sorted(str(type(answer).__name__) for answer in answers) == ["LastOwner", "NoneType"]
+        assert pulse_user.owners.count() == 1
+
+
+def test_two_owners_who_remove_each_other_do_not_both_succeed(transactional_db, alice, bob, carol):
+    for number in range(5):
+        pulse_user = PulseUser.objects.create(username=f"three-{number}", ready=True)
+        pulse_user.owners.set([alice, bob, carol])
+        pairs = [(alice, bob), (bob, alice)]
+        answers = in_parallel(*(partial(remove_owner, pulse_user, owner, by=by) for owner, by in pairs))
+        assert sorted(str(type(answer).__name__) for answer in answers) == ["DoesNotExist", "NoneType"]
+
+
+def test_concurrent_changes_of_the_owners_leave_one_of_them(transactional_db, alice, bob, operator):
+    for number in range(5):
+        pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
+        pulse_user.owners.set([alice])
+        wanted = [{alice, bob}, {operator}]
+        answers = in_parallel(*(partial(set_owners, pulse_user, list(owners), operator) for owners in wanted))
+        assert answers == [None, None]
+        assert owners_of(pulse_user) in wanted
+
+
+def test_a_new_list_invites_removes_and_withdraws(shared, alice, bob, carol):
+    dora = Owner.objects.create_user("dora@example.org", vouched=True)
+    add_owner(shared, carol, bob)
+    set_owners(shared, [alice, dora], alice)
+    assert owners_of(shared) == {alice}
+    assert [one.invitee for one in Invitation.objects.open()] == [dora]
+
+
+def test_an_account_keeps_its_owners_until_a_new_one_accepts(account, alice, bob):
+    set_owners(account, [bob], alice)
+    assert owners_of(account) == {alice}
+    invitations.accept(Invitation.objects.get())
+    set_owners(account, [bob], alice)
+    assert owners_of(account) == {bob}
+
+
+def test_the_statements_of_a_new_list_do_not_grow(shared, alice, django_assert_max_num_queries):
+    def people(number):
+        names = [f"p{uuid.uuid4().hex}@example.org" for _ in range(number)]
+        return Owner.objects.bulk_create([Owner(email=name, vouched=True) for name in names])
+
+    shared.owners.add(*people(40))
+    set_owners(shared, [alice, *people(40)], alice)
+    with django_assert_max_num_queries(20):
+        set_owners(shared, [alice, *people(40)], alice)
+    assert Invitation.objects.open().count() == 40
+
+
+# The password after an owner left
+
+
+def test_the_password_counts_as_exposed_until_it_is_changed(on_broker, alice, bob):
+    pulse_user, _ = on_broker
+    remove_owner(pulse_user, bob, by=bob)
+    pulse_user.refresh_from_db()
+    assert pulse_user.password_exposed_at
+    pulse_users.rotate_password(pulse_user, by=alice)
+    pulse_user.refresh_from_db()
+    assert pulse_user.password_exposed_at is None
+
+
+def test_a_password_set_by_an_owner_who_is_removed_meanwhile_counts_as_exposed(on_broker, alice, bob, monkeypatch):
+    pulse_user, _ = on_broker
+    real = pulse_users.Management.put_user
+
+    def remove_meanwhile(*arguments):
+        remove_owner(pulse_user, bob, by=alice)
+        return real(*arguments)
+
+    monkeypatch.setattr(pulse_users.Management, "put_user", remove_meanwhile)
+    pulse_users.rotate_password(pulse_user, by=bob)
+    pulse_user.refresh_from_db()
+    assert pulse_user.password_exposed_at
+
+
+def test_somebody_who_was_just_removed_sets_no_password(on_broker, alice, bob, broker, guarded):
+    pulse_user, password = on_broker
+    remove_owner(pulse_user, bob, by=alice)
+    with pytest.raises(PulseUser.DoesNotExist):
+        pulse_users.rotate_password(pulse_user, by=bob)
+    assert can_log_in(broker, guarded, pulse_user.username, password)
+
+
+def test_the_other_owners_are_notified_when_one_leaves(shared, alice, bob, carol):
+    shared.owners.add(carol)
+    remove_owner(shared, bob, by=bob)
+    assert (sent(alice.email), sent(carol.email), sent(bob.email)) == (["owner-left"], ["owner-left"], [])
+    [mail] = mails_to(alice)
+    assert mail.subject == "[Guardian] bob@example.org no longer owns shared: set a new password"
+    assert "/pulse-users/shared/#password" in mail.body
+
+
+def test_an_owner_who_is_removed_is_notified_and_the_remover_is_not(shared, alice, bob):
+    remove_owner(shared, bob, by=alice)
+    assert (sent(alice.email), sent(bob.email)) == ([], ["owner-left"])
+    [mail] = mails_to(bob)
+    assert mail.subject == "[Guardian] You no longer own shared"
+    assert "alice@example.org removed you" in mail.body
+
+
+def test_a_mail_sent_after_the_password_was_changed_says_so(shared, alice, bob):
+    remove_owner(shared, bob, by=bob)
+    PulseUser.objects.update(password_exposed_at=None)
+    [mail] = mails_to(alice)
+    assert mail.subject.endswith("shared: the password was changed")
+
+
+def test_an_owner_who_left_too_gets_no_mail_about_the_departure(shared, alice, bob, carol):
+    shared.owners.add(carol)
+    remove_owner(shared, bob, by=bob)
+    remove_owner(shared, alice, by=alice)
+    with pytest.raises(Obsolete):
+        mails_to(alice)
+
+
+def test_a_withdrawal_sends_each_remaining_owner_one_mail(db, alice, bob, operator, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    for number in range(5):
+        PulseUser.objects.create(username=f"shared-{number}", ready=True).owners.set([alice, bob])
+    withdraw(bob, operator, remove=True)
+    [mail] = mails_to(alice)
+    assert mail.subject == "[Guardian] bob@example.org no longer owns 5 RabbitMQ accounts: set a new password"
+    assert mail.body.count("/#password") == 5
+    assert PulseUser.objects.filter(password_exposed_at=None).count() == 0
+
+
+def test_the_deactivation_of_an_owner_exposes_the_passwords_and_notifies_the_other_owners(
+    client, shared, alice, bob, operator
+):
+    alone = PulseUser.objects.create(username="bob", ready=True)
+    alone.owners.add(bob)
+    client.force_login(operator)
+    assert client.post(f"/admin/accounts/owner/{bob.pk}/change/", {"email": bob.email}).status_code == 302
+    for account in (shared, alone):
+        account.refresh_from_db()
+        assert account.password_exposed_at
+    assert set(shared.owners.all()) == {alice, bob}
+    [mail] = mails_to(alice)
+    assert mail.subject == "[Guardian] An owner of shared was deactivated: set a new password"
+    assert "ops@example.org deactivated bob@example.org, an owner of the RabbitMQ account shared." in mail.body
+    assert "bob@example.org may know the password" in mail.body
+    assert sent(bob.email) == []
+
+
+# Mails about invitations
+
+
+def test_the_invitation_mail_names_the_inviter_and_links_to_the_page(bob, invitation):
+    [mail] = mails_to(bob)
+    assert mail.subject == "[Guardian] alice@example.org invites you to own alice"
+    assert f"/invitations/{invitation.uuid}/" in mail.body
+    assert f"/invitations/{invitation.uuid}/" in mail.alternatives[0].content
+
+
+def test_an_invitation_that_was_withdrawn_is_not_sent(account, alice, bob, invitation):
+    ownership.withdraw_invitation(account, bob, alice)
+    with pytest.raises(Obsolete):
+        mails_to(bob)
+
+
+@pytest.mark.parametrize(
+    ("answer", "subject"),
+    [
+        (invitations.accept, "[Guardian] bob@example.org accepted and owns alice now"),
+        (invitations.decline, "[Guardian] bob@example.org declined to own alice"),
+    ],
+)
+def test_the_inviter_is_notified_of_the_answer(alice, invitation, answer, subject):
+    answer(invitation)
+    assert [mail.subject for mail in mails_to(alice)] == [subject]
+
+
+# Pages
+
+
+def test_an_owner_invites_and_withdraws_on_the_accounts_page(account, alice, bob, away):
+    client = signed_in(alice)
+    invited = client.post("/pulse-users/alice/owners/", {"email": "Bob@Example.org"}, follow=True)
+    assert "bob@example.org is invited" in invited.text
+    invitation = Invitation.objects.get()
+    assert f'name="withdraw" value="{invitation.uuid}"' in invited.text
+    withdrawn = client.post("/pulse-users/alice/owners/", {"withdraw": str(invitation.uuid)}, follow=True)
+    assert "The invitation is withdrawn." in withdrawn.text
+    assert not Invitation.objects.open().exists()
+
+
+def test_an_operator_assigns_on_the_accounts_page(account, admin, alice, bob, away):
+    page = admin.post("/pulse-users/alice/owners/", {"email": "bob@example.org"}, follow=True)
+    assert "bob@example.org is an owner of alice now." in page.text
+    assert owners_of(account) == {alice, bob}
+
+
+def test_the_invitations_page_is_linked_and_accepts_by_post_only(account, bob, invitation, away):
+    client = signed_in(bob)
+    path = f"/invitations/{invitation.uuid}/"
+    assert path in client.get("/pulse-users/").text
+    for method in ("get", "head"):
+        assert getattr(client, method)(path, {"accept": "1"}).status_code == 200
+    assert bob not in owners_of(account)
+    accepted = client.post(path, {"accept": "1"}, follow=True)
+    assert accepted.redirect_chain == [("/pulse-users/alice/", 302)]
+    assert bob in owners_of(account)
+
+
+def test_an_invitation_is_declined_on_its_page(account, alice, bob, invitation):
+    declined = signed_in(bob).post(f"/invitations/{invitation.uuid}/", {"decline": "1"}, follow=True)
+    assert "You declined." in declined.text
+    assert owners_of(account) == {alice}
+
+
+def test_a_visitor_signs_in_to_see_an_invitation(client, invitation):
+    path = f"/invitations/{invitation.uuid}/"
+    assert client.get(path)["Location"] == f"/signin/?next={path}"
+
+
+@pytest.mark.parametrize("who", ["alice", "carol", "operator"])
+def test_an_invitation_is_answered_by_its_invitee_only(account, alice, carol, operator, invitation, who):
+    client = signed_in({"alice": alice, "carol": carol, "operator": operator}[who])
+    page = client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
+    assert page.status_code == 404
+    assert "shared" not in page.text
+    assert owners_of(account) == {alice}
+
+
+def test_an_invitation_accepted_on_a_page_a_second_time_is_not_open(account, bob, invitation, away):
+    client = signed_in(bob)
+    client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
+    again = client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
+    assert again.status_code == 404
+    assert "This invitation is not open" in again.text
+
+
+def test_an_invitee_who_lost_access_sees_why_on_the_page(account, alice, bob, invitation):
+    client = signed_in(bob)
+    Owner.objects.filter(pk=bob.pk).update(vouched=False)
+    page = client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
+    assert page.status_code == 403
+    assert "bob@example.org has no access to the broker yet" in page.text
+    assert owners_of(account) == {alice}
+
+
+def test_removing_an_owner_offers_a_new_password_ticked(on_broker, alice, bob, broker, guarded):
+    pulse_user, password = on_broker
+    name = pulse_user.username
+    client = signed_in(alice)
+    path = f"/pulse-users/{name}/owners/{bob.uuid}/remove/"
+    assert path in client.get(f"/pulse-users/{name}/").text
+    page = client.get(path)
+    assert re.search(r'<input type="checkbox" name="new_password"[^>]* checked>', page.text)
+    assert "bob@example.org" in page.text
+    removed = client.post(path, {"new_password": "on"})
+    assert (removed.status_code, removed["Cache-Control"]) == (200, "no-store")
+    new = re.search(r'<code id="password">([^<]+)</code>', removed.text)[1]
+    assert owners_of(pulse_user) == {alice}
+    wait_until(lambda: not can_log_in(broker, guarded, name, password))
+    assert can_log_in(broker, guarded, name, new)
+    pulse_user.refresh_from_db()
+    assert pulse_user.password_exposed_at is None
+
+
+def test_removing_an_owner_without_the_tick_keeps_the_password(on_broker, alice, bob, broker, guarded):
+    pulse_user, password = on_broker
+    client = signed_in(alice)
+    page = client.post(f"/pulse-users/{pulse_user.username}/owners/{bob.uuid}/remove/", follow=True)
+    assert "bob@example.org is no longer an owner" in page.text
+    assert "may know the password" in page.text
+    assert can_log_in(broker, guarded, pulse_user.username, password)
+
+
+def test_without_the_broker_an_owner_is_removed_and_the_page_says_that_the_password_is_not_changed(
+    shared, alice, bob, away
+):
+    page = signed_in(alice).post(f"/pulse-users/shared/owners/{bob.uuid}/remove/", {"new_password": "on"})
+    assert page.status_code == 503
+    assert "bob@example.org is no longer an owner of shared." in page.text
+    assert "We don&#x27;t know whether the password was changed." in page.text
+    assert owners_of(shared) == {alice}
+
+
+def test_an_owner_who_leaves_gets_no_new_password(shared, alice, bob, away):
+    client = signed_in(bob)
+    path = f"/pulse-users/shared/owners/{bob.uuid}/remove/"
+    assert "new_password" not in client.get(path).text
+    left = client.post(path, {"new_password": "on"})
+    assert left["Location"] == "/pulse-users/"
+    assert owners_of(shared) == {alice}
+
+
+def test_the_last_owner_cannot_leave_on_the_page(account, alice, away):
+    page = signed_in(alice).post(f"/pulse-users/alice/owners/{alice.uuid}/remove/", follow=True)
+    assert "is the last owner" in page.text
+    assert owners_of(account) == {alice}
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_removing_somebody_who_is_no_owner_says_so(shared, alice, carol, away, method):
+    page = getattr(signed_in(alice), method)(f"/pulse-users/shared/owners/{carol.uuid}/remove/", follow=True)
+    assert "is not an owner" in page.text
+
+
+def test_an_owner_who_was_removed_while_a_page_is_open_changes_nothing(on_broker, alice, bob, carol, broker, guarded):
+    pulse_user, password = on_broker
+    client, path = signed_in(bob), f"/pulse-users/{pulse_user.username}/"
+    assert client.get(path).status_code == 200
+    remove_owner(pulse_user, bob, by=alice)
+    for action, fields in {
+        "password/": {},
+        "owners/": {"email": "carol@example.org"},
+        f"owners/{alice.uuid}/remove/": {},
+        "addresses/": {"email": "team@example.org"},
+        "delete/": {"name": pulse_user.username},
+    }.items():
+        assert client.post(path + action, fields).status_code == 404
+    assert owners_of(pulse_user) == {alice}
+    assert can_log_in(broker, guarded, pulse_user.username, password)
+
+
+@pytest.mark.parametrize("by", ["page", "API"])
+def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_account(
+    on_broker, alice, bob, broker, guarded, monkeypatch, by
+):
+    pulse_user, password = on_broker
+    name, ask = pulse_user.username, removal._tags
+
+    def remove_meanwhile(*arguments):
+        remove_owner(pulse_user, bob, by=alice)
+        return ask(*arguments)
+
+    monkeypatch.setattr(removal, "_tags", remove_meanwhile)
+    if by == "page":
+        page = signed_in(bob).post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+        assert f"{name} is no longer yours. Nothing was deleted." in page.text
+    else:
+        assert Program(bob).delete(f"pulse-users/{name}/").status_code == 404
+    assert owners_of(pulse_user) == {alice}
+    assert can_log_in(broker, guarded, name, password)
+
+
+# The API
+
+
+def test_a_new_list_of_owners_invites_over_the_api(account, alice, bob, away):
+    answer = Program(alice).patch("pulse-users/alice/", {"owners": ["alice@example.org", "bob@example.org"]})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["owners"], answer.json()["invited"]) == (["alice@example.org"], ["bob@example.org"])
+    assert Program(bob).get("pulse-users/alice/").status_code == 404
+
+
+def test_an_operator_assigns_over_the_api(account, alice, bob, operator, away):
+    answer = Program(operator).patch("pulse-users/alice/", {"owners": ["bob@example.org"]})
+    assert (answer.json()["owners"], answer.json()["invited"]) == (["bob@example.org"], [])
+
+
+def test_an_invitation_is_accepted_over_the_api(account, bob, invitation, away):
+    program = Program(bob)
+    [row] = program.get("invitations/").json()
+    assert (row["pulse_user"], row["inviter"]) == ("alice", "alice@example.org")
+    assert program.get(f"invitations/{row['uuid']}/").json() == row
+    assert program.post(f"invitations/{row['uuid']}/accept/").status_code == 204
+    assert program.post(f"invitations/{row['uuid']}/accept/").status_code == 404
+    assert program.get("invitations/").json() == []
+    assert bob in owners_of(account)
+
+
+def test_an_invitation_is_declined_over_the_api(account, alice, bob, invitation, away):
+    program = Program(bob)
+    assert program.post(f"invitations/{invitation.uuid.hex}/decline/").status_code == 204
+    assert program.post(f"invitations/{invitation.uuid.hex}/accept/").status_code == 404
+    again = Program(alice).patch("pulse-users/alice/", {"owners": ["alice@example.org", "bob@example.org"]})
+    assert (again.status_code, list(again.json())) == (400, ["owners"])
+
+
+def test_a_change_that_is_refused_invites_nobody(account, alice, bob, away):
+    body = {"owners": ["alice@example.org", "bob@example.org"], "notification_emails": ["nonsense"]}
+    program = Program(alice)
+    assert program.patch("pulse-users/alice/", body).status_code == 400
+    assert not Invitation.objects.exists()
+    assert program.patch("pulse-users/alice/", {"owners": body["owners"]}).status_code == 200
+
+
+def test_the_list_of_invitations_takes_a_constant_number_of_statements(alice, bob, django_assert_max_num_queries):
+    for number in range(30):
+        pulse_user = PulseUser.objects.create(username=f"user-{number}", ready=True)
+        pulse_user.owners.add(alice)
+        Invitation.objects.create(pulse_user=pulse_user, invitee=bob, inviter=alice)
+    program = Program(bob)
+    program.get("me/")  # records that the token was used
+    with django_assert_max_num_queries(3):
+        assert len(program.get("invitations/", page_size=100).json()) == 30
+
+
+# Case P2
+
+
+def test_an_account_is_handed_over_with_consent_and_a_new_password(guarded, management, broker, alice, bob):
+    """Alice creates an account, makes Bob its only owner, and keeps the password."""
+    program, name = Program(alice), f"handed-{uuid.uuid4().hex[:8]}"
+    try:
+        password = program.post("pulse-users/", {"username": name}).json()["password"]
+        asked = program.patch(f"pulse-users/{name}/", {"owners": ["bob@example.org"]}).json()
+        assert (asked["owners"], asked["invited"]) == (["alice@example.org"], ["bob@example.org"])
+        [row] = Program(bob).get("invitations/").json()
+        Program(bob).post(f"invitations/{row['uuid']}/accept/")
+        handed_over = program.patch(f"pulse-users/{name}/", {"owners": ["bob@example.org"]}).json()
+        assert handed_over["owners"] == ["bob@example.org"]
+        assert handed_over["password_exposed_at"]
+        mail = compose(Notification.objects.get(recipient=bob.email, kind="owner-left"))
+        assert mail.subject == f"[Guardian] alice@example.org no longer owns {name}: set a new password"
+        client = signed_in(bob)
+        page = client.get(f"/pulse-users/{name}/")
+        assert "An owner left or was deactivated on" in page.text
+        assert re.search(r'name="close_connections"[^>]* checked', page.text)
+        client.post(f"/pulse-users/{name}/password/", {"close_connections": "on"})
+        wait_until(lambda: not can_log_in(broker, guarded, name, password))
+        assert "An owner left or was deactivated on" not in client.get(f"/pulse-users/{name}/").text
+    finally:
+        management.delete_user(name)

@@ -1,0 +1,1296 @@
+"""Pulse users: created, changed, adopted and removed on the broker and in the database together, or not at all."""
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from io import StringIO
+from urllib.parse import quote
+
+import pika
+import pytest
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.management import call_command
+from django.core.signing import BadSignature, SignatureExpired
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from accounts import addresses, removal, signals
+from accounts.addresses import (
+    add_address,
+    address_for_token,
+    confirm_address,
+    confirmation_token,
+    remove_address,
+    resend_confirmation,
+    set_addresses,
+)
+from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
+from accounts.ownership import LastOwner
+from accounts.pulse_users import (
+    CannotAdopt,
+    NameReserved,
+    NameTaken,
+    adopt_pulse_user,
+    adoptable,
+    check_name,
+    connections_of,
+    create_pulse_user,
+    permissions_of,
+    rotate_password,
+    set_thresholds,
+)
+from accounts.removal import Belongings, RemovalPending, belongings_of
+from accounts.vouching import NotVouched
+from accounts.withdrawal import withdraw
+from core import locks, removals
+from core.broker import Clients
+from core.limits import RateLimit
+from core.models import Lease, Removal
+from rabbit.amqp import Session, Sessions
+from rabbit.fetching import Fetch
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.names import InvalidUserName
+from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
+from tests.conftest import Amqp
+from tests.support.api import Program
+from tests.support.proxy import Proxy
+from tests.support.toolbox import (
+    AWAY,
+    Killed,
+    can_log_in,
+    finish_removals,
+    in_parallel,
+    is_refused,
+    mark_for_removal,
+    queue_names,
+    remove_account,
+    wait_until,
+)
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+
+@pytest.fixture
+def name(management):
+    """Give an unused name, and delete its RabbitMQ user afterwards."""
+    name = f"alice-{uuid.uuid4().hex[:8]}"
+    yield name
+    if name in {user.name for user in management.users()}:
+        management.delete_user(name)
+
+
+@pytest.fixture
+def removed():
+    """Collect (username, in a transaction, row exists) of each ``pulse_user_removed`` signal."""
+    collected = []
+
+    def collect(sender, pulse_user, **rest):
+        collected.append(
+            (pulse_user.username, connection.in_atomic_block, PulseUser.objects.filter(pk=pulse_user.pk).exists())
+        )
+
+    signals.pulse_user_removed.connect(collect)
+    yield collected
+    signals.pulse_user_removed.disconnect(collect)
+
+
+@pytest.fixture
+def confirmation_requests():
+    """Collect the addresses of each ``address_added`` signal."""
+    collected = []
+
+    def collect(sender, address, **rest):
+        assert connection.in_atomic_block
+        collected.append(address.email)
+
+    signals.address_added.connect(collect)
+    yield collected
+    signals.address_added.disconnect(collect)
+
+
+@contextmanager
+def paused_at(monkeypatch, place, name, call):
+    """Run a call in a thread that pauses at a function until the block ends; give a list for its outcome."""
+    is_paused, may_continue, outcome = threading.Event(), threading.Event(), []
+    real = getattr(place, name)
+
+    def slow(*arguments, **options):
+        if threading.current_thread() is thread:
+            is_paused.set()
+            assert may_continue.wait(30)
+        return real(*arguments, **options)
+
+    def run():
+        try:
+            outcome.append(call())
+        except Exception as error:
+            outcome.append(error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    monkeypatch.setattr(place, name, slow)
+    thread.start()
+    try:
+        assert is_paused.wait(20)
+        yield outcome
+    finally:
+        may_continue.set()
+        thread.join()
+
+
+def as_user(broker, vhost, name, password):
+    return Amqp(f"amqp://{name}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2]}", vhost)
+
+
+# Creation
+
+
+def test_a_new_pulse_user_can_use_its_own_names_only(alice, name, broker, guarded, amqp):
+    pulse_user, password = create_pulse_user(name, [alice])
+    assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
+    amqp.queue("queue/somebody/builds")
+    amqp.channel.exchange_declare("exchange/somebody/events", "topic")
+    mine = as_user(broker, guarded, name, password)
+    mine.queue(f"queue/{name}/builds")
+    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
+    mine.channel.queue_bind(f"queue/{name}/builds", "exchange/somebody/events", "#")
+    mine.channel.queue_bind(f"queue/{name}/builds", f"exchange/{name}/events", "#")
+    amqp.channel.basic_publish("exchange/somebody/events", "key", b"theirs")
+    mine.channel.basic_publish(f"exchange/{name}/events", "key", b"mine")
+    bodies = {mine.channel.basic_get(f"queue/{name}/builds", auto_ack=True)[2] for _ in range(2)}
+    assert bodies == {b"theirs", b"mine"}
+    for action in (
+        lambda channel: channel.queue_declare("queue/somebody/more"),
+        lambda channel: channel.basic_get("queue/somebody/builds"),
+        lambda channel: channel.queue_delete("queue/somebody/builds"),
+        lambda channel: channel.queue_bind("queue/somebody/builds", f"exchange/{name}/events", "#"),
+        lambda channel: channel.exchange_delete("exchange/somebody/events"),
+        lambda channel: channel.queue_declare(f"queue/{name}2/builds"),
+        lambda channel: channel.queue_declare("anything"),
+    ):
+        assert is_refused(mine.connection, action)
+
+
+def test_passwords_are_in_neither_the_database_nor_the_log(alice, name, caplog):
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="httpcore")
+    pulse_user, generated = create_pulse_user(name, [alice])
+    rotated = rotate_password(pulse_user)
+    rotate_password(pulse_user, "a password of my own 7")
+    dump = StringIO()
+    call_command("dumpdata", stdout=dump)
+    assert name in dump.getvalue()
+    assert "PUT" in caplog.text  # the log has the requests to the broker
+    for text in (dump.getvalue(), caplog.text):
+        for password in (generated, rotated, "a password of my own 7"):
+            assert password not in text
+    assert len({generated, rotated}) == 2
+
+
+@pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
+def test_a_chosen_password_is_set_literally(alice, name, broker, guarded, password):
+    assert create_pulse_user(name, [alice], password)[1] == password
+    assert can_log_in(broker, guarded, name, password)
+    assert not can_log_in(broker, guarded, name, password + " ")
+
+
+@pytest.mark.parametrize(
+    ("password", "error_text"),
+    [
+        ("", "too short"),
+        ("sh0rt", "too short"),
+        ("password123", "too common"),
+        ("8317409283", "entirely numeric"),
+        ("NAME", "too similar to the username"),
+        ("guest\0and another", "contains a control character"),
+        ("correct horse\nbattery", "contains a control character"),
+        ("half \ud800 a character", "contains a control character"),
+        ("x1" * 200, "too long"),
+    ],
+)
+def test_an_invalid_password_is_refused_and_nothing_is_created(alice, name, management, password, error_text):
+    password = password.replace("NAME", name)
+    with pytest.raises(ValidationError, match=error_text) as error:
+        create_pulse_user(name, [alice], password)
+    assert list(error.value.message_dict) == ["password"]
+    assert not password or password not in str(error.value)
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
+
+
+@pytest.mark.parametrize("bad", ["", "1alice", "al ice", "alice\n", "a" * 101, "älice", "alice/builds"])
+def test_an_invalid_name_is_refused_and_nothing_is_created(alice, bad):
+    with pytest.raises(InvalidUserName):
+        create_pulse_user(bad, [alice])
+    assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize("reserved", ["Guardian", "Admin", "ROOT", "watch.dog", "Watch.Dog", "ab" * 16])
+def test_reserved_names_and_guardians_own_are_refused(alice, settings, reserved):
+    settings.GUARDIAN_RESERVED_USERS = ["admin", "Root"]
+    settings.RABBIT_URL = "amqp://watch%2Edog:word@rabbit"
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guardian:word@127.0.0.1:1"
+    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
+        with pytest.raises(NameReserved):
+            refuse(reserved)
+    assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("entries", "username", "is_reserved"),
+    [
+        (["^ops-"], "ops-builds", True), (["^ops-"], "OPS-builds", True), (["^ops-"], "my-ops-builds", False),
+        (["svc-.*"], "svc-mail", True), (["^(root|admin)$"], "admin", True), (["^(root|admin)$"], "admins", False),
+        (["guest", "^team[0-9]+"], "team7", True), (["a.b"], "a.b", True), (["a.b"], "axb", False),
+        ([], "guest", False),
+        (["admin"], "admins", False), (["admin"], "the-admin", False),
+    ],
+)  # fmt: skip
+def test_reserved_users_are_names_and_expressions(db, settings, entries, username, is_reserved):
+    settings.GUARDIAN_RESERVED_USERS = entries
+    with pytest.raises(NameReserved) if is_reserved else contextlib.nullcontext():
+        check_name(username)
+
+
+def test_a_password_of_ones_own_is_refused_if_passwords_must_be_generated(alice, name, settings, management):
+    settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS = True
+    with pytest.raises(ValidationError) as error:
+        create_pulse_user(name, [alice], "a password of my own")
+    assert list(error.value.message_dict) == ["password"]
+    pulse_user, password = create_pulse_user(name, [alice])
+    assert len(password) == 32
+    with pytest.raises(ValidationError, match="Passwords are generated"):
+        rotate_password(pulse_user, "a password of my own")
+    assert len(rotate_password(pulse_user)) == 32
+
+
+def test_a_pulse_user_needs_vouched_owners(alice, name):
+    stranger = Owner.objects.create_user("stranger@example.org")
+    with pytest.raises(NotVouched):
+        create_pulse_user(name, [alice, stranger])
+    with pytest.raises(LastOwner):
+        create_pulse_user(name, [])
+    assert not PulseUser.objects.exists()
+
+
+def test_a_name_of_an_existing_rabbitmq_user_is_refused(alice, name, management):
+    management.put_user(name, "theirs", ["monitoring"])
+    with pytest.raises(NameTaken):
+        create_pulse_user(name, [alice])
+    assert management.user(name).tags == {"monitoring"}
+    assert not PulseUser.objects.exists()
+
+
+def test_a_name_of_an_existing_pulse_user_is_refused(alice, name):
+    PulseUser.objects.create(username=name, ready=True)
+    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
+        with pytest.raises(NameTaken, match="is taken"):
+            refuse(name)
+
+
+def test_a_name_that_is_being_removed_is_refused(alice, name):
+    PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
+    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
+        with pytest.raises(NameTaken, match="is being removed"):
+            refuse(name)
+
+
+def test_names_are_case_sensitive(alice, name, management):
+    create_pulse_user(name, [alice])
+    create_pulse_user(name.upper(), [alice])
+    assert {name, name.upper()} <= {user.name for user in management.users()}
+    management.delete_user(name.upper())
+
+
+def test_without_the_broker_nothing_is_created(alice, name, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with pytest.raises(BrokerError):
+        create_pulse_user(name, [alice], notification_emails=["team@example.org"])
+    assert not PulseUser.objects.exists()
+
+
+def test_refused_permissions_undo_the_creation(alice, name, settings, management, confirmation_requests):
+    settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
+    with pytest.raises(BrokerError):
+        create_pulse_user(name, [alice], notification_emails=["team@example.org"])
+    assert not PulseUser.objects.exists()
+    assert confirmation_requests == []
+    with pytest.raises(NotOnBroker):
+        management.user(name)
+
+
+@pytest.mark.parametrize("lost", [7, 8], ids=["user", "permissions"])
+def test_a_creation_interrupted_by_an_outage_can_be_finished(
+    alice, bob, name, settings, broker, guarded, monkeypatch, lost
+):
+    # Requests from this one on are lost. The first six check that the name and its namespace are free.
+    url = settings.RABBITMQ_MANAGEMENT_URL
+    with Proxy.before(url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
+        steps = iter(range(1, 20))
+        exchange = Management._exchange
+
+        def count(self, *arguments, **options):
+            if next(steps) == lost:
+                proxy.close_next(1000)
+            return exchange(self, *arguments, **options)
+
+        monkeypatch.setattr(Management, "_exchange", count)
+        with pytest.raises(BrokerUnavailable):
+            create_pulse_user(name, [alice])
+        monkeypatch.undo()
+    assert not PulseUser.objects.get().ready
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    with pytest.raises(NameTaken):
+        create_pulse_user(name, [bob])
+    _, password = create_pulse_user(name, [alice])
+    assert PulseUser.objects.get().ready
+    assert can_log_in(broker, guarded, name, password)
+
+
+@pytest.mark.parametrize("step", ["put_user", "set_permissions"])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_killed_creation_is_finished_by_repeating_it(alice, name, monkeypatch, broker, guarded, step, done):
+    real = getattr(Management, step)
+
+    def die(self, *arguments, **options):
+        if done:
+            real(self, *arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(Management, step, die)
+    with pytest.raises(Killed):
+        create_pulse_user(name, [alice])
+    monkeypatch.setattr(Management, step, real)
+    assert not PulseUser.objects.get().ready
+    check_name(name)
+    _, password = create_pulse_user(name, [alice])
+    assert PulseUser.objects.get().ready
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_finishing_a_creation_does_not_take_over_a_manual_account(alice, name, management, guarded):
+    PulseUser.objects.create(username=name).owners.add(alice)
+    management.put_user(name, "theirs")
+    management.set_permissions(guarded, name, FULL_ACCESS)
+    with pytest.raises(NameTaken, match="on the broker already"):
+        create_pulse_user(name, [alice])
+    assert management.permissions_of(name) == {guarded: FULL_ACCESS}
+    assert not PulseUser.objects.get().ready
+
+
+def test_rotation_and_removal_do_not_take_over_a_manual_account(alice, name, management, guarded, removed):
+    pulse_user = PulseUser.objects.create(username=name)
+    pulse_user.owners.add(alice)
+    management.put_user(name, "theirs", ["monitoring"])
+    management.declare_queue(guarded, f"queue/{name}/theirs")
+    with pytest.raises(ValidationError, match="created manually"):
+        rotate_password(pulse_user)
+    remove_account(pulse_user)
+    assert management.user(name).tags == {"monitoring"}
+    assert queue_names(management, guarded) == {f"queue/{name}/theirs"}
+    assert not PulseUser.objects.exists()
+    assert removed == []  # nothing was removed
+
+
+@pytest.mark.parametrize("same_owner", [True, False], ids=["same owner", "two owners"])
+def test_one_of_two_concurrent_creations_succeeds(alice, bob, name, broker, guarded, same_owner):
+    owners = [alice, alice if same_owner else bob]
+    answers = in_parallel(*(partial(create_pulse_user, name, [owner]) for owner in owners))
+    [won] = [answer for answer in answers if isinstance(answer, tuple)]
+    [lost] = [answer for answer in answers if isinstance(answer, NameTaken)]
+    assert PulseUser.objects.get() == won[0]
+    assert won[0].ready
+    assert can_log_in(broker, guarded, name, won[1])
+    assert won[1] not in str(lost)
+
+
+def test_a_pulse_user_removed_during_its_creation_does_not_exist(alice, name, monkeypatch, management):
+    real = Management.set_permissions
+
+    def interfere(self, *arguments):
+        mark_for_removal(*PulseUser.objects.all())
+        assert finish_removals() == 0
+        real(self, *arguments)
+
+    monkeypatch.setattr(Management, "set_permissions", interfere)
+    with pytest.raises(NameTaken, match="removed by another request"):
+        create_pulse_user(name, [alice])
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+    with pytest.raises(NotOnBroker):
+        management.user(name)
+
+
+# The password
+
+
+def test_rotating_a_password_keeps_connections_permissions_and_tags(alice, name, broker, guarded, management):
+    pulse_user, old = create_pulse_user(name, [alice])
+    management.put_user(name, old, ["monitoring"])
+    before = management.permissions_of(name)
+    live = as_user(broker, guarded, name, old)
+    new = rotate_password(pulse_user)
+    live.queue(f"queue/{name}/builds")
+    assert (can_log_in(broker, guarded, name, old), can_log_in(broker, guarded, name, new)) == (False, True)
+    assert management.user(name).tags == {"monitoring"}
+    assert management.permissions_of(name) == before
+    live.queue(f"queue/{name}/more")
+
+
+def test_rotating_a_password_can_close_connections(alice, name, broker, guarded):
+    pulse_user, old = create_pulse_user(name, [alice])
+    live = as_user(broker, guarded, name, old)
+    wait_until(lambda: connections_of(pulse_user))  # the management API lists a connection after some seconds
+    [known] = connections_of(pulse_user)
+    assert known.vhost == guarded
+    rotate_password(pulse_user, close_connections=True)
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="password of this account was changed"):
+        live.connection.process_data_events(10)
+
+
+def test_a_failure_to_close_connections_is_reported_without_the_password(alice, name, monkeypatch, broker):
+    pulse_user, _ = create_pulse_user(name, [alice])
+
+    def unavailable(self, *arguments):
+        raise BrokerUnavailable("nobody answers")
+
+    monkeypatch.setattr(Management, "close_connections_of", unavailable)
+    with pytest.raises(BrokerUnavailable, match="The password was changed") as error:
+        rotate_password(pulse_user, "a password of my own 7", close_connections=True)
+    assert "of my own" not in str(error.value)
+
+
+def test_a_chosen_password_is_validated_on_rotation(alice, name, broker, guarded):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    with pytest.raises(ValidationError, match="too short"):
+        rotate_password(pulse_user, "short")
+    with pytest.raises(ValidationError, match="too short"):
+        rotate_password(pulse_user, "")
+    assert rotate_password(pulse_user, "a password of my own 7") == "a password of my own 7"
+    assert can_log_in(broker, guarded, name, "a password of my own 7")
+
+
+def test_rotation_recreates_a_lost_rabbitmq_user(alice, name, broker, guarded, management):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    management.delete_user(name)
+    password = rotate_password(pulse_user)
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_a_killed_recreation_is_finished_by_the_next_rotation(alice, name, broker, guarded, management, monkeypatch):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    management.delete_user(name)
+    real = Management.set_permissions
+
+    def die(self, *arguments):
+        raise Killed
+
+    monkeypatch.setattr(Management, "set_permissions", die)
+    with pytest.raises(Killed):
+        rotate_password(pulse_user)
+    monkeypatch.setattr(Management, "set_permissions", real)
+    assert not PulseUser.objects.get().ready
+    password = rotate_password(pulse_user)
+    assert PulseUser.objects.get().ready
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_rotation_finishes_an_interrupted_creation(alice, name, broker, guarded):
+    pulse_user = PulseUser.objects.create(username=name)
+    pulse_user.owners.add(alice)
+    password = rotate_password(pulse_user)
+    assert PulseUser.objects.get().ready
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_without_the_broker_the_password_is_unchanged(alice, name, broker, guarded, settings):
+    pulse_user, password = create_pulse_user(name, [alice])
+    url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
+    with pytest.raises(BrokerUnavailable):
+        rotate_password(pulse_user)
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    assert can_log_in(broker, guarded, name, password)
+    assert PulseUser.objects.get().ready
+
+
+def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, management, monkeypatch):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    real = Management.put_user
+
+    def interfere(self, *arguments):
+        with pytest.raises(RemovalPending, match="Guardian continues"):
+            remove_account(PulseUser.objects.get())
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Management, "put_user", interfere)
+    with pytest.raises(ValidationError, match="removed by another request"):
+        rotate_password(pulse_user)
+    monkeypatch.undo()
+    with pytest.raises(ValidationError, match="being removed"):
+        rotate_password(pulse_user)
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
+
+
+# Locking
+
+
+def test_one_of_two_concurrent_rotations_is_refused(alice, name, broker, guarded, monkeypatch):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    with paused_at(monkeypatch, Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
+        with pytest.raises(ValidationError, match="right now"):
+            rotate_password(PulseUser.objects.get())
+        with pytest.raises(NameTaken):
+            create_pulse_user(name, [alice])
+    assert can_log_in(broker, guarded, name, slow[0])
+
+
+def test_a_locked_account_cannot_be_adopted(alice, name, management):
+    management.put_user(name, "by hand")
+    with locks.lock(name), pytest.raises(NameTaken, match="right now"):
+        adopt_pulse_user(name, [alice], Owner.objects.create_superuser("ops@example.org"))
+    assert not PulseUser.objects.exists()
+
+
+def test_page_and_api_report_a_removal_that_continues_later(alice, name, client):
+    create_pulse_user(name, [alice])
+    client.force_login(alice)
+    with locks.lock(name):
+        answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+        assert "is being deleted. Guardian completes the deletion." in answer.text
+        PulseUser.objects.update(removing_since=None)
+        assert Program(alice).delete(f"pulse-users/{name}/").status_code == 202
+    assert finish_removals() == 1
+
+
+def test_a_removal_of_a_locked_pulse_user_is_finished_by_the_task(alice, name, management):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    with locks.lock(name):
+        with pytest.raises(RemovalPending, match="is being removed, and Guardian continues"):
+            remove_account(pulse_user)
+        assert finish_removals() == 0
+        assert management.user(name)
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize("place", ["_remove_from_broker", "_delete"])
+def test_a_removal_that_lost_its_lock_keeps_the_next_owners_pulse_user(
+    alice, bob, name, amqp, guarded, management, monkeypatch, place
+):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    amqp.queue(f"queue/{name}/builds", 1)
+    mark_for_removal(*PulseUser.objects.all())
+    with paused_at(monkeypatch, removal, place, finish_removals) as slow:
+        Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if the lock had expired
+        remove_account(pulse_user)
+        made, _ = create_pulse_user(name, [bob])
+        amqp.queue(f"queue/{name}/builds", 7)
+    assert slow == [0]
+    assert PulseUser.objects.get() == made
+    assert management.user(name)
+    assert queue_names(management, guarded) == {f"queue/{name}/builds"}
+
+
+def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarded, management, monkeypatch):
+    create_pulse_user(name, [alice])
+    for number in range(3):
+        management.declare_queue(guarded, f"queue/{name}/{number}")
+    mark_for_removal(*PulseUser.objects.all())
+    real = Fetch.delete_queue
+
+    def delete(self, *arguments):
+        dropped = real(self, *arguments)
+        Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
+        return dropped
+
+    monkeypatch.setattr(Fetch, "delete_queue", delete)
+    assert finish_removals() == 0
+    assert len(queue_names(management, guarded)) == 2
+
+
+def test_a_failed_creation_keeps_the_mark_of_a_withdrawal(alice, name, monkeypatch):
+    operator = Owner.objects.create_superuser("ops@example.org")
+
+    def unavailable(self, *arguments):
+        raise BrokerUnavailable("no answer in time", timed_out=True)
+
+    def interfere(self, *arguments):
+        monkeypatch.setattr(Management, "delete_user", unavailable)
+        withdraw(alice, operator, remove=True)
+        raise BrokerUnavailable("no answer in time", timed_out=True)
+
+    monkeypatch.setattr(Management, "set_permissions", unavailable)
+    monkeypatch.setattr(Management, "delete_user", interfere)
+    with pytest.raises(BrokerUnavailable):
+        create_pulse_user(name, [alice])
+    monkeypatch.undo()  # the fixture deletes the remaining user
+    assert PulseUser.objects.get().removing_since is not None
+
+
+def test_a_failed_creation_that_lost_its_lock_undoes_nothing(alice, name, broker, guarded, monkeypatch):
+    real = Management.put_user
+
+    def lost(self, *arguments):
+        monkeypatch.setattr(Management, "put_user", real)
+        Lease.objects.filter(name=locks.lease_name(name)).delete()
+        made.append(create_pulse_user(name, [alice]))
+        raise BrokerUnavailable("no answer in time", timed_out=True)
+
+    made = []
+    monkeypatch.setattr(Management, "put_user", lost)
+    with pytest.raises(BrokerUnavailable):
+        create_pulse_user(name, [alice])
+    assert PulseUser.objects.get().ready
+    assert can_log_in(broker, guarded, name, made[0][1])
+
+
+def test_a_lock_left_by_a_kill_expires_and_the_creation_is_finished(alice, name, management):
+    PulseUser.objects.create(username=name).owners.add(alice)
+    management.put_user(name, "half made")
+    locks.Lock(name).acquire()
+    with pytest.raises(NameTaken):
+        create_pulse_user(name, [alice])
+    Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
+    assert create_pulse_user(name, [alice])[0].ready
+
+
+# Adoption
+
+
+@pytest.mark.parametrize(
+    ("tags", "error_text"),
+    [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")],
+)
+def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
+    alice, operator, name, guarded, management, tags, error_text
+):
+    management.put_user(name, "by hand", ["management", "monitoring"])
+    management.declare_queue(guarded, f"queue/{name}/builds")
+    pulse_user = adopt_pulse_user(name, [alice], operator)
+    management.put_user(name, "by hand", tags)
+    with pytest.raises(ValidationError, match=error_text):
+        rotate_password(pulse_user)
+    with pytest.raises(PermissionDenied, match=error_text):
+        remove_account(pulse_user)
+    assert PulseUser.objects.get().removing_since is None
+    mark_for_removal(*PulseUser.objects.all())  # as a withdrawal does
+    assert finish_removals() == 0
+    assert management.user(name).tags == set(tags)
+    assert queue_names(management, guarded) == {f"queue/{name}/builds"}
+    PulseUser.objects.all().delete()
+    assert name not in adoptable()
+    with pytest.raises(CannotAdopt, match=error_text):
+        adopt_pulse_user(name, [alice], operator)
+
+
+def test_guardians_own_account_is_not_changed_or_removed(alice, operator, name, guarded, management, settings):
+    management.put_user(name, "word")
+    pulse_user = adopt_pulse_user(name, [alice], operator)
+    management.put_user(name, "word", ["administrator"])
+    host = settings.RABBITMQ_MANAGEMENT_URL.rpartition("@")[2]
+    settings.RABBITMQ_MANAGEMENT_URL = f"http://{name}:word@{host}"
+    with pytest.raises(ValidationError, match="Guardian itself"):
+        rotate_password(pulse_user)
+    with pytest.raises(PermissionDenied, match="Guardian itself"):
+        remove_account(pulse_user)
+    assert management.user(name)
+
+
+def test_an_adopted_account_keeps_password_permissions_and_tags(
+    alice, bob, operator, name, broker, guarded, management, settings
+):
+    management.put_user(name, "made by hand", ["monitoring"])
+    by_hand = Permissions("^made-by-hand", ".*", "")
+    management.set_permissions(guarded, name, by_hand)
+    assert name in adoptable()
+    pulse_user = adopt_pulse_user(name, [alice, bob], operator)
+    assert (pulse_user.ready, set(pulse_user.owners.all())) == (True, {alice, bob})
+    assert PulseUser.objects.get().ready
+    assert management.user(name).tags == {"monitoring"}
+    assert permissions_of(pulse_user) == {guarded: by_hand}
+    assert can_log_in(broker, guarded, name, "made by hand")
+    assert name not in adoptable()
+
+
+def test_adoption_is_refused_for_unsafe_accounts_and_wrong_owners(alice, operator, name, management, guarded):
+    stranger = Owner.objects.create_user("stranger@example.org")
+    with pytest.raises(NotOnBroker):
+        adopt_pulse_user(name, [alice], operator)
+    management.put_user(name, "word", ["administrator", "monitoring"])
+    with pytest.raises(CannotAdopt, match="administrator"):
+        adopt_pulse_user(name, [alice], operator)
+    with pytest.raises(CannotAdopt, match="Guardian itself"):
+        adopt_pulse_user(management.whoami().name, [alice], operator)
+    with pytest.raises(InvalidUserName):
+        adopt_pulse_user("../guest", [alice], operator)
+    assert not {name, management.whoami().name} & set(adoptable())
+    management.put_user(name, "word")
+    with pytest.raises(LastOwner):
+        adopt_pulse_user(name, [], operator)
+    with pytest.raises(NotVouched):
+        adopt_pulse_user(name, [stranger], operator)
+    adopt_pulse_user(name, [alice], operator)
+    with pytest.raises(NameTaken):
+        adopt_pulse_user(name, [alice], operator)
+    assert PulseUser.objects.count() == 1
+
+
+def test_an_agents_login_cannot_be_adopted(alice, operator, management, guarded):
+    login = "f" + secrets.token_hex(16)[1:]
+    management.put_user(login, "the agent's token")
+    try:
+        with pytest.raises(CannotAdopt, match="agent"):
+            adopt_pulse_user(login, [alice], operator)
+        assert login not in adoptable()
+    finally:
+        management.delete_user(login)
+    assert not PulseUser.objects.exists()
+
+
+def test_only_operators_adopt_accounts(alice, name, management):
+    management.put_user(name, "word")
+    with pytest.raises(PermissionDenied, match="Only operators can adopt"):
+        adopt_pulse_user(name, [alice], alice)
+    assert not PulseUser.objects.exists()
+
+
+def test_accounts_with_invalid_names_are_not_adoptable(guarded, management):
+    odd = f"no name {uuid.uuid4().hex[:8]}"
+    management.put_user(odd, None)
+    try:
+        assert odd not in adoptable()
+    finally:
+        management.delete_user(odd)
+
+
+def test_the_list_of_adoptable_accounts_takes_one_request_and_one_query(
+    alice, operator, name, management, settings, django_assert_num_queries
+):
+    management.put_user(name, None)
+    with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
+        with django_assert_num_queries(1):
+            assert name in adoptable()
+        assert proxy.requests == 1
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with pytest.raises(BrokerUnavailable):
+        adoptable()
+    with pytest.raises(BrokerUnavailable):
+        adopt_pulse_user(name, [alice], operator)
+    assert not PulseUser.objects.exists()
+
+
+# Owners
+
+
+def test_pulse_users_are_visible_to_their_owners_and_operators(alice, bob, operator):
+    from django.contrib.auth.models import AnonymousUser
+
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    pulse_user.owners.set([alice])
+    for visitor, seen in ((alice, [pulse_user]), (operator, [pulse_user]), (bob, []), (AnonymousUser(), [])):
+        assert list(PulseUser.objects.seen_by(visitor)) == seen
+
+
+# Notification addresses
+
+
+def test_an_address_is_confirmed_by_its_token(alice, name, confirmation_requests):
+    pulse_user, _ = create_pulse_user(name, [alice], notification_emails=[" Team@Example.org", "team@example.org"])
+    address = pulse_user.notification_addresses.get()
+    assert (address.email, address.added_by, address.confirmed_at) == ("team@example.org", alice, None)
+    assert confirmation_requests == ["team@example.org"]
+    token = confirmation_token(address)
+    assert address_for_token(token) == address
+    assert address_for_token(token).confirmed_at is None
+    confirmed = confirm_address(token)
+    assert confirmed.confirmed_at is not None
+    assert confirm_address(token).confirmed_at == confirmed.confirmed_at
+    resend_confirmation(address)
+    assert confirmation_requests == ["team@example.org"]
+
+
+def test_a_confirmation_can_be_resent_once_an_hour(alice, confirmation_requests, time_machine):
+    began = timezone.now()
+    time_machine.move_to(began, tick=False)
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    address = add_address(pulse_user, "team@example.org", alice)
+    for minutes in (0, 59):
+        time_machine.move_to(began + timedelta(minutes=minutes), tick=False)
+        with pytest.raises(ValidationError, match=f"after {began + timedelta(hours=1):%H:%M} UTC"):
+            resend_confirmation(address)
+    assert confirmation_requests == ["team@example.org"]
+    time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
+    resend_confirmation(address)
+    assert confirmation_requests == ["team@example.org"] * 2
+
+
+def test_an_address_cannot_be_added_again_within_an_hour(alice, confirmation_requests):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    remove_address(add_address(pulse_user, "team@example.org", alice))
+    with pytest.raises(ValidationError, match="less than an hour ago") as error:
+        add_address(pulse_user, "Team@example.org", alice)
+    assert list(error.value.message_dict) == ["email"]
+    with pytest.raises(ValidationError, match="less than an hour ago") as error:
+        set_addresses(pulse_user, ["fine@example.org", "team@example.org"], alice)
+    assert list(error.value.message_dict) == ["notification_emails"]
+    assert not pulse_user.notification_addresses.exists()
+    add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
+    assert confirmation_requests.count("team@example.org") == 2
+
+
+def test_an_owner_sends_a_limited_number_of_requests_to_one_mailbox(
+    alice, bob, confirmation_requests, monkeypatch, time_machine
+):
+    time_machine.move_to(timezone.now().replace(minute=30))
+    monkeypatch.setattr(addresses, "REQUEST_LIMIT", RateLimit("requests to confirm this address", 2, 3600))
+    first, second, third = (PulseUser.objects.create(username=name, ready=True) for name in ("a", "b", "c"))
+    for pulse_user in (first, second):
+        add_address(pulse_user, "team@example.org", alice)
+    with pytest.raises(ValidationError, match="the limit is 2 within an hour"):
+        add_address(third, "team+more@example.org", alice)
+    add_address(third, "other@example.org", alice)
+    add_address(third, "team@example.org", bob)
+    assert confirmation_requests.count("team@example.org") == 3
+
+
+def test_a_rolled_back_address_can_be_added_immediately(alice, confirmation_requests):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    with transaction.atomic():
+        add_address(pulse_user, "team@example.org", alice)
+        transaction.set_rollback(True)
+    assert add_address(pulse_user, "team@example.org", alice).pk
+
+
+def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
+    time_machine.move_to(timezone.now())
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    address = add_address(pulse_user, "team@example.org", alice)
+    token = confirmation_token(address)
+    remove_address(address)
+    remove_address(address)
+    with pytest.raises(BadSignature):
+        confirm_address(token)
+    time_machine.shift(timedelta(hours=1, seconds=2))
+    add_address(pulse_user, "team@example.org", alice)
+    with pytest.raises(BadSignature):
+        confirm_address(token)
+    assert NotificationAddress.objects.get().confirmed_at is None
+
+
+def test_a_confirmation_token_expires_after_seven_days(alice, time_machine):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    began = timezone.now()
+    token = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+    time_machine.move_to(began + timedelta(days=7, seconds=10))
+    with pytest.raises(SignatureExpired):
+        confirm_address(token)
+    time_machine.move_to(began + timedelta(days=6, hours=23))
+    assert confirm_address(token).confirmed_at is not None
+
+
+@pytest.mark.parametrize("token", ["", "x", "a:b:c", "é", "\0", "x" * 10_000])
+def test_an_invalid_token_confirms_nothing(alice, token):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    good = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+    for wrong in (token, good[:-1], good + token + "x"):
+        with pytest.raises(BadSignature):
+            confirm_address(wrong)
+    assert NotificationAddress.objects.get().confirmed_at is None
+
+
+@pytest.mark.parametrize(
+    ("email", "error_text"),
+    [
+        ("nonsense", "not an e-mail address"),
+        ("a\n@example.org", "not an e-mail address"),
+        ("a@exam\ud800ple.org", "not an e-mail address"),
+        ("Alice@example.org", "belongs to an owner"),
+        ("team@example.org", "is already an address"),
+        ("x" * 250 + "@example.org", "not an e-mail address"),
+        ("a@exam\u200bple.org", "not an e-mail address"),
+        ("a@\u202eelpmaxe.org", "not an e-mail address"),
+        ("a@\uff45xample.org", "not an e-mail address"),
+    ],
+)
+def test_an_invalid_address_is_refused_with_the_reason(alice, confirmation_requests, email, error_text):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    pulse_user.owners.set([alice])
+    add_address(pulse_user, "team@example.org", alice)
+    with pytest.raises(ValidationError, match=error_text) as error:
+        add_address(pulse_user, email, alice)
+    assert list(error.value.message_dict) == ["email"]
+    assert confirmation_requests == ["team@example.org"]
+
+
+def test_a_pulse_user_has_at_most_ten_addresses(alice, confirmation_requests):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    ten = [f"team-{number}@example.org" for number in range(10)]
+    set_addresses(pulse_user, ten, alice)
+    with pytest.raises(ValidationError, match="10 further addresses"):
+        add_address(pulse_user, "one-more@example.org", alice)
+    with pytest.raises(ValidationError, match="you gave 11"):
+        set_addresses(pulse_user, [*ten, "one-more@example.org"], alice)
+    assert confirmation_requests == ten
+
+
+def test_setting_addresses_keeps_confirmed_ones(alice, confirmation_requests):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    kept = add_address(pulse_user, "kept@example.org", alice)
+    add_address(pulse_user, "gone@example.org", alice)
+    confirm_address(confirmation_token(kept))
+    set_addresses(pulse_user, ["new@example.org", "KEPT@example.org"], alice)
+    addresses = {address.email: address.confirmed_at is not None for address in pulse_user.notification_addresses.all()}
+    assert addresses == {"kept@example.org": True, "new@example.org": False}
+    assert confirmation_requests == ["kept@example.org", "gone@example.org", "new@example.org"]
+    with pytest.raises(ValidationError):
+        set_addresses(pulse_user, ["fine@example.org", "nonsense"], alice)
+    assert pulse_user.notification_addresses.count() == 2
+
+
+def test_an_invalid_address_is_refused_before_anything_is_created(alice, name, management):
+    with pytest.raises(ValidationError) as error:
+        create_pulse_user(name, [alice], notification_emails=["nonsense"])
+    assert list(error.value.message_dict) == ["notification_emails"]
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
+
+
+# Thresholds
+
+
+def test_operators_set_any_thresholds_and_owners_within_the_settings(alice, operator, settings):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    with pytest.raises(PermissionDenied):
+        set_thresholds(pulse_user, 6, 9, alice)
+    set_thresholds(pulse_user, 100_000, 200_000, operator)
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
+    set_thresholds(pulse_user, 50_000, 200_000, alice)  # the operator's maximum is unchanged
+    with pytest.raises(ValidationError, match="at most 50 messages"):
+        set_thresholds(pulse_user, 6, 51, alice)
+    set_thresholds(pulse_user, 6, 50, alice)
+    set_thresholds(pulse_user, 7, None, alice)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
+
+
+def test_an_omitted_threshold_keeps_its_stored_value(operator):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    PulseUser.objects.update(warn_length=3, max_length=8)
+    set_thresholds(pulse_user, UNCHANGED, 9, operator)
+    assert (pulse_user.warn_length, pulse_user.max_length) == (3, 9)
+    with pytest.raises(ValidationError):
+        set_thresholds(pulse_user, 9, UNCHANGED, operator)
+
+
+@pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
+def test_invalid_thresholds_are_refused(operator, pair):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    with pytest.raises(ValidationError):
+        set_thresholds(pulse_user, *pair, operator)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
+
+
+# Removal
+
+
+def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name, broker, guarded, management, removed):
+    pulse_user, password = create_pulse_user(name, [alice])
+    mine = as_user(broker, guarded, name, password)
+    mine.queue(f"queue/{name}/builds", messages=0)
+    mine.queue(f"queue/{name}/mine alone", exclusive=True)
+    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
+    management.declare_queue(guarded, f"queue/{name}2/builds")
+    goes = belongings_of(pulse_user)
+    assert goes == Belongings([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
+    remove_account(pulse_user)
+    assert queue_names(management, guarded) == {f"queue/{name}2/builds"}
+    assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
+    assert not PulseUser.objects.exists()
+    assert removed == [(name, True, True)]
+    with pytest.raises(NotOnBroker):
+        management.user(name)
+
+
+def test_a_removal_without_the_broker_changes_nothing(alice, name, settings, removed):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with pytest.raises(BrokerUnavailable):
+        remove_account(pulse_user)
+    with pytest.raises(BrokerUnavailable):
+        belongings_of(pulse_user)
+    assert PulseUser.objects.get().removing_since is None
+    assert removed == []
+
+
+@pytest.mark.parametrize("step", ["delete_user", "list_queues", "delete_queue", "delete_exchange", "nodes"])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, management, monkeypatch, step, done):
+    pulse_user, password = create_pulse_user(name, [alice])
+    mine = as_user(broker, guarded, name, password)
+    for queue in ("one", "two"):
+        mine.queue(f"queue/{name}/{queue}")
+    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
+    client = {"delete_queue": Fetch, "delete_exchange": Session}.get(step, Management)
+    real = getattr(client, step)
+
+    def die(self, *arguments, **options):
+        if done:
+            real(self, *arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(client, step, die)
+    with pytest.raises(Killed):
+        remove_account(pulse_user)
+    monkeypatch.setattr(client, step, real)
+    assert PulseUser.objects.get().removing_since is not None
+    finish_removals()
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
+
+
+def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarded, management, monkeypatch, removed):
+    pulse_user, password = create_pulse_user(name, [alice])
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+    real = Fetch.delete_queue
+
+    def node_is_down(self, *arguments, **options):
+        raise NotOnBroker("not there, or its node is down")
+
+    monkeypatch.setattr(Fetch, "delete_queue", node_is_down)
+    with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
+        remove_account(pulse_user)
+    assert finish_removals() == 0
+    assert PulseUser.objects.get().removing_since is not None
+    assert removed == []
+    monkeypatch.setattr(Fetch, "delete_queue", real)
+    assert finish_removals() == 1
+    assert removed == [(name, True, True)]
+
+
+def test_a_removal_does_not_trust_a_list_while_nodes_change(alice, name, monkeypatch):
+    from rabbit import snapshot
+
+    pulse_user, _ = create_pulse_user(name, [alice])
+    nodes = iter([frozenset({"a", "b"}), frozenset({"a"})])
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
+        with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
+            remove_account(pulse_user)
+    assert PulseUser.objects.exists()
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+def test_a_removal_does_not_trust_a_list_while_the_vhost_is_stopped(alice, name, broker, guarded):
+    if broker.node is None:
+        pytest.skip("the tests use an external broker")
+    pulse_user, _ = create_pulse_user(name, [alice])
+    broker.node.eval(f'rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"{guarded}">>)')
+    with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
+        remove_account(pulse_user)
+    assert PulseUser.objects.exists()
+    broker.node.eval(f'rabbit_vhost_sup_sup:start_vhost(<<"{guarded}">>)')
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+def test_unfinished_removals_continue_after_one_fails(alice, guarded, management, monkeypatch, caplog):
+    for number in range(3):
+        mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
+    kept = PulseUser.objects.create(username="kept", ready=True)
+    real = Management.delete_user
+
+    def refuse(self, user):
+        if user == "marked-0":
+            raise Refused("it won't", status=400, reason="it won't")
+        real(self, user)
+
+    monkeypatch.setattr(Management, "delete_user", refuse)
+    assert finish_removals() == 2
+    assert {pulse_user.username for pulse_user in PulseUser.objects.all()} == {"marked-0", kept.username}
+    assert "marked-0 can't be removed yet" in caplog.text
+
+
+def test_unfinished_removals_stop_at_an_outage(guarded, settings):
+    for number in range(50):
+        mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
+    with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
+        proxy.close_next(1000)
+        assert finish_removals() == 0
+        assert proxy.requests <= 2  # one attempt and one retry on a new connection
+    assert PulseUser.objects.count() == 50
+
+
+def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broker, guarded, monkeypatch):
+    exchange = Management._exchange
+    requests = []
+
+    def look(self, method, path, **options):
+        requests.append((method, connection.in_atomic_block))
+        return exchange(self, method, path, **options)
+
+    monkeypatch.setattr(Management, "_exchange", look)
+    pulse_user, password = create_pulse_user(name, [alice], notification_emails=["team@example.org"])
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+    rotate_password(pulse_user)
+    remove_account(pulse_user)
+    assert {method for method, _ in requests} == {"GET", "PUT", "DELETE"}
+    assert not any(in_transaction for _, in_transaction in requests)
+
+
+def test_concurrent_tasks_finish_each_removal_once(alice, guarded, management, removed):
+    for number in range(5):
+        mark_for_removal(PulseUser.objects.create(username=f"twice-{number}"))
+        management.put_user(f"twice-{number}", None)
+        management.declare_queue(guarded, f"queue/twice-{number}/q")
+    answers = in_parallel(finish_removals, finish_removals)
+    assert all(isinstance(answer, int) for answer in answers)
+    assert not PulseUser.objects.exists()
+    assert sorted(username for username, _, _ in removed) == [f"twice-{number}" for number in range(5)]
+    assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}
+
+
+def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name, management, monkeypatch):
+    pulse_user, _ = create_pulse_user(name, [alice])
+
+    def not_there(self):
+        raise NotOnBroker("a node that has just started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "nodes", not_there)
+        with pytest.raises(RemovalPending, match="answered 404"):
+            remove_account(pulse_user)
+    assert Removal.objects.filter(kind="account", name=name).exists()
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+def test_a_removal_stops_when_its_time_is_over(alice, name, guarded, management, broker):
+    create_pulse_user(name, [alice])
+    management.declare_queue(guarded, f"queue/{name}/builds")
+    mark_for_removal(*PulseUser.objects.all())
+    with pytest.raises(removals.Postponed):
+        removal._remove(Clients(management, Sessions(broker.amqp_url)), Removal.objects.get(), time.monotonic())
+    assert queue_names(management, guarded) == {f"queue/{name}/builds"}
+    assert finish_removals() == 1
+
+
+def test_accounts_do_not_delay_the_removals_of_agents(alice, name, guarded, management, monkeypatch):
+    mark_for_removal(PulseUser.objects.create(username=name))
+    management.declare_queue(guarded, "subscription_x")
+    Removal.objects.create(kind="queue", vhost=guarded, name="subscription_x")
+    seen = []
+    remove = removal._remove_from_broker
+
+    def look(*arguments):
+        seen.append(Removal.objects.filter(kind="queue").count())
+        remove(*arguments)
+
+    monkeypatch.setattr(removal, "_remove_from_broker", look)
+    assert finish_removals() == 2
+    assert seen == [0]
+
+
+def test_a_removal_of_an_unmarked_account_is_dropped(alice, name, management):
+    create_pulse_user(name, [alice])
+    Removal.objects.create(kind="account", name=name)
+    assert finish_removals() == 0
+    assert not Removal.objects.exists()
+    assert PulseUser.objects.get().ready
+    assert management.user(name)
+
+
+def test_a_creation_killed_while_it_is_undone_leaves_nothing(alice, name, monkeypatch, management):
+    def killed(self, *_):
+        raise Killed
+
+    def refused(self, *_):
+        raise Refused("no", status=400, reason="no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "set_permissions", refused)
+        patched.setattr(Management, "delete_user", killed)
+        with pytest.raises(Killed):
+            create_pulse_user(name, [alice])
+    assert PulseUser.objects.get().removing_since
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+    with pytest.raises(NotOnBroker):
+        management.user(name)
+
+
+def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, guarded, management, monkeypatch):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    for number in range(30):
+        management.declare_queue(guarded, f"queue/other-{number}/q")
+    exchange, requests = Management._exchange, []
+
+    def count(self, method, path, **options):
+        requests.append((method, path))
+        return exchange(self, method, path, **options)
+
+    monkeypatch.setattr(Management, "_exchange", count)
+    remove_account(pulse_user)
+    assert len(requests) <= 8, requests
+
+
+def test_a_pulse_user_without_a_vhost_can_be_removed(alice, name, guarded, management):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    management.delete_vhost(guarded)
+    try:
+        remove_account(pulse_user)
+    finally:
+        management.create_vhost(guarded)
+    assert not PulseUser.objects.exists()
+
+
+# Permissions
+
+
+def test_standard_permissions_in_words():
+    assert in_words(for_pulse_user("a-b.c"), "a-b.c") == [
+        "It can create and delete queues whose names start with queue/a-b.c/, "
+        "and exchanges whose names start with exchange/a-b.c/.",
+        "It can publish to and bind exchanges whose names start with exchange/a-b.c/, "
+        "and bind queues whose names start with queue/a-b.c/. It can't publish to the default exchange.",
+        "It can read from and bind to queues whose names start with queue/a-b.c/, "
+        "and all exchanges whose names start with exchange/.",
+    ]
+    by_hand = "^(queue/a-b/.*|exchange/a-b/.*)"
+    assert in_words(Permissions(by_hand, by_hand, "^(queue/a-b/.*|exchange/.*)"), "a-b") == in_words(
+        for_pulse_user("a-b"), "a-b"
+    )
+
+
+def test_custom_permissions_in_words():
+    assert in_words(Permissions("", ".*", "builds"), "alice") == [
+        "It can't create or delete anything.",
+        "It can publish to and bind all queues and exchanges, of all owners.",
+        "It can read from and bind to all queues and exchanges whose names match the pattern builds, of all owners.",
+    ]
+    assert len({*in_words(NO_ACCESS, "alice"), *in_words(FULL_ACCESS, "alice")}) == 6
+
+
+def test_permissions_are_listed_for_every_vhost(alice, name, guarded, management):
+    pulse_user, _ = create_pulse_user(name, [alice])
+    management.set_permissions("/", name, NO_ACCESS)
+    assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NO_ACCESS}
+    management.delete_user(name)
+    with pytest.raises(NotOnBroker):
+        permissions_of(pulse_user)

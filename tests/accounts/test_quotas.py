@@ -1,0 +1,277 @@
+"""Quotas of owners: at most so many of each kind, by page, API and command, and under concurrent requests."""
+
+import re
+import uuid
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import Client
+from django.utils import timezone
+
+from accounts import invitations, pulse_users, tokens
+from accounts.models import AuthToken, Invitation, Owner, PulseUser
+from agents import registration
+from agents.identities import create_identity
+from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
+from notifications import channels
+from notifications.models import Channel
+from tests.support.api import Program, Visitor
+from tests.support.toolbox import in_parallel
+
+SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/"
+
+
+@pytest.fixture
+def two_of_each(settings):
+    """Let an owner have two of each."""
+    settings.GUARDIAN_MAX_PULSE_USERS = 2
+    settings.GUARDIAN_MAX_TOKENS = 2
+    settings.GUARDIAN_MAX_SUBSCRIPTIONS = 2
+    settings.GUARDIAN_MAX_CHANNELS = 2
+
+
+@pytest.fixture
+def name(management):
+    """Return a name that no account has. Delete the accounts that start with it afterwards."""
+    name = f"alice-{uuid.uuid4().hex[:8]}"
+    yield name
+    for user in management.users():
+        if user.name.startswith(name):
+            management.delete_user(user.name)
+
+
+def own_accounts(owner, *names):
+    for name in names:
+        PulseUser.objects.create(username=name, ready=True).owners.add(owner)
+
+
+def own_channels(owner, number):
+    for one in range(number):
+        channels.create_channel(owner, f"room {one}", SLACK)
+
+
+# RabbitMQ accounts
+
+
+def test_the_defaults_are_those_of_the_documentation(settings):
+    defaults = {
+        name: getattr(settings, f"GUARDIAN_MAX_{name}")
+        for name in ("PULSE_USERS", "TOKENS", "SUBSCRIPTIONS", "CHANNELS")
+    }
+    assert defaults == {"PULSE_USERS": 20, "TOKENS": 50, "SUBSCRIPTIONS": 500, "CHANNELS": 20}
+    assert settings.MESSAGE_STORE_MAX_BYTES == 10 * 1024**3
+    assert not settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS
+
+
+def test_an_owner_with_the_maximum_of_accounts_creates_no_more(alice, two_of_each, guarded):
+    own_accounts(alice, "a", "b")
+    refused = Program(alice).post("pulse-users/", {"username": "c"})
+    assert (refused.status_code, list(refused.json())) == (400, ["non_field_errors"])
+    assert "at most 2 RabbitMQ accounts" in refused.text
+    page = Visitor(alice).client.post("/pulse-users/", {"username": "c"})
+    assert page.status_code == 200
+    assert "at most 2 RabbitMQ accounts" in page.text
+    assert not PulseUser.objects.filter(username="c").exists()
+
+
+def test_an_invitation_past_the_maximum_stays_open(alice, bob, two_of_each):
+    own_accounts(bob, "a", "b")
+    own_accounts(alice, "shared")
+    with transaction.atomic():
+        invitations.invite(PulseUser.objects.locked(alice.pulse_users.get()), [bob], by=alice)
+    invitation = Invitation.objects.get()
+    refused = Program(bob).post(f"invitations/{invitation.uuid.hex}/accept/")
+    assert (refused.status_code, "at most 2 RabbitMQ accounts" in refused.text) == (400, True)
+    page = Visitor(bob).client.post(f"/invitations/{invitation.uuid}/", {"accept": ""})
+    assert (page.status_code, "at most 2 RabbitMQ accounts" in page.text) == (400, True)
+    bob.pulse_users.get(username="a").delete()
+    assert Program(bob).post(f"invitations/{invitation.uuid.hex}/accept/").status_code == 204
+
+
+def test_an_unfinished_creation_can_be_finished_at_the_maximum(alice, two_of_each, agents, name):
+    own_accounts(alice, "a")
+    PulseUser.objects.create(username=name).owners.add(alice)  # a crash left it
+    pulse_users.create_pulse_user(name, [alice], by=alice)
+    assert PulseUser.objects.get(username=name).ready
+
+
+def test_operators_are_exempt(operator, two_of_each, agents, name):
+    own_accounts(operator, "a", "b")
+    own_channels(operator, 3)
+    for number in range(3):
+        tokens.create_token(operator, f"token {number}")
+    pulse_users.create_pulse_user(name, [operator], by=operator)
+    offering = agents.offering()
+    for number in range(3):
+        create_identity(operator, offering, f"agent {number}")
+
+
+def test_an_operator_creates_an_account_for_an_owner_with_the_maximum(alice, operator, two_of_each, agents, name):
+    own_accounts(alice, "a", "b")
+    pulse_users.create_pulse_user(name, [alice], by=operator)
+    assert alice.pulse_users.count() == 3
+
+
+def test_zero_is_no_limit(alice, settings):
+    settings.GUARDIAN_MAX_TOKENS = settings.GUARDIAN_MAX_CHANNELS = 0
+    own_channels(alice, 25)
+    for number in range(60):
+        tokens.create_token(alice, f"token {number}")
+
+
+# Tokens
+
+
+def test_an_owner_with_the_maximum_of_tokens_creates_no_more(alice, two_of_each):
+    for number in range(2):
+        tokens.create_token(alice, f"token {number}")
+    refused = Visitor(alice).post("tokens/", {"name": "c"})
+    assert (refused.status_code, list(refused.json())) == (400, ["non_field_errors"])
+    assert "at most 2 tokens" in refused.text
+    page = Visitor(alice).client.post("/tokens/", {"name": "c", "days": 7})
+    assert (page.status_code, "at most 2 tokens" in page.text) == (200, True)
+    with pytest.raises(CommandError, match="at most 2 tokens"):
+        call_command("create_token", "alice@example.org")
+    assert AuthToken.objects.count() == 2
+
+
+def test_expired_and_revoked_tokens_do_not_count(alice, two_of_each):
+    first, second = (tokens.create_token(alice, f"token {number}")[0] for number in range(2))
+    AuthToken.objects.filter(pk=first.pk).update(expiry=timezone.now())
+    tokens.revoke_token(second)
+    for number in range(2):
+        tokens.create_token(alice, f"new {number}")
+
+
+# Channels
+
+
+def test_an_owner_with_the_maximum_of_channels_creates_no_more(alice, two_of_each):
+    own_channels(alice, 2)
+    refused = Program(alice).post("channels/", {"name": "c", "url": "https://1.1.1.1/hook"})
+    assert (refused.status_code, list(refused.json())) == (400, ["non_field_errors"])
+    assert "at most 2 channels" in refused.text
+    visitor = Client()
+    visitor.force_login(alice)
+    assert "the maximum number of channels" in visitor.get("/settings/").text
+    page = visitor.post("/settings/", {"channel": "add", "name": "c", "url": SLACK})
+    assert page.status_code == 200
+    assert Channel.objects.count() == 2
+
+
+# Agents
+
+
+def test_an_owner_has_at_most_so_many_agents_subscriptions_and_queues_each(agents, two_of_each):
+    owner = agents.owner()
+    program, presented = Program(owner, "agent"), agents.token(owner)
+    offering = agents.offering(owner)
+    identities = [agents.identity(owner, offering) for _ in range(2)]
+    registered = f"agent-identities/{identities[0].uuid.hex}"
+    requests = {
+        AgentIdentity: ("agent-identities/", {"offering": offering.uuid.hex, "name": "third"}, "agent identities"),
+        EventSubscription: (
+            f"{registered}/register_event_subscription/", {"observable_object_type": "call"}, "event subscriptions",
+        ),
+        SubscriptionQueue: (
+            f"{registered}/create_queue/", {"offering_uuid": offering.uuid.hex, "object_type": "order"},
+            "subscription queues",
+        ),
+    }  # fmt: skip
+    for object_type in ("order", "resource"):
+        registration.register_subscription(identities[0], object_type, presented)
+    subscription = EventSubscription.objects.get(object_type="order")
+    for object_type in ("proposal", "user_role"):
+        registration.create_queue(subscription, offering, object_type, presented)
+    for model, (path, body, things) in requests.items():
+        refused = program.post(path, body)
+        assert (refused.status_code, list(refused.json())) == (400, ["non_field_errors"]), path
+        assert f"at most 2 {things}" in refused.text
+        assert model.objects.count() == 2
+    assert (
+        program.post(f"{registered}/register_event_subscription/", {"observable_object_type": "order"}).status_code
+        == 200
+    )
+    assert len(agents.queues(owner.uuid.hex)) == 3  # two, and the dead-letter queue
+
+
+def test_an_owner_has_at_most_so_many_consumer_queues(agents, settings):
+    owner = agents.owner()
+    offering = agents.offering(owner)
+    first, second = (agents.identity(owner, offering) for _ in range(2))
+    settings.GUARDIAN_MAX_SUBSCRIPTIONS = 1
+    program = Program(owner, "agent")
+    assert program.post(f"agent-identities/{first.uuid.hex}/register_queue/", {}).status_code == 201
+    refused = program.post(f"agent-identities/{second.uuid.hex}/register_queue/", {})
+    assert (refused.status_code, "at most 1 consumers" in refused.text) == (400, True)
+    assert program.post(f"agent-identities/{first.uuid.hex}/register_queue/", {}).status_code == 200
+    assert Consumer.objects.count() == 1
+
+
+def test_what_one_owner_has_does_not_count_for_another(agents, alice, two_of_each):
+    other = agents.owner()
+    offering = agents.offering(alice, other)
+    for owner in (alice, other):
+        own_channels(owner, 2)
+        for number in range(2):
+            create_identity(owner, offering, f"agent {number}")
+            tokens.create_token(owner, f"token {number}")
+
+
+# Concurrent requests
+
+
+CREATE = {
+    "tokens": lambda owner, number: tokens.create_token(owner, f"token {number}"),
+    "channels": lambda owner, number: channels.create_channel(owner, f"room {number}", SLACK),
+    "agents": lambda owner, number: create_identity(owner, owner.offerings.get(), f"agent {number}"),
+}
+
+
+@pytest.mark.parametrize("create", CREATE.values(), ids=CREATE)
+def test_concurrent_requests_do_not_exceed_a_quota(transactional_db, two_of_each, create):
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    owner.offerings.create(name="Compute")
+    create(owner, 0)
+    outcomes = in_parallel(*[lambda number=number: create(owner, number) for number in range(1, 7)])
+    refused = [outcome for outcome in outcomes if isinstance(outcome, ValidationError)]
+    assert len(refused) == 5, outcomes
+    assert all(re.search("at most 2 ", str(outcome)) for outcome in refused)
+
+
+def test_concurrent_creations_of_accounts_do_not_exceed_the_quota(transactional_db, guarded, settings, name):
+    settings.GUARDIAN_MAX_PULSE_USERS = 2
+    alice = Owner.objects.create_user("alice@example.org", vouched=True)
+    program = Program(alice)
+    answers = in_parallel(
+        *[lambda one=one: program.post("pulse-users/", {"username": f"{name}-{one}"}) for one in range(5)]
+    )
+    assert sorted(answer.status_code for answer in answers) == [201] * 2 + [400] * 3
+    assert alice.pulse_users.count() == 2
+
+
+def test_two_invitations_accepted_at_once_do_not_exceed_the_quota(transactional_db, settings):
+    settings.GUARDIAN_MAX_PULSE_USERS = 2
+    alice, bob = (Owner.objects.create_user(f"{name}@example.org", vouched=True) for name in ("alice", "bob"))
+    own_accounts(alice, "a", "b", "c")
+    own_accounts(bob, "d")
+    received = [
+        Invitation.objects.create(pulse_user=one, invitee=bob, inviter=alice) for one in alice.pulse_users.all()
+    ]
+    outcomes = in_parallel(*[lambda one=one: invitations.accept(one) for one in received])
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "QuotaReached", "QuotaReached"]
+    assert bob.pulse_users.count() == 2
+
+
+def test_concurrent_registrations_over_http_do_not_exceed_the_quota(agents, transactional_db, settings):
+    settings.GUARDIAN_MAX_SUBSCRIPTIONS = 3
+    owner = agents.owner()
+    identity = agents.identity(owner)
+    path = f"agent-identities/{identity.uuid.hex}/register_event_subscription/"
+    program = Program(owner, "agent")
+    types = ObjectType.values[:8]
+    answers = in_parallel(*[lambda one=one: program.post(path, {"observable_object_type": one}) for one in types])
+    assert sorted(answer.status_code for answer in answers) == [201] * 3 + [400] * 5
+    assert EventSubscription.objects.count() == 3

@@ -1,0 +1,1274 @@
+"""Removals: what a deletion of rows removes from the broker, once, and finally always."""
+
+import contextlib
+import logging
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from functools import partial
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+from django.contrib import admin
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db.models import F
+from django.db.models.deletion import Collector
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import tokens
+from accounts.models import AuthToken, Owner
+from agents import deletions, registration
+from agents import removals as agents_removals
+from agents.models import (
+    AgentIdentity,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Offering,
+    Registration,
+    SubscriptionQueue,
+)
+from agents.removals import pending
+from core import locks, removals
+from core.models import Removal
+from core.tasks import finish_removals
+from queues import tombstones
+from queues.models import Queue, QueueEvent
+from rabbit.amqp import Session
+from rabbit.management import BrokerError, BrokerUnavailable, Management
+from rabbit.names import DEAD_LETTER_QUEUE
+from tests.support.agents import make_removals_due
+from tests.support.proxy import Proxy
+from tests.support.toolbox import (
+    AWAY,
+    AWAY_AMQP,
+    Killed,
+    can_log_in,
+    in_background,
+    in_parallel,
+    stored_queue,
+    wait_until_blocked,
+)
+from tools.benchmarks.passes import counted_requests
+
+KIND = Removal.Kind
+
+
+class Registrations:
+    """An owner with two agents: one with a subscription and two queues, and one with a consumer."""
+
+    def __init__(self, agents):
+        self.owner = agents.owner()
+        self.presented = agents.token(self.owner)
+        self.first, self.second = agents.offering(self.owner), agents.offering(self.owner)
+        self.identity = agents.identity(self.owner, self.first)
+        self.subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
+        self.queue, _ = registration.create_queue(self.subscription, self.first, "order", self.presented)
+        self.other_queue, _ = registration.create_queue(self.subscription, self.second, "order", self.presented)
+        self.consumer, _ = registration.register_consumer(
+            agents.identity(self.owner, self.second), self.presented, None
+        )
+        self.vhost = self.owner.uuid.hex
+        self.username = self.subscription.rmq_username
+
+
+@pytest.fixture
+def registered(agents):
+    return Registrations(agents)
+
+
+@contextmanager
+def logged_in(broker, vhost, username, key):
+    """Give an open connection of a RabbitMQ user."""
+    address = urlsplit(broker.amqp_url)
+    login = f"amqp://{username}:{key}@{address.hostname}:{address.port}/{quote(vhost, safe='')}"
+    opened = pika.BlockingConnection(pika.URLParameters(login))
+    try:
+        yield opened
+    finally:
+        if opened.is_open:
+            opened.close()
+
+
+def is_closed(opened):
+    """Return whether the broker closes a connection within 5 seconds."""
+    try:
+        opened.process_data_events(5)
+    except pika.exceptions.AMQPError:
+        return True
+    return False
+
+
+def on_broker(agents, registered):
+    """Return the queues of the owner's vhost without the dead-letter queue, and the remaining logins."""
+    there = set(agents.queues(registered.vhost)) - {DEAD_LETTER_QUEUE} if registered.vhost in agents.vhosts() else None
+    return there, agents.users() & {registered.subscription.rmq_username, registered.consumer.rmq_username}
+
+
+def many_queues(agents, count):
+    """Return a subscription with this many queue rows, without queues on the broker."""
+    owner = agents.owner()
+    offering = agents.offering(owner)
+    identity = agents.identity(owner, offering)
+    subscription = EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
+    offerings = Offering.objects.bulk_create(Offering(name=f"many {number}") for number in range(count - 1))
+    SubscriptionQueue.objects.bulk_create(
+        SubscriptionQueue(
+            subscription=subscription,
+            offering=one,
+            object_type="order",
+            vhost=owner.uuid.hex,
+            queue_name=f"subscription_{subscription.uuid.hex}_offering_{one.uuid.hex}_order",
+            state=Registration.READY,
+        )
+        for one in (offering, *offerings)
+    )
+    Consumer.objects.create(identity=identity, vhost=owner.uuid.hex, queue_name=f"consumer_{uuid.uuid4().hex}")
+    AgentVhost.objects.create(owner=owner, name=owner.uuid.hex, ready=True)
+    return subscription
+
+
+# Cascades
+
+
+def test_deleting_a_queue_row_deletes_only_that_queue(registered, agents):
+    registered.queue.delete()
+    left = {registered.other_queue.queue_name, registered.consumer.queue_name}
+    assert on_broker(agents, registered) == (left, {registered.username, registered.consumer.rmq_username})
+    assert not Removal.objects.exists()
+
+
+def test_deleting_a_subscription_deletes_its_user_and_queues(registered, agents):
+    registered.subscription.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+    assert not Removal.objects.exists()
+
+
+def test_deleting_a_consumer_deletes_its_user_and_queue(registered, agents):
+    registered.consumer.delete()
+    assert on_broker(agents, registered) == (
+        {registered.queue.queue_name, registered.other_queue.queue_name},
+        {registered.username},
+    )
+    assert not Removal.objects.exists()
+
+
+def test_deleting_an_identity_deletes_all_it_registered(registered, agents):
+    registered.identity.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+    AgentIdentity.objects.all().delete()
+    assert on_broker(agents, registered) == (set(), set())
+    assert not Removal.objects.exists()
+
+
+def test_deleting_an_offering_deletes_its_queues(registered, agents):
+    registered.second.delete()
+    assert on_broker(agents, registered) == ({registered.queue.queue_name}, {registered.username})
+    assert not Removal.objects.exists()
+
+
+def test_deleting_an_owner_deletes_the_vhost(registered, agents):
+    registered.owner.delete()
+    assert on_broker(agents, registered) == (None, set())
+    assert not Removal.objects.exists()
+
+
+def test_deleting_a_vhost_takes_no_request_per_queue(registered):
+    with counted_requests() as sent:
+        registered.owner.delete()
+    assert sorted(request.rpartition("/")[0] for request in sent) == ["DELETE /api/users"] * 2 + ["DELETE /api/vhosts"]
+
+
+def test_deleting_a_queryset_deletes_its_queues(registered, agents):
+    SubscriptionQueue.objects.filter(subscription=registered.subscription).delete()
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
+
+
+def test_deleting_several_owners_deletes_their_vhosts(agents):
+    settings = Registrations(agents), Registrations(agents)
+    with counted_requests() as sent:
+        Owner.objects.filter(pk__in=[registered.owner.pk for registered in settings]).delete()
+    assert len(sent) == 6
+    assert [on_broker(agents, registered) for registered in settings] == [(None, set())] * 2
+
+
+def test_the_admins_delete_selected_deletes_queues_and_users(registered, agents, rf):
+    model_admin = admin.ModelAdmin(EventSubscription, admin.site)
+    model_admin.delete_queryset(rf.post("/"), EventSubscription.objects.filter(pk=registered.subscription.pk))
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+
+
+def test_a_collector_without_origin_deletes_queues_and_passwords(registered, agents):
+    collector = Collector(using="default")
+    collector.collect([registered.subscription, *AuthToken.objects.none()])
+    collector.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+    collector = Collector(using="default")
+    collector.collect([registered.presented.token])
+    collector.delete()
+    assert not Removal.objects.exists()
+    registered.consumer.refresh_from_db()
+    assert (registered.consumer.token, registered.consumer.password_set) == (None, False)
+
+
+def test_deleting_a_subscription_closes_its_connections(registered, broker):
+    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
+        opened.channel().basic_consume(registered.queue.queue_name, lambda *message: None)
+        registered.subscription.delete()
+        assert is_closed(opened)
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+
+
+# Transactions
+
+
+def test_a_rolled_back_deletion_removes_nothing(registered, agents):
+    before = on_broker(agents, registered)
+    with transaction.atomic():
+        registered.owner.delete()
+        assert Removal.objects.count() == 6
+        transaction.set_rollback(True)
+    assert not Removal.objects.exists()
+    assert removals.run_due(50) == 0
+    assert on_broker(agents, registered) == before
+
+
+def test_a_rolled_back_savepoint_removes_nothing(registered, agents):
+    with transaction.atomic():
+        with transaction.atomic():
+            registered.subscription.delete()
+            transaction.set_rollback(True)
+        registered.consumer.delete()
+    assert on_broker(agents, registered) == (
+        {registered.queue.queue_name, registered.other_queue.queue_name},
+        {registered.username},
+    )
+
+
+def test_a_failed_deletion_leaves_no_removals(registered, agents):
+    before = on_broker(agents, registered)
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith("DELETE"):
+            raise OperationalError("the disk is full")
+        return execute(sql, params, many, context)
+
+    with pytest.raises(OperationalError), connection.execute_wrapper(fail):
+        registered.identity.delete()
+    assert removals.run_due(50) == 0
+    assert on_broker(agents, registered) == before
+    registered.identity.delete()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+
+
+def test_no_request_is_sent_before_the_commit(registered):
+    with counted_requests() as sent, transaction.atomic():
+        registered.subscription.delete()
+        assert sent == []
+    assert len(sent) == 3
+
+
+# Concurrent registrations
+
+
+class DriverError(Exception):
+    """An error of PostgreSQL's driver with a code."""
+
+    def __init__(self, pgcode):
+        super().__init__(pgcode)
+        self.pgcode = pgcode
+
+
+def add_queue(subscription, offering):
+    return SubscriptionQueue.objects.create(
+        subscription=subscription, offering=offering, object_type="resource", vhost="v", queue_name=uuid.uuid4().hex
+    )
+
+
+@pytest.mark.parametrize("what", ["subscription", "identity", "owner", "subscriptions"])
+def test_a_registration_during_a_deletion_fails(registered, what):
+    began = []
+
+    def register_once_the_children_were_read(execute, sql, params, many, context):
+        result = execute(sql, params, many, context)
+        if not began and sql.startswith("SELECT") and 'FROM "agents_subscriptionqueue"' in sql:
+            began.append(in_background(add_queue, registered.subscription, registered.second))
+            wait_until_blocked(began[0])
+        return result
+
+    rows = (
+        EventSubscription.objects.filter(owner=registered.owner)
+        if what == "subscriptions"
+        else getattr(registered, what)
+    )
+    with connection.execute_wrapper(register_once_the_children_were_read):
+        gone = deletions.delete(rows)
+    assert isinstance(began[0].exception(), IntegrityError)
+    assert gone["agents.SubscriptionQueue"] == 2
+    assert not EventSubscription.objects.exists()
+    assert not Removal.objects.exists()
+
+
+@pytest.mark.parametrize("pgcode", [None, deletions.DEADLOCK])
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_deletion_is_retried_twice_after_a_conflict(registered, agents, failures, pgcode):
+    before = on_broker(agents, registered)
+    failed = []
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith('DELETE FROM "agents_agentidentity"') and len(failed) < failures:
+            failed.append(sql)
+            if pgcode is None:
+                raise IntegrityError("there is something below it")
+            raise OperationalError("deadlock detected") from DriverError(pgcode)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail):
+        if failures == deletions.MAX_ATTEMPTS:
+            with pytest.raises((IntegrityError, OperationalError)):
+                deletions.delete(registered.identity)
+            assert on_broker(agents, registered) == before
+        else:
+            deletions.delete(registered.identity)
+            assert on_broker(agents, registered) == (
+                {registered.consumer.queue_name},
+                {registered.consumer.rmq_username},
+            )
+    assert len(failed) == failures
+    assert not Removal.objects.exists()
+
+
+def test_other_database_errors_are_not_retried(registered):
+    tried = []
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith("DELETE"):
+            tried.append(sql)
+            raise OperationalError("the disk is full")
+        return execute(sql, params, many, context)
+
+    with pytest.raises(OperationalError, match="disk"), connection.execute_wrapper(fail):
+        deletions.delete(registered.identity)
+    assert len(tried) == 1
+
+
+def test_deleting_a_deleted_row_is_no_error(registered, agents):
+    queue = SubscriptionQueue.objects.get(pk=registered.queue.pk)
+    assert deletions.delete(queue) == {"agents.SubscriptionQueue": 1}
+    assert deletions.delete(queue) == {}
+
+
+def test_a_deletion_in_a_deadlock_is_retried(registered, agents):
+    if not connection.features.has_select_for_update:
+        pytest.skip("this database has one writer at a time")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the other transaction
+        SubscriptionQueue.objects.select_for_update().get(pk=registered.queue.pk)
+        deletion = in_background(deletions.delete, registered.subscription)
+        wait_until_blocked(deletion)
+        EventSubscription.objects.select_for_update(no_key=True).get(pk=registered.subscription.pk)
+    deletion.result()
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
+
+
+def test_a_queue_and_a_cascade_with_it_are_deleted_concurrently(registered, agents):
+    if not connection.features.has_select_for_update:
+        pytest.skip("this database has one writer at a time")
+    consumer, _ = registration.register_consumer(registered.identity, registered.presented, None)
+    row_is_deleted, may_continue = threading.Event(), threading.Event()
+
+    def stop_before_the_removal(execute, sql, params, many, context):
+        if sql.startswith('INSERT INTO "core_removal"'):
+            row_is_deleted.set()
+            assert may_continue.wait(30)
+        return execute(sql, params, many, context)
+
+    def delete_one():
+        with connection.execute_wrapper(stop_before_the_removal):
+            return registered.queue.delete()[0]
+
+    deletion = in_background(delete_one)
+    assert row_is_deleted.wait(30)
+    # Like a cascade that collects consumers first.
+    collector = Collector(using="default", origin=registered.identity)
+    collector.collect([consumer])
+    collector.collect([registered.identity])
+    cascade = in_background(collector.delete)
+    wait_until_blocked(cascade)
+    may_continue.set()
+    cascade.result()
+    assert deletion.result() == 1
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
+
+
+@pytest.mark.parametrize("at_least", [2, pytest.param(10, marks=pytest.mark.soak)])
+def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, at_least):
+    owners = {number: agents.owner() for number in range(2)}
+    offerings = [agents.offering(*owners.values()) for _ in range(3)]
+    broken, done = [], Counter()
+    began = time.monotonic()
+
+    def is_over():
+        """Return whether the time is up and a registration succeeded; on a busy machine most lose their rows first."""
+        seconds = time.monotonic() - began
+        return seconds > 30 or (seconds > at_least and done["register"] > 0)
+
+    def register(number):
+        owner = owners[number]
+        presented = agents.token(owner)
+        identity = AgentIdentity.objects.filter(owner=owner).first() or agents.identity(owner, offerings[0], "agent")
+        subscription, _ = registration.register_subscription(identity, "order", presented)
+        for offering in offerings:
+            registration.create_queue(subscription, offering, "order", presented)
+        registration.register_consumer(identity, presented, None)
+
+    def remove(number):
+        time.sleep(random.random() / 2)  # slower than a registration, which fails if its rows are deleted
+        model = random.choice([SubscriptionQueue, EventSubscription, AgentIdentity, Consumer, Owner])
+        row = model.objects.order_by("?").first()
+        if row is not None:
+            deletions.delete(row)
+        if model is Owner:
+            for one, owner in owners.items():
+                if not Owner.objects.filter(pk=owner.pk).exists():
+                    owners[one] = agents.owner()
+                    with contextlib.suppress(IntegrityError):  # another thread deleted the new owner
+                        for offering in offerings:
+                            offering.members.add(owners[one])
+
+    def repeat(do, number):
+        while not is_over():
+            try:
+                do(number)
+            except DatabaseError as error:
+                if not isinstance(error, IntegrityError) or do is remove:  # the test's owner was deleted meanwhile
+                    broken.append((do.__name__, error))
+            except (BrokerError, PermissionDenied, ObjectDoesNotExist, ValueError):
+                done["refused"] += 1
+            else:
+                done[do.__name__] += 1
+
+    in_parallel(*(partial(repeat, do, number) for do in (register, remove) for number in (0, 1, 0)))
+    assert broken == []
+    assert done["register"]
+    assert done["remove"]
+
+
+# The admin
+
+
+@pytest.mark.parametrize("what", ["owner", "first", "identity", "subscription", "consumer", "queue"])
+def test_the_admin_deletes_through_agents_deletions(registered, agents, client, monkeypatch, what):
+    deleted = []
+    delete = deletions.delete
+    monkeypatch.setattr(deletions, "delete", lambda rows: deleted.append(rows) or delete(rows))
+    client.force_login(agents.owner(is_staff=True, is_superuser=True))
+    row = getattr(registered, what)
+    path = f"/admin/{row._meta.app_label}/{row._meta.model_name}/"
+    assert client.post(f"{path}{row.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert deleted == [row]
+    assert not type(row).objects.filter(pk=row.pk).exists()
+    assert not Removal.objects.exists()
+    if what != "owner":  # the admin deletes one owner at a time
+        rest = type(row).objects.all()
+        selected = {"action": "delete_selected", "_selected_action": [one.pk for one in rest], "post": "yes"}
+        if rest:
+            assert client.post(path, selected).status_code == 302
+            assert len(deleted) == 2
+        assert not type(row).objects.exists()
+
+
+# Cost
+
+
+def statements_of(delete):
+    """Return the statements of a deletion and its callback, without Django's batches of a hundred rows."""
+    with CaptureQueriesContext(connection) as captured:
+        delete()
+    return [query["sql"] for query in captured if not query["sql"].startswith('DELETE FROM "agents_subscriptionqueue"')]
+
+
+@pytest.mark.parametrize("what", ["owner", "identity", "subscription", "queues"])
+def test_the_statements_of_a_deletion_do_not_grow_with_the_queues(agents, what):
+    counts = []
+    for count in (20, 200):
+        subscription = many_queues(agents, count)
+        target = {
+            "owner": subscription.owner,
+            "identity": subscription.identity,
+            "subscription": subscription,
+            "queues": SubscriptionQueue.objects.filter(subscription=subscription),
+        }[what]
+        counts.append(len(statements_of(target.delete)))
+        assert not Removal.objects.exists()
+    assert counts[0] == counts[1] < 90
+
+
+def test_the_statements_of_deleting_an_offering_do_not_grow(agents):
+    counts = []
+    for count in (20, 200):
+        subscription = many_queues(agents, 1)
+        others = EventSubscription.objects.bulk_create(
+            EventSubscription(owner=subscription.owner) for _ in range(count)
+        )
+        offering = Offering.objects.create(name="popular")
+        SubscriptionQueue.objects.bulk_create(
+            SubscriptionQueue(
+                subscription=other,
+                offering=offering,
+                object_type="order",
+                vhost=subscription.owner.uuid.hex,
+                queue_name=f"subscription_{other.uuid.hex}_offering_{offering.uuid.hex}_order",
+            )
+            for other in others
+        )
+        counts.append(len(statements_of(offering.delete)))
+    assert counts[0] == counts[1]
+
+
+def test_the_statements_of_revoking_tokens_do_not_grow(agents, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    ContentType.objects.get_for_model(AuthToken)  # the audit trail caches it per process
+    counts = []
+    for count in (3, 30):
+        owner = agents.owner()
+        for _ in range(count):
+            EventSubscription.objects.create(owner=owner, token=agents.token(owner).token, password_set=True)
+        counts.append(len(statements_of(lambda owner=owner: tokens.revoke_tokens_of(owner))))
+        assert not EventSubscription.objects.exclude(token=None, password_set=False).exists()
+        assert Removal.objects.filter(kind=KIND.PASSWORD).count() == count
+        Removal.objects.all().delete()
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.soak)])
+def test_a_deletion_takes_one_request_per_queue_and_user(agents, management, count):
+    subscription = many_queues(agents, count)
+    vhost = subscription.owner.uuid.hex
+    management.create_vhost(vhost)
+    management.put_user(subscription.rmq_username, "secret")
+    for name in subscription.queues.values_list("queue_name", flat=True):
+        management.declare_queue(vhost, name)
+        stored_queue(name, vhost=vhost)
+    with counted_requests() as sent:
+        subscription.delete()
+    assert len(sent) == len(set(sent)) == count + 1
+    assert agents.queues(vhost) == {}
+    assert subscription.rmq_username not in agents.users()
+    assert Queue.objects.filter(state="gone").count() == count
+
+
+# Stored queues
+
+
+def test_queues_of_a_deleted_subscription_are_gone_with_an_event(registered):
+    there = stored_queue(registered.queue.queue_name, vhost=registered.vhost, state="warned", ready=7, unacknowledged=0)
+    kept = stored_queue(registered.consumer.queue_name, vhost=registered.vhost)
+    registered.subscription.delete()
+    there.refresh_from_db()
+    kept.refresh_from_db()
+    assert (there.state, there.length, kept.state) == ("gone", None, "ok")
+    event = QueueEvent.objects.get()
+    assert (event.kind, event.queue, event.details["length"]) == ("removed", there, 7)
+
+
+def test_all_queues_of_a_deleted_vhost_are_gone(registered):
+    for name in (registered.queue.queue_name, DEAD_LETTER_QUEUE, "somebody's own"):
+        stored_queue(name, vhost=registered.vhost)
+    elsewhere = stored_queue("elsewhere", vhost="/")
+    registered.owner.delete()
+    assert list(Queue.objects.exclude(state="gone")) == [elsewhere]
+    assert QueueEvent.objects.filter(kind="removed").count() == 3
+
+
+def test_pending_removals_are_listed_in_one_statement(registered, settings, django_assert_num_queries):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    registered.subscription.delete()
+    with django_assert_num_queries(1):
+        assert pending() == {
+            (registered.vhost, queue.queue_name) for queue in (registered.queue, registered.other_queue)
+        }
+
+
+# Outages of the broker
+
+
+def test_removals_after_an_outage_are_finished_by_the_task(registered, agents, settings, broker):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    registered.subscription.delete()
+    assert Removal.objects.count() == 3
+    assert removals.run_due() == 0  # all are due in a minute
+    assert Removal.objects.filter(claim=None, due_at__gt=timezone.now() + timedelta(seconds=30)).count() == 3
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    finish_removals()
+    assert Removal.objects.count() == 3
+    make_removals_due()
+    finish_removals()
+    assert not Removal.objects.exists()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+
+
+def test_without_a_configured_broker_removals_wait(registered, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = ""
+    registered.queue.delete()
+    removal = Removal.objects.get()
+    assert (removal.claim, removal.attempts) == (None, 1)
+    assert "no broker is configured" in removal.last_error
+
+
+def test_a_failed_removal_is_not_retried_immediately(registered, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    registered.queue.delete()
+    with counted_requests() as sent:
+        removals.run_due()
+    assert sent == []
+
+
+def test_removals_stop_at_an_outage_and_continue_later(agents, management, broker, settings, monkeypatch):
+    subscription = many_queues(agents, 60)
+    vhost = subscription.owner.uuid.hex
+    management.create_vhost(vhost)
+    for name in subscription.queues.values_list("queue_name", flat=True):
+        management.declare_queue(vhost, name)
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        real, asked = Session.delete_queue, []
+
+        def counted(self, *arguments, **options):
+            asked.append(arguments)
+            if len(asked) == 20:
+                proxy.close_next(1000)
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(Session, "delete_queue", counted)
+        subscription.delete()
+        assert len(asked) < 20 + removals.MAX_PARALLEL
+        left = Removal.objects.count()
+        assert left == len(agents.queues(vhost)) > 30
+        # Removals whose request got no answer stay claimed, so that no registration can cancel them.
+        unknown = Removal.objects.filter(claim__isnull=False)
+        assert 0 < unknown.count() <= removals.MAX_PARALLEL
+        assert set(unknown.values_list("attempts", flat=True)) == {1}
+        assert not Removal.objects.filter(due_at__lt=timezone.now() + timedelta(seconds=30)).exists()
+        proxy.forward()
+        make_removals_due()
+        proxy.close_next(0)
+        assert removals.run_due(50) == left
+    assert not Removal.objects.exists()
+    assert agents.queues(vhost) == {}
+
+
+def test_a_removal_that_breaks_the_broker_does_not_block_others(registered, agents, monkeypatch):
+    real = Management.delete_user
+
+    def failing(self, name):
+        if name == registered.username:
+            raise removals.BrokerUnavailable("answered 500")
+        real(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Management, "delete_user", failing)
+        registered.subscription.delete()
+        make_removals_due()
+        removals.run_due(50)
+        # A minute later all others are due, but not this one.
+        Removal.objects.update(due_at=F("due_at") - timedelta(seconds=65))
+        removals.run_due(50)
+    assert [(removal.name, removal.attempts) for removal in Removal.objects.all()] == [(registered.username, 2)]
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
+
+
+def test_the_retry_interval_doubles_up_to_a_limit():
+    assert [removals.retry_seconds(attempts) for attempts in (1, 2, 3, 4, 1000)] == [60, 120, 240, 300, 300]
+
+
+def test_a_refused_removal_is_recorded_and_retried(registered, agents, broker, caplog):
+    with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{registered.vhost}"))) as opened:
+        channel = opened.channel()
+        channel.queue_delete(registered.queue.queue_name)
+        channel.queue_declare(registered.queue.queue_name, exclusive=True)
+        with caplog.at_level(logging.WARNING, "core.removals"):
+            registered.subscription.delete()
+        removal = Removal.objects.get()
+        assert (removal.name, removal.attempts, removal.claim) == (registered.queue.queue_name, 1, None)
+        assert "exclusive" in removal.last_error
+        assert registered.queue.queue_name in caplog.text
+        waits = []
+        for _ in range(3):
+            make_removals_due()
+            removals.run_due(50)
+            removal.refresh_from_db()
+            waits.append(round((removal.due_at - timezone.now()).total_seconds() / 60))
+        assert waits == [2, 4, 5]
+    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
+    make_removals_due()
+    assert removals.run_due(50) == 1
+
+
+def test_removing_missing_queues_and_users_succeeds(registered, management):
+    management.delete_queue(registered.vhost, registered.queue.queue_name)
+    management.delete_user(registered.username)
+    registered.subscription.delete()
+    assert not Removal.objects.exists()
+
+
+def test_removals_survive_a_database_outage(registered, caplog):
+    def fail(execute, sql, params, many, context):
+        if sql.startswith("SELECT"):
+            raise OperationalError("the database is away")
+        return execute(sql, params, many, context)
+
+    removals.write([Removal(kind=KIND.QUEUE, vhost="nowhere", name="q")], due_at=timezone.now() - timedelta(seconds=1))
+    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "core.removals"):
+        assert removals.run_due() == 0
+    assert "the database is away" in caplog.text
+    assert removals.run_due() == 1
+
+
+# Crashes and concurrency
+
+
+def test_removals_of_a_process_killed_after_the_commit_are_finished(registered, agents, monkeypatch):
+    def killed(**_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(removals, "run_due", killed)
+        with pytest.raises(Killed):
+            registered.subscription.delete()
+    assert not EventSubscription.objects.exists()
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
+    finish_removals()
+    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+
+
+def test_a_callback_carries_out_the_removals_of_its_own_transaction_only(registered):
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="others")],
+        due_at=timezone.now() - timedelta(seconds=1),
+    )
+    registered.queue.delete()
+    assert [removal.name for removal in Removal.objects.all()] == ["others"]
+
+
+def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(registered, monkeypatch):
+    there = stored_queue(registered.queue.queue_name, vhost=registered.vhost)
+
+    def killed(names):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tombstones, "forget", killed)
+        with pytest.raises(Killed):
+            registered.subscription.delete()
+    assert removals.run_due(50) == 0
+    soonest = timezone.now() + timedelta(seconds=locks.lock_seconds())
+    assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
+    make_removals_due()
+    assert removals.run_due(50) == 3
+    there.refresh_from_db()
+    assert there.state == "gone"
+
+
+def test_concurrent_workers_remove_each_queue_once(agents, management):
+    subscription = many_queues(agents, 100)
+    vhost = subscription.owner.uuid.hex
+    management.create_vhost(vhost)
+    for name in subscription.queues.values_list("queue_name", flat=True):
+        management.declare_queue(vhost, name)
+    names = list(subscription.queues.values_list("queue_name", flat=True))
+    subscription.queues.all()._raw_delete("default")
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=vhost, name=name) for name in names],
+        due_at=timezone.now() - timedelta(seconds=1),
+    )
+    with counted_requests() as sent:
+        done = in_parallel(*[removals.run_due] * 3)
+    assert sum(done) == len(sent) == len(set(sent)) == 100
+    assert agents.queues(vhost) == {}
+
+
+def test_removals_of_registered_queues_and_users_are_cancelled(registered, agents):
+    before = on_broker(agents, registered)
+    removals.write(
+        [
+            Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.queue.queue_name),
+            Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.consumer.queue_name),
+            Removal(kind=KIND.USER, name=registered.username),
+            Removal(kind=KIND.USER, name=registered.consumer.rmq_username),
+            Removal(kind=KIND.PASSWORD, name=registered.username),
+            Removal(kind=KIND.VHOST, name=registered.vhost),
+        ]
+    )
+    assert not Removal.objects.exists()
+    assert on_broker(agents, registered) == before
+
+
+def test_a_registration_before_the_claim_cancels_the_removal(registered, agents, settings, broker, monkeypatch):
+    settings.RABBIT_URL = AWAY_AMQP
+    registered.queue.delete()
+    settings.RABBIT_URL = broker.amqp_url
+    make_removals_due()
+    real = removals._claim
+
+    def registered_before(*arguments):
+        again, _ = registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
+        assert again.state == Registration.READY
+        return real(*arguments)
+
+    monkeypatch.setattr(removals, "_claim", registered_before)
+    assert removals.run_due() == 0
+    assert not Removal.objects.exists()
+    assert registered.queue.queue_name in on_broker(agents, registered)[0]
+
+
+def test_a_registration_during_the_removal_is_refused(registered, agents, monkeypatch):
+    refused = []
+    real = Session.delete_queue
+
+    def meanwhile(self, name, **options):
+        try:
+            registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
+        except removals.BrokerUnavailable as error:
+            refused.append(str(error))
+        finally:
+            connection.close()
+        real(self, name, **options)
+
+    monkeypatch.setattr(Session, "delete_queue", meanwhile)
+    registered.queue.delete()
+    assert len(refused) == 1
+    assert "being removed" in refused[0]
+    assert not SubscriptionQueue.objects.filter(offering=registered.first).exists()
+    assert registered.queue.queue_name not in on_broker(agents, registered)[0]
+    monkeypatch.undo()
+
+
+def test_a_removal_requested_during_a_removal_is_done_again(registered, monkeypatch):
+    asked = []
+    real = Session.delete_queue
+
+    def again(self, name, **options):
+        asked.append(name)
+        if len(asked) == 1:
+            removals.write(
+                [Removal(kind=KIND.QUEUE, vhost=self.vhost, name=name)], due_at=timezone.now() - timedelta(seconds=1)
+            )
+            connection.close()
+        real(self, name, **options)
+
+    monkeypatch.setattr(Session, "delete_queue", again)
+    registered.queue.delete()
+    assert asked == [registered.queue.queue_name] * 2
+    assert not Removal.objects.exists()
+
+
+def test_a_locked_user_is_removed_later(registered, agents):
+    with locks.lock(registered.username):
+        registered.subscription.delete()
+        assert [removal.kind for removal in Removal.objects.all()] == ["user"]
+        assert registered.username in agents.users()
+    make_removals_due()
+    assert removals.run_due(50) == 1
+    assert registered.username not in agents.users()
+
+
+def test_no_removal_is_started_after_the_time_limit(registered, agents):
+    before = on_broker(agents, registered)
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="q")], due_at=timezone.now() - timedelta(seconds=1)
+    )
+    assert removals.run_due(0) == 0
+    batch = removals._claim(removals._is_due(), 0, 0)
+    batch.carry_out()
+    removal = Removal.objects.get()
+    assert (batch.removed, removal.claim, removal.attempts) == ([], None, 0)
+    assert removal.due_at <= timezone.now() + timedelta(seconds=1)
+    assert on_broker(agents, registered) == before
+
+
+# Writing removals
+
+
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_if_unused_false_is_never_overwritten(agents, order):
+    later = timezone.now() + timedelta(minutes=5)
+    for if_unused in order:
+        removals.write([Removal(kind=KIND.QUEUE, vhost="v", name="q", if_unused=if_unused)], due_at=later)
+    assert Removal.objects.get().if_unused is False
+    both = [Removal(kind=KIND.QUEUE, vhost="v", name="both", if_unused=if_unused) for if_unused in order]
+    removals.write(both, due_at=later)
+    assert Removal.objects.get(name="both").if_unused is False
+
+
+def test_writing_a_removal_again_resets_it(agents, django_assert_num_queries):
+    later = timezone.now() + timedelta(minutes=30)
+    Removal.objects.create(
+        kind=KIND.QUEUE, vhost="v", name="q", claim=uuid.uuid4(), attempts=5, last_error="away", due_at=later
+    )
+    with transaction.atomic():
+        with django_assert_num_queries(3):  # a savepoint, and one statement
+            removals.write([Removal(kind=KIND.QUEUE, vhost="v", name="q"), Removal(kind=KIND.QUEUE, name="r")])
+        removal = Removal.objects.get(name="q")
+        assert (removal.claim, removal.attempts, removal.last_error) == (None, 0, "")
+        assert removal.due_at <= timezone.now()
+
+
+def test_writing_no_removals_takes_no_statement(agents, django_assert_num_queries):
+    with django_assert_num_queries(0):
+        removals.write([])
+
+
+# Tokens
+
+
+def test_revoking_a_token_removes_its_logins_passwords_and_connections(registered, agents, broker):
+    key = registered.presented.key
+    other = agents.token(registered.owner)
+    with (
+        logged_in(broker, registered.vhost, registered.username, key) as first,
+        logged_in(broker, registered.vhost, registered.consumer.rmq_username, key) as second,
+        counted_requests() as sent,
+    ):
+        tokens.revoke_token(registered.presented.token)
+        assert is_closed(first)
+        assert is_closed(second)
+    assert len(sent) == 6
+    assert not can_log_in(broker, registered.vhost, registered.username, key)
+    assert not can_log_in(broker, registered.vhost, registered.consumer.rmq_username, key)
+    for login in (registered.subscription, registered.consumer):
+        login.refresh_from_db()
+        assert (login.token, login.password_set) == (None, False)
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
+    # The next presented token is the new password.
+    registration.create_queue(registered.subscription, registered.first, "order", other)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
+
+
+def test_the_task_removes_the_passwords_of_expired_tokens(registered, agents, broker):
+    registered.presented.token.expiry = timezone.now() - timedelta(seconds=1)
+    registered.presented.token.save()
+    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
+        agents_removals.revoke_expired_passwords()
+        assert is_closed(opened)
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
+    assert not EventSubscription.objects.filter(token__isnull=False).exists()
+    assert agents_removals.revoke_expired_passwords() == 0
+
+
+def test_the_task_removes_the_passwords_of_deactivated_owners(registered, agents, broker, client):
+    client.force_login(agents.owner(is_staff=True, is_superuser=True))
+    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
+        page = f"/admin/accounts/owner/{registered.owner.pk}/change/"
+        assert client.post(page, {"email": registered.owner.email, "full_name": ""}).status_code == 302
+        agents_removals.revoke_expired_passwords()
+        assert is_closed(opened)
+    assert not Owner.objects.get(pk=registered.owner.pk).is_active
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    assert not can_log_in(broker, registered.vhost, registered.consumer.rmq_username, registered.presented.key)
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
+    assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
+
+
+def test_revoking_other_tokens_keeps_a_password(registered, agents, broker):
+    tokens.revoke_token(agents.token(registered.owner).token)
+    tokens.revoke_tokens_of(agents.owner())
+    assert agents_removals.revoke_expired_passwords() == 0
+    assert not Removal.objects.exists()
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+
+
+def test_deleting_an_owners_tokens_keeps_other_owners_passwords(registered, agents, broker):
+    other = Registrations(agents)
+    AuthToken.objects.filter(user__email=registered.owner.email).delete()
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    assert can_log_in(broker, other.vhost, other.username, other.presented.key)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_the_statements_of_revoking_expired_passwords_are_constant(agents, settings, count, django_assert_num_queries):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    owner = agents.owner()
+    for _ in range(count):
+        token = agents.token(owner).token
+        EventSubscription.objects.create(owner=owner, token=token, password_set=True)
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    with transaction.atomic():
+        with django_assert_num_queries(8):  # two statements for each of two savepoints
+            assert agents_removals.revoke_expired_passwords() == count
+        assert Removal.objects.count() == count
+        transaction.set_rollback(True)
+
+
+def test_a_login_with_a_newer_token_keeps_its_password(registered, agents, broker, settings):
+    other = agents.token(registered.owner)
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    tokens.revoke_token(registered.presented.token)
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    registration.create_queue(registered.subscription, registered.first, "order", other)
+    with logged_in(broker, registered.vhost, registered.username, other.key) as opened:
+        Removal.objects.update(attempts=0)
+        make_removals_due()
+        finish_removals()
+        opened.process_data_events(0.5)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
+    assert not Removal.objects.exists()
+    registered.subscription.refresh_from_db()
+    assert registered.subscription.password_set
+
+
+def test_a_possibly_removed_password_is_set_by_the_next_registration(registered, agents, settings, broker):
+    removals.write(
+        [Removal(kind=KIND.PASSWORD, name=registered.username)], due_at=timezone.now() - timedelta(seconds=1)
+    )
+    Removal.objects.update(attempts=1)
+    removals.run_due(50)
+    registered.subscription.refresh_from_db()
+    assert not registered.subscription.password_set
+    registered.presented.token.refresh_from_db()
+    registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+
+
+def revoke(token):
+    tokens.revoke_token(token)
+
+
+def expire(token):
+    AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
+
+
+def settle():
+    """Run the task until no removals are left."""
+    for _ in range(3):
+        make_removals_due()
+        agents_removals.revoke_expired_passwords()
+        finish_removals()
+    assert not Removal.objects.exists()
+
+
+def present_during_outage(settings, registered, presented):
+    """Present a token while the broker is unavailable."""
+    settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
+    with pytest.raises(BrokerUnavailable):
+        registration.register_subscription(registered.identity, "order", presented)
+    settings.RABBITMQ_MANAGEMENT_URL = working
+
+
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_token_ended_after_a_failed_change_is_no_longer_the_password(end, registered, agents, broker, settings):
+    other = agents.token(registered.owner)
+    present_during_outage(settings, registered, other)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.token, registered.subscription.next_token) == (
+        registered.presented.token,
+        other.token,
+    )
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    end(registered.presented.token)
+    settle()
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.token, registered.subscription.password_set) == (None, False)
+    registration.register_subscription(registered.identity, "order", other)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
+
+
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_token_ended_after_a_lost_answer_is_no_longer_the_password(end, registered, agents, broker, monkeypatch):
+    other = agents.token(registered.owner)
+    real = Management.put_user
+
+    def lost(*arguments):
+        real(*arguments)
+        raise BrokerUnavailable("no answer came in time", timed_out=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "put_user", lost)
+        with pytest.raises(BrokerUnavailable):
+            registration.register_subscription(registered.identity, "order", other)
+    assert can_log_in(broker, registered.vhost, registered.username, other.key)
+    end(other.token)
+    settle()
+    assert not can_log_in(broker, registered.vhost, registered.username, other.key)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.next_token, registered.subscription.password_set) == (None, False)
+    registration.register_subscription(registered.identity, "order", registered.presented)
+    assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+
+
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_token_with_a_lost_answer_is_removed_though_a_third_was_presented(
+    end, registered, agents, broker, settings, monkeypatch
+):
+    second, third = agents.token(registered.owner), agents.token(registered.owner)
+    real = Management.put_user
+
+    def lost(*arguments):
+        real(*arguments)
+        raise BrokerUnavailable("no answer came in time", timed_out=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "put_user", lost)
+        with pytest.raises(BrokerUnavailable):
+            registration.register_subscription(registered.identity, "order", second)
+    present_during_outage(settings, registered, third)
+    end(second.token)
+    settle()
+    for presented in (registered.presented, second, third):
+        assert not can_log_in(broker, registered.vhost, registered.username, presented.key)
+    registration.register_subscription(registered.identity, "order", third)
+    assert can_log_in(broker, registered.vhost, registered.username, third.key)
+
+
+def test_the_third_token_stays_the_password_after_a_failed_second(registered, agents, broker, settings):
+    second, third = agents.token(registered.owner), agents.token(registered.owner)
+    present_during_outage(settings, registered, second)
+    registration.register_subscription(registered.identity, "order", third)
+    settle()
+    assert can_log_in(broker, registered.vhost, registered.username, third.key)
+    registered.subscription.refresh_from_db()
+    # A late request may still set the second token, so the next registration sets the password again.
+    assert (registered.subscription.token, registered.subscription.password_set) == (third.token, False)
+
+
+def test_a_token_revoked_after_a_killed_change_is_no_longer_the_password(registered, agents, broker, monkeypatch):
+    def die(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "put_user", die)
+        with pytest.raises(Killed):
+            registration.register_subscription(registered.identity, "order", agents.token(registered.owner))
+    tokens.revoke_token(registered.presented.token)
+    settle()
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+
+
+def test_a_pending_password_removal_survives_a_failed_change(registered, agents, broker, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    tokens.revoke_token(registered.presented.token)
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    present_during_outage(settings, registered, agents.token(registered.owner))
+    settle()
+    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    registered.subscription.refresh_from_db()
+    assert not registered.subscription.password_set
+
+
+def test_an_expired_token_set_during_the_task_is_removed_by_the_next(registered, agents, broker, monkeypatch):
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    other = agents.token(registered.owner)
+    registration.register_consumer(registered.identity, other, None)
+    expire(other.token)
+    username, registrations = agents_removals._username, []
+
+    def register_meanwhile(value):
+        if not registrations:
+            registrations.append(in_background(registration.register_subscription, registered.identity, "order", other))
+            wait_until_blocked(registrations[0])
+        return username(value)
+
+    monkeypatch.setattr(agents_removals, "_username", register_meanwhile)
+    agents_removals.revoke_expired_passwords()
+    registrations[0].result()
+    agents_removals.revoke_expired_passwords()
+    settle()
+    assert not can_log_in(broker, registered.vhost, registered.username, other.key)
+    registered.subscription.refresh_from_db()
+    assert (registered.subscription.token, registered.subscription.password_set) == (None, False)
+
+
+def test_removing_a_password_creates_no_user(registered, agents, management):
+    management.delete_user(registered.username)
+    tokens.revoke_token(registered.presented.token)
+    assert registered.username not in agents.users()
+    assert not Removal.objects.exists()
+
+
+def test_deleting_an_owner_takes_no_password_requests(registered):
+    with counted_requests() as sent:
+        registered.owner.delete()
+    assert not [request for request in sent if request.startswith(("GET", "PUT"))]
+
+
+# Removals of the sweep
+
+
+def declare_orphans(registered, management, *names):
+    """Declare orphans, write their removals like the sweep, and return the ids."""
+    for name in names:
+        management.declare_queue(registered.vhost, name)
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=name, if_unused=True) for name in names],
+        due_at=timezone.now() + timedelta(minutes=5),
+    )
+    return list(Removal.objects.filter(vhost=registered.vhost).values_list("id", flat=True))
+
+
+def test_the_outcome_has_removed_kept_and_refused_queues(registered, agents, management, broker):
+    with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{registered.vhost}"))) as opened:
+        channel = opened.channel()
+        channel.queue_declare("subscription_mine", exclusive=True)
+        ids = declare_orphans(registered, management, "subscription_unused", "subscription_read")
+        channel.basic_consume("subscription_read", lambda *message: None)
+        removals.write(
+            [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_mine")],
+            due_at=timezone.now() + timedelta(minutes=5),
+        )
+        ids.append(Removal.objects.get(name="subscription_mine").pk)
+        outcome = removals.run(ids)
+        assert (outcome.removed, outcome.kept, outcome.unreachable) == (
+            1,
+            [(registered.vhost, "subscription_read")],
+            False,
+        )
+        assert len(outcome.errors) == 1
+        assert "subscription_mine" in outcome.errors[0]
+        assert [removal.name for removal in Removal.objects.all()] == ["subscription_mine"]
+        assert "subscription_read" in agents.queues(registered.vhost)
+
+
+def test_running_given_removals_leaves_other_due_ones(registered, settings, broker):
+    settings.RABBIT_URL = AWAY_AMQP
+    registered.queue.delete()
+    settings.RABBIT_URL = broker.amqp_url
+    make_removals_due()
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_x", if_unused=True)],
+        due_at=timezone.now() + timedelta(minutes=5),
+    )
+    outcome = removals.run([Removal.objects.get(name="subscription_x").pk])
+    assert (outcome.removed, outcome.kept, outcome.errors) == (1, [], [])
+    assert [removal.name for removal in Removal.objects.all()] == [registered.queue.queue_name]
+
+
+def test_the_outcome_says_that_the_broker_is_unavailable(registered, management, settings):
+    ids = declare_orphans(registered, management, *(f"subscription_{number}" for number in range(20)))
+    settings.RABBIT_URL = AWAY_AMQP
+    outcome = removals.run(ids)
+    assert (outcome.removed, outcome.kept, outcome.unreachable) == (0, [], True)
+    assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL
+    assert Removal.objects.filter(claim=None).count() == 20
+
+
+def test_a_removal_of_a_queue_registered_meanwhile_is_cancelled(registered, agents):
+    before = on_broker(agents, registered)
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.queue.queue_name, if_unused=True)],
+        due_at=timezone.now() + timedelta(minutes=5),
+    )
+    outcome = removals.run([Removal.objects.get().pk])
+    assert (outcome.removed, outcome.kept, outcome.errors) == (0, [], [])
+    assert on_broker(agents, registered) == before
+    assert not Removal.objects.exists()

@@ -1,0 +1,253 @@
+"""API tokens: creation, storage as a digest, authentication and revocation."""
+
+import logging
+import re
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.utils import timezone
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.test import APIRequestFactory
+
+from accounts.authentication import TokenAuthentication
+from accounts.models import AuthToken, Owner
+from accounts.scopes import TokenScope, why_refused
+from accounts.tokens import create_token, revoke_token
+from accounts.vouching import NotVouched
+from guardian_site import api_urls
+from tests.support.api import Program
+
+
+def authenticate(header):
+    return TokenAuthentication().authenticate(APIRequestFactory().get("/api/", HTTP_AUTHORIZATION=header))
+
+
+def refusal(header):
+    """Return the reason of the 401 for this header."""
+    with pytest.raises(AuthenticationFailed) as error:
+        authenticate(header)
+    assert error.value.status_code == 401
+    return str(error.value.detail)
+
+
+def test_a_token_authenticates_its_owner_for_a_year(alice):
+    token, key = create_token(alice, " nightly clean-up ")
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    assert token.name == "nightly clean-up"
+    assert abs(token.expiry - timezone.now() - timedelta(days=365)) < timedelta(minutes=1)
+    assert authenticate(f"Token {key}") == (alice, token)
+
+
+@pytest.mark.parametrize("word", ["token", "TOKEN", "ToKeN"])
+def test_the_keyword_token_is_case_insensitive(alice, word):
+    assert authenticate(f"{word} {create_token(alice, 'a')[1]}")[0] == alice
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "two\nlines", "NUL\0", "half \ud800"])
+def test_an_invalid_name_of_a_token_is_refused(alice, name):
+    with pytest.raises(ValidationError) as error:
+        create_token(alice, name)
+    assert list(error.value.message_dict) == ["name"]
+    assert not AuthToken.objects.exists()
+
+
+@pytest.mark.parametrize("days", [-1, 0, 3651, 10**12])
+def test_an_invalid_lifetime_is_refused(alice, days):
+    with pytest.raises(ValidationError) as error:
+        create_token(alice, "a", days)
+    assert list(error.value.message_dict) == ["days"]
+
+
+def test_an_unknown_scope_is_refused(alice):
+    with pytest.raises(ValidationError) as error:
+        create_token(alice, "a", scope="everything")
+    assert list(error.value.message_dict) == ["scope"]
+
+
+@pytest.mark.parametrize(
+    ("options", "scope"), [((), "agent"), (("--scope", "agent"), "agent"), (("--scope", "all"), "all")]
+)
+def test_create_token_gives_the_scope_of_its_option(alice, options, scope):
+    call_command("create_token", "alice@example.org", *options, stdout=StringIO())
+    assert AuthToken.objects.get().scope == scope
+
+
+def test_a_token_that_an_older_release_inserts_gets_the_scope_of_agents(alice):
+    create_token(alice, "a", scope="all")
+    with connection.cursor() as cursor:
+        columns = ", ".join(field.column for field in AuthToken._meta.concrete_fields if field.name != "scope")
+        renamed = columns.replace("digest", "'d'").replace("uuid", "'8d9c5b7e-f0a1-4c5f-9e0a-4f6b6f7c8d9e'")
+        cursor.execute(f"INSERT INTO accounts_authtoken ({columns}) SELECT {renamed} FROM accounts_authtoken")
+    assert AuthToken.objects.get(digest="d").scope == "agent"
+
+
+def test_every_endpoint_checks_the_scope_but_those_without_anything_to_protect():
+    unchecked = {
+        view.__name__
+        for pattern in api_urls.urlpatterns
+        if (view := getattr(pattern.callback, "cls", None)) and TokenScope not in view.permission_classes
+    }
+    assert unchecked == {"SchemaView", "UnknownAddress"}
+
+
+def test_an_unknown_address_is_404_for_a_token_of_any_scope(alice):
+    for scope in AuthToken.Scope.values:
+        assert Program(alice, scope).get("marketplace-orders/").status_code == 404
+
+
+def test_a_refused_request_says_which_scope_it_needs(alice):
+    refused = Program(alice, "agent").get("queues/")
+    assert refused.status_code == 403
+    assert "scope 'agent'" in refused.json()["detail"]
+    assert "scope 'all'" in refused.json()["detail"]
+    refused = Program(alice, "all").post("tokens/", {"name": "another", "days": 3650})
+    assert refused.status_code == 403
+    assert "Sign in" in refused.json()["detail"]
+    assert AuthToken.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "allowed"),
+    [
+        ("version/", "GET", True), ("users/me/", "GET", True), ("version/", "POST", False), ("", "GET", False),
+        ("agent-identities/*/register_service/", "POST", True), ("agent-identities/*/", "PATCH", False),
+        ("marketplace-site-agent-services/*/register_processor/", "POST", True),
+        ("marketplace-site-agent-services/*/set_statistics/", "POST", True), ("agent-identities/", "HEAD", True),
+        ("agent-identities/*", "GET", False), ("offerings/*/events/", "POST", False), ("archives/", "GET", False),
+    ],
+)  # fmt: skip
+def test_an_agents_token_may_only_do_what_agents_do(path, method, allowed):
+    assert (why_refused(AuthToken(scope="agent"), path, method) == "") == allowed
+
+
+def test_an_unvouched_owner_gets_no_token(db):
+    with pytest.raises(NotVouched):
+        create_token(Owner.objects.create_user("bob@example.org"), "a")
+
+
+def test_a_token_is_in_neither_the_database_nor_the_log(alice, caplog):
+    caplog.set_level(logging.DEBUG)
+    _, key = create_token(alice, "a")
+    authenticate(f"Token {key}")
+    dump = StringIO()
+    call_command("dumpdata", stdout=dump)
+    assert "alice@example.org" in dump.getvalue()
+    for text in (dump.getvalue(), caplog.text):
+        assert key not in text
+
+
+@pytest.mark.parametrize("header", ["", "   ", "Bearer abc", "Basic YTpi"])
+def test_a_header_of_another_scheme_is_ignored(alice, header):
+    assert authenticate(header) is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Token",
+        "Token  ",
+        "Token \xff\xfe\x80",
+        "Token " + "é" * 64,
+        "Token " + "\u0663" * 64,
+        "Token a b",
+        "Token " + "0" * 32 + " " + "0" * 32,
+        "Token " + "0" * 10_240,
+        "Token " + "A" * 64,
+        "Token \0" + "0" * 63,
+    ],
+)
+def test_a_malformed_token_is_refused_without_a_query(alice, header, django_assert_num_queries):
+    with django_assert_num_queries(0):
+        assert "64 hex digits" in refusal(header)
+
+
+def test_a_header_that_is_not_utf_8_is_401(client, alice):
+    from django.test import RequestFactory
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    class View(APIView):
+        def get(self, request):
+            return Response(request.user.email)
+
+    answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION="Token \xff\xfe"))
+    assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Token")
+    answer = View.as_view()(
+        RequestFactory().get("/", HTTP_AUTHORIZATION=f"Token {create_token(alice, 'a', scope='all')[1]}")
+    )
+    assert (answer.status_code, answer.data) == (200, "alice@example.org")
+
+
+def test_an_unknown_token_takes_one_query(alice, django_assert_num_queries):
+    for number in range(20):
+        create_token(alice, f"number {number}")
+    with django_assert_num_queries(1):
+        assert "Invalid token" in refusal("Token " + "0" * 64)
+
+
+def test_an_expired_token_is_refused_and_its_row_kept(alice):
+    token, key = create_token(alice, "a")
+    AuthToken.objects.update(expiry=timezone.now())
+    other = create_token(alice, "b")[1]
+    assert "expired on" in refusal(f"Token {key}")
+    authenticate(f"Token {other}")
+    assert AuthToken.objects.filter(pk=token.pk).exists()
+
+
+def test_a_revoked_token_is_refused_and_other_tokens_work(alice):
+    token, key = create_token(alice, "a")
+    other = create_token(alice, "b")[1]
+    revoke_token(token)
+    revoke_token(token)
+    assert "Invalid token" in refusal(f"Token {key}")
+    assert authenticate(f"Token {other}")[0] == alice
+
+
+def test_a_token_of_a_deactivated_owner_is_refused(alice):
+    _, key = create_token(alice, "a")
+    Owner.objects.update(is_active=False)
+    assert "is deactivated" in refusal(f"Token {key}")
+
+
+def test_the_last_use_is_recorded_once_a_minute(alice, django_assert_num_queries):
+    _, key = create_token(alice, "a")
+    with django_assert_num_queries(2):
+        authenticate(f"Token {key}")
+    first = AuthToken.objects.get().last_used
+    assert first is not None
+    with django_assert_num_queries(1):
+        authenticate(f"Token {key}")
+    AuthToken.objects.update(last_used=first - timedelta(seconds=61))
+    with django_assert_num_queries(2):
+        authenticate(f"Token {key}")
+    assert AuthToken.objects.get().last_used >= first
+
+
+def test_create_token_prints_only_the_token(alice):
+    out = StringIO()
+    call_command("create_token", "Alice@example.org", "--days", "7", stdout=out)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", out.getvalue())
+    owner, token = authenticate(f"Token {out.getvalue().strip()}")
+    assert owner == alice
+    assert abs(token.expiry - timezone.now() - timedelta(days=7)) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error_text"),
+    [
+        (["nobody@example.org"], "no owner"),
+        (["bob@example.org"], "has no access to the broker yet"),
+        (["alice@example.org", "--days", "0"], "valid for 1 to 3650 days"),
+    ],
+)
+def test_create_token_says_what_is_wrong(alice, arguments, error_text):
+    Owner.objects.create_user("bob@example.org")
+    out = StringIO()
+    with pytest.raises(CommandError, match=error_text):
+        call_command("create_token", *arguments, stdout=out)
+    assert out.getvalue() == ""
+    assert not AuthToken.objects.exists()

@@ -1,0 +1,412 @@
+"""Access to the broker: granted by owners, operators or rules, and withdrawn."""
+
+import uuid
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import connection
+from django.utils import timezone
+
+from accounts import signals, vouching
+from accounts.models import AuthToken, Owner, PulseUser, Vouching
+from accounts.pulse_users import create_pulse_user
+from accounts.signin import get_or_create_owner, mark_address_verified
+from accounts.tokens import create_token
+from accounts.vouching import (
+    AlreadyRequested,
+    NotVouched,
+    apply_rules,
+    may_vouch,
+    request_vouching,
+    require_vouched,
+    vouch,
+)
+from accounts.withdrawal import withdraw
+from tests.conftest import Amqp
+from tests.support.toolbox import finish_removals, in_parallel
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.fixture
+def newcomer(transactional_db):
+    """Give an unvouched owner."""
+    return Owner.objects.create_user("alice@example.org")
+
+
+@pytest.fixture
+def signals_sent():
+    """Collect the arguments of sent signals, and whether a transaction was open."""
+    sent = []
+
+    def collect(sender, **what):
+        what.pop("signal")
+        sent.append({**what, "in a transaction": connection.in_atomic_block})
+
+    signals.vouched.connect(collect)
+    signals.vouch_requested.connect(collect)
+    yield sent
+    signals.vouched.disconnect(collect)
+    signals.vouch_requested.disconnect(collect)
+
+
+@pytest.fixture
+def names(management):
+    """Give unused names, and delete their RabbitMQ users afterwards."""
+    names = [f"{owner}-{uuid.uuid4().hex[:8]}" for owner in ("alone", "shared")]
+    yield names
+    for name in {user.name for user in management.users()} & set(names):
+        management.delete_user(name)
+
+
+def records(owner):
+    return [(record.vouched, record.by, record.reason) for record in owner.vouchings.order_by("id")]
+
+
+def test_operators_vouch_and_owners_if_the_setting_allows(newcomer, bob, operator, settings):
+    from django.contrib.auth.models import AnonymousUser
+
+    everybody = [AnonymousUser(), newcomer, bob, operator]
+    assert [may_vouch(visitor) for visitor in everybody] == [False, False, False, True]
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    assert [may_vouch(visitor) for visitor in everybody] == [False, False, True, True]
+
+
+def test_an_unvouched_owner_is_refused_with_the_next_step(newcomer):
+    with pytest.raises(NotVouched, match=r"alice@example\.org has no access .* Request access on the page Access"):
+        require_vouched(newcomer)
+
+
+def test_an_operator_needs_no_vouching(transactional_db):
+    require_vouched(Owner.objects.create_user("ops@example.org", is_staff=True))
+
+
+def test_a_deactivated_owner_may_not_use_the_broker(bob):
+    bob.is_active = False
+    with pytest.raises(NotVouched, match="is deactivated"):
+        require_vouched(bob)
+
+
+def test_vouching_is_recorded_notified_and_ends_the_request(newcomer, operator, signals_sent):
+    request_vouching(newcomer, "I build things")
+    vouch(newcomer, operator, "  he builds\nthings ")
+    newcomer.refresh_from_db()
+    assert (newcomer.vouched, newcomer.vouch_requested_at, newcomer.vouch_request) == (True, None, "")
+    assert records(newcomer) == [(True, operator, "he builds things")]
+    assert signals_sent == [
+        {"owner": newcomer, "reason": "I build things", "in a transaction": True},
+        {"owner": newcomer, "by": operator, "in a transaction": True},
+    ]
+
+
+def test_vouching_twice_is_recorded_and_notified_once(newcomer, operator, signals_sent):
+    stale = Owner.objects.get(pk=newcomer.pk)
+    vouch(newcomer, operator)
+    vouch(stale, operator)
+    assert len(records(newcomer)) == 1
+    assert len(signals_sent) == 1
+    assert stale.vouched
+
+
+def test_an_owner_without_permission_cannot_vouch(newcomer, bob):
+    with pytest.raises(PermissionDenied):
+        vouch(newcomer, bob)
+    newcomer.refresh_from_db()
+    assert not newcomer.vouched
+    assert not Vouching.objects.exists()
+
+
+@pytest.mark.parametrize("reason", ["x" * 301, "NUL\0", "half \ud800 a character"])
+def test_an_invalid_reason_is_refused(newcomer, operator, reason):
+    with pytest.raises(ValidationError):
+        vouch(newcomer, operator, reason)
+    assert not Vouching.objects.exists()
+
+
+def test_access_can_be_requested_once_a_day(newcomer, signals_sent):
+    request_vouching(newcomer, "first")
+    with pytest.raises(AlreadyRequested, match="within the last day"):
+        request_vouching(newcomer, "second")
+    Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
+    request_vouching(newcomer, "third")
+    assert [message["reason"] for message in signals_sent] == ["first", "third"]
+
+
+@pytest.mark.parametrize("reason", ["", " \n ", "x" * 501, "NUL\0"])
+def test_a_request_needs_a_valid_reason(newcomer, signals_sent, reason):
+    with pytest.raises(ValidationError):
+        request_vouching(newcomer, reason)
+    assert signals_sent == []
+
+
+def test_a_vouched_owner_cannot_request_access(bob, signals_sent):
+    with pytest.raises(AlreadyRequested, match="have access already"):
+        request_vouching(bob, "again")
+    assert signals_sent == []
+
+
+def test_an_address_of_a_vouched_domain_is_vouched_once(newcomer, settings, signals_sent):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    for _ in range(2):
+        apply_rules(newcomer, address="Alice@Example.ORG", groups=None)
+    assert records(newcomer) == [(True, None, "By rule: an address at example.org")]
+    assert len(signals_sent) == 1
+    assert newcomer.vouched
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        None,
+        "",
+        "alice@sub.example.org",
+        "alice@notexample.org",
+        "alice@example.org.evil.com",
+        '"a@example.org"@evil.com',
+    ],
+)
+def test_an_address_of_another_domain_is_not_vouched(newcomer, settings, address):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    apply_rules(newcomer, address=address, groups=None)
+    assert records(newcomer) == []
+    assert not newcomer.vouched
+
+
+def test_a_member_of_a_vouched_group_has_access_until_leaving_it(newcomer, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders", "testers"]
+    apply_rules(newcomer, address=None, groups=["others", "testers"])
+    assert newcomer.vouched
+    apply_rules(newcomer, address=None, groups=["builders"])
+    apply_rules(newcomer, address=None, groups=None)  # sign-in by code: groups are unknown
+    assert newcomer.vouched
+    apply_rules(newcomer, address=None, groups=["others"])
+    apply_rules(newcomer, address=None, groups=[])
+    assert not newcomer.vouched
+    apply_rules(newcomer, address=None, groups=["builders"])
+    assert [record[0] for record in records(newcomer)] == [True, False, True]
+    assert [record[2] for record in records(newcomer)][:2] == [
+        "By rule: a member of the group testers",
+        "By rule: no longer a member of a group with access",
+    ]
+
+
+def test_a_group_name_matches_exactly(newcomer, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["admins"]
+    apply_rules(newcomer, address=None, groups="superadmins")
+    apply_rules(newcomer, address=None, groups=["superadmins", "Admins"])
+    assert not newcomer.vouched
+    apply_rules(newcomer, address=None, groups="admins")
+    assert newcomer.vouched
+
+
+def test_withdrawn_access_overrides_rules_until_somebody_vouches(newcomer, operator, settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(newcomer, address="alice@example.org", groups=["builders"])
+    withdraw(newcomer, operator)
+    apply_rules(newcomer, address="alice@example.org", groups=["builders"])
+    assert not newcomer.vouched
+    vouch(newcomer, operator)
+    assert newcomer.vouched
+
+
+def test_access_withdrawn_by_an_operator_is_not_restored_by_owners(newcomer, bob, operator, settings):
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    vouch(newcomer, bob)
+    withdraw(newcomer, operator)
+    with pytest.raises(PermissionDenied, match="An operator withdrew the access"):
+        vouch(newcomer, bob)
+    assert [record[0] for record in records(newcomer)] == [True, False]
+
+
+def test_withdrawn_access_stays_withdrawn_if_the_operator_is_deleted(newcomer, operator, settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    withdraw(newcomer, operator)
+    operator.delete()
+    apply_rules(newcomer, address="alice@example.org", groups=None)
+    assert not newcomer.vouched
+
+
+def test_an_owner_vouched_by_a_person_keeps_access_without_the_group(newcomer, operator, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(newcomer, address=None, groups=["builders"])
+    vouch(newcomer, operator)
+    apply_rules(newcomer, address=None, groups=[])
+    assert newcomer.vouched
+
+
+def test_an_owner_vouched_by_a_command_keeps_access_without_a_group(bob, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(bob, address=None, groups=[])
+    bob.refresh_from_db()
+    assert bob.vouched
+    assert records(bob) == []
+
+
+def test_withdrawn_access_prevents_new_pulse_users_and_tokens_only(guarded, bob, operator, names, management):
+    create_pulse_user(names[0], [bob])
+    create_token(bob, "nightly")
+    withdraw(bob, operator, reason="left the project")
+    assert records(bob) == [(False, operator, "left the project")]
+    stale = Owner.objects.get(pk=bob.pk)
+    stale.vouched = True  # like a page that was opened before
+    for make in (lambda: create_pulse_user(names[1], [stale]), lambda: create_token(stale, "new")):
+        with pytest.raises(NotVouched):
+            make()
+    assert [user.username for user in PulseUser.objects.all()] == [names[0]]
+    assert management.user(names[0]).name == names[0]
+    assert AuthToken.objects.count() == 1
+
+
+def test_only_operators_withdraw_access_and_not_from_operators(newcomer, bob, operator, settings):
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    vouch(newcomer, bob)
+    with pytest.raises(PermissionDenied, match="Only operators"):
+        withdraw(newcomer, bob, remove=True)
+    with pytest.raises(PermissionDenied, match="is an operator"):
+        withdraw(operator, operator)
+    assert Owner.objects.filter(vouched=True).count() == 3
+
+
+def test_withdrawing_access_can_remove_tokens_and_pulse_users(guarded, broker, bob, operator, names, management):
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    _, password = create_pulse_user(names[0], [bob])
+    shared, _ = create_pulse_user(names[1], [bob, carol])
+    create_token(bob, "bob's")
+    create_token(carol, "carol's")
+    Amqp(f"amqp://{names[0]}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded).queue(f"queue/{names[0]}/q")
+    withdraw(bob, operator, remove=True)
+    assert list(PulseUser.objects.all()) == [shared]
+    assert list(shared.owners.all()) == [carol]
+    assert [token.name for token in AuthToken.objects.all()] == ["carol's"]
+    assert {user.name for user in management.users()} & set(names) == {names[1]}
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+
+
+def test_a_withdrawal_without_the_broker_removes_pulse_users_later(guarded, bob, operator, names, management, settings):
+    url = settings.RABBITMQ_MANAGEMENT_URL
+    pulse_user, _ = create_pulse_user(names[0], [bob])
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    withdraw(bob, operator, remove=True)
+    pulse_user.refresh_from_db()
+    assert pulse_user.removing_since is not None
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+    assert names[0] not in {user.name for user in management.users()}
+
+
+def test_the_statements_of_a_withdrawal_do_not_grow(guarded, bob, operator, settings, django_assert_max_num_queries):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    for number in range(40):
+        PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
+        create_token(bob, "one of many")
+    # two for the effect; four for the notifications; sixteen for the removals; eight each for passwords, and audit
+    with django_assert_max_num_queries(63):
+        withdraw(bob, operator, remove=True)
+    assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
+    assert not bob.pulse_users.filter(removing_since=None).exists()
+
+
+def test_concurrent_withdrawals_leave_no_pulse_user_without_an_owner(guarded, bob, operator, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    accounts = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
+    for account in accounts:
+        account.owners.set([bob, carol])
+    outcomes = in_parallel(*(partial(withdraw, owner, operator, remove=True) for owner in (bob, carol)))
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    for account in accounts:
+        account.refresh_from_db()
+        assert (account.owners.count(), account.removing_since is not None) == (1, True)
+
+
+# The admin
+
+
+def run_action(client, model, action, *rows):
+    chosen = {"action": action, "_selected_action": [row.pk for row in rows], "post": "yes"}
+    answer = client.post(f"/admin/accounts/{model}/", chosen, follow=True)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_operators_vouch_and_withdraw_in_the_admin(admin, newcomer, operator):
+    run_action(admin, "owner", "vouch_for", newcomer)
+    newcomer.refresh_from_db()
+    assert newcomer.vouched
+    assert "is an operator. First remove that status" in run_action(admin, "owner", "withdraw", newcomer, operator)
+    assert [record[:2] for record in records(newcomer)] == [(True, operator), (False, operator)]
+
+
+def test_the_admin_form_cannot_set_vouched(admin, newcomer):
+    form = {"email": newcomer.email, "full_name": "Alice", "is_active": "on", "vouched": "on"}
+    assert admin.post(f"/admin/accounts/owner/{newcomer.pk}/change/", form).status_code == 302
+    newcomer.refresh_from_db()
+    assert (newcomer.full_name, newcomer.vouched) == ("Alice", False)
+
+
+def test_the_admin_does_not_change_the_owners_of_a_pulse_user(admin, bob):
+    pulse_user = PulseUser.objects.create(username="bobs", ready=True)
+    pulse_user.owners.set([bob])
+    page = admin.get(f"/admin/accounts/pulseuser/{pulse_user.pk}/change/").content.decode()
+    assert "bob@example.org" in page
+    form = {"owners": [], "warn_length": "6", "max_length": "9"}
+    assert admin.post(f"/admin/accounts/pulseuser/{pulse_user.pk}/change/", form).status_code == 302
+    pulse_user.refresh_from_db()
+    assert (list(pulse_user.owners.all()), pulse_user.warn_length) == ([bob], 6)
+
+
+def test_operators_list_and_revoke_tokens_in_the_admin(admin, bob):
+    token, key = create_token(bob, "nightly")
+    page = admin.get("/admin/accounts/authtoken/").content.decode()
+    assert "nightly" in page
+    assert key not in page
+    assert admin.get("/admin/accounts/authtoken/add/").status_code == 403
+    chosen = {"action": "revoke", "_selected_action": [token.uuid], "post": "yes"}
+    assert admin.post("/admin/accounts/authtoken/", chosen).status_code == 302
+    assert not AuthToken.objects.exists()
+
+
+def test_vouchings_are_read_only_in_the_admin(admin, newcomer, operator):
+    vouch(newcomer, operator, "a reason of mine")
+    assert "a reason of mine" in admin.get("/admin/accounts/vouching/").content.decode()
+    record = Vouching.objects.get()
+    for model, row in (("vouching", record), ("notificationaddress", None)):
+        assert admin.get(f"/admin/accounts/{model}/").status_code == 200
+        assert admin.get(f"/admin/accounts/{model}/add/").status_code == 403
+        if row is not None:
+            assert admin.post(f"/admin/accounts/{model}/{row.pk}/change/", {"reason": "another"}).status_code == 403
+            assert admin.post(f"/admin/accounts/{model}/{row.pk}/delete/", {"post": "yes"}).status_code == 403
+    record.refresh_from_db()
+    assert record.reason == "a reason of mine"
+
+
+def test_an_owner_of_a_pulse_user_cannot_be_deleted_in_the_admin(admin, newcomer, bob):
+    PulseUser.objects.create(username="bobs", ready=True).owners.set([bob])
+    assert admin.post(f"/admin/accounts/owner/{bob.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert admin.post(f"/admin/accounts/owner/{newcomer.pk}/delete/", {"post": "yes"}).status_code == 302
+    run_action(admin, "owner", "delete_selected", bob)
+    assert set(Owner.objects.values_list("email", flat=True)) == {"bob@example.org", "ops@example.org"}
+
+
+@pytest.mark.parametrize("reason", ["By rule: no mining", "  by RULE:\tno mining", "By rule:"])
+def test_a_reason_cannot_look_like_a_rules(bob, operator, reason):
+    for say in (vouching.vouch, vouching.unvouch):
+        with pytest.raises(ValidationError, match="can't begin with"):
+            say(bob, operator, reason)
+    assert not Vouching.objects.exists()
+
+
+def test_an_owner_who_never_signed_in_is_not_found(operator, bob):
+    typed = get_or_create_owner("typed@example.org")
+    assert vouching.find_owner(" TYPED@example.org ") is None
+    assert vouching.find_owner("nobody@example.org") is None
+    assert vouching.find_owner("ops@example.org") == operator
+    mark_address_verified(typed)
+    assert vouching.find_owner("typed@example.org") == typed
+    Owner.objects.filter(pk=bob.pk).update(last_login=timezone.now())
+    assert vouching.find_owner(bob.email) == bob

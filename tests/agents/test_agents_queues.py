@@ -1,0 +1,428 @@
+"""Agents' queues under guard, on a real broker: owners, notifications, and queues that vanish and return."""
+
+import contextlib
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from pika.exceptions import AMQPError
+
+from accounts.models import Owner
+from agents import events
+from agents.models import AgentVhost, Consumer, Offering, SubscriptionQueue
+from agents.registration import create_queue, redeclare, register_consumer, register_subscription
+from notifications.mails import compose
+from notifications.models import Notification
+from queues import actions, consumer_health, monitor, pass_run, persistence
+from queues.models import Queue
+from rabbit.names import DEAD_LETTER_QUEUE
+from tests.conftest import Amqp
+from tests.support.toolbox import in_background, queue_events, wait_until, wait_until_blocked
+from tools.benchmarks.passes import counted_requests
+
+pytestmark = pytest.mark.usefixtures("agents")
+
+
+@pytest.fixture
+def offering(agents, alice):
+    return agents.offering(alice)
+
+
+@pytest.fixture
+def presented(agents, alice):
+    return agents.token(alice)
+
+
+@pytest.fixture
+def subscription(agents, alice, offering, presented):
+    return register_subscription(agents.identity(alice, offering), "order", presented)[0]
+
+
+@pytest.fixture
+def registered(subscription, offering, presented):
+    """Return the registration of a queue of Alice's agent."""
+    return create_queue(subscription, offering, "order", presented)[0]
+
+
+@pytest.fixture
+def agents_vhost(alice, registered, guarded, settings):
+    """Return the vhost of Alice's agents, which is guarded beside the test's own."""
+    settings.GUARDIAN_VHOSTS = [guarded, registered.vhost]
+    return registered.vhost
+
+
+@pytest.fixture
+def agents_amqp(broker, agents_vhost):
+    """Return a connection to the vhost of Alice's agents."""
+    opened = Amqp(broker.amqp_url, agents_vhost)
+    yield opened
+    with contextlib.suppress(AMQPError):  # it is closed with its vhost
+        opened.connection.close()
+
+
+def notified_queues(recipient="alice@example.org"):
+    notifications = Notification.objects.filter(recipient=recipient).order_by("id")
+    return list(notifications.values_list("kind", "facts__queue"))
+
+
+def last_text_to(recipient="alice@example.org"):
+    return compose(Notification.objects.filter(recipient=recipient).order_by("-id")[0]).body
+
+
+def stored_facts(name):
+    return Queue.objects.values_list("registered", "owner__email", "state").get(name=name)
+
+
+# Guarded vhosts
+
+
+def test_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
+    settings.GUARDIAN_VHOSTS = []
+    settings.GUARDIAN_PULSE_VHOST = "pulse"
+    for name in ("alice", "bob"):
+        owner = Owner.objects.create_user(f"{name}@example.org")
+        AgentVhost.objects.create(owner=owner, name=name, ready=name == "alice")
+    assert pass_run.guarded_vhosts() == ["/", "pulse", "alice"]
+    settings.GUARDIAN_VHOSTS = ["mine"]
+    assert pass_run.guarded_vhosts() == ["mine"]
+    settings.GUARDIAN_VHOSTS = ["*"]
+    assert pass_run.guarded_vhosts() is None
+
+
+def test_a_registered_queue_belongs_to_its_agents_owner(registered, agents_vhost, agents_amqp, amqp):
+    agents_amqp.queue("subscription_of_nobody")
+    amqp.queue("queue/alice/builds")
+    report = monitor.run_pass()
+    assert (report.queues, report.errors, report.misnamed, report.unpatterned) == (4, [], [], 0)
+    assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
+    assert stored_facts(DEAD_LETTER_QUEUE) == (True, "alice@example.org", "ok")
+    assert stored_facts("subscription_of_nobody") == (False, "alice@example.org", "ok")
+    assert stored_facts("queue/alice/builds") == (False, None, "ok")
+    assert monitor.run_pass().changed == 0
+
+
+def test_a_queue_that_lost_its_registration_is_no_longer_registered(registered, agents_vhost):
+    monitor.run_pass()
+    SubscriptionQueue.objects.filter(pk=registered.pk)._raw_delete("default")
+    assert monitor.run_pass().changed == 1
+    assert stored_facts(registered.queue_name) == (False, "alice@example.org", "ok")
+
+
+@pytest.mark.parametrize("queues", [2, 40])
+def test_a_pass_over_agents_queues_takes_constant_statements_and_requests(
+    queues, agents_vhost, agents_amqp, subscription, settings
+):
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    names = [f"subscription_{number}" for number in range(queues)]
+    for name in names:
+        agents_amqp.queue(name, 1)
+    monitor.run_pass()
+    for name in names:
+        agents_amqp.publish(name, 5)
+    SubscriptionQueue.objects.bulk_create(
+        SubscriptionQueue(
+            subscription=subscription,
+            offering=Offering.objects.create(name=name),
+            object_type="order",
+            vhost=agents_vhost,
+            queue_name=name,
+        )
+        for name in names
+    )
+    with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
+        assert monitor.run_pass().warned == queues
+    assert len(notified_queues()) == queues
+    assert len(statements) <= 32
+    listings = [request for request in requests if "/bindings" not in request]
+    assert len(listings) <= 6, listings
+
+
+def test_without_registrations_a_pass_needs_one_statement_for_agents(guarded, amqp):
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    with CaptureQueriesContext(connection) as statements:
+        monitor.run_pass()
+    about_agents = [one["sql"] for one in statements if "agents_agentvhost" in one["sql"]]
+    others = ("agents_subscriptionqueue", "agents_consumer", "core_removal")
+    assert len(about_agents) == 1
+    assert not [one["sql"] for one in statements if any(name in one["sql"] for name in others)]
+
+
+# Notifications
+
+
+def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, agents_vhost, agents_amqp, agents):
+    monitor.run_pass()
+    agents_amqp.publish(registered.queue_name, 11)
+    report = monitor.run_pass()
+    assert (report.warned, report.deleted, report.errors) == (1, 0, [])
+    assert registered.queue_name in agents.queues(agents_vhost)
+    assert notified_queues() == [("warning", registered.queue_name)] == notified_queues("ops@example.org")
+    text = last_text_to()
+    assert "Guardian never deletes this queue for its length." in text
+    assert "keeps at most 10,000 messages in it, each for 60 minutes" in text
+    assert "to the dead-letter queue" in text
+    assert "alice@example.org, whose agent registered it" in text
+    assert "the queue belongs to your agents." in text
+
+
+def test_a_long_dead_letter_queue_is_warned_about(registered, agents_vhost, agents_amqp):
+    monitor.run_pass()
+    agents_amqp.publish(DEAD_LETTER_QUEUE, 11)
+    report = monitor.run_pass()
+    assert (report.warned, report.deleted) == (1, 0)
+    assert notified_queues() == [("warning", DEAD_LETTER_QUEUE)]
+    text = last_text_to()
+    assert "Agents could not get them" in text
+    assert "keeps its last 10,000 messages for 7 days" in text
+    assert "delete it" not in text
+
+
+def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(agents_vhost, agents_amqp):
+    agents_amqp.queue("subscription_of_nobody", 11)
+    assert monitor.run_pass().deleted == 1
+    assert notified_queues() == [("deletion", "subscription_of_nobody")] == notified_queues("ops@example.org")
+
+
+def test_an_inactive_owner_is_not_notified(registered, agents_vhost, agents_amqp):
+    Owner.objects.update(is_active=False)
+    agents_amqp.publish(registered.queue_name, 6)
+    monitor.run_pass()
+    assert (notified_queues(), notified_queues("ops@example.org")) == ([], [("warning", registered.queue_name)])
+
+
+def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registered, agents_vhost, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    monitor.run_pass()
+
+    def all_are_counted():
+        consumer_health.count_consumers()
+        return not Queue.objects.filter(consumers=None).exists()
+
+    wait_until(all_are_counted)  # the broker counts a new queue's consumers after some seconds
+    for queue in Queue.objects.all():
+        Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
+    assert consumer_health.count_consumers() == 2
+    assert notified_queues() == [("no-consumers", registered.queue_name)] == notified_queues("ops@example.org")
+    text = last_text_to()
+    assert "Start its agent" in text
+    assert "stay there" not in text
+
+
+# Queues that vanish and return
+
+
+@pytest.fixture
+def consumer(agents, alice, offering, presented):
+    """Return the consumer of another agent of Alice."""
+    return register_consumer(agents.identity(alice, offering), presented, None)[0]
+
+
+@pytest.fixture
+def log_in(broker, presented):
+    """Return a function that connects with a login of an agent."""
+    opened = []
+
+    def connect(login, vhost):
+        url = urlsplit(broker.amqp_url)
+        address = f"amqp://{login.rmq_username}:{presented.key}@{url.hostname}:{url.port}/{vhost}"
+        opened.append(pika.BlockingConnection(pika.URLParameters(address)))
+        return opened[-1]
+
+    yield connect
+    for one in opened:
+        if one.is_open:
+            one.close()
+
+
+def is_closed(connection):
+    with contextlib.suppress(AMQPError):
+        connection.process_data_events()
+    return connection.is_closed
+
+
+def test_missing_registered_queues_are_declared_again_once_two_lists_lack_them(
+    registered, consumer, agents_vhost, management, agents, amqp, offering
+):
+    amqp.queue("another")
+    monitor.run_pass()
+    names = {registered.queue_name, consumer.queue_name, DEAD_LETTER_QUEUE}
+    for name in names:
+        management.delete_queue(agents_vhost, name)
+    found = []
+    for _ in range(2):
+        assert events.publish(offering, "order", {}).gone == 2  # its errors don't delay the repair
+        assert monitor.run_pass().errors == []
+        found.append(set(agents.queues(agents_vhost)))
+    assert found == [set(), names]
+    assert {row.state for row in (SubscriptionQueue.objects.get(), Consumer.objects.get())} == {"ready"}
+    monitor.run_pass()
+    assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
+    assert queue_events(registered.queue_name) == ["skipped", "gone", "returned"]
+
+
+def test_only_the_connections_of_a_lost_queues_login_are_closed(registered, consumer, agents_vhost, management, log_in):
+    lost, other = log_in(consumer, agents_vhost), log_in(registered.subscription, agents_vhost)
+    monitor.run_pass()
+    management.delete_queue(agents_vhost, consumer.queue_name)
+    monitor.run_pass()
+    monitor.run_pass()
+    wait_until(lambda: is_closed(lost))
+    assert not is_closed(other)
+
+
+def test_a_queue_that_a_list_lacked_by_mistake_is_declared_without_closing_connections(
+    consumer, agents_vhost, management, log_in
+):
+    reading = log_in(consumer, agents_vhost)
+    redeclare(consumer, management)
+    assert not is_closed(reading)
+    Consumer.objects.update(state="creating")  # as after a crash between declaring and closing
+    redeclare(Consumer.objects.get(), management)
+    wait_until(lambda: is_closed(reading))
+
+
+def test_a_queue_that_cannot_be_declared_again_has_the_reason_and_is_tried_again_after_a_minute(
+    registered, agents_vhost, agents_amqp, management, monkeypatch
+):
+    monitor.run_pass()
+    management.delete_queue(agents_vhost, registered.queue_name)
+    monitor.run_pass()
+
+    def take_the_name():
+        management.declare_queue(agents_vhost, registered.queue_name)  # without the arguments
+        agents_amqp.publish(registered.queue_name, 1)
+
+    before_the_pass_writes(monkeypatch, take_the_name)
+    [error] = monitor.run_pass().errors
+    row = SubscriptionQueue.objects.get()
+    assert "exists with other arguments" in error
+    assert (row.state, "exists with other arguments" in row.last_error) == ("creating", True)
+    management.delete_queue(agents_vhost, registered.queue_name)
+    SubscriptionQueue.objects.update(created=timezone.now() - timedelta(hours=1))
+    assert monitor.run_pass().errors == []
+    assert SubscriptionQueue.objects.get().state == "creating"
+    SubscriptionQueue.objects.update(last_error_at=timezone.now() - timedelta(minutes=2))
+    monitor.run_pass()
+    assert SubscriptionQueue.objects.get().state == "ready"
+
+
+def test_a_queue_that_its_agent_registers_during_a_pass_is_ready(
+    registered, agents_vhost, management, subscription, offering, presented, monkeypatch
+):
+    monitor.run_pass()
+    management.delete_queue(agents_vhost, registered.queue_name)
+    monitor.run_pass()
+    before_the_pass_writes(monkeypatch, lambda: create_queue(subscription, offering, "order", presented))
+    monitor.run_pass()
+    assert SubscriptionQueue.objects.get().state == "ready"
+    monitor.run_pass()
+    assert stored_facts(registered.queue_name)[2] == "ok"
+
+
+def test_queues_of_a_deleted_subscription_are_gone_without_errors(
+    registered, agents_vhost, subscription, offering, presented, settings
+):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for object_type in ("resource", "user_role", "call", "user_ssh_key"):
+        create_queue(subscription, offering, object_type, presented)
+    monitor.run_pass()
+    subscription.delete()
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert [(report.errors, report.gone, report.queues) for report in reports] == [([], 0, 1)] * 3
+    assert queue_events(registered.queue_name) == ["removed"]
+    assert stored_facts(registered.queue_name)[2] == "gone"
+
+
+def test_only_operators_delete_or_purge_a_registered_queue(registered, agents_vhost, alice, agents):
+    operator = Owner.objects.create_superuser("root@example.org")
+    monitor.run_pass()
+    queue = Queue.objects.get(name=registered.queue_name)
+    for destroy in (actions.delete_queue, actions.purge_queue):
+        with pytest.raises(PermissionDenied, match="An agent registered this queue"):
+            destroy(queue, alice)
+    actions.purge_queue(queue, operator)
+    assert SubscriptionQueue.objects.get().state == "ready"
+    actions.delete_queue(queue, operator)
+    assert SubscriptionQueue.objects.get().state == "creating"
+    assert registered.queue_name not in agents.queues(agents_vhost)
+
+
+def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_amqp, alice):
+    agents_amqp.queue("subscription_of_nobody", 3)
+    monitor.run_pass()
+    actions.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
+    assert stored_facts("subscription_of_nobody")[2] == "gone"
+
+
+# Deleted owners
+
+
+def before_the_pass_writes(monkeypatch, do):
+    """Call this once, right before a pass writes its changes."""
+    write = monitor.write
+
+    def do_and_write(*arguments):
+        monkeypatch.setattr(monitor, "write", write)
+        do()
+        return write(*arguments)
+
+    monkeypatch.setattr(monitor, "write", do_and_write)
+
+
+def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(
+    registered, agents_vhost, agents_amqp, alice, monkeypatch
+):
+    monitor.run_pass()
+    agents_amqp.queue("subscription_of_nobody", 6)
+    agents_amqp.publish(DEAD_LETTER_QUEUE, 6)
+    before_the_pass_writes(monkeypatch, alice.delete)
+    assert monitor.run_pass().errors == []
+    assert not Queue.objects.exclude(owner=None).exists()
+    assert notified_queues() == []
+
+
+def test_deleting_an_owner_waits_while_a_pass_writes(registered, agents_vhost, agents_amqp, alice, monkeypatch):
+    agents_amqp.queue("subscription_of_nobody", 6)
+    insert, deletions = persistence._insert, []
+
+    def begin_and_insert(*arguments):
+        deletions.append(in_background(alice.delete))
+        wait_until_blocked(deletions[0])
+        return insert(*arguments)
+
+    monkeypatch.setattr(persistence, "_insert", begin_and_insert)
+    report = monitor.run_pass()
+    deletions[0].result()
+    assert report.errors == []
+    assert not Owner.objects.filter(pk=alice.pk).exists()
+    assert not Queue.objects.exclude(owner=None).exists()
+
+
+def test_a_vanished_agents_vhost_is_reported_and_created_again(registered, agents_vhost, management, amqp, agents):
+    amqp.queue("another")
+    monitor.run_pass()
+    management.delete_vhost(agents_vhost)
+    gone = f"vhost '{agents_vhost}' of an owner's agents is gone from the broker; Guardian creates it again"
+    assert [monitor.run_pass().errors for _ in range(2)] == [[gone]] * 2
+    assert set(agents.queues(agents_vhost)) == {registered.queue_name, DEAD_LETTER_QUEUE}
+    assert SubscriptionQueue.objects.get().state == "ready"
+
+
+def test_a_vhost_removed_with_its_owner_is_no_error(registered, agents_vhost, alice, settings, monkeypatch):
+    settings.GUARDIAN_VHOSTS = []
+    settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
+    monitor.run_pass()
+    take = monitor.snapshot.take
+
+    def delete_and_take(*arguments):
+        alice.delete()
+        return take(*arguments)
+
+    monkeypatch.setattr(monitor.snapshot, "take", delete_and_take)
+    assert monitor.run_pass().errors == []

@@ -1,0 +1,449 @@
+"""Publishing events: recipients, message format, and counts of undelivered events."""
+
+import json
+import time
+import uuid
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import time_machine
+from django.core.exceptions import PermissionDenied
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.vouching import NotVouched
+from agents import events
+from agents.events import InvalidMessageId, InvalidPayload, Published, publish
+from agents.identities import NoSuchObjectType
+from agents.models import Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
+from core import broker
+from queues.models import QueueEvent
+from rabbit import arguments
+from rabbit.management import BrokerUnavailable, Management
+from rabbit.publishing import OutcomeUnknown, Publisher
+from tests.conftest import Amqp
+from tests.support.api import Program
+from tests.support.toolbox import in_parallel, memory_alarm, queue_lengths, stored_queue, wait_until_equal
+
+pytestmark = pytest.mark.usefixtures("agents")
+
+
+@pytest.fixture
+def offering(agents, alice):
+    return agents.offering(alice, name="Big cluster")
+
+
+@pytest.fixture
+def create_subscription_queue(guarded, management, alice, offering):
+    """Return a function that creates a row of a subscription queue, and with ``there`` its queue."""
+
+    def make(
+        name, *, owner=alice, object_type="order", state="ready", there=True, vhost=guarded, of=offering, **limits
+    ):
+        subscription = EventSubscription.objects.create(owner=owner, object_type=object_type)
+        if there:
+            management.declare_queue(vhost, name, {**arguments.REGISTERED_QUEUE_ARGUMENTS, **limits})
+        return SubscriptionQueue.objects.create(
+            subscription=subscription,
+            offering=of,
+            object_type=object_type,
+            vhost=vhost,
+            queue_name=name,
+            state=state,
+        )
+
+    return make
+
+
+@pytest.fixture
+def create_consumer(guarded, management, agents, alice, offering):
+    """Return a function that creates a consumer with its queue."""
+
+    def make(name, *object_types, owner=alice, state="ready"):
+        management.declare_queue(guarded, name, arguments.REGISTERED_QUEUE_ARGUMENTS)
+        identity = agents.identity(owner, offering)
+        return Consumer.objects.create(
+            identity=identity, object_types=list(object_types), vhost=guarded, queue_name=name, state=state
+        )
+
+    return make
+
+
+@pytest.fixture
+def lengths(guarded, management):
+    return lambda: queue_lengths(management, guarded)
+
+
+def counts(published):
+    return published.delivered, published.skipped, published.rejected, published.gone
+
+
+def recorded_events():
+    return [
+        (event.queue_name, event.kind, event.details["count"], event.details["why"])
+        for event in QueueEvent.objects.order_by("queue_name", "id")
+    ]
+
+
+# Recipients
+
+
+def test_an_event_goes_to_all_ready_queues_of_its_offering_and_type(
+    create_subscription_queue, create_consumer, lengths, offering, agents, alice
+):
+    create_subscription_queue("one")
+    create_subscription_queue("two")
+    create_subscription_queue("another-type", object_type="resource")
+    create_subscription_queue("another-offering", of=agents.offering(alice))
+    create_consumer("all-types")
+    create_consumer("with-order", "resource", "order")
+    create_consumer("without-order", "resource", "offering_user")
+    assert counts(publish(offering, "order", {"order_uuid": "1"})) == (4, 0, 0, 0)
+    assert lengths() == {
+        "one": 1, "two": 1, "another-type": 0, "another-offering": 0,
+        "all-types": 1, "with-order": 1, "without-order": 0,
+    }  # fmt: skip
+    assert recorded_events() == []
+
+
+def test_an_event_adds_type_offering_and_schema_version_to_the_payload(
+    create_subscription_queue, offering, broker, guarded
+):
+    create_subscription_queue("one")
+    payload = {"order_uuid": "1", "ü": ["\0", {"a": None}], "object_type": "order"}
+    published = publish(offering, "order", payload)
+    amqp = Amqp(broker.amqp_url, guarded)
+    _, properties, body = amqp.channel.basic_get("one", auto_ack=True)
+    amqp.connection.close()
+    assert json.loads(body) == payload | {
+        "object_type": "order", "offering_uuid": offering.uuid.hex, "schema_version": 1,
+    }  # fmt: skip
+    assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
+    assert (properties.type, properties.headers) == ("order", {"object_type": "order"})
+    assert properties.message_id == published.message_id == uuid.UUID(published.message_id).hex
+
+
+LARGE = 123456789012345678901234567890
+
+
+@pytest.mark.parametrize("number", [LARGE, -LARGE, 2**64, 1.5, 0.1, 1e300])
+def test_a_number_of_any_size_arrives_unchanged(create_subscription_queue, offering, broker, guarded, alice, number):
+    create_subscription_queue("one")
+    offering.publishers.add(alice)
+    body = {"object_type": "order", "payload": {"big": number, "in": [{"side": number}]}}
+    answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", body)
+    assert answer.status_code == 200, answer.text
+    amqp = Amqp(broker.amqp_url, guarded)
+    _, _, found = amqp.channel.basic_get("one", auto_ack=True)
+    amqp.connection.close()
+    assert (json.loads(found)["big"], json.loads(found)["in"]) == (number, [{"side": number}])
+    assert type(json.loads(found)["big"]) is type(number)
+
+
+def test_the_payload_may_name_the_offering_in_any_form_of_its_uuid(
+    create_subscription_queue, offering, broker, guarded
+):
+    create_subscription_queue("one")
+    forms = [offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()]
+    for form in forms:
+        assert publish(offering, "order", {"offering_uuid": form}).delivered == 1
+    amqp = Amqp(broker.amqp_url, guarded)
+    found = [json.loads(amqp.channel.basic_get("one", auto_ack=True)[2])["offering_uuid"] for _ in forms]
+    amqp.connection.close()
+    assert found == [offering.uuid.hex] * 4
+
+
+def test_an_event_without_subscribers_is_published_to_nobody(offering, settings):
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+    published = publish(offering, "order", {})
+    assert published.as_json() == {
+        "message_id": published.message_id, "delivered": 0, "skipped": 0, "rejected": 0, "unreachable": 0, "gone": 0,
+    }  # fmt: skip
+
+
+def test_a_given_message_id_is_used(create_subscription_queue, offering, broker, guarded):
+    create_subscription_queue("one")
+    given = uuid.uuid4()
+    for form in (given, str(given), given.hex):
+        assert publish(offering, "order", {}, message_id=form).message_id == given.hex
+    amqp = Amqp(broker.amqp_url, guarded)
+    assert [amqp.channel.basic_get("one", auto_ack=True)[1].message_id for _ in range(3)] == [given.hex] * 3
+    amqp.connection.close()
+
+
+def test_queues_being_created_are_skipped_logged_and_recorded(
+    create_subscription_queue, create_consumer, offering, lengths, caplog
+):
+    create_subscription_queue("one")
+    create_subscription_queue("being-made", state=Registration.CREATING)
+    create_consumer("consumer-being-made", state=Registration.CREATING)
+    assert counts(publish(offering, "order", {})) == (1, 2, 0, 0)
+    assert lengths() == {"one": 1, "being-made": 0, "consumer-being-made": 0}
+    assert "was skipped for" in caplog.text
+    assert "being-made in" in caplog.text
+    assert recorded_events() == [
+        ("being-made", "skipped", 1, events.BEING_CREATED),
+        ("consumer-being-made", "skipped", 1, events.BEING_CREATED),
+    ]
+
+
+def test_queues_of_inactive_or_removed_members_are_skipped(
+    create_subscription_queue, create_consumer, offering, lengths, agents, alice, caplog
+):
+    bob, carol = agents.owner("bob"), agents.owner("carol", is_staff=True)
+    create_subscription_queue("alices")
+    create_subscription_queue("bobs", owner=bob)
+    create_subscription_queue("carols", owner=carol)
+    create_consumer("alices-consumer")
+    assert counts(publish(offering, "order", {})) == (3, 1, 0, 0)
+    assert lengths() == {"alices": 1, "bobs": 0, "carols": 1, "alices-consumer": 1}
+    assert recorded_events() == [("bobs", "skipped", 1, events.NOT_ALLOWED)]
+    assert f"bobs in {SubscriptionQueue.objects.get(queue_name='bobs').vhost}: {events.NOT_ALLOWED}" in caplog.text
+    offering.members.add(bob)
+    alice.is_active = False
+    alice.save()
+    assert counts(publish(offering, "order", {})) == (2, 2, 0, 0)
+    assert lengths() == {"alices": 1, "bobs": 1, "carols": 2, "alices-consumer": 1}
+
+
+def test_full_and_missing_queues_are_counted_and_recorded(
+    create_subscription_queue, offering, lengths, management, guarded
+):
+    management.declare_queue(guarded, "guardian.dlq", arguments.DEAD_LETTER_QUEUE_ARGUMENTS)
+    create_subscription_queue("one")
+    create_subscription_queue("full", **{"x-max-length": 1})
+    create_subscription_queue("gone", there=False)
+    stored_queue("full", vhost=guarded)
+    assert counts(publish(offering, "order", {})) == (2, 0, 0, 1)
+    assert counts(publish(offering, "order", {})) == (1, 0, 1, 1)
+    assert recorded_events() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.MISSING)]
+    assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
+    assert QueueEvent.objects.get(queue_name="gone").queue is None
+    wait_until_equal(lengths, {"one": 2, "full": 1, "guardian.dlq": 1})
+    assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # only two complete lists change it
+
+
+def test_repeated_skips_within_a_minute_are_one_event(create_subscription_queue, offering):
+    create_subscription_queue("being-made", state=Registration.CREATING)
+    for _ in range(3):
+        publish(offering, "order", {})
+    assert recorded_events() == [("being-made", "skipped", 3, events.BEING_CREATED)]
+    QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
+    publish(offering, "order", {})
+    assert [event[2] for event in recorded_events()] == [3, 1]
+
+
+def test_eight_concurrent_publishers_record_one_event_with_the_count(create_subscription_queue, offering):
+    create_subscription_queue("one")
+    create_subscription_queue("being-made", state=Registration.CREATING)
+
+    assert in_parallel(*[lambda: counts(publish(offering, "order", {}))] * 8) == [(1, 1, 0, 0)] * 8
+    assert recorded_events() == [("being-made", "skipped", 8, events.BEING_CREATED)]
+
+
+def test_publishing_takes_a_constant_number_of_statements(create_subscription_queue, create_consumer, offering, alice):
+    offering.publishers.add(alice)
+
+    def more(number):
+        for one in range(number):
+            create_subscription_queue(f"one-{number}-{one}")
+            create_subscription_queue(f"gone-{number}-{one}", object_type="resource", there=False)
+            create_consumer(f"making-{number}-{one}", "resource", state=Registration.CREATING)
+
+    def statements(object_type):
+        with CaptureQueriesContext(connection) as captured:
+            published = publish(offering, object_type, {}, by=alice)
+        return len(captured), counts(published)
+
+    # Limits count by the minute: a new one would be another reservation.
+    with time_machine.travel(timezone.now().replace(second=1)):
+        more(1)
+        publish(offering, "order", {}, by=alice)  # reserves this process's share of her limit
+        assert statements("order") == (3, (1, 0, 0, 0))
+        assert statements("resource") == (13, (0, 1, 0, 1))
+        more(20)
+        assert statements("order") == (9, (21, 0, 0, 0))  # the first delivery to the new queues is recorded
+        assert statements("order") == (3, (21, 0, 0, 0))
+        assert statements("resource") == (14, (0, 21, 0, 21))  # some rows are updated and others inserted
+        assert statements("resource") == (13, (0, 21, 0, 21))
+
+
+def test_a_queue_has_the_time_of_its_last_delivery_and_its_last_error(create_subscription_queue, offering):
+    queue = create_subscription_queue("small", **{"x-max-length": 1})
+    assert publish(offering, "order", {}).delivered == 1
+    queue.refresh_from_db()
+    delivered_at = queue.last_delivered_at
+    assert (delivered_at is not None, queue.last_error, queue.last_error_at) == (True, "", None)
+    assert publish(offering, "order", {}).rejected == 1
+    queue.refresh_from_db()
+    assert (queue.last_delivered_at, queue.last_error) == (delivered_at, "The queue got no event: it is full.")
+    assert queue.last_error_at > delivered_at
+
+
+# Refusals
+
+
+def test_only_publishers_and_operators_may_publish(create_subscription_queue, offering, agents, alice, lengths):
+    create_subscription_queue("one")
+    with pytest.raises(PermissionDenied, match="may not publish events of Big cluster"):
+        publish(offering, "order", {}, by=alice)
+    assert lengths() == {"one": 0}
+    offering.publishers.add(alice)
+    assert publish(offering, "order", {}, by=alice).delivered == 1
+    assert publish(offering, "order", {}, by=agents.owner("carol", is_staff=True)).delivered == 1
+    another = agents.offering(publishers=(alice,))
+    offering.publishers.clear()
+    assert publish(another, "order", {}, by=alice).delivered == 0
+    with pytest.raises(PermissionDenied):
+        publish(offering, "order", {}, by=alice)
+
+
+def test_a_publisher_who_lost_access_is_refused(create_subscription_queue, offering, alice, lengths):
+    create_subscription_queue("one")
+    offering.publishers.add(alice)
+    alice.vouched = False
+    alice.save()
+    with pytest.raises(NotVouched, match="has no access"):
+        publish(offering, "order", {}, by=alice)
+    answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", {"object_type": "order", "payload": {}})
+    assert answer.status_code == 403
+    assert "has no access" in answer.json()["detail"]
+    assert lengths() == {"one": 0}
+
+
+@pytest.mark.parametrize("object_type", ["", "Order", "orders", "order\n", "subscription"])
+def test_an_unknown_object_type_is_refused(offering, object_type):
+    with pytest.raises(NoSuchObjectType):
+        publish(offering, object_type, {})
+
+
+def circle():
+    inside = {}
+    inside["inside"] = inside
+    return inside
+
+
+def deep():
+    inside = []
+    for _ in range(100_000):
+        inside = [inside]
+    return {"deep": inside}
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        ([], "must be a JSON object"),
+        ("text", "must be a JSON object"),
+        (None, "must be a JSON object"),
+        ({"object_type": "resource"}, "'object_type' is 'resource' in the payload, but must be 'order'"),
+        ({"object_type": None}, "'object_type'"),
+        ({"offering_uuid": "0" * 32}, "'offering_uuid'"),
+        ({"offering_uuid": "no uuid"}, "'offering_uuid' is 'no uuid' in the payload, but must be"),
+        ({"offering_uuid": None}, "'offering_uuid'"),
+        ({"offering_uuid": 7}, "'offering_uuid'"),
+        ({"schema_version": 2}, "'schema_version' is 2 in the payload, but must be 1"),
+        ({"schema_version": True}, "'schema_version'"),
+        ({"schema_version": "1" * 100_000}, "'schema_version'"),
+        ({"a": float("nan")}, "as JSON"),
+        ({"a": [float("-inf")]}, "as JSON"),
+        ({"a": "\ud800"}, "as JSON"),
+        ({"a": object()}, "as JSON"),
+        (circle(), "as JSON"),
+        (deep(), "as JSON"),
+        ({"a": "x" * events.MAX_PAYLOAD_BYTES}, "1,048,576 are allowed"),
+    ],
+)
+def test_an_invalid_payload_is_refused_with_the_reason(create_subscription_queue, offering, lengths, payload, says):
+    create_subscription_queue("one")
+    with pytest.raises(InvalidPayload, match=says) as raised:
+        publish(offering, "order", payload)
+    assert len(str(raised.value)) < 300
+    assert lengths() == {"one": 0}
+
+
+def test_the_largest_payload_arrives(create_subscription_queue, offering):
+    create_subscription_queue("one")
+    around = len(events._body(offering, "order", {"a": ""}))
+    assert publish(offering, "order", {"a": "x" * (events.MAX_PAYLOAD_BYTES - around)}).delivered == 1
+
+
+@pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
+def test_an_invalid_message_id_is_refused(offering, message_id):
+    with pytest.raises(InvalidMessageId):
+        publish(offering, "order", {}, message_id=message_id)
+
+
+# Without the broker
+
+
+def test_without_the_broker_nothing_is_published_or_counted(create_subscription_queue, offering, settings):
+    create_subscription_queue("one")
+    create_subscription_queue("being-made", state=Registration.CREATING)
+    settings.RABBIT_URL = "amqp://guest:sekret-word@127.0.0.1:1"
+    with pytest.raises(BrokerUnavailable) as raised:
+        publish(offering, "order", {})
+    assert raised.value.never_reached
+    assert "sekret-word" not in str(raised.value)
+    assert recorded_events() == []
+
+
+def test_without_a_broker_url_the_error_names_the_setting(create_subscription_queue, offering, settings):
+    create_subscription_queue("one")
+    settings.RABBIT_URL = ""
+    with pytest.raises(BrokerUnavailable, match="RABBIT_URL"):
+        publish(offering, "order", {})
+
+
+@pytest.fixture
+def set_timeouts(monkeypatch):
+    """Return a function that lets Guardian publish with these timeouts."""
+    broker._publisher.cache_clear()
+    yield lambda **timeouts: monkeypatch.setattr(broker, "Publisher", partial(Publisher, **timeouts))
+    broker._publisher.cache_clear()
+
+
+def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
+    guarded_node, create_subscription_queue, offering, alice, set_timeouts
+):
+    management = Management(guarded_node.management_url)
+    for name in ("one", "hung"):
+        management.declare_queue("/", name)
+    for name in ("one", "hung", "gone"):
+        create_subscription_queue(name, there=False, vhost="/")
+    given = uuid.uuid4().hex
+    set_timeouts(seconds=1)
+    pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
+    guarded_node.eval(f"sys:suspend({pid}).")
+    began = time.monotonic()
+    with pytest.raises(OutcomeUnknown, match=given) as raised:
+        publish(offering, "order", {}, message_id=given)
+    assert time.monotonic() - began < 4
+    assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
+    assert recorded_events() == [("gone", "skipped", 1, events.MISSING)]
+    guarded_node.eval(f"sys:resume({pid}).")
+    assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
+
+
+def test_during_a_memory_alarm_the_outcome_is_unknown_within_the_timeout(
+    guarded_node, create_subscription_queue, offering, set_timeouts
+):
+    set_timeouts(blocked_seconds=0.5)
+    Management(guarded_node.management_url).declare_queue("/", "one")
+    create_subscription_queue("one", there=False, vhost="/")
+    assert publish(offering, "order", {}).delivered == 1
+    with memory_alarm(guarded_node):
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            publish(offering, "order", {})
+        assert time.monotonic() - began < 3
+        assert broker.publisher().connections == 0
+    assert publish(offering, "order", {}).delivered == 1
+
+
+def test_a_removed_offering_has_no_subscribers(offering):
+    there = Offering.objects.get(pk=offering.pk)
+    offering.delete()
+    assert counts(publish(there, "order", {})) == (0, 0, 0, 0)

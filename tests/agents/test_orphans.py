@@ -1,0 +1,832 @@
+"""The sweep of orphans, and the clean-up of subscriptions of owners without a live token."""
+
+import itertools
+import uuid
+from datetime import timedelta
+
+import pytest
+from celery.beat import PersistentScheduler
+from django.conf import settings as django_settings
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import AuthToken, PulseUser
+from accounts.tokens import create_token
+from agents import records, registration, stale, sweep, tasks
+from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, SubscriptionQueue, Sweep
+from agents.stale import clean_up_stale
+from agents.sweep import sweep_orphans
+from core import locks, removals
+from core.models import Lease, Removal
+from guardian_site.celery import app
+from notifications.mails import compose
+from notifications.models import Notification
+from queues.models import Queue, QueueEvent
+from queues.pruning import prune
+from rabbit import snapshot
+from rabbit.amqp import Session
+from rabbit.management import BrokerUnavailable, Management
+from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
+from tests.conftest import Amqp
+from tests.support.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due
+from tests.support.proxy import http_answer
+from tests.support.toolbox import AWAY, AWAY_AMQP, Killed, in_background, stored_queue, wait_until_blocked
+from tools.benchmarks.passes import counted_requests
+
+
+def notifications(kind):
+    return list(Notification.objects.filter(kind=kind).order_by("id"))
+
+
+# What a sweep deletes and keeps
+
+
+def test_a_sweep_deletes_orphans_with_their_messages_only(agent, amqp, vhost, broker):
+    agent.orphan("subscription_empty")
+    agent.orphan("consumer_full")
+    agent.orphan("somebody's own")
+    amqp.queue("subscription_elsewhere")
+    inside = Amqp(broker.amqp_url, agent.vhost)
+    inside.publish("consumer_full", 3)
+    inside.connection.close()
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.kept, report.repaired, report.errors) == (2, 2, 0, 0, [])
+    assert report.seen == 6
+    assert agent.names == {*agent.registered, "somebody's own"}
+    assert "subscription_elsewhere" in agent.agents.queues(vhost)
+
+
+def test_a_sweep_stores_a_report(agent):
+    agent.orphan()
+    sweep_orphans()
+    row = Sweep.objects.get()
+    assert (row.kind, row.seen, row.found, row.deleted, row.kept, row.repaired) == ("orphans", 4, 1, 1, 0, 0)
+    assert (row.brake_held, row.errors, row.seconds > 0) == (False, [], True)
+
+
+def test_a_second_sweep_finds_nothing_to_do(agent):
+    agent.orphan()
+    sweep_orphans()
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.repaired, report.logins, report.errors) == (0, 0, 0, 0, [])
+    assert not Removal.objects.exists()
+
+
+def test_a_dry_run_reports_deletions_and_changes_nothing(agent, reader, management):
+    orphan, used = agent.orphan(), agent.orphan("subscription_used")
+    reader("subscription_used")
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
+    report = sweep_orphans(dry_run=True)
+    assert report.would_delete == [orphan]
+    assert report.in_use == [used]
+    assert report.would_repair == [{"vhost": agent.vhost, "queue": agent.queue.queue_name}]
+    assert agent.names == {"subscription_orphan", "subscription_used", "guardian.dlq", agent.consumer.queue_name}
+    for model in (Sweep, Removal, Notification):
+        assert not model.objects.exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_sweep_of_confirmed_queues_deletes_no_others(agent, management, force):
+    shown = agent.orphan("subscription_shown")
+    management.delete_queue(agent.vhost, "subscription_shown")
+    still_there, other = agent.orphan("subscription_too"), agent.orphan("subscription_other")
+    agreed = [(one["vhost"], one["queue"]) for one in (shown, still_there)]
+    preview = sweep_orphans(dry_run=True, only=agreed, force=force)
+    assert (preview.would_delete, preview.left_out) == ([still_there], [other])
+    report = sweep_orphans(only=agreed, force=force)
+    assert (report.found, report.deleted, report.left_out, report.errors) == (1, 1, [other], [])
+    assert agent.names == agent.registered | {"subscription_other"}
+    assert sweep_orphans(only=[]).deleted == 0
+
+
+def test_the_brake_counts_confirmed_queues_only(agent, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    sweep = [agent.orphan(f"subscription_{number}") for number in range(4)]
+    agreed = [(one["vhost"], one["queue"]) for one in sweep[:2]]
+    assert sweep_orphans(only=agreed).brake_held
+    assert sweep_orphans(only=agreed[:1]).deleted == 1
+
+
+def test_a_forced_dry_run_lists_queues_in_use_too(agent, reader):
+    used = agent.orphan("subscription_used")
+    reader("subscription_used")
+    assert sweep_orphans(dry_run=True, force=True).would_delete == [used]
+
+
+def test_queues_of_a_vhost_in_creation_are_not_swept(agent):
+    agent.orphan()
+    AgentVhost.objects.update(ready=False)
+    assert sweep_orphans().found == 0
+    assert "subscription_orphan" in agent.names
+
+
+def test_a_swept_queue_is_gone_with_an_event(agent):
+    agent.orphan()
+    stored_queue("subscription_orphan", vhost=agent.vhost)
+    sweep_orphans()
+    assert Queue.objects.get().state == "gone"
+    assert QueueEvent.objects.get(queue_name="subscription_orphan").kind == "removed"
+
+
+def test_a_queue_registered_during_the_sweep_is_not_deleted(agent, monkeypatch):
+    listed = snapshot.list_names
+
+    def list_slowly(management, vhosts, between):
+        registration.create_queue(agent.subscription, agent.offering, "call", agent.presented)
+        found = listed(management, vhosts, between)
+        registration.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
+        return found
+
+    monkeypatch.setattr(snapshot, "list_names", list_slowly)
+    report = sweep_orphans()
+    assert (report.found, report.repaired) == (0, 0)
+    assert len(agent.names) == 5
+
+
+def test_a_queue_with_a_pending_removal_is_not_an_orphan(agent, settings, broker, reader):
+    reader(agent.queue.queue_name)
+    settings.RABBIT_URL = AWAY_AMQP
+    agent.queue.delete()
+    settings.RABBIT_URL = broker.amqp_url
+    assert sweep_orphans().found == 0
+    assert Removal.objects.get(kind="queue").if_unused is False
+
+
+def test_an_owner_deleted_during_the_sweep_leaves_no_orphans(agent, monkeypatch):
+    agent.orphan()
+    listed = snapshot.list_names
+
+    def list_slowly(management, vhosts, between):
+        found = listed(management, vhosts, between)
+        agent.owner.delete()
+        return found
+
+    monkeypatch.setattr(snapshot, "list_names", list_slowly)
+    report = sweep_orphans()
+    assert (report.found, report.errors) == (0, [])
+
+
+# In use
+
+
+def test_an_orphan_in_use_is_kept_and_notified_once(agent, reader):
+    used = agent.orphan()
+    reader("subscription_orphan")
+    for _ in range(3):
+        report = sweep_orphans()
+        assert (report.deleted, report.kept, report.in_use) == (0, 1, [used])
+    (message,) = notifications("orphans-in-use")
+    assert message.recipient == "ops@example.org"
+    assert "subscription_orphan" in compose(message).body
+    assert "subscription_orphan" in agent.names
+
+
+def test_another_orphan_in_use_is_notified_again(agent, reader):
+    for name in ("subscription_one", "subscription_two"):
+        agent.orphan(name)
+        reader(name)
+        sweep_orphans()
+    assert [message.facts["count"] for message in notifications("orphans-in-use")] == [1, 2]
+
+
+def test_orphans_in_use_are_notified_again_after_a_sweep_without_any(agent, broker):
+    for _ in range(2):
+        agent.orphan()
+        opened = Amqp(broker.amqp_url, agent.vhost)
+        opened.channel.basic_consume("subscription_orphan", lambda *_: None)
+        sweep_orphans()
+        opened.connection.close()
+        assert sweep_orphans().deleted == 1
+    assert len(notifications("orphans-in-use")) == 2
+
+
+def test_force_deletes_orphans_in_use(agent, reader):
+    agent.orphan()
+    reader("subscription_orphan")
+    report = sweep_orphans(force=True)
+    assert (report.deleted, report.kept) == (1, 0)
+    assert agent.names == agent.registered
+
+
+def test_an_orphan_of_another_type_is_deleted_only_by_force(agent):
+    agent.orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})
+    agent.orphan("subscription_classic")
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.kept) == (2, 1, 1)
+    assert "is a quorum queue" in report.errors[0]
+    assert sweep_orphans(force=True).deleted == 1
+
+
+def test_an_exclusive_queue_is_not_an_orphan(agent, broker):
+    opened = Amqp(broker.amqp_url, agent.vhost)
+    opened.channel.queue_declare("subscription_exclusive", exclusive=True)
+    assert (sweep_orphans().found, sweep_orphans(force=True).found) == (0, 0)
+    opened.connection.close()
+
+
+def test_an_orphan_with_a_nul_in_its_name_is_deleted(agent):
+    agent.orphan("subscription_\0")
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.errors) == (1, 1, [])
+    assert sweep_orphans().found == 0
+
+
+# Brake
+
+
+def test_a_restored_older_database_deletes_no_queues(agent, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 4
+    newer = lose_registrations(agent, 5)
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.brake_held) == (5, 0, True)
+    assert {one["queue"] for one in report.would_delete} == newer
+    assert agent.names == newer | agent.registered
+    assert not Removal.objects.exists()
+    assert Sweep.objects.get().brake_held
+
+
+def test_the_brake_is_notified_once_until_a_sweep_passes_it(agent, settings, broker):
+    settings.GUARDIAN_DELETE_BRAKE = 4
+    lose_registrations(agent, 5)
+    sweep_orphans()
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert sweep_orphans().away
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    sweep_orphans()
+    assert len(notifications("sweep-brake")) == 1
+    assert sweep_orphans(force=True).deleted == 5
+    lose_registrations(agent, 5)
+    sweep_orphans()
+    assert len(notifications("sweep-brake")) == 2
+    assert "cleanup_orphan_queues --force" in compose(notifications("sweep-brake")[0]).body
+
+
+def test_the_brake_allows_a_quarter_of_all_queues_if_that_is_more(agent, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 0
+    agent.orphan()
+    report = sweep_orphans()
+    assert (report.seen, report.deleted, report.brake_held) == (4, 1, False)
+
+
+def test_missing_queues_are_redeclared_while_the_brake_blocks(agent, settings, management):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    lose_registrations(agent, 2)
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
+    report = sweep_orphans()
+    assert (report.brake_held, report.repaired) == (True, 1)
+    assert agent.queue.queue_name in agent.names
+
+
+# Repair
+
+
+def test_a_lost_ready_queue_is_redeclared_unchanged(agent, management):
+    before = agent.agents.queues(agent.vhost)
+    for name in agent.registered:
+        management.delete_queue(agent.vhost, name)
+    assert sweep_orphans().repaired == 3
+    assert agent.agents.queues(agent.vhost) == before
+
+
+def test_a_lost_vhost_is_recreated_with_its_queues(agent, management):
+    management.delete_vhost(agent.vhost)
+    assert sweep_orphans().repaired == 3
+    assert agent.names == agent.registered
+
+
+def test_an_interrupted_registration_is_finished_after_a_while(agent, management):
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
+    SubscriptionQueue.objects.update(state="creating", created=timezone.now())
+    assert sweep_orphans().repaired == 0
+    backdate_registrations()
+    assert sweep_orphans().repaired == 1
+    agent.queue.refresh_from_db()
+    assert (agent.queue.state, agent.queue.queue_name in agent.names) == ("ready", True)
+
+
+def test_a_failed_redeclaration_does_not_stop_the_others(agent, management, reader):
+    name = agent.consumer.queue_name
+    management.delete_queue(agent.vhost, name)
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
+    management.declare_queue(agent.vhost, agent.queue.queue_name)
+    reader(agent.queue.queue_name)
+    SubscriptionQueue.objects.update(state="creating")
+    report = sweep_orphans()
+    assert report.repaired == 1
+    assert "could not be declared again" in report.errors[0]
+    assert name in agent.names
+
+
+def test_a_lost_login_is_recreated_by_the_next_registration(agent, management):
+    for name in (agent.subscription.rmq_username, agent.consumer.rmq_username):
+        management.delete_user(name)
+    assert sweep_orphans().logins == 2
+    registration.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    assert agent.subscription.rmq_username in agent.agents.users()
+    assert not Consumer.objects.get().password_set
+    assert EventSubscription.objects.get().password_set
+
+
+def test_a_login_with_wrong_permissions_is_reset_by_the_next_registration(agent, management):
+    username = agent.subscription.rmq_username
+    management.delete_permissions(agent.vhost, username)
+    management.set_permissions(agent.vhost, agent.consumer.rmq_username, FULL_ACCESS)
+    assert sweep_orphans(dry_run=True).logins == 2
+    assert EventSubscription.objects.filter(password_set=True).exists()
+    report = sweep_orphans()
+    assert (report.repaired, report.logins, report.users, report.errors) == (0, 2, 0, [])
+    assert management.permissions_of(username) == {}
+    registration.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    assert management.permissions_of(username) == {agent.vhost: for_subscription(username)}
+    registration.register_consumer(agent.identity, agent.presented, None)
+    assert sweep_orphans().logins == 0
+
+
+def test_a_locked_vhost_does_not_stop_the_repair_of_others(agent, agents, management, monkeypatch):
+    bob = RegisteredAgent(agents, "bob")
+    for one in (agent, bob):
+        management.delete_queue(one.vhost, one.queue.queue_name)
+    AgentVhost.objects.filter(owner=agent.owner).update(ready=False)
+    SubscriptionQueue.objects.filter(vhost=agent.vhost).update(state="creating")
+    monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
+    with locks.lock(f"vhost {agent.vhost}"):
+        report = sweep_orphans()
+    assert (report.away, report.repaired, len(report.errors)) == (False, 1, 1)
+    assert bob.names == bob.registered
+
+
+@pytest.mark.parametrize("timeouts", [2, 3])
+def test_three_timeouts_in_a_row_end_the_repair(agent, agents, management, monkeypatch, timeouts):
+    others = [RegisteredAgent(agents, f"owner-{number}") for number in range(3)]
+    for one in (agent, *others):
+        management.delete_queue(one.vhost, one.queue.queue_name)
+    asked = []
+    redeclare = registration.redeclare
+
+    def too_slow(row, management):
+        asked.append(row)
+        if len(asked) <= timeouts:
+            raise BrokerUnavailable("PUT: no answer within 20 s", timed_out=True)
+        redeclare(row, management)
+
+    monkeypatch.setattr(registration, "redeclare", too_slow)
+    report = sweep_orphans()
+    assert (report.away, len(asked), report.repaired) == ((False, 4, 2) if timeouts == 2 else (True, 3, 0))
+
+
+def test_an_owner_deleted_during_the_repair_does_not_stop_the_others(agent, agents, management, monkeypatch):
+    bob = RegisteredAgent(agents, "bob")
+    for one in (agent, bob):
+        management.delete_vhost(one.vhost)
+    real = sweep.repair
+
+    def delete_and_repair(*arguments):
+        agent.owner.delete()
+        return real(*arguments)
+
+    monkeypatch.setattr(sweep, "repair", delete_and_repair)
+    report = sweep_orphans()
+    assert (report.repaired, report.away) == (3, False)
+    assert bob.names == bob.registered
+
+
+# Users
+
+
+def login_names(agent):
+    return {agent.subscription.rmq_username, agent.consumer.rmq_username}
+
+
+def test_a_sweep_deletes_users_of_removed_logins_only(agent, management, settings):
+    names = [f"{number:x}" * 32 for number in range(1, 10)]
+    for name in names:
+        management.put_user(name, "secret", tags=["management"] if name == names[0] else ())
+    management.set_permissions(agent.vhost, names[1], for_subscription(names[1]))
+    management.set_permissions(agent.vhost, names[2], for_consumer(names[3]))
+    # Kept: without permissions, another user's permissions, another vhost too, full access, a Pulse user's name.
+    management.set_permissions(agent.vhost, names[4], for_subscription(names[5]))
+    management.set_permissions(agent.vhost, names[6], for_subscription(names[6]))
+    management.set_permissions(settings.GUARDIAN_PULSE_VHOST, names[6], for_subscription(names[6]))
+    management.set_permissions(agent.vhost, names[7], FULL_ACCESS)
+    PulseUser.objects.create(username=names[8])
+    management.put_user(f"{names[1]}0", "secret")
+    try:
+        before = agent.agents.users()
+        dry = sweep_orphans(dry_run=True)
+        assert (dry.users, agent.agents.users()) == (2, before)
+        report = sweep_orphans()
+        assert (report.users, report.found, report.errors) == (2, 0, [])
+        assert before - agent.agents.users() == {names[1], names[2]}
+        assert login_names(agent) < agent.agents.users()
+        assert sweep_orphans().users == 0
+        assert not Removal.objects.exists()
+    finally:
+        management.delete_user(f"{names[1]}0")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_restored_older_database_deletes_users_only_by_force(agent, management, settings, force):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    names = {uuid.uuid4().hex for _ in range(5)}
+    for name in names:
+        management.put_user(name, "secret")
+        management.set_permissions(agent.vhost, name, for_subscription(name))
+    report = sweep_orphans(force=force)
+    assert (report.users, len(report.errors)) == ((5, 0) if force else (0, 1))
+    assert names.isdisjoint(agent.agents.users()) == force
+
+
+def test_a_login_created_and_removed_during_the_sweep_is_kept(agent, monkeypatch):
+    other = agent.agents.identity(agent.owner, agent.offering)
+    listed = Management.users
+    made = []
+
+    def list_slowly(self):
+        if not made:
+            made.append(registration.register_subscription(other, "order", agent.presented)[0])
+            found = listed(self)
+            made[0].delete()
+            return found
+        return listed(self)
+
+    monkeypatch.setattr(Management, "users", list_slowly)
+    report = sweep_orphans()
+    assert (report.users, report.errors) == (0, [])
+    assert login_names(agent) < agent.agents.users()
+
+
+def test_subscriptions_deleted_during_the_sweep_do_not_trigger_the_brake(agent, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for object_type in ("call", "resource", "user_role"):
+        registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+    agent.orphan()
+    listed = snapshot.list_names
+
+    def list_slowly(*arguments):
+        found = listed(*arguments)
+        EventSubscription.objects.all().delete()
+        return found
+
+    monkeypatch.setattr(snapshot, "list_names", list_slowly)
+    report = sweep_orphans()
+    assert (report.brake_held, report.found, report.deleted, report.errors) == (False, 1, 1, [])
+    assert not Removal.objects.exists()
+
+
+# Failures of the broker
+
+
+def test_a_sweep_without_the_broker_changes_nothing(agent, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    report = sweep_orphans()
+    assert (report.away, report.deleted, len(report.errors)) == (True, 0, 1)
+    assert Sweep.objects.get().errors == report.errors
+    assert EventSubscription.objects.get().password_set
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http_answer("200 OK", b"[]"),
+        http_answer("200 OK", b'[{"name": "a", "vhost"'),
+        http_answer("200 OK", b'[{"name": "subscription_orphan", "vhost": "/"}]'),
+        http_answer("502 Bad Gateway", b"nginx"),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n[{",
+    ],
+    ids=["empty", "half a JSON", "rows of another shape", "a 502", "cut"],
+)
+def test_a_malformed_list_removes_nothing(agent, broker_proxy, answer):
+    agent.orphan()
+    before = list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values())
+    broker_proxy.answer(answer)
+    assert sweep_orphans().away
+    assert sweep_orphans(force=True).away
+    assert list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values()) == before
+    assert "subscription_orphan" in agent.names
+    assert not Removal.objects.exists()
+
+
+def test_an_empty_list_deletes_nothing(agent, monkeypatch):
+    agent.orphan()
+    before = agent.agents.queues(agent.vhost)
+    monkeypatch.setattr(snapshot, "list_names", lambda *_: ([], {}))
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.brake_held) == (0, 0, False)
+    assert agent.agents.queues(agent.vhost) == before
+
+
+def test_a_sweep_without_the_administrator_tag_deletes_nothing(agent, settings, broker, management):
+    agent.orphan()
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    management.put_user(name, "word", ["monitoring"])
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://{name}:word@{host}"
+        report = sweep_orphans()
+    finally:
+        management.delete_user(name)
+    assert report.away
+    assert "administrator tag" in report.errors[0]
+    assert "subscription_orphan" in agent.names
+
+
+def test_a_vhost_that_cannot_be_listed_is_skipped(agent, agents, monkeypatch):
+    bob = RegisteredAgent(agents, "bob")
+    agent.orphan()
+    bob.orphan()
+    listed = Management.list_queues
+
+    def list_queues(self, vhost, *arguments):
+        if vhost == agent.vhost:
+            raise BrokerUnavailable("GET /api/queues: answered 500")
+        return listed(self, vhost, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "list_queues", list_queues)
+        report = sweep_orphans()
+    assert (report.deleted, report.repaired) == (1, 0)
+    assert f"vhost '{agent.vhost}' could not be listed" in report.errors[0]
+    assert "subscription_orphan" in agent.names
+    assert bob.names == bob.registered
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("what", ["changed", "down"])
+def test_a_sweep_deletes_nothing_while_a_node_stops_or_is_down(agent, monkeypatch, what, dry_run):
+    agent.orphan()
+    answers = [(frozenset({"a", "b"}), frozenset()), (frozenset({"a"}), frozenset({"b"}))]
+    seen = itertools.cycle(answers if what == "changed" else answers[1:])
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot, "members", lambda _: next(seen))
+        report = sweep_orphans(dry_run=dry_run)
+    assert (report.found, report.deleted, report.would_delete) == (1, 0, [])
+    assert "no queue is deleted" in report.errors[0]
+    assert "subscription_orphan" in agent.names
+    assert sweep_orphans().deleted == 1
+
+
+def test_removals_of_an_interrupted_sweep_are_done_later(agent, management, monkeypatch):
+    for number in range(3):
+        agent.orphan(f"subscription_{number}")
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
+
+    def unavailable(*_, **__):
+        raise BrokerUnavailable("DELETE: can't connect", never_reached=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "delete_queue", unavailable)
+        report = sweep_orphans()
+    assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
+    make_removals_due()
+    assert removals.run_due(50) == 3
+    assert not any(name.startswith("subscription_0") for name in agent.names)
+
+
+def test_removals_of_a_killed_sweep_are_done_later(agent, monkeypatch):
+    def killed(_):
+        raise Killed
+
+    agent.orphan()
+    with monkeypatch.context() as patched:
+        patched.setattr(removals, "run", killed)
+        with pytest.raises(Killed):
+            sweep_orphans()
+    assert sweep_orphans().found == 0
+    make_removals_due()
+    removals.run_due(50)
+    assert agent.names == agent.registered
+
+
+def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
+    agent.orphan()
+    listed = snapshot.list_names
+
+    def list_for_hours(management, vhosts, between):
+        found = listed(management, vhosts, between)
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        return found
+
+    monkeypatch.setattr(snapshot, "list_names", list_for_hours)
+    report = sweep_orphans()
+    assert (report.given_up, report.deleted) == (True, 0)
+    assert "subscription_orphan" in agent.names
+    assert "expired while it was in use" in Sweep.objects.get().errors[0]
+
+
+@pytest.mark.parametrize("do", [sweep_orphans, clean_up_stale])
+def test_one_sweep_or_clean_up_runs_at_a_time(agent, do):
+    Lease.objects.create(
+        name="orphans" if do is sweep_orphans else "stale",
+        holder=uuid.uuid4(),
+        expires_at=timezone.now() + timedelta(seconds=60),
+    )
+    agent.orphan()
+    report = do()
+    assert (report.another_sweep, report.deleted) == (True, 0)
+    assert not Sweep.objects.exists()
+    assert "subscription_orphan" in agent.names
+
+
+def test_statements_and_requests_do_not_grow_with_queues_and_orphans(agent):
+    sweep_orphans()
+    found = []
+    for number in (3, 30):
+        for one in range(number):
+            agent.orphan(f"subscription_{one}")
+        SubscriptionQueue.objects.bulk_create(
+            SubscriptionQueue(
+                subscription=agent.subscription, offering=agent.agents.offering(), object_type="order",
+                vhost=agent.vhost, queue_name=f"subscription_{number}_{one}", state="ready",
+            )
+            for one in range(number)
+        )  # fmt: skip
+        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+            assert sweep_orphans().deleted == number
+        found.append((len(captured), len(sent) - number))
+    assert found[0] == found[1]
+    # Four requests for the list, and one each for users and permissions.
+    assert found[0][1] == 6, sent
+
+
+def test_many_vhosts_are_listed_in_one_request(agent, agents, monkeypatch):
+    monkeypatch.setattr(snapshot, "MAX_SEPARATE_LISTS", 4)
+    others = [RegisteredAgent(agents, f"owner-{number}") for number in range(4)]
+    for one in (agent, *others):
+        one.orphan()
+    with counted_requests() as sent:
+        assert sweep_orphans().deleted == 5
+    assert [request for request in sent if request.startswith("GET /api/queues")] == ["GET /api/queues"]
+    assert len(sent) == 5 + 6
+
+
+# Clean-up of stale subscriptions
+
+
+def test_the_clean_up_removes_subscriptions_and_consumers_of_owners_without_token(agent, agents):
+    bob = RegisteredAgent(agents, "bob")
+    AuthToken.objects.filter(user=agent.owner).delete()
+    report = clean_up_stale()
+    assert (report.subscriptions, report.found, report.deleted, report.owners) == (2, 2, 2, ["alice@example.org"])
+    assert agent.names == {"guardian.dlq"}
+    assert not {agent.subscription.rmq_username, agent.consumer.rmq_username} & agents.users()
+    assert AgentIdentity.objects.count() == 2
+    assert bob.names == bob.registered
+    assert (EventSubscription.objects.get(), Consumer.objects.get()) == (bob.subscription, bob.consumer)
+    row = Sweep.objects.get()
+    assert (row.kind, row.seen, row.subscriptions, row.deleted) == ("stale", 4, 2, 2)
+
+
+@pytest.mark.parametrize("expiry", [None, timedelta(seconds=60)], ids=["never expires", "expires soon"])
+def test_a_live_token_keeps_everything(agent, expiry):
+    AuthToken.objects.update(expiry=timezone.now() + expiry if expiry else None)
+    report = clean_up_stale()
+    assert (report.found, report.subscriptions, report.tokens) == (0, 0, 0)
+    assert agent.names == agent.registered
+
+
+def test_an_owner_who_is_not_active_has_no_live_token(agent):
+    type(agent.owner).objects.update(is_active=False)
+    report = clean_up_stale()
+    assert (report.subscriptions, report.deleted, report.tokens) == (2, 2, 1)
+    assert agent.names == {"guardian.dlq"}
+    assert not AuthToken.objects.exists()
+
+
+def test_the_clean_up_deletes_expired_tokens(agent, agents):
+    spare = agents.token(agent.owner).token
+    AuthToken.objects.filter(pk=agent.presented.token.pk).update(expiry=timezone.now() - timedelta(seconds=1))
+    report = clean_up_stale()
+    assert (report.tokens, report.subscriptions) == (1, 0)
+    assert AuthToken.objects.get() == spare
+    assert agent.names == agent.registered
+    assert not EventSubscription.objects.get().password_set
+
+
+def test_a_dry_run_of_the_clean_up_changes_nothing(agent):
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    report = clean_up_stale(dry_run=True)
+    assert (report.subscriptions, report.tokens, report.deleted) == (2, 1, 0)
+    assert {one["queue"] for one in report.would_delete} == {agent.queue.queue_name, agent.consumer.queue_name}
+    assert AuthToken.objects.exists()
+    assert agent.names == agent.registered
+    assert not Sweep.objects.exists()
+
+
+def test_a_clean_up_of_confirmed_subscriptions_removes_no_others(agent, agents):
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    shown = clean_up_stale(dry_run=True).stale
+    assert sorted(shown) == sorted([agent.subscription.uuid.hex, agent.consumer.uuid.hex])
+    bob = RegisteredAgent(agents, "bob")
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    preview = clean_up_stale(dry_run=True, only=shown)
+    assert (preview.subscriptions, preview.found, sorted(preview.stale)) == (2, 2, sorted(shown))
+    report = clean_up_stale(only=[agent.consumer.uuid.hex])
+    assert (report.subscriptions, report.found, report.deleted, report.errors) == (1, 1, 1, [])
+    assert {one["queue"] for one in report.left_out} == (agent.registered | bob.registered) - {
+        "guardian.dlq",
+        agent.consumer.queue_name,
+    }
+    assert (EventSubscription.objects.count(), Consumer.objects.get()) == (2, bob.consumer)
+    assert clean_up_stale(only=[]).subscriptions == 0
+    assert bob.names == bob.registered
+
+
+def test_the_brake_counts_the_queues_of_stale_subscriptions(agent, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    for _ in range(2):
+        report = clean_up_stale()
+        assert (report.brake_held, report.found, report.subscriptions) == (True, 2, 0)
+    assert agent.names == agent.registered
+    (message,) = notifications("sweep-brake")
+    assert "cleanup_stale_subscriptions --force" in compose(message).body
+    assert clean_up_stale(force=True).deleted == 2
+    assert agent.names == {"guardian.dlq"}
+
+
+def test_a_token_created_during_the_clean_up_keeps_its_owners_subscriptions(agent, monkeypatch):
+    AuthToken.objects.all().delete()
+    apply_brake = stale.apply_brake
+
+    def create_token_after_brake(*arguments):
+        apply_brake(*arguments)
+        create_token(agent.owner, "new")
+
+    monkeypatch.setattr(stale, "apply_brake", create_token_after_brake)
+    report = clean_up_stale()
+    assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
+    assert agent.names == agent.registered
+
+
+def test_an_uncommitted_token_keeps_its_owners_subscriptions(agent):
+    AuthToken.objects.all().delete()
+    with transaction.atomic():
+        create_token(agent.owner, "new")
+        cleaning_up = in_background(clean_up_stale)
+        wait_until_blocked(cleaning_up)
+    assert cleaning_up.result().subscriptions == 0
+    assert agent.names == agent.registered
+
+
+def test_the_clean_up_without_the_broker_deletes_queues_later(agent, settings, broker):
+    AuthToken.objects.all().delete()
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert clean_up_stale().subscriptions == 2
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1), claim=None)
+    removals.run_due(50)
+    assert agent.names == {"guardian.dlq"}
+
+
+def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(agent, agents, monkeypatch):
+    monkeypatch.setattr(removals, "run_due", lambda **_: 0)  # it locks each user's name, in statements for each user
+    clean_up_stale()
+    counts = []
+    for number in (2, 20):
+        for one in range(number):
+            owner = agents.owner(f"stale-{number}-{one}")
+            subscription = EventSubscription.objects.create(owner=owner)
+            SubscriptionQueue.objects.create(
+                subscription=subscription, offering=agent.offering, object_type="order", vhost=owner.uuid.hex,
+                queue_name=f"subscription_{subscription.uuid.hex}",
+            )  # fmt: skip
+        with CaptureQueriesContext(connection) as captured:
+            assert clean_up_stale().deleted == number
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+
+
+# Tasks and schedule
+
+
+def test_the_tasks_sweep_and_clean_up(agent):
+    agent.orphan()
+    tasks.sweep_orphans()
+    tasks.clean_up_stale()
+    assert agent.names == agent.registered
+    assert sorted(Sweep.objects.values_list("kind", flat=True)) == ["orphans", "stale"]
+
+
+@pytest.mark.parametrize(("name", "hours"), [("orphans", 6), ("stale", 24)])
+def test_a_restart_of_beat_does_not_postpone_sweeps(name, hours, tmp_path):
+    entry = django_settings.CELERY_BEAT_SCHEDULE[name]
+    assert entry["schedule"] == hours * 3600
+    assert entry["task"] in {tasks.sweep_orphans.name, tasks.clean_up_stale.name}
+    filename = str(tmp_path / "beat-schedule")
+    first = PersistentScheduler(app, schedule_filename=filename)
+    first.schedule[name].last_run_at = app.now() - timedelta(hours=hours, seconds=-60)
+    first.close()
+    second = PersistentScheduler(app, schedule_filename=filename)
+    try:
+        assert not second.schedule[name].is_due()[0]
+        assert second.schedule[name].is_due()[1] <= 60
+    finally:
+        second.close()
+
+
+def test_reports_of_sweeps_are_kept_for_90_days(agent):
+    for days in (91, 89):
+        Sweep.objects.create(kind="orphans", at=timezone.now() - timedelta(days=days))
+    prune()
+    assert Sweep.objects.get().at > timezone.now() - timedelta(days=90)

@@ -1,0 +1,342 @@
+"""The texts of the mails, and queue names that could break them."""
+
+import email
+import email.policy
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounts import addresses
+from accounts.models import Invitation, NotificationAddress, Owner, PulseUser
+from core.formatting import duration, rate_in_words
+from guardian_site.help_pages import rendered
+from notifications import kinds
+from notifications.kinds import Obsolete
+from notifications.mails import compose, in_text
+from notifications.models import Notification
+from rabbit.names import readable
+from tests.support.plugin import ROOT
+from tests.support.toolbox import stored_queue
+
+DOCS = ROOT / "docs"
+
+FACTS = {
+    "queue": "queue/alice/builds", "vhost": "/", "state": "warned",
+    "length": 2104, "ready": 2000, "unacknowledged": 104, "warn": 2000, "max": 8000, "spared": False,
+    "per_second": 3.5, "seconds_to_max": 1684, "consumers": 0, "folded": 3, "owners": ["alice@example.org"],
+    "bindings": [{"exchange": "exchange/ci/events", "routing_key": "build.#"}], "more_bindings": 0,
+    "error": "no answer", "seconds": 90, "count": 60, "seen": 100, "missing": 70,
+    "resource": "memory", "node": "rabbit@a", "running": True, "others": ["rabbit@b"],
+    "asks": "bob@example.org", "reason": "I run the nightly builds.", "wanted": 50_000,
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e", "by": "ops@example.org",
+    "queues": 3, "ok": 1, "warned": 2, "deleting": 0, "deleted": 1, "more_happened": 0, "more_unattended": 4,
+    "happened": [{"queue": "queue/alice/builds", "warnings": 2, "deletions": 1}],
+    "orphans": [{"vhost": "a" * 32, "queue": "subscription_1"}], "more": 2, "stale": False,
+    "pulse_user": "alice", "pulse_users": ["alice"], "invitee": "bob@example.org", "accepted": True,
+    "left": ["bob@example.org"], "shown": [{"vhost": "/", "queue": "odd"}],
+    "longest": [{"queue": "queue/alice/long", "length": 2104}], "unattended": [{"queue": "queue/alice/lonely"}],
+}  # fmt: skip
+
+
+def notification(kind="warning", **facts):
+    return Notification(
+        kind=kind, recipient="alice@example.org", facts={**FACTS, **facts}, created=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+
+
+def parsed(mail):
+    return email.message_from_bytes(mail.message().as_bytes(), policy=email.policy.default)
+
+
+def part(mail, form):
+    return parsed(mail).get_body((form,)).get_content()
+
+
+class Page(HTMLParser):
+    """The tags of a page, and its text with the addresses of links."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "body":
+            self.text = ""
+        self.text += f" {dict(attrs).get('href', '')} "
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def words(mail, form):
+    """Return the text of a mail, or that of its HTML with the addresses of links, in one line."""
+    text = part(mail, form)
+    return " ".join((Page(text).text if form == "html" else text).split())
+
+
+@pytest.fixture
+def address(db):
+    alice = Owner.objects.create_user("alice@example.org")
+    pulse_user = PulseUser.objects.create(username="alice")
+    pulse_user.owners.add(alice)
+    return NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", added_by=alice)
+
+
+@pytest.fixture
+def complete(address):
+    """Return a function that returns a notification of a kind to Alice, about what exists in the database."""
+    bob = Owner.objects.create_user("bob@example.org")
+    inviter = Owner.objects.get(email="alice@example.org")
+    invitation = Invitation.objects.create(pulse_user=address.pulse_user, invitee=bob, inviter=inviter)
+    queue = stored_queue("queue/alice/builds", pulse_user=address.pulse_user)
+
+    def complete(kind):
+        facts = {"address": str(address.uuid), "invitation": str(invitation.uuid)}
+        if kind == "confirm-address":
+            facts["account"] = "alice"
+        if not kinds.get(kind).topic:
+            return notification(kind, **facts, owners=[])
+        one = notification(kind, **facts)
+        one.about = f"queue {queue.id}"
+        return one
+
+    return complete
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize("kind", kinds.names())
+def test_a_mail_says_what_happened_what_happens_next_what_to_do_and_why_it_is_sent(kind, form, complete):
+    content = kinds.get(kind).content(complete(kind))
+    parts = [content.happened, f"What happens next: {content.next}", content.action.text, content.action.url,
+             *content.facts[0], "You get this "]  # fmt: skip
+    in_order = ".*".join(re.escape(one) for one in parts)
+    assert re.match(in_order, words(compose(complete(kind)), form))
+
+
+@pytest.mark.parametrize("kind", kinds.names())
+def test_the_text_and_the_html_of_a_mail_have_the_same_words(kind, complete):
+    mail = compose(complete(kind))
+    text, html = ({word.strip(":") for word in words(mail, form).split()} for form in ("plain", "html"))
+    assert text - {"--"} == html
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_a_mail_links_to_the_help(form, complete):
+    assert "/help/" in words(compose(complete("warning")), form)
+
+
+PLACEHOLDERS = {
+    r"queue/alice/builds": "QUEUE", r"\w+@example\.org": "ADDRESS", "rabbit@a": "NODE", "alice": "ACCOUNT",
+    r"\d[\d,]*": "N",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", kinds.names())
+def test_the_documents_explain_every_mail(kind, complete):
+    subject = kinds.get(kind).content(complete(kind)).subject
+    for pattern, placeholder in PLACEHOLDERS.items():
+        subject = re.sub(pattern, placeholder, subject)
+    assert subject in "".join((DOCS / f"{name}.md").read_text() for name in ("owners", "operators"))
+
+
+@pytest.mark.parametrize("kind", kinds.names())
+def test_the_help_of_a_mail_is_a_section_of_the_documents(kind, complete):
+    linked = kinds.get(kind).content(complete(kind)).help
+    if linked:
+        section = linked.url.partition("/help/operators/#")[2]
+        assert f'id="{section}"' in rendered("operators")[1]
+
+
+def test_a_confirmation_mail_links_to_the_confirmation_of_its_address(address):
+    text = part(compose(notification("confirm-address", address=str(address.uuid), account="alice")), "plain")
+    token = re.search(r"/addresses/([^/\s]+)/", text)[1]
+    assert addresses.address_for_token(token) == address
+
+
+@pytest.mark.parametrize("what", ["confirmed", "removed"])
+def test_a_confirmed_or_removed_address_gets_no_confirmation_mail(address, what):
+    if what == "confirmed":
+        NotificationAddress.objects.update(confirmed_at=datetime.now(UTC))
+    else:
+        address.delete()
+    with pytest.raises(Obsolete):
+        compose(notification("confirm-address", address=str(address.uuid)))
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize(
+    "what",
+    ["3 queues", "1 within its limits", "2 over the warning threshold", "2 warnings", "deleted", "queue/alice/long",
+     "2,104 messages", "queue/alice/lonely", "and 4 more", "/queues/", "/settings/"],
+)  # fmt: skip
+def test_the_weekly_summary_lists_states_and_events_of_queues(what, form):
+    assert what in part(compose(notification("weekly")), form)
+
+
+def test_a_weekly_summary_without_events_is_short():
+    quiet_week = notification("weekly", happened=[], longest=[], unattended=[], deleted=0, warned=0, queues=1)
+    mail = compose(quiet_week)
+    assert mail.subject == "[Guardian] Your week: 1 queue"
+    assert "there were no warnings and no deletions" in part(mail, "plain")
+    assert "Longest" not in part(mail, "plain")
+
+
+def test_the_subject_of_a_weekly_summary_counts_deletions_and_warned_queues():
+    subject = "[Guardian] Your week: 3 queues, 1 deleted, 2 over their warning threshold"
+    assert compose(notification("weekly")).subject == subject
+
+
+def test_a_channel_gets_the_subject_and_text_of_the_mail():
+    assert in_text(notification()) == (compose(notification()).subject, compose(notification()).body)
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "queue/alice/builds", "2,104", "2,000 ready", "104 unacknowledged", "8,000",
+        "growing by 210 messages a minute", "28 minutes", "none",
+        "exchange/ci/events", "build.#", "What happens next",
+    ],
+)  # fmt: skip
+def test_a_warning_shows_lengths_rate_consumers_and_bindings(what, form):
+    assert what in part(compose(notification()), form)
+
+
+def test_a_warning_about_an_unbounded_queue_announces_no_deletion():
+    text = part(compose(notification(spared=True)), "plain")
+    assert "none: never deleted for its length" in text
+    assert "Guardian deletes it" not in text
+
+
+REGISTERED = {
+    "spared": True, "agents": True, "registered": True, "dead_letters": False, "holds": 10_000, "seconds_kept": 3600.0
+}  # fmt: skip
+DEAD_LETTERS = {**REGISTERED, "dead_letters": True, "seconds_kept": 604_800.0}
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize("kind", ["warning", "summary", "no-consumers"])
+def test_a_mail_about_a_registered_queue_explains_its_limits(kind, form):
+    text = words(compose(notification(kind, **REGISTERED)), form)
+    assert "Guardian never deletes this queue for its length." in text
+    assert "The broker keeps at most 10,000 messages in it, each for 60 minutes." in text
+    assert "the agent does not get them" in text
+    assert "alice@example.org, whose agent registered it" in text
+    assert "because the queue belongs to your agents" in text
+    assert "Start its agent" in text
+    assert "remove the agent's subscription" in text
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_a_warning_about_the_dead_letter_queue_explains_dead_letters(form):
+    text = words(compose(notification(**DEAD_LETTERS)), form)
+    assert "Agents could not get them" in text
+    assert "The broker keeps its last 10,000 messages for 7 days" in text
+    assert "Find the agent whose queue is long" in text
+    assert "Start its" not in text
+
+
+def test_a_mail_about_an_orphan_names_the_owner_of_its_vhost():
+    text = part(compose(notification(agents=True, registered=False)), "plain")
+    assert "alice@example.org, the owner of the agents' virtual host" in text
+    assert "Guardian deletes it with all its messages" in text
+
+
+def test_a_warning_says_that_the_broker_could_not_be_queried():
+    text = part(compose(notification(consumers=None, bindings=None)), "plain")
+    assert text.count("unknown: the broker did not answer") == 2
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize("kind", ["warning", "summary", "no-consumers", "consumers-back", "deletion"])
+def test_a_mail_shows_the_time_of_its_figures_in_utc(kind, form):
+    earlier = notification(kind)
+    earlier.created = datetime.fromisoformat("2026-01-01T23:30:00-02:00")
+    text = part(compose(earlier), form)
+    assert "2026-01-02 01:30 UTC" in text
+    assert "As of" in text
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_a_mail_about_an_alarm_that_ended_with_its_node_says_so(form):
+    text = words(compose(notification("alarm-over", running=False)), form)
+    assert "because the node is down." in text
+    assert "Start the node." in text
+    assert "Publishers can publish again" in words(compose(notification("alarm-over")), form)
+
+
+def test_a_mail_about_a_node_that_left_the_cluster_says_so():
+    assert compose(notification("node-back")).subject == "[Guardian] The node rabbit@a is running again"
+    left = compose(notification("node-back", running=False))
+    assert left.subject == "[Guardian] The node rabbit@a is no longer in the cluster"
+
+
+def test_a_deletion_mail_says_why_the_queue_was_deleted():
+    text = part(compose(notification("deletion", length=8001)), "plain")
+    assert "Guardian deleted the queue queue/alice/builds." in text
+    assert "It had 8,001 messages, and its deletion limit is 8,000." in text
+
+
+def test_invisible_characters_of_a_request_are_escaped():
+    text = part(compose(notification("vouch-request", reason="Please \u202e help.")), "plain")
+    assert "Please \\u202e help." in text
+
+
+def test_an_operators_copy_says_that_it_is_one():
+    copy = notification()
+    copy.recipient = "ops@example.org"
+    assert "as an operator" in part(compose(copy), "plain")
+    assert "because the queue belongs to your RabbitMQ account" in part(compose(notification()), "plain")
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=255)
+PLAIN_TAGS = Page(part(compose(notification()), "html")).tags
+
+
+@given(names)
+def test_no_queue_name_breaks_a_header(name):
+    mail = compose(notification(queue=name))
+    assert list(parsed(mail).keys()) == list(parsed(compose(notification())).keys())
+    assert "\n" not in mail.subject
+
+
+@given(names)
+def test_no_queue_name_adds_a_tag_to_the_html(name):
+    assert Page(part(compose(notification(queue=name)), "html")).tags == PLAIN_TAGS
+
+
+@given(st.text(max_size=50))
+def test_a_readable_name_is_printable(name):
+    assert readable(name).isprintable()
+
+
+def test_a_printable_name_is_unchanged():
+    assert readable("queue/alice/bäume 1") == "queue/alice/bäume 1"
+
+
+@pytest.mark.parametrize(
+    ("per_second", "words"),
+    [
+        (None, ""), (0.0, "not growing"), (12.0, "growing by 12 messages a second"),
+        (-0.5, "shrinking by 30 messages a minute"), (0.005, "growing by 18 messages an hour"),
+        (1.0, "growing by 60 messages a minute"),
+    ],
+)  # fmt: skip
+def test_a_rate_is_written_in_the_unit_that_fits(per_second, words):
+    assert rate_in_words(per_second) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, ""), (1, "1 second"), (89, "89 seconds"), (600, "10 minutes"), (7200, "2 hours"), (200_000, "2 days")],
+)
+def test_a_duration_is_written_in_the_unit_that_fits(seconds, words):
+    assert duration(seconds) == words

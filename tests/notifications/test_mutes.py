@@ -1,0 +1,96 @@
+"""Owners choose which notifications about an account's queues they get, and in which channels."""
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from accounts.models import NotificationAddress
+from notifications import kinds, mutes
+from notifications.enqueue import Notice, enqueue
+from notifications.models import Channel, Mute, Notification
+from queues.kinds import DELETION, NO_CONSUMERS, OUTAGE, WARNING
+from tests.support.api import Program
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def chat(alice):
+    """Return Alice's channel."""
+    return Channel.objects.create(owner=alice, name="chat", service="Slack", sealed_url="")
+
+
+def sent_to(account, kind):
+    """Return the recipients and channels of a notification of this kind."""
+    Notification.objects.all().delete()
+    enqueue([Notice(kind, {}, subject="queue 1", pulse_user_id=account.pk)], timezone.now())
+    return set(Notification.objects.values_list("recipient", "channel"))
+
+
+def test_a_muted_topic_is_not_sent_to_that_owner_in_that_channel(account, alice, bob, chat):
+    account.owners.add(bob)
+    mutes.set_muted(alice, account, {("length", "email")})
+    chat_of_alice = (alice.email, chat.uuid.hex)
+    assert sent_to(account, WARNING) == {(bob.email, "email"), chat_of_alice}
+    everybody = {(alice.email, "email"), chat_of_alice, (bob.email, "email")}
+    assert sent_to(account, DELETION) == everybody
+    assert sent_to(account, NO_CONSUMERS) == everybody
+
+
+def test_operators_and_added_addresses_get_what_an_owner_muted(account, alice, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org", alice.email]
+    NotificationAddress.objects.create(
+        pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=timezone.now()
+    )
+    mutes.set_muted(alice, account, {("length", "email")})
+    addresses = {address for address, _ in sent_to(account, WARNING)}
+    assert addresses == {"ops@example.org", "team@example.org", alice.email}
+
+
+def test_every_topic_is_one_of_a_kind_and_news_of_the_broker_cannot_be_muted():
+    assert {mutes.topic_of(kinds.get(name)) for name in kinds.names()} - {""} == set(mutes.TOPICS)
+    assert mutes.topic_of(kinds.get(OUTAGE)) == ""
+
+
+def test_the_page_shows_and_saves_the_choices(account, alice, chat):
+    client = Client()
+    client.force_login(alice)
+    path = "/pulse-users/alice/notifications/"
+    assert client.get(path).text.count(" checked>") == 2 * len(mutes.TOPICS)
+    client.post(path, {"wanted": ["deletion email", f"length {chat.uuid.hex}", "nonsense", "length"]})
+    assert client.get(path).text.count(" checked>") == 2
+    assert mutes.muted(alice, account).isdisjoint({("deletion", "email"), ("length", chat.uuid.hex)})
+
+
+def test_choices_end_with_the_account_and_the_owner(account, alice, bob):
+    account.owners.add(bob)
+    for owner in (alice, bob):
+        mutes.set_muted(owner, account, {("length", "email")})
+    bob.delete()
+    assert Mute.objects.count() == 1
+    account.delete()
+    assert not Mute.objects.exists()
+
+
+def test_an_owner_chooses_through_the_api(account, alice, bob, chat):
+    program, path = Program(alice), "pulse-users/alice/notifications/"
+    muted = [{"topic": "deletion", "channel": "email"}, {"topic": "length", "channel": chat.uuid.hex}]
+    assert program.put(path, {"muted": muted}).json() == program.get(path).json() == {"muted": muted}
+    assert sent_to(account, DELETION) == {(alice.email, chat.uuid.hex)}
+    chat.delete()
+    assert program.get(path).json() == {"muted": muted[:1]}
+    assert Program(bob).get(path).status_code == 404
+
+
+@pytest.mark.parametrize("choice", [{"topic": "weather", "channel": "email"}, {"topic": "length", "channel": "pigeon"}])
+def test_the_api_refuses_unknown_topics_and_channels(account, alice, choice):
+    answer = Program(alice).put("pulse-users/alice/notifications/", {"muted": [choice]})
+    assert (answer.status_code, list(answer.json())) == (400, ["muted"])
+    assert not Mute.objects.exists()
+
+
+def test_an_owner_can_choose_to_get_nothing_about_an_account(account, alice, client):
+    client.force_login(alice)
+    assert f"/pulse-users/{account}/notifications/" in client.get("/settings/").text
+    client.post(f"/pulse-users/{account}/notifications/", {"nothing": "1", "wanted": ["deletion email"]})
+    assert mutes.muted(alice, account) == {(topic, "email") for topic in mutes.TOPICS}

@@ -1,0 +1,1001 @@
+"""The outbox: notifications are written with their cause and delivered once, in order, through outages."""
+
+import asyncio
+import math
+import signal
+import socket
+import threading
+import time
+import uuid
+from datetime import UTC, timedelta
+
+import pytest
+from django.core.mail import EmailMultiAlternatives, get_connection
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from accounts.models import NotificationAddress, Owner, PulseUser
+from core import bulk
+from core.leases import lease
+from notifications import (
+    audience,
+    channel_sending,
+    channels,
+    claims,
+    enqueue,
+    mail_sending,
+    mails,
+    public_https,
+    retries,
+)
+from notifications.audience import Ownership
+from notifications.enqueue import Notice
+from notifications.models import Channel, Notification
+from notifications.sending import send_due
+from queues import monitor
+from queues.models import Queue
+from tests.support.proxy import Proxy
+from tests.support.toolbox import (
+    in_background,
+    in_parallel,
+    stored_queue,
+    wait_until,
+    wait_until_blocked,
+    wait_until_equal,
+)
+from tests.support.webhooks import Webhook
+from tools.invariants import duplicate_mails, missing_notifications
+from tools.mail import MailCatcher
+from tools.processes import free_port
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
+
+
+@pytest.fixture(autouse=True)
+def operators(settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+
+
+def notify_operators(*errors):
+    with transaction.atomic():
+        enqueue.enqueue([Notice("outage", {"error": error}) for error in errors], timezone.now())
+
+
+def insert_notifications(state, number, to_channels=False):
+    """Insert this many notifications to one recipient, about 500 queues in turn."""
+    now, to = timezone.now(), ("ops@example.org", "0123abcd" if to_channels else audience.EMAIL)
+    fields = (None, state, now, now, 0, "", None)
+    rows = [(uuid.uuid4(), *to, "warning", f"queue {row % 500}", {}, *fields) for row in range(number)]
+    bulk.insert(Notification, enqueue.COLUMNS, rows)
+
+
+def pass_time_in_outbox(**delta):
+    """Make every notification older by this time."""
+    moved = timedelta(**delta)
+    for notification in Notification.objects.all():
+        notification.created -= moved
+        notification.due_at -= moved
+        notification.save()
+
+
+def test_a_notification_arrives_as_text_and_html(mailbox):
+    notify_operators("the broker burns")
+    assert send_due().sent == 1
+    (mail,) = mailbox.mails
+    assert mail.recipients == ("ops@example.org",) or list(mail.recipients) == ["ops@example.org"]
+    assert "the broker burns" in mail.text
+    assert "the broker burns" in mail.html
+
+
+def test_an_operator_listed_twice_gets_one_mail(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org", "OPS@example.org"]
+    notify_operators("one")
+    send_due()
+    assert len(mailbox.mails) == 1
+
+
+def test_a_rolled_back_transaction_sends_no_notification(mailbox):
+    with transaction.atomic():
+        enqueue.enqueue([Notice("outage", {"error": "x"})], timezone.now())
+        transaction.set_rollback(True)
+    assert send_due().sent == 0
+
+
+def test_notifications_about_one_thing_arrive_in_order(mailbox):
+    notify_operators("first")
+    notify_operators("second")
+    notify_operators("third")
+    send_due()
+    texts = [mail.text for mail in mailbox.mails]
+    words = ["first", "second", "third"]
+    assert [word for text in texts for word in words if word in text] == words
+
+
+def test_a_notification_waits_for_an_earlier_one_that_failed(mailbox):
+    mailbox.refuse(True)
+    notify_operators("first")
+    assert send_due().postponed == 1
+    mailbox.refuse(False)
+    notify_operators("second")
+    assert send_due().sent == 0
+    pass_time_in_outbox(seconds=20)
+    assert send_due().sent == 2
+    assert ["first" in mail.text for mail in mailbox.mails] == [True, False]
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
+
+
+def test_an_hour_without_the_mail_server_loses_and_repeats_nothing(mailbox):
+    mailbox.stop()
+    notify_operators("one")
+    notify_operators("two")
+    for _ in range(12):
+        assert send_due().sent == 0
+        pass_time_in_outbox(minutes=5)
+    mailbox.start()
+    pass_time_in_outbox(minutes=15)
+    send_due()
+    pass_time_in_outbox(minutes=15)
+    send_due()
+    assert len(mailbox.mails) == 2
+    assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
+
+
+def test_a_notification_is_retried_for_24_hours(mailbox):
+    mailbox.refuse(True)
+    notify_operators("one")
+    attempts = 0
+    began = Notification.objects.get().created
+    while not send_due().failed:
+        attempts += 1
+        assert attempts < 500, "it is retried without end"
+        pass_time_in_outbox(seconds=retries.retry_seconds(attempts))
+    notification = Notification.objects.get()
+    assert began - notification.created >= timedelta(hours=24)
+    assert notification.state == "failed"
+    assert "451" in notification.last_error
+
+
+def test_a_clock_that_jumps_a_day_ahead_gives_up_no_notification(mailbox):
+    mailbox.refuse(True)
+    notify_operators("one")
+    pass_time_in_outbox(hours=25)
+    assert send_due().postponed == 1
+
+
+def test_a_rejected_recipient_does_not_delay_the_others(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
+    mailbox.rejected.add("b@example.org")
+    notify_operators("one")
+    delivery = send_due()
+    assert (delivery.sent, delivery.postponed) == (2, 1)
+    mailbox.rejected.clear()
+    pass_time_in_outbox(seconds=20)
+    assert send_due().sent == 1
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
+
+
+@pytest.mark.parametrize("sender", ["guardian@", "a@b@c"])
+def test_an_invalid_sender_address_postpones_mails(mailbox, settings, sender):
+    settings.DEFAULT_FROM_EMAIL = sender
+    notify_operators("one")
+    assert send_due().postponed == 1
+    assert "Invalid address" in Notification.objects.get().last_error
+
+
+def test_no_connection_is_opened_after_one_failed():
+    first, second, third = (get_connection() for _ in range(3))
+    usable = mail_sending.Connections(open=set(), unused={first, second, third})
+    usable.record([first, second], [second])
+    assert usable.first(3) == [first]
+
+
+def test_a_hanging_mail_server_costs_one_timeout(settings, mailbox):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(20)]
+    settings.EMAIL_TIMEOUT = 0.5
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings.EMAIL_HOST, settings.EMAIL_PORT = silent.getsockname()
+        notify_operators("one")
+        began = time.monotonic()
+        assert send_due().postponed == 20
+    assert time.monotonic() - began < 5
+    settings.EMAIL_PORT = mailbox.port
+    pass_time_in_outbox(seconds=20)
+    assert send_due().sent == 20
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
+
+
+class Slow(MailCatcher):
+    """A slow mail server that counts concurrent mails."""
+
+    at_once = most_at_once = 0
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.1)
+        self.at_once -= 1
+        return await super().handle_DATA(server, session, envelope)
+
+
+def test_mails_are_sent_over_a_limited_number_of_connections(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    with Slow() as slow:
+        settings.EMAIL_PORT = slow.port
+        notify_operators("one")
+        assert send_due().sent == 12
+        assert slow.most_at_once == mail_sending.MAX_CONNECTIONS
+        assert missing_notifications() + duplicate_mails(slow.mails) == []
+
+
+def test_a_pass_with_more_notifications_than_one_claim_starts_a_second_task(amqp, guarded, settings, monkeypatch):
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
+    asked = []
+    monkeypatch.setattr(enqueue.current_app, "send_task", lambda name, **_: asked.append(name))
+    monitor.run_pass()
+    for number, times in ((4, 1), (5, 2)):
+        settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
+        amqp.queue(f"queue/nobody/{number}", 6)
+        assert monitor.run_pass().notifications == number
+        assert asked == ["notifications.tasks.send_notifications"] * times
+        asked.clear()
+
+
+@pytest.mark.parametrize("number", [mail_sending.MAIL_BATCH_SIZE, mail_sending.MAIL_BATCH_SIZE + 1])
+def test_a_batch_of_mails_is_recorded_in_one_statement(mailbox, settings, number):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
+    notify_operators("one")
+    with CaptureQueriesContext(connection) as queries:
+        assert send_due().sent == number
+    noted = [query for query in queries if query["sql"].startswith("UPDATE") and '"sent_at"' in query["sql"]]
+    assert len(noted) == math.ceil(number / mail_sending.MAIL_BATCH_SIZE)
+
+
+def test_no_second_task_is_started_while_the_mail_server_is_unavailable(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
+    asked = []
+    monkeypatch.setattr(enqueue, "nudge", asked.append)
+    settings.EMAIL_PORT = free_port()
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(12)]
+    notify_operators("one")
+    assert send_due().postponed == 4
+    assert asked == []
+
+
+def test_two_concurrent_senders_send_each_mail_once(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(24)]
+    with Slow() as slow:
+        settings.EMAIL_PORT = slow.port
+        notify_operators("one")
+        claim, both_have_claimed, has_claimed = claims.claim, threading.Barrier(2, timeout=30), set()
+
+        def claim_together(*arguments, **options):
+            batch = claim(*arguments, **options)
+            if (thread := threading.get_ident()) not in has_claimed:
+                has_claimed.add(thread)
+                both_have_claimed.wait()
+            return batch
+
+        monkeypatch.setattr(claims, "claim", claim_together)
+        one, other = (delivery.sent for delivery in in_parallel(*[send_due] * 2))
+        assert one + other == 24
+        assert min(one, other) > 0
+        assert missing_notifications() + duplicate_mails(slow.mails) == []
+
+
+def test_concurrent_claims_are_disjoint(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(4)]
+    notify_operators("one")
+    with transaction.atomic():
+        mine = claims.claim(2)
+        other = in_background(claims.claim, 2)
+        wait_until_blocked(other)  # on SQLite it waits; on PostgreSQL it ends
+    assert len({one.id for one in [*mine, *other.result()]}) == len(mine) + len(other.result()) == 4
+
+
+class OneOnly(MailCatcher):
+    """A mail server that accepts only the first connection."""
+
+    first = None
+
+    def wants(self, session):
+        self.first = self.first or session
+        return session is self.first
+
+    async def handle_EHLO(self, server, session, envelope, hostname, responses):  # noqa: N802
+        session.host_name = hostname
+        return responses if self.wants(session) else ["421 Too many connections"]
+
+    async def handle_HELO(self, server, session, envelope, hostname):  # noqa: N802
+        return "421 Too many connections"
+
+
+def test_a_mail_server_with_a_single_connection_gets_all_mails(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    with OneOnly() as server:
+        settings.EMAIL_PORT = server.port
+        notify_operators("one")
+        assert (send_due().sent, Notification.objects.filter(attempts__gt=0).count()) == (12, 0)
+        assert missing_notifications() + duplicate_mails(server.mails) == []
+
+
+class CutsOff(MailCatcher):
+    """A mail server that cuts the connection at the mail to op4, the fifth."""
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802
+        if "op4@example.org" in envelope.rcpt_tos:
+            server.transport.abort()
+        return await super().handle_DATA(server, session, envelope)
+
+
+def test_mails_after_a_cut_connection_use_the_open_ones(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", 4)
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(8)]
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 5)
+    with CutsOff() as server:
+        settings.EMAIL_PORT = server.port
+        notify_operators("one")
+        delivery = send_due()
+        assert (delivery.sent, delivery.postponed) == (7, 1)
+        assert Notification.objects.get(state="due").recipient == "op4@example.org"
+
+
+def test_a_mail_that_cannot_be_built_does_not_stop_the_others(mailbox, settings, monkeypatch):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    as_bytes = EmailMultiAlternatives.message
+
+    def fail_for_one(message, *args, **kwargs):
+        if message.to == ["op3@example.org"]:
+            raise LookupError("no such charset")
+        return as_bytes(message, *args, **kwargs)
+
+    monkeypatch.setattr(EmailMultiAlternatives, "message", fail_for_one)
+    notify_operators("one")
+    delivery = send_due()
+    assert (delivery.sent, delivery.postponed) == (11, 1)
+    assert Notification.objects.get(state="due").last_error == "no such charset"
+
+
+def test_mails_interrupted_by_a_lost_mail_server_are_retried(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    with Slow() as slow, Proxy("127.0.0.1", slow.port) as between:
+        settings.EMAIL_PORT = between.port
+        notify_operators("one")
+        background = in_background(send_due)
+        slow.wait_for(lambda mail: True)
+        between.close_after(0)
+        delivery = background.result()
+        assert delivery.sent + delivery.postponed == 12
+        assert delivery.postponed >= 12 - 2 * mail_sending.MAX_CONNECTIONS
+        assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
+        between.forward()
+        pass_time_in_outbox(seconds=20)
+        assert send_due().sent == delivery.postponed
+        assert missing_notifications() == []
+
+
+def test_the_claim_of_a_killed_sender_expires(mailbox):
+    notify_operators("one")
+    assert len(claims.claim(10)) == 1
+    assert send_due().sent == 0
+    pass_time_in_outbox(seconds=claims.CLAIM_SECONDS)
+    assert send_due().sent == 1
+
+
+def test_a_resent_mail_has_the_same_message_id(mailbox):
+    notify_operators("one")
+    send_due()
+    Notification.objects.update(state="due", sent_at=None)
+    send_due()
+    assert len({mail.message["Message-ID"] for mail in mailbox.mails}) == 1
+
+
+def test_many_concurrent_senders_send_each_mail_once(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(60)]
+    notify_operators("one")
+    in_parallel(*[send_due] * 5)
+    assert len(mailbox.mails) == 60
+    assert Notification.objects.filter(state="sent").count() == 60
+
+
+@pytest.mark.parametrize("to_channels", [False, True])
+def test_due_notifications_are_found_by_an_index_or_anti_join(to_channels):
+    insert_notifications("sent", 9_000, to_channels)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE notifications_notification")
+    insert_notifications("due", 500, to_channels)
+    plan = []
+
+    def explain(execute, sql, parameters, many, context):
+        if sql.startswith("SELECT") and not plan:
+            with connection.cursor() as cursor:
+                cursor.execute(f"{'EXPLAIN QUERY PLAN' if is_sqlite else 'EXPLAIN'} {sql}", parameters)
+                plan.extend(str(line[-1]) for line in cursor.fetchall())
+        return execute(sql, parameters, many, context)
+
+    is_sqlite = connection.vendor == "sqlite"
+    with connection.execute_wrapper(explain):
+        assert len(claims.claim(10, to_channels=to_channels)) == 10
+    if is_sqlite:
+        assert any("USING INDEX notification_about (recipient=? AND about=?" in line for line in plan)
+    else:
+        assert any("Anti Join" in line for line in plan)
+        assert not any("Nested Loop" in line for line in plan)
+
+
+def test_the_admin_shows_channel_and_deferral_of_a_notification(client):
+    client.force_login(Owner.objects.create_superuser("root@example.org"))
+    notify_operators("one")
+    Notification.objects.update(channel="0123abcd", deferred_until=timezone.now())
+    page = client.get(reverse("admin:notifications_notification_changelist")).content.decode()
+    assert '<td class="field-channel">0123abcd</td>' in page
+    assert "field-deferred_until" in page
+
+
+# Recipients
+
+
+WARNING = {
+    "queue": "queue/alice/builds", "vhost": "/", "state": "warned", "length": 6, "ready": 6, "unacknowledged": 0,
+    "warn": 5, "max": 10, "spared": False, "per_second": None, "seconds_to_max": None, "folded": 0, "consumers": None,
+    "bindings": None, "more_bindings": 0,
+}  # fmt: skip
+
+
+def notify_owners(account, *kinds, now=None):
+    with transaction.atomic():
+        notices = [Notice(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds]
+        return enqueue.enqueue(notices, now or timezone.now())
+
+
+def destinations():
+    return sorted(Notification.objects.values_list("recipient", "channel"))
+
+
+def test_owners_operators_and_confirmed_addresses_are_notified(account, alice, mailbox):
+    confirmed = timezone.now()
+    NotificationAddress.objects.create(
+        pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=confirmed
+    )
+    NotificationAddress.objects.create(pulse_user=account, email="waiting@example.org", added_by=alice)
+    notify_owners(account, "warning")
+    send_due()
+    texts = {mail.recipients[0]: (mail.text, mail.html) for mail in mailbox.mails}
+    assert sorted(texts) == ["alice@example.org", "ops@example.org", "team@example.org"]
+    for text in texts["alice@example.org"]:
+        assert "because the queue belongs to your RabbitMQ account" in text
+        assert "/settings/" in text
+    for text in texts["ops@example.org"]:
+        assert "as an operator" in text
+    for text in texts["team@example.org"]:
+        assert "because alice@example.org added your address to the RabbitMQ account" in text
+        assert "To be removed, ask its owners: alice@example.org" in text
+
+
+def test_an_address_with_several_roles_gets_one_mail(account, alice, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org", "team@example.org"]
+    for email in ("alice@example.org", "team@example.org"):
+        NotificationAddress.objects.create(pulse_user=account, email=email, confirmed_at=timezone.now())
+    assert notify_owners(account, "warning") == 2
+
+
+def test_deactivated_owners_are_not_notified(account, alice):
+    Owner.objects.update(is_active=False)
+    notify_owners(account, "warning")
+    assert destinations() == [("ops@example.org", "email")]
+
+
+@pytest.mark.parametrize("many", [1, 30])
+def test_the_statements_of_enqueue_do_not_grow_with_the_notices(django_assert_num_queries, many, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(many)]
+    accounts = []
+    for number in range(many):
+        owner = Owner.objects.create_user(f"o{number}@example.org")
+        account = PulseUser.objects.create(username=f"u{number}")
+        account.owners.add(owner)
+        NotificationAddress.objects.create(pulse_user=account, email="a@example.org", confirmed_at=timezone.now())
+        for name in "ab":
+            Channel.objects.create(owner=owner, name=name, service="x", sealed_url="x")
+        accounts.append(account)
+    notices = [Notice("warning", {}, pulse_user_id=account.id) for account in accounts]
+    with transaction.atomic(), django_assert_num_queries(4):
+        assert enqueue.enqueue(notices, timezone.now()) == many * (4 + many)
+    with transaction.atomic(), django_assert_num_queries(4):
+        enqueue.enqueue([Notice("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
+
+
+def agents_queue(owner, **fields):
+    return stored_queue("consumer_1", vhost=owner.uuid.hex, **{"owner": owner, "registered": True, **fields})
+
+
+def notify_agents_owner(queue, *kinds):
+    with transaction.atomic():
+        notices = [
+            Notice(kind, {**WARNING, "agents": True}, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds
+        ]
+        return enqueue.enqueue(notices, timezone.now())
+
+
+def test_a_queue_of_agents_notifies_their_owner_and_operators_only(account, alice, mailbox):
+    NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
+    channel = Channel.objects.create(owner=alice, name="chat", service="x", sealed_url="x")
+    notify_agents_owner(agents_queue(alice), "warning")
+    assert destinations() == sorted(
+        [
+            ("alice@example.org", "email"),
+            ("alice@example.org", channel.uuid.hex),
+            ("ops@example.org", "email"),
+        ]
+    )
+    send_due()
+    (mail,) = mailbox.to("alice@example.org")
+    assert "because the queue belongs to your agents" in mail.text
+
+
+def test_a_deletion_ignores_the_quiet_hours_of_an_agents_owner(alice):
+    now = timezone.now().astimezone(UTC)
+    alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
+    alice.save()
+    queue = agents_queue(alice)
+    notify_agents_owner(queue, "warning")
+    hers = Notification.objects.filter(recipient="alice@example.org").order_by("id")
+    assert hers.get().deferred_until is not None
+    notify_agents_owner(queue, "deletion")
+    assert hers.get(kind="deletion").deferred_until is None
+
+
+def test_a_former_owner_of_an_agents_queue_is_not_notified(alice, mailbox):
+    queue = agents_queue(alice)
+    notify_agents_owner(queue, "warning")
+    Queue.objects.update(owner=Owner.objects.create_user("bob@example.org"))
+    send_due()
+    assert [mail.recipients for mail in mailbox.mails] == [("ops@example.org",)]
+
+
+def test_an_unowned_queue_notifies_operators_only(settings):
+    assert audience.recipients_of([Ownership(), Ownership()]) == {}
+    assert audience.has_recipients(Ownership(), {})
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    assert not audience.has_recipients(Ownership(), {})
+
+
+@pytest.mark.parametrize("many", [1, 30])
+def test_the_statements_of_enqueue_do_not_grow_with_agents_queues(django_assert_num_queries, many):
+    queues = [agents_queue(Owner.objects.create_user(f"o{number}@example.org")) for number in range(many)]
+    notices = [Notice("warning", {}, f"queue {one.id}", owner_id=one.owner_id) for one in queues]
+    with transaction.atomic(), django_assert_num_queries(2):
+        assert enqueue.enqueue(notices, timezone.now()) == 2 * many
+
+
+def test_named_recipients_are_notified_once_and_alone(account, mailbox):
+    Owner.objects.create_user("bob@example.org")
+    with transaction.atomic():
+        recipients = ["bob@example.org", "bob@example.org"]
+        assert enqueue.enqueue([Notice("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
+    assert send_due().sent == 1
+    assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
+
+
+# Recipients that changed before sending
+
+
+@pytest.fixture
+def queue(account):
+    return stored_queue("queue/alice/builds", pulse_user=account)
+
+
+def notify_about_queue(queue, *kinds):
+    with transaction.atomic():
+        notices = [Notice(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds]
+        return enqueue.enqueue(notices, timezone.now())
+
+
+def recipients(mailbox):
+    return sorted(mail.recipients[0] for mail in mailbox.mails)
+
+
+def obsolete():
+    return sorted(Notification.objects.filter(state="failed").values_list("recipient", "last_error"))
+
+
+def test_a_removed_owner_or_address_is_not_notified(account, alice, queue, webhook, mailbox):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    account.owners.add(bob)
+    channels.create_channel(bob, "room", webhook.url("/bob"))
+    NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
+    notify_about_queue(queue, "warning")
+    account.owners.remove(bob)
+    NotificationAddress.objects.all().delete()
+    delivery = send_due()
+    assert (delivery.sent, delivery.failed) == (2, 0)
+    assert recipients(mailbox) == ["alice@example.org", "ops@example.org"]
+    assert webhook.received == []
+    why = "The recipient is no longer notified about this subject."
+    assert obsolete() == [("bob@example.org", why), ("bob@example.org", why), ("team@example.org", why)]
+
+
+def test_a_deletion_is_notified_after_its_account_is_deleted(account, queue, mailbox):
+    notify_about_queue(queue, "warning", "deletion")
+    account.delete()
+    send_due()
+    assert recipients(mailbox) == ["alice@example.org", "ops@example.org"]
+    assert ["Deleted" in mail.subject for mail in mailbox.mails] == [True, True]
+
+
+def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
+    notify_about_queue(queue, "deletion")
+    with transaction.atomic():
+        weekly = Notice("vouched", {"by": ""}, recipients=["alice@example.org"])
+        enqueue.enqueue([weekly], timezone.now())
+    Owner.objects.update(is_active=False)
+    account.delete()
+    send_due()
+    assert recipients(mailbox) == ["ops@example.org"]
+    assert webhook.received == []
+    assert obsolete() == [("alice@example.org", "The recipient can no longer sign in.")] * 3
+
+
+def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(
+    queue, account, settings, django_assert_num_queries
+):
+    for number in range(30):
+        owner = Owner.objects.create_user(f"o{number}@example.org")
+        other = PulseUser.objects.create(username=f"u{number}")
+        other.owners.add(owner)
+        stored_queue(f"queue/u{number}/x", pulse_user=other)
+    with transaction.atomic():
+        notices = [Notice("warning", {**WARNING}, f"queue {one.id}", one.pulse_user_id) for one in Queue.objects.all()]
+        enqueue.enqueue(notices, timezone.now())
+    batch = claims.claim(100)
+    assert len(batch) == 62
+    for some in (batch[:2], batch):
+        with django_assert_num_queries(5):
+            assert claims.drop_outdated(some) == some
+
+
+# Channels
+
+
+@pytest.fixture
+def room(alice, webhook):
+    return channels.create_channel(alice, "room", webhook.url())
+
+
+def test_a_notification_goes_to_mail_and_channels_of_each_owner(account, room, webhook, mailbox):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    channels.create_channel(bob, "not an owner's", webhook.url("/bob"))
+    notify_owners(account, "warning")
+    assert destinations() == sorted(
+        [("alice@example.org", "email"), ("alice@example.org", room.uuid.hex), ("ops@example.org", "email")]
+    )
+    assert send_due().sent == 3
+    (request,) = webhook.received
+    assert request.json["title"] == "[Guardian] Warning: queue/alice/builds has 6 messages"
+    assert request.json["message"].strip() == mailbox.to("alice@example.org")[0].text.strip()
+    room.refresh_from_db()
+    assert room.last_sent_at is not None
+
+
+def test_a_failed_channel_is_retried_in_order(account, room, webhook, mailbox):
+    webhook.status = 503
+    notify_owners(account, "warning")
+    assert (send_due().sent, len(webhook.received)) == (2, 1)
+    notify_owners(account, "no-consumers")
+    assert (send_due().sent, len(webhook.received)) == (2, 1)
+    room.refresh_from_db()
+    assert "it answered 503" in room.last_error
+    assert "503" in Notification.objects.get(channel=room.uuid.hex, kind="warning").last_error
+    webhook.status = 200
+    pass_time_in_outbox(seconds=30)
+    assert send_due().sent == 2
+    assert ["Warning" in request.json["title"] for request in webhook.received] == [True, True, False]
+    assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
+
+
+def test_a_channel_is_tried_once_per_run_after_a_failure(account, alice, room, webhook, mailbox):
+    webhook.status = 503
+    with transaction.atomic():
+        notices = [Notice("warning", WARNING, pulse_user_id=account.id)] * 3
+        enqueue.enqueue(notices, timezone.now())
+    for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
+        Notification.objects.filter(id=row.id).update(about=f"queue {number}")
+    assert send_due().postponed == 3
+    assert len(webhook.received) == 1
+
+
+def test_notifications_to_a_removed_channel_are_given_up(account, room, webhook, mailbox, caplog):
+    notify_owners(account, "warning")
+    channels.delete_channel(room)
+    delivery = send_due()
+    assert (delivery.sent, delivery.failed) == (2, 0)
+    row = Notification.objects.get(channel=room.uuid.hex)
+    assert (row.state, row.last_error) == ("failed", "The channel was removed.")
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
+
+
+def test_the_claim_of_a_killed_channel_sender_expires(account, room, webhook, mailbox):
+    notify_owners(account, "warning")
+    assert len(claims.claim(10, to_channels=True)) == 1
+    assert send_due().sent == 2
+    pass_time_in_outbox(seconds=claims.CLAIM_SECONDS)
+    assert send_due().sent == 1
+    assert len(webhook.received) == 1
+
+
+def test_hanging_channels_delay_neither_mails_nor_other_channels(
+    account, alice, webhook, mailbox, certificate, monkeypatch
+):
+    monkeypatch.setattr(public_https, "READ_SECONDS", 2)
+    with Webhook(certificate) as stuck:
+        stuck.slowly = lambda write: time.sleep(60)
+        for number in range(5):
+            channels.create_channel(alice, f"stuck {number}", stuck.url())
+        channels.create_channel(alice, "room", webhook.url())
+        notify_owners(account, "warning")
+        began = time.monotonic()
+        background = in_background(send_due)
+        mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
+        wait_until(lambda: webhook.received, seconds=3)
+        background.result()
+        assert time.monotonic() - began < 9
+        assert Notification.objects.filter(state="due", attempts=1).count() == 5
+
+
+class Clock:
+    """A clock that only a test moves."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(mail_sending, "time", clock)
+    monkeypatch.setattr(channel_sending, "time", clock)
+    return clock
+
+
+def test_channels_beyond_the_time_limit_wait_for_the_next_call(account, alice, webhook, mailbox, monkeypatch, clock):
+    monkeypatch.setattr(channel_sending, "MAX_SENDING_SECONDS", 2)
+    monkeypatch.setattr(channel_sending, "MAX_CONCURRENT_CHANNELS", 1)
+    webhook.slowly = lambda write: (clock.sleep(1), write(b"HTTP/1.0 200 OK\r\n\r\n"))
+    for number in range(4):
+        channels.create_channel(alice, f"room {number}", webhook.url())
+    notify_owners(account, "warning")
+    assert [send_due().sent for _ in range(3)] == [2 + 2, 2, 0]  # two mails first, and two channels per call
+    assert set(Notification.objects.values_list("state", "attempts")) == {("sent", 0)}
+    assert len(webhook.received) == 4
+
+
+def test_mails_beyond_the_time_limit_wait_for_the_next_call(mailbox, settings, monkeypatch, clock):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(10)]
+    monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 3)
+    compose = mails.compose
+    monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
+    notify_operators("one")
+    assert send_due().sent == 3
+    assert Notification.objects.filter(state="due", attempts=0, claim=None).count() == 7
+    assert send_due().sent == 3
+
+
+def test_the_command_sends_all_due_notifications(mailbox, settings, monkeypatch, capsys, clock):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(5)]
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 1)
+    compose = mails.compose
+    monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
+    notify_operators("one")
+    call_command("send_notifications", "--once")
+    assert len(mailbox.mails) == 5
+    assert capsys.readouterr().out == "5 sent, 0 to be retried, 0 given up.\n"
+
+
+def test_channels_have_one_sender_at_a_time(account, room, webhook, mailbox):
+    notify_owners(account, "warning")
+    with lease("channels"):
+        began = time.monotonic()
+        assert send_due().sent == 2
+        assert time.monotonic() - began < 2
+    assert webhook.received == []
+    assert send_due().sent == 1
+    assert send_due().claimed == 0
+
+
+def test_hanging_channels_occupy_one_worker_for_a_limited_time(account, mailbox, monkeypatch, clock):
+    hanging, timed_out = [], threading.Event()
+
+    def hang(channel, title, body):
+        hanging.append(channel)
+        assert timed_out.wait(30)
+        raise channels.ChannelFailed("it hangs")
+
+    monkeypatch.setattr(channels, "post", hang)
+    owners = [Owner.objects.create_user(f"o{number}@example.org", vouched=True) for number in range(60)]
+    account.owners.add(*owners)
+    for owner in owners:
+        Channel.objects.create(owner=owner, name="room", service="x", sealed_url="x")
+    notify_owners(account, "warning")
+    Notification.objects.filter(channel="email").delete()
+    first = in_background(send_due)
+    wait_until_equal(lambda: len(hanging), channel_sending.MAX_CONCURRENT_CHANNELS)
+    assert send_due().claimed == 0
+    clock.sleep(channel_sending.MAX_SENDING_SECONDS)
+    timed_out.set()
+    assert first.result().postponed == channel_sending.MAX_CONCURRENT_CHANNELS
+    assert Notification.objects.filter(state="due", attempts=0).count() == 60 - channel_sending.MAX_CONCURRENT_CHANNELS
+
+
+def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
+    account, alice, room, webhook, mailbox, monkeypatch, caplog
+):
+    bad = channels.create_channel(alice, "bad", webhook.url("/bad"))
+    post = channels.post
+
+    def fail_for_one(channel, title, body):
+        if channel == bad:
+            raise RuntimeError("can't start new thread for https://example.org/s3cr3t")
+        post(channel, title, body)
+
+    monkeypatch.setattr(channels, "post", fail_for_one)
+    notify_owners(account, "warning")
+    delivery = send_due()
+    assert (delivery.sent, delivery.postponed) == (3, 1)
+    bad.refresh_from_db()
+    row = Notification.objects.get(channel=bad.uuid.hex)
+    assert bad.last_error == row.last_error == "it could not be sent"
+    assert (row.state, row.attempts) == ("due", 1)
+    assert f"Could not send to channel {bad.uuid}: RuntimeError" in caplog.text
+    assert "s3cr3t" not in caplog.text
+
+
+def test_a_delivery_is_recorded_before_the_next_one_ends(account, room, mailbox, monkeypatch):
+    seen, may_arrive = [], threading.Event()
+    monkeypatch.setattr(
+        channels, "post", lambda *_: seen.append(1) or (may_arrive.wait(30) if len(seen) == 2 else None)
+    )
+    notify_owners(account, "warning")
+    notify_owners(account, "warning")
+    for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
+        Notification.objects.filter(id=row.id).update(about=f"thing {number}")
+    states = Notification.objects.filter(channel=room.uuid.hex).values_list("state", flat=True)
+    background = in_background(send_due)
+    wait_until_equal(lambda: len(seen), 2)
+    wait_until_equal(lambda: sorted(states.all()), ["sending", "sent"])
+    may_arrive.set()
+    background.result()
+
+
+def test_many_concurrent_senders_notify_each_channel_once(account, alice, webhook, mailbox):
+    for number in range(10):
+        channels.create_channel(alice, f"room {number}", webhook.url(f"/{number}"))
+    notify_owners(account, "warning")
+    in_parallel(*[send_due] * 4)
+    assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]
+
+
+# Quiet hours
+
+
+@pytest.fixture
+def quiet(alice):
+    """Give Alice quiet hours that end in an hour."""
+    now = timezone.now()
+    alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
+    alice.save()
+
+
+def pass_time(**delta):
+    """Make every notification older by this time, and move its deferral too."""
+    moved = timedelta(**delta)
+    pass_time_in_outbox(**delta)
+    for row in Notification.objects.filter(deferred_until__isnull=False):
+        row.deferred_until -= moved
+        row.save()
+
+
+def test_quiet_hours_defer_mails_and_channels_but_not_operators(account, quiet, room, webhook, mailbox):
+    notify_owners(account, "warning")
+    assert send_due().sent == 1
+    assert mailbox.mails[0].recipients[0] == "ops@example.org"
+    assert webhook.received == []
+    pass_time(minutes=61)
+    assert send_due().sent == 2
+    assert len(webhook.received) == 1
+
+
+def test_an_operators_copy_is_not_deferred_for_an_owner(account, quiet, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
+    notify_owners(account, "warning")
+    assert list(Notification.objects.values_list("deferred_until", flat=True)) == [None]
+
+
+def left(**about):
+    """Return the kinds of unsent notifications to Alice, and why the others were not sent."""
+    rows = Notification.objects.filter(recipient="alice@example.org", **about).exclude(state="sent").order_by("id")
+    return [(one.kind, one.state, one.last_error) for one in rows]
+
+
+def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(account, quiet, room, webhook, mailbox):
+    notify_owners(account, "warning", "recovery", "no-consumers")
+    assert send_due().sent == 2  # the operator's recovery, and the missing consumer
+    notify_owners(account, "deletion")
+    send_due()
+    subjects = [mail.subject for mail in mailbox.to("alice@example.org")]
+    assert [subject.split(":")[0] for subject in subjects] == ["[Guardian] Deleted"]
+    assert [request.json["title"] for request in webhook.received] == subjects
+    pass_time(minutes=61)
+    assert send_due().sent == 0
+    assert left(channel="email") == [
+        (kind, "failed", "A later notification replaces it.") for kind in ("warning", "recovery", "no-consumers")
+    ]
+
+
+def test_a_recovery_replaces_a_deferred_warning(account, quiet, mailbox):
+    notify_owners(account, "warning", "recovery")
+    pass_time(minutes=61)
+    send_due()
+    assert ["Back to normal" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
+    assert left() == [("warning", "failed", "A later notification replaces it.")]
+
+
+def test_a_notification_is_not_replaced_by_one_of_another_topic(account, mailbox):
+    notify_owners(account, "warning", "no-consumers", "stalled")
+    send_due()
+    send_due()
+    kinds = [mail.message["X-Guardian-Kind"] for mail in mailbox.to("alice@example.org")]
+    assert kinds == ["warning", "no-consumers", "stalled"]
+
+
+def test_a_notification_is_not_replaced_by_one_about_another_queue_or_to_another_channel(account, room, mailbox):
+    notify_owners(account, "warning")
+    Notification.objects.update(about="queue 7")
+    notify_owners(account, "recovery")
+    Notification.objects.filter(kind="recovery", channel="email").delete()
+    send_due()
+    assert ["Warning" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
+
+
+def test_each_deletion_of_a_queue_is_notified(account, mailbox):
+    notify_owners(account, "deletion", "deletion")
+    send_due()
+    assert ["Deleted" in mail.subject for mail in mailbox.to("alice@example.org")] == [True, True]
+
+
+def test_a_notification_waits_for_one_being_sent_even_if_it_replaces_it(account, mailbox):
+    notify_owners(account, "warning")
+    assert len(claims.claim(10)) == 2
+    notify_owners(account, "recovery")
+    assert send_due().sent == 0
+    pass_time(seconds=claims.CLAIM_SECONDS)
+    send_due()
+    assert ["Back to normal" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
+
+
+def test_a_warning_about_a_queue_that_is_gone_is_not_sent(queue, mailbox):
+    notify_about_queue(queue, "warning", "no-consumers")
+    Queue.objects.update(state="gone")
+    send_due()
+    assert mailbox.mails == []
+    assert left() == [("warning", "failed", "The queue is gone."), ("no-consumers", "failed", "The queue is gone.")]
+
+
+def test_an_unreplaced_notification_after_quiet_hours_waits_for_deferred_ones(account, alice, quiet, mailbox):
+    notify_owners(account, "warning")
+    Owner.objects.update(quiet_from=None, quiet_until=None)
+    notify_owners(account, "no-consumers")
+    send_due()
+    assert mailbox.to("alice@example.org") == []
+    pass_time(minutes=61)
+    send_due()
+    send_due()
+    assert ["Warning" in mail.subject for mail in mailbox.to("alice@example.org")] == [True, False]

@@ -1,0 +1,1404 @@
+"""The consumer on a real broker: outcomes of messages, and failures around them."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+import yapw.clients
+
+from guardian_consumers import (
+    Consumer,
+    ConsumerError,
+    Discard,
+    Halt,
+    Halted,
+    Hung,
+    NotPublished,
+    Outcome,
+    Park,
+    PhysicalQueue,
+    PlainQueue,
+    Policy,
+    Publisher,
+    Refused,
+    Requeue,
+    Retry,
+    Settings,
+    SettingsError,
+    Unroutable,
+    run_all,
+)
+from guardian_consumers.django import in_transaction
+from guardian_consumers.source import FifoBuffer
+from rabbit.management import Management
+from rabbit.permissions import for_pulse_user
+from tests.conftest import Amqp
+from tests.support.proxy import Proxy
+from tests.support.toolbox import memory_alarm, queue_names, wait_until
+
+PROJECT = Path(__file__).resolve().parents[2]
+QUEUE = "shop_test_orders"
+PARKED = f"{QUEUE}.parked"
+
+
+def settings_at(amqp_url, vhost="/", **changes):
+    """Return the settings of a consumer in this vhost, with the grown prefetch and short delays."""
+    url = f"{amqp_url}/{quote(vhost, safe='')}"
+    policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
+    return Settings(**{"url": url, "exchange": "shop_test", "prefetch": "grown", "policy": policy, **changes})
+
+
+@pytest.fixture
+def consumer_settings(broker, vhost):
+    """Return a function that returns the settings of a consumer in the test's vhost."""
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
+
+
+@contextlib.contextmanager
+def consuming(consumer):
+    """Consume until the end of the ``with``."""
+    consumer.start()
+    try:
+        wait_until(lambda: consumer.connected)
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def length(amqp, queue):
+    """Return the number of ready messages in a queue."""
+    return amqp.channel.queue_declare(queue, passive=True).method.message_count
+
+
+def take(amqp, queue):
+    """Take one message from a queue and return its properties and body."""
+    wait_until(lambda: length(amqp, queue))
+    _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
+    return properties, body
+
+
+def publish_raw(amqp, body=b"{}", queue=QUEUE, **properties):
+    """Publish like a client without this package, as soon as the queue is bound."""
+    made = pika.BasicProperties(**{"content_type": "application/json", **properties})
+
+    def is_routed():
+        try:
+            amqp.channel.basic_publish("shop_test", queue, body, made, mandatory=True)
+        except pika.exceptions.UnroutableError:
+            return False
+        return True
+
+    wait_until(is_routed)
+
+
+# Several addresses
+
+
+def test_a_consumer_and_a_publisher_connect_to_the_first_address_that_answers(consumer_settings):
+    seen, url = [], consumer_settings().url
+    away = url.replace(urlsplit(url).netloc, "guest:guest@127.0.0.1:1")
+    consumer = Consumer(consumer_settings(url=f"{away},{url}"), "work", seen.append)
+    with consuming(consumer):
+        consumer.publisher.publish({}, "work", mandatory=True)
+        wait_until(lambda: seen)
+
+
+def test_a_consumer_connects_to_the_first_address_that_accepts_the_login(consumer_settings):
+    url = consumer_settings().url
+    wrong = url.replace("guardian:", "guardian:wrong-")
+    with consuming(Consumer(consumer_settings(url=f"{wrong},{url}"), "work", lambda message: None)) as consumer:
+        assert consumer.connected
+    with pytest.raises(Refused):
+        Consumer(consumer_settings(url=f"{wrong},{wrong}"), "work", lambda message: None).run()
+
+
+def test_a_consumer_reconnects_to_a_cluster_that_was_renamed(node_settings, own_node):
+    url = node_settings().url
+    away = url.replace(urlsplit(url).netloc, "guest:guest@127.0.0.1:1")
+    with Proxy.before(url) as proxy:
+        consumer = Consumer(node_settings(url=f"{proxy.url(url)},{away}"), "orders", lambda message: None)
+        with consuming(consumer):
+            own_node.eval('rabbit_nodes:set_cluster_name(<<"renamed">>, <<"tests">>)')
+            proxy.cut_after(0)
+            publish_raw(connect(node_settings()))
+            wait_until(lambda: consumer.counts["done"])
+
+
+def test_a_consumer_goes_on_at_the_next_address_when_its_node_is_lost(consumer_settings, amqp):
+    url, calls = consumer_settings().url, []
+    with Proxy.before(url) as proxy:
+        consumer = Consumer(consumer_settings(url=f"{proxy.url(url)},{url}"), "orders", calls.append)
+        with consuming(consumer):
+            publish_raw(amqp, b"17")
+            wait_until(lambda: calls)
+            proxy.refuse()
+            proxy.cut_after(1)
+            publish_raw(amqp, b"18")
+            wait_until(lambda: consumer.counts["reconnected"] and len(calls) >= 2)
+
+
+# Names, publishing, handling
+
+
+def test_a_yapw_publisher_reaches_our_consumer_by_routing_keys(consumer_settings):
+    seen = []
+    with consuming(Consumer(consumer_settings(), PlainQueue("work", ["orders", "returns"]), seen.append)):
+        client = yapw.clients.Blocking(url=consumer_settings().url, exchange="shop_test")
+        client.publish({"order": 17}, "orders")
+        client.publish({"order": 18}, "returns")
+        client.close()
+        wait_until(lambda: len(seen) == 2)
+    assert sorted((message.routing_key, message.body["order"]) for message in seen) == [
+        ("shop_test_orders", 17),
+        ("shop_test_returns", 18),
+    ]
+    assert {message.queue for message in seen} == {"shop_test_work"}
+
+
+def test_a_yapw_consumer_reads_what_our_publisher_sends(consumer_settings, amqp):
+    client = yapw.clients.Blocking(url=consumer_settings().url, exchange="shop_test")
+    client.declare_queue("orders")
+    with Publisher(consumer_settings()) as publisher:
+        publisher.publish({"order": 17}, "orders", mandatory=True)
+    properties, body = take(amqp, QUEUE)
+    client.close()
+    assert (json.loads(body), properties.content_type, properties.delivery_mode) == (
+        {"order": 17}, "application/json", 2,
+    )  # fmt: skip
+    assert properties.message_id
+
+
+def test_messages_are_handled_once_each_in_up_to_20_threads(consumer_settings, amqp):
+    together = threading.Barrier(20, timeout=10)
+    threads = set()
+    bodies = []
+
+    def callback(message):
+        together.wait()  # blocks until twenty threads have arrived
+        threads.add(threading.current_thread().name)
+        bodies.append(message.body)
+
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        for number in range(60):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: consumer.counts["done"] == 60)
+    assert sorted(bodies) == list(range(60))
+    assert len(threads) == 20
+    assert length(amqp, QUEUE) == 0
+
+
+def test_a_message_published_in_a_callback_is_confirmed_before_the_ack(consumer_settings, amqp):
+    def callback(message):
+        message.publish({"of": message.body["order"]}, "invoices", mandatory=True, message_id="invoice-17")
+
+    with (
+        consuming(Consumer(consumer_settings(), "orders", callback)) as consumer,
+        consuming(Consumer(consumer_settings(), "invoices", lambda message: None)),
+    ):
+        publish_raw(amqp, b'{"order": 17}')
+        wait_until(lambda: consumer.counts["done"] == 1)
+
+
+def test_only_a_mandatory_message_without_a_queue_raises_unroutable(consumer_settings):
+    with Publisher(consumer_settings()) as publisher:
+        publisher.publish({}, "nobody")
+        with pytest.raises(Unroutable, match="shop_test_nobody"):
+            publisher.publish({}, "nobody", mandatory=True)
+
+
+def test_threads_publish_at_once_and_wait_for_their_own_confirms(consumer_settings, amqp):
+    seen, confirmed = [], []
+
+    def publish(first):
+        for number in range(first, first + 25):
+            consumer.publisher.publish(number, "orders", mandatory=True)
+            confirmed.append(number)
+            with pytest.raises(Unroutable):
+                consumer.publisher.publish(number, "nobody", mandatory=True)
+
+    with consuming(Consumer(consumer_settings(), "orders", lambda message: seen.append(message.body))) as consumer:
+        threads = [threading.Thread(target=publish, args=(25 * number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        wait_until(lambda: consumer.counts["done"] == 200)
+    assert sorted(seen) == sorted(confirmed) == list(range(200))
+
+
+# Outcomes of exceptions
+
+
+def failing_consumer(consumer_settings, error, **changes):
+    """Return a consumer whose callback raises this, and the messages it received."""
+    seen = []
+
+    def callback(message):
+        seen.append((message.attempts, message.redelivered))
+        raise error
+
+    return Consumer(consumer_settings(**changes), "orders", callback), seen
+
+
+def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_settings, amqp):
+    times = []
+
+    def callback(message):
+        times.append((time.monotonic(), message.attempts, (message.routing_key, message.exchange)))
+        raise LookupError(f"no order {message.body['order']}")
+
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp, b'{"order": 17}', message_id="seventeen", headers={"theirs": "kept"}, correlation_id="c")
+        properties, body = take(amqp, PARKED)
+        wait_until(lambda: consumer.counts["park"] == 1)
+    assert [attempts for _, attempts, _ in times] == [0, 1, 2]
+    assert {names for *_, names in times} == {(QUEUE, "shop_test")}
+    assert times[1][0] - times[0][0] >= 0.05
+    assert times[2][0] - times[1][0] >= 0.2
+    assert (body, properties.message_id, properties.correlation_id) == (b'{"order": 17}', "seventeen", "c")
+    headers = properties.headers
+    assert headers["consumer-error"] == "LookupError: no order 17"
+    assert "raise LookupError(f\"no order {message.body['order']}\")" in headers["consumer-traceback"]
+    assert headers["consumer-attempts"] == 3
+    assert (headers["consumer-queue"], headers["consumer-exchange"], headers["consumer-routing-key"]) == (
+        QUEUE, "shop_test", QUEUE,
+    )  # fmt: skip
+    assert headers["theirs"] == "kept"
+    assert "x-death" not in headers
+    assert abs(headers["consumer-failed-at"] - time.time()) < 30
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (0, 0)
+    assert consumer.counts == {"retry": 2, "park": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "expected"),
+    [
+        (b'{"order": ', {}, "the body is not valid application/json"),
+        (b"\xff\xfe", {"content_type": "text/plain"}, "the body is not valid text/plain"),
+        (b"<order/>", {"content_type": "application/xml"}, "the content type is 'application/xml'"),
+        (b"{}", {"content_type": b"\xff\xfe"}, "the content type is b'\\xff\\xfe'"),
+        (b"{}", {"content_encoding": "gzip"}, "the content encoding is 'gzip'"),
+    ],
+)
+@pytest.mark.parametrize("default", [Outcome.RETRY, Outcome.HALT])
+def test_an_unreadable_body_is_parked_and_the_next_message_handled(
+    consumer_settings, amqp, body, properties, expected, default
+):
+    seen = []
+    with consuming(Consumer(consumer_settings(policy=Policy(default)), "orders", seen.append)) as consumer:
+        publish_raw(amqp, body, **properties)
+        publish_raw(amqp, b'{"order": 18}')
+        parked, raw = take(amqp, PARKED)
+        wait_until(lambda: consumer.counts["done"] == 1)
+    assert raw == body
+    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {expected}")
+    assert [message.body for message in seen] == [{"order": 18}]
+
+
+class InMilliseconds(pika.BasicProperties):
+    """Properties with a timestamp header in milliseconds, as some clients write it."""
+
+    SECONDS = 1_700_000_000
+
+    def encode(self):
+        """Return the encoded properties."""
+        seconds, milliseconds = (struct.pack(">cQ", b"T", self.SECONDS * factor) for factor in (1, 1000))
+        return [b"".join(super().encode()).replace(seconds, milliseconds)]
+
+
+def test_unreadable_headers_park_the_message_and_keep_the_connection(consumer_settings, amqp):
+    at_ = datetime.fromtimestamp(InMilliseconds.SECONDS, UTC)
+    seen = []
+    with consuming(Consumer(consumer_settings(), "orders", seen.append)) as consumer:
+        for content_type in ("application/json", None):
+            odd = InMilliseconds(headers={"at": at_}, message_id="one", content_type=content_type, type="order")
+            amqp.channel.basic_publish("shop_test", QUEUE, b'{"order": 17}', odd)
+        publish_raw(amqp, b'{"order": 18}')
+        parked = [take(amqp, PARKED) for _ in range(2)]
+        wait_until(lambda: consumer.counts["done"] == 1)
+    assert {(p.content_type, p.message_id, p.type, body) for p, body in parked} == {
+        (content_type, "one", "order", b'{"order": 17}') for content_type in ("application/json", None)
+    }
+    assert all("the headers can't be read" in properties.headers["consumer-error"] for properties, _ in parked)
+    assert [message.body for message in seen] == [{"order": 18}]
+    assert consumer.counts == {"done": 1, "park": 2}
+
+
+def test_bodies_are_decoded_by_content_type_and_custom_decoders(consumer_settings, amqp):
+    seen = []
+    consumer = Consumer(
+        consumer_settings(), "orders", lambda m: seen.append(m.body), decoders={"application/xml": bytes.decode}
+    )
+    with consuming(consumer):
+        publish_raw(amqp, b"\x00\xff", content_type=None)
+        publish_raw(amqp, "å".encode(), content_type="text/plain; charset=utf-8")
+        publish_raw(amqp, b"<order/>", content_type="application/xml")
+        publish_raw(amqp, b"[1]", content_type="application/vnd.shop+json")
+        wait_until(lambda: len(seen) == 4)
+    assert sorted(map(repr, seen)) == sorted(map(repr, [b"\x00\xff", "å", "<order/>", [1]]))
+
+
+def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, LookupError("no order"), policy=Policy(Outcome.HALT))
+    with consuming(consumer):
+        publish_raw(amqp)
+        ended, error = consumer.wait(10)
+    assert ended
+    assert isinstance(error, Halted)
+    assert str(error).endswith("LookupError: no order")
+    assert len(seen) == 1
+    wait_until(lambda: length(amqp, QUEUE) == 1)  # the broker requeues shortly after the connection is closed
+    assert length(amqp, PARKED) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "calls", "parked", "left"),
+    [
+        (Discard("not ours"), [(0, False)], 0, 0),
+        (Park("look at this"), [(0, False)], 1, 0),
+        (Requeue("try another"), [(0, False), (0, True)], 1, 0),
+        (Retry("later"), [(0, False), (1, True), (2, True)], 1, 0),
+        (Retry("much later", after=0.1), [(0, False), (1, True), (2, True)], 1, 0),
+        (Halt("enough"), [(0, False)], 0, 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_callback_decides_its_messages_outcome_by_an_exception(consumer_settings, amqp, error, calls, parked, left):
+    consumer, seen = failing_consumer(consumer_settings, error)
+    with consuming(consumer):
+        publish_raw(amqp)
+        wait_until(lambda: len(seen) == len(calls) and not consumer.figures()["in_hand"])
+    assert seen == calls
+    wait_until(lambda: (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left))
+
+
+def test_an_exception_after_an_ack_does_not_requeue_the_message(consumer_settings, amqp):
+    acks = []
+
+    def callback(message):
+        acks.append((message.ack(), message.ack(), message.settled))
+        raise LookupError("in the middle of the second chunk")
+
+    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
+        publish_raw(amqp)
+        wait_until(lambda: consumer.counts["late"])
+    assert acks == [(True, False, True)]
+    assert consumer.counts == {"done": 1, "late": 1}
+    assert (length(amqp, QUEUE), length(amqp, PARKED)) == (0, 0)
+
+
+def test_properties_the_broker_would_act_on_are_moved_to_headers_in_parking(consumer_settings, amqp):
+    consumer, _ = failing_consumer(consumer_settings, Park("look"))
+    with consuming(consumer):
+        amqp.queue("others")
+        amqp.channel.queue_bind("others", "shop_test", "others")
+        user = urlsplit(consumer_settings().url).username
+        publish_raw(amqp, user_id=user, expiration="60000", headers={"CC": ["others"], "x-death": [{"count": 99}]})
+        properties, _ = take(amqp, PARKED)
+    assert length(amqp, "others") == 1
+    assert (properties.user_id, properties.expiration) == (None, None)
+    kept = {name: value for name, value in properties.headers.items() if name.startswith("consumer-kept-")}
+    assert kept == {"consumer-kept-user_id": user, "consumer-kept-expiration": "60000", "consumer-kept-CC": ["others"]}
+
+
+def test_a_message_with_oversized_headers_and_error_is_parked(consumer_settings, amqp):
+    consumer, _ = failing_consumer(consumer_settings, LookupError("x" * 500_000))
+    with consuming(consumer):
+        publish_raw(amqp, headers={"much": "x" * 130_000, "consumer-attempts": 2})
+        properties, _ = take(amqp, PARKED)
+        wait_until(lambda: consumer.counts["park"] == 1)
+        assert consumer.counts["reconnected"] == 0
+    assert properties.headers["consumer-headers-dropped"] is True
+    assert "much" not in properties.headers
+    assert properties.headers["consumer-error"].startswith("LookupError: xxx")
+
+
+def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, Park("look"))
+    send, lost = consumer.publisher.send, []
+
+    def send_and_lose(*args, **keywords):
+        send(*args, **keywords)
+        if not lost:
+            lost.append(True)
+            gone, link = threading.Event(), consumer._connection._link
+            link.call(lambda: (link.reconnect("as by a crash"), gone.set()))
+            gone.wait(5)
+
+    consumer.publisher.send = send_and_lose
+    with consuming(consumer):
+        publish_raw(amqp, b'{"order": 17}')
+        ids = [take(amqp, PARKED)[0].message_id for _ in range(2)]
+        wait_until(lambda: consumer.counts["park"] == 1)
+    assert ids[0] == ids[1]
+    assert len(seen) == 2
+    assert consumer.counts["void"] == 1
+    assert length(amqp, QUEUE) == 0
+
+
+def test_a_quorum_queue_retries_and_parks_likewise(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, LookupError("no"), queue_type="quorum")
+    with consuming(consumer):
+        publish_raw(amqp, message_id="seventeen")
+        properties, _ = take(amqp, PARKED)
+    assert [attempts for attempts, _ in seen] == [0, 1, 2]
+    assert properties.message_id == "seventeen"
+
+
+# Prefetch
+
+
+def test_the_prefetch_is_one_at_first_and_grows_to_twenty(consumer_settings, amqp):
+    at_once = []
+    now = [0]
+    lock = threading.Lock()
+
+    def callback(message):
+        with lock:
+            now[0] += 1
+            at_once.append((message.body, now[0]))
+        time.sleep(0.005 if message.body < 10 else 0.1)
+        with lock:
+            now[0] -= 1
+
+    with consuming(Consumer(consumer_settings(prefetch="growing", grows_after=10), "orders", callback)) as consumer:
+        assert consumer.figures()["prefetch"] == 1
+        for number in range(70):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: consumer.counts["done"] == 70)
+        assert consumer.figures()["prefetch"] == 20
+    assert max(together for body, together in at_once if body < 10) == 1
+    assert max(together for body, together in at_once if body > 20) == 20
+    assert sorted(body for body, _ in at_once) == list(range(70))
+
+
+# Failures of the broker
+
+
+def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(consumer_settings, amqp, broker):
+    calls = []
+    going = threading.Event()
+
+    def callback(message):
+        calls.append((message.body, message.redelivered))
+        if len(calls) == 1:
+            assert going.wait(10)
+            calls.append(("acknowledged", message.ack()))
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
+        with consuming(consumer):
+            publish_raw(amqp, b"17")
+            wait_until(lambda: calls)
+            proxy.cut_after(1)
+            publish_raw(amqp, b"18")
+            wait_until(lambda: not consumer.connected)
+            wait_until(lambda: consumer.counts["done"] == 2)
+            going.set()
+            wait_until(lambda: consumer.counts["void"])
+    assert calls[0] == (17, False)
+    assert set(calls[1:]) - {("acknowledged", False)} <= {(17, True), (18, False), (18, True)}
+    assert ("acknowledged", False) in calls
+    assert consumer.counts["reconnected"] == 1
+    assert length(amqp, QUEUE) == 0
+
+
+def test_a_message_that_fails_on_a_lost_connection_is_parked_once(consumer_settings, amqp, broker):
+    calls = []
+    going = threading.Event()
+
+    def callback(message):
+        calls.append(message.body)
+        if calls == [17]:
+            assert going.wait(10)
+        raise Park("look")
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
+        with consuming(consumer):
+            publish_raw(amqp, b"17")
+            wait_until(lambda: calls)
+            proxy.cut_after(1)
+            publish_raw(amqp, b"18")
+            wait_until(lambda: not consumer.connected)
+            wait_until(lambda: consumer.counts["park"] == 2)
+            before = consumer.counts["void"]
+            going.set()
+            wait_until(lambda: consumer.counts["void"] > before)
+    assert calls.count(17) == 2
+    assert sorted(take(amqp, PARKED)[1] for _ in range(2)) == [b"17", b"18"]
+    assert length(amqp, PARKED) == 0
+
+
+class HoldFirst:
+    """A callback that holds the first message until it is released, and parks "poison"."""
+
+    def __init__(self):
+        self.seen = []
+        self.released = threading.Event()
+
+    def __call__(self, message):
+        self.seen.append(message.body)
+        if len(self.seen) == 1:
+            assert self.released.wait(20)
+        elif message.body == "poison":
+            raise Park("look")
+
+
+def test_a_deleted_queue_is_redeclared_without_losing_messages_in_hand(consumer_settings, amqp):
+    holding = HoldFirst()
+    with consuming(Consumer(consumer_settings(), "orders", holding)) as consumer:
+        publish_raw(amqp, b"17")
+        wait_until(lambda: holding.seen)
+        amqp.channel.queue_delete(QUEUE)
+        wait_until(lambda: publish_raw(amqp, b"18") or 18 in holding.seen)
+        holding.released.set()
+        wait_until(lambda: not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
+    assert consumer.counts == {"done": len(holding.seen)}  # no connection was lost, and no ack was void
+
+
+def test_a_deleted_priority_level_is_redeclared_and_bound(consumer_settings, amqp):
+    seen, level = [], f"{QUEUE}.level1"
+    settings = consumer_settings(priorities="0-4,5-9")
+    with consuming(Consumer(settings, "orders", lambda message: seen.append(message.queue))) as consumer:
+        amqp.channel.queue_delete(level)
+        wait_until(lambda: consumer.publisher.publish({}, "orders", priority=9) or level in seen)
+    assert consumer.counts["reconnected"] == 0
+
+
+def test_a_deleted_parking_queue_is_redeclared(consumer_settings, amqp):
+    holding = HoldFirst()
+    with consuming(Consumer(consumer_settings(), "orders", holding)) as consumer:
+        publish_raw(amqp, b"17")
+        wait_until(lambda: holding.seen)
+        amqp.channel.queue_delete(PARKED)
+        publish_raw(amqp, b'"poison"')
+        assert take_when_declared(amqp, PARKED) == b'"poison"'
+        wait_until(lambda: consumer.counts["park"])
+        holding.released.set()
+        wait_until(lambda: consumer.counts["done"])
+    assert holding.seen == [17, "poison"]
+    assert consumer.counts == {"done": 1, "park": 1}
+
+
+def take_when_declared(amqp, queue):
+    """Take one message from a queue that may have to be declared first."""
+    wait_until(lambda: queue_exists(amqp, queue))
+    return take(amqp, queue)[1]
+
+
+def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(consumer_settings, amqp):
+    consumer, _ = failing_consumer(consumer_settings, Park("look"))
+    with consuming(consumer):
+        amqp.channel.queue_delete(PARKED)
+        amqp.queue(PARKED, arguments={"x-max-length": 5})
+        publish_raw(amqp)
+        ended, error = consumer.wait(10)
+    assert ended
+    assert isinstance(error, Refused)
+    assert f"the queue {PARKED}" in str(error)
+    wait_until(lambda: length(amqp, QUEUE) == 1)
+
+
+@pytest.mark.parametrize("resumes", ["before the broker answers", "when it has paused"])
+def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(consumer_settings, amqp, resumes):
+    def grow_and_pause():
+        """Grow the prefetch, and pause before the broker has answered."""
+        connection._prefetch._grown = True
+        connection._sync()
+        connection.set_paused(True)
+
+    with consuming(Consumer(consumer_settings(prefetch="growing"), "orders", lambda message: None)) as consumer:
+        connection = consumer._connection
+        connection._link.call(grow_and_pause)
+        wait_until(lambda: connection.paused)
+        if resumes == "when it has paused":
+            wait_until(lambda: not connection._syncing)
+        connection.set_paused(False)
+        publish_raw(amqp)
+        wait_until(lambda: consumer.counts["done"] and not connection._syncing)
+        assert consumer.figures()["prefetch"] == 20
+        assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
+
+
+def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, broker):
+    acks, given_up = [], threading.Event()
+
+    def callback(message):
+        if not acks:
+            acks.append("begun")
+            assert given_up.wait(10)
+            acks.append(message.ack())
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
+        with consuming(consumer):
+            publish_raw(amqp)
+            wait_until(lambda: acks)
+            proxy.delay(1)  # the broker's close takes a second
+            link = consumer._connection._link
+            link.call(lambda: (link.reconnect("for a test"), given_up.set()))
+            wait_until(lambda: len(acks) == 2)
+            proxy.forward()
+            wait_until(lambda: consumer.counts["done"])
+    assert acks == ["begun", False]
+    assert consumer.counts["void"] == 1
+
+
+def test_messages_that_wait_too_long_for_a_thread_are_requeued(consumer_settings, amqp, monkeypatch):
+    monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 0.2)
+    holding = HoldFirst()
+    consumer = Consumer(consumer_settings(threads=1), "orders", holding)
+    waiting = consumer._connection.waiting
+    arrived, place = [], waiting.put
+    waiting.put = lambda delivery: (arrived.append(delivery), place(delivery))
+    with consuming(consumer):
+        for number in range(5):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # another consumer may get them
+        assert consumer.wait(1.2) == (False, None)
+        assert len(arrived) == 5  # it rechecked without fetching them repeatedly
+        holding.released.set()
+        wait_until(lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == 5)
+    assert sorted(holding.seen) == list(range(5))
+
+
+def test_a_queue_that_exists_with_other_arguments_is_an_error(consumer_settings, amqp):
+    amqp.queue(QUEUE, arguments={"x-max-length": 5})
+    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
+    with pytest.raises(Refused, match=f"the queue {QUEUE}.*x-max-length") as raised:
+        consumer.run()
+    assert "406" in str(raised.value)
+
+
+def test_login_errors_do_not_show_the_password(consumer_settings):
+    for url in (
+        consumer_settings().url.replace("guardian:", "guardian:wrong-"),
+        consumer_settings().url.rpartition("/")[0] + "/nowhere",
+    ):
+        with pytest.raises(Refused, match="RABBIT_URL") as raised:
+            Consumer(consumer_settings(url=url), "orders", lambda message: None).run()
+        assert "wrong-" not in str(raised.value)
+
+
+def test_a_consumer_waiting_for_its_broker_can_be_stopped(consumer_settings, caplog):
+    consumer = Consumer(consumer_settings(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
+    consumer.start()
+    wait_until(lambda: "connecting again" in caplog.text)
+    consumer.stop()
+    begun = time.monotonic()
+    assert consumer.wait(5) == (True, None)
+    assert consumer.close()
+    assert time.monotonic() - begun < 3
+
+
+def test_a_consumer_can_be_stopped_while_it_connects():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        consumer = Consumer(settings_at(f"amqp://127.0.0.1:{silent.getsockname()[1]}"), "orders", lambda message: None)
+        consumer.start()
+        with silent.accept()[0]:
+            consumer.stop()
+            assert consumer.wait(5) == (True, None)
+            assert consumer.close()
+    assert consumer.wait(0.01) == (False, None)
+
+
+def test_a_consumer_that_closes_while_callbacks_end_repeats_no_message(consumer_settings, amqp):
+    seen = []
+
+    def callback(message):
+        time.sleep(random.uniform(0, 0.004))
+        seen.append(message.body)
+
+    settings = consumer_settings()
+    with consuming(Consumer(settings, "orders", callback)):
+        pass
+    for number in range(600):
+        publish_raw(amqp, b"%d" % number)
+    while len(seen) < 600:
+        enough = min(len(seen) + 30, 600)
+        with consuming(Consumer(settings, "orders", callback)):
+            wait_until(lambda enough=enough: len(seen) >= enough)
+    assert sorted(seen) == list(range(600))
+    assert length(amqp, QUEUE) == 0
+
+
+def test_closing_in_a_hurry_does_not_wait_for_the_broker(consumer_settings, broker):
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", lambda message: None)
+        consumer.start()
+        wait_until(lambda: consumer.connected)
+        consumer.publisher.publish({}, "nobody")
+        proxy.delay(60)
+        begun = time.monotonic()
+        assert consumer.close(is_forced=lambda: True)
+        assert time.monotonic() - begun < 8  # each of its two connections would wait for 10
+
+
+def test_a_consumer_retries_while_a_proxy_has_no_broker_behind_it(consumer_settings, broker):
+    with Proxy.before(broker.amqp_url) as proxy:
+        proxy.close_next(1)
+        with consuming(
+            Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", lambda message: None)
+        ) as consumer:
+            assert consumer.wait(0.01) == (False, None)
+            assert proxy.connections == 2
+
+
+async def ship_later(message):
+    """Do nothing."""
+
+
+def ship_each(message):
+    """Yield nothing."""
+    yield
+
+
+@pytest.mark.parametrize("callback", [ship_later, ship_each])
+def test_a_callback_that_would_do_nothing_is_an_error(callback):
+    for create in (lambda: Consumer(settings_at("amqp://x"), "orders", callback), lambda: in_transaction(callback)):
+        with pytest.raises(SettingsError, match=f"the callback {callback.__name__} is a coroutine or generator"):
+            create()
+
+
+def test_a_key_that_makes_a_queue_name_too_long_is_an_error(consumer_settings):
+    consumer = Consumer(consumer_settings(), "o" * 245, lambda message: None)  # its queues' names are too long
+    consumer.start()
+    ended, error = consumer.wait(5)
+    consumer.close()
+    assert ended
+    assert isinstance(error, SettingsError)
+    assert "255 bytes" in str(error)
+
+
+def test_a_callback_over_its_time_limit_is_parked_with_its_stack(consumer_settings, amqp):
+    release = threading.Event()
+
+    def callback(message):
+        if message.body == 17:
+            release.wait(60)
+
+    policy = Policy(Outcome.PARK)
+    consumer = Consumer(consumer_settings(time_limit=0.5, policy=policy), "orders", callback)
+    try:
+        with consuming(consumer):
+            publish_raw(amqp, b"17")
+            publish_raw(amqp, b"18")
+            ended, error = consumer.wait(10)
+            assert consumer.close() is False
+        properties, _ = take(amqp, PARKED)
+    finally:
+        release.set()
+    assert ended
+    assert isinstance(error, Hung)
+    assert "release.wait(60)" in properties.headers["consumer-traceback"]
+    assert "TimeLimitExceeded" in properties.headers["consumer-error"]
+    assert length(amqp, QUEUE) == 0
+
+
+@pytest.mark.parametrize("late", [None, Park("too late")], ids=["returns", "raises"])
+def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consumer_settings, amqp, late):
+    parking, ended = threading.Event(), threading.Event()
+    acks = []
+
+    def callback(message):
+        assert parking.wait(10)
+        acks.append((message.settled, message.ack()))
+        ended.set()
+        if late:
+            raise late
+
+    consumer = Consumer(consumer_settings(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
+    send = consumer.publisher.send
+
+    def send_late(*args, **keywords):
+        if not parking.is_set():
+            parking.set()
+            assert ended.wait(10)
+            wait_until(lambda: not consumer.figures()["in_hand"])
+        send(*args, **keywords)
+
+    consumer.publisher.send = send_late
+    with consuming(consumer):
+        publish_raw(amqp)
+        assert isinstance(consumer.wait(10)[1], Hung)
+        consumer.close()
+    assert acks == [(True, False)]
+    assert consumer.counts == {"park": 1, **({"late": 1} if late else {})}
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
+
+
+def test_the_time_limit_excludes_parking_the_message(consumer_settings, amqp):
+    consumer, seen = failing_consumer(consumer_settings, Park("look"), time_limit=0.2)
+    send, slowly = consumer.publisher.send, threading.Event()
+
+    def send_slowly(*args, **keywords):
+        slowly.wait(10)
+        send(*args, **keywords)
+
+    consumer.publisher.send = send_slowly
+    with consuming(consumer):
+        publish_raw(amqp)
+        wait_until(lambda: seen)
+        assert consumer.wait(1) == (False, None)
+        slowly.set()
+        wait_until(lambda: consumer.counts["park"])
+        assert consumer.wait(0.01) == (False, None)
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
+
+
+class BrokenLimiter:
+    """A limiter that violates its contract by raising."""
+
+    def prefetch(self, most):
+        return most
+
+    def take(self, timeout):
+        raise LookupError("in the toolkit")
+
+    def give_back(self):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("limiter", "policy"),
+    [(BrokenLimiter(), Policy()), (None, Policy(by_error={LookupError: "in the toolkit"}))],
+    ids=["limiter", "policy"],
+)
+def test_an_error_outside_the_callback_stops_the_consumer(consumer_settings, amqp, limiter, policy):
+    def callback(message):
+        raise LookupError("no order")
+
+    with consuming(Consumer(consumer_settings(policy=policy), "orders", callback, limiter=limiter)) as consumer:
+        publish_raw(amqp)
+        ended, error = consumer.wait(10)
+    assert ended
+    assert type(error) is ConsumerError
+    assert "a worker failed" in str(error)
+    assert "in the toolkit" in str(error)
+    wait_until(lambda: length(amqp, QUEUE) == 1)
+
+
+def test_an_error_during_shutdown_is_raised(consumer_settings, amqp):
+    release, raised = threading.Event(), []
+
+    def callback(message):
+        assert release.wait(10)
+        raise Halt("enough")
+
+    def run():
+        with pytest.raises(Halted, match="enough"):
+            consumer.run()
+        raised.append(True)
+
+    consumer = Consumer(consumer_settings(), "orders", callback)
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: consumer.connected)
+    publish_raw(amqp)
+    wait_until(lambda: consumer.figures()["in_hand"])
+    consumer.stop()
+    wait_until(consumer._connection.stopping.is_set)
+    release.set()
+    thread.join(10)
+    assert raised
+
+
+def test_run_all_stops_started_consumers_if_another_fails_to_start(consumer_settings, monkeypatch):
+    first, second = (Consumer(consumer_settings(), key, lambda message: None) for key in ("orders", "returns"))
+    monkeypatch.setattr(second, "start", lambda: (wait_until(lambda: first.connected), pytest.fail("no more threads")))
+    with pytest.raises(pytest.fail.Exception, match="no more threads"):
+        run_all([first, second])
+    assert not first.connected
+    assert not first._connection._link._thread.is_alive()
+
+
+# The connection's thread
+
+
+def test_a_message_waiting_for_the_broker_fails_when_the_publisher_closes(consumer_settings):
+    with Publisher(consumer_settings(url="amqp://127.0.0.1:1")) as publisher:
+        future = publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
+        wait_until(lambda: publisher._link._failures)
+    with pytest.raises(NotPublished, match="closed"):
+        future.result(5)
+
+
+def test_an_error_while_connecting_stops_the_consumer(consumer_settings, monkeypatch):
+    def broken(*args, **keywords):
+        raise RuntimeError("no more sockets")
+
+    monkeypatch.setattr("guardian_consumers.link.Connection", broken)
+    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
+    consumer.start()
+    ended, error = consumer.wait(5)
+    consumer.close()
+    assert ended
+    assert "no more sockets" in str(error)
+
+
+def test_a_vhost_at_its_connection_limit_is_retried(consumer_settings, management, vhost):
+    management._put("vhost-limits", vhost, "max-connections", json={"value": 0})
+    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
+    consumer.start()
+    try:
+        wait_until(lambda: consumer._connection._link._failures)
+        assert consumer.wait(0.01) == (False, None)
+        management._delete("vhost-limits", vhost, "max-connections")
+        wait_until(lambda: consumer.connected)
+    finally:
+        consumer.close()
+
+
+def test_a_callback_longer_than_three_heartbeats_loses_no_connection(consumer_settings, amqp):
+    with consuming(
+        Consumer(consumer_settings(url=consumer_settings().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))
+    ) as consumer:
+        publish_raw(amqp)
+        wait_until(lambda: consumer.counts["done"] == 1)
+        assert consumer.counts["reconnected"] == 0
+
+
+# A Pulse user
+
+
+@pytest.fixture
+def pulse(broker, management, vhost):
+    """Return the settings of an account with only the permissions of a Pulse user."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.put_user(name, "sekret-word")
+    management.set_permissions(vhost, name, for_pulse_user(name))
+    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
+    yield settings_at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name)
+    management.delete_user(name)
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(pulse, management, vhost, amqp, queue_type):
+    name = pulse.pulse_user
+    settings = Settings(**{**vars(pulse), "queue_type": queue_type})
+    seen = []
+
+    def callback(message):
+        seen.append((message.attempts, message.routing_key))
+        if message.body == "poison":
+            raise LookupError("no")
+        message.publish("poison", "orders", mandatory=True)
+
+    with consuming(Consumer(settings, "orders", callback)) as consumer:
+        with Publisher(settings) as publisher:
+            publisher.publish("first", "orders", mandatory=True)
+        wait_until(lambda: consumer.counts["park"] == 1)
+    key = f"exchange/{name}/shop_test_orders"
+    assert seen == [(0, key), (0, key), (1, key), (2, key)]
+    queue = f"queue/{name}/shop_test_orders"
+    assert queue_names(management, vhost) == {
+        queue, f"{queue}.parked", f"{queue}.retry.50ms", f"{queue}.retry.200ms",
+    }  # fmt: skip
+    properties, body = take(amqp, f"{queue}.parked")
+    assert (json.loads(body), properties.headers["consumer-error"]) == ("poison", "LookupError: no")
+
+
+def test_a_pulse_user_without_the_setting_is_refused_with_the_exchanges_name(pulse):
+    settings = Settings(**{**vars(pulse), "pulse_user": None})
+    with pytest.raises(Refused, match=r"the exchange shop_test: .*ACCESS_REFUSED|access to exchange 'shop_test'"):
+        Consumer(settings, "orders", lambda message: None).run()
+
+
+# Sources and limiters
+
+
+class TwoQueues:
+    """A logical queue over two physical ones."""
+
+    key = "orders"
+
+    def queues(self, names, prefetch):
+        return [
+            PhysicalQueue(names.queue(f"orders_{level}"), [names.routing_key(f"orders_{level}")], prefetch, level)
+            for level in range(2)
+        ]
+
+    def create_buffer(self):
+        return FifoBuffer()
+
+
+def test_a_source_of_several_queues_retries_within_each(consumer_settings, amqp):
+    seen = []
+
+    def callback(message):
+        seen.append((message.queue, message.body, message.attempts))
+        if message.attempts == 0:
+            raise LookupError("not yet")
+
+    with consuming(Consumer(consumer_settings(), TwoQueues(), callback)) as consumer:
+        publish_raw(amqp, b"0", "shop_test_orders_0")
+        publish_raw(amqp, b"1", "shop_test_orders_1")
+        wait_until(lambda: consumer.counts["done"] == 2)
+    assert sorted(seen) == [
+        ("shop_test_orders_0", 0, 0), ("shop_test_orders_0", 0, 1),
+        ("shop_test_orders_1", 1, 0), ("shop_test_orders_1", 1, 1),
+    ]  # fmt: skip
+
+
+class LimitedTokens:
+    """A limiter that grants a number of tokens, and then returns the seconds to wait."""
+
+    def __init__(self, tokens, seconds):
+        self.tokens = tokens
+        self.seconds = seconds
+        self.refused = 0
+
+    def prefetch(self, most):
+        return min(most, 4)
+
+    def take(self, timeout):
+        if self.tokens:
+            self.tokens -= 1
+            return 0
+        self.refused += 1
+        time.sleep(min(timeout, 0.01))
+        return self.seconds
+
+    def give_back(self):
+        self.tokens += 1
+
+
+def test_a_limiter_delays_the_workers_and_sizes_the_prefetch(consumer_settings, amqp):
+    limiter = LimitedTokens(0, 0.1)
+    with consuming(Consumer(consumer_settings(), "orders", lambda message: None, limiter=limiter)) as consumer:
+        for number in range(10):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: consumer.figures()["waiting"] == 4 + 1)
+        assert (consumer.figures()["prefetch"], length(amqp, QUEUE)) == (5, 5)
+        limiter.tokens = 3
+        wait_until(lambda: consumer.counts["done"] == 3)
+        refused = limiter.refused
+        wait_until(lambda: limiter.refused > refused + 2)
+        assert consumer.counts["done"] == 3
+        limiter.tokens = 7
+        wait_until(lambda: consumer.counts["done"] == 10)
+
+
+def test_messages_that_would_wait_long_for_the_limiter_are_requeued(consumer_settings, amqp):
+    limiter = LimitedTokens(2, 1.5)
+    with consuming(Consumer(consumer_settings(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
+        for number in range(6):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: length(amqp, QUEUE) == 4)  # another consumer can get them
+        limiter.tokens = 100
+        wait_until(lambda: consumer.counts["done"] == 6)
+
+
+# As a separate process
+
+
+PROGRAM = """
+import time, os
+def orders(message):
+    if message.body == "poison":
+        raise LookupError("no")
+    print("begun", flush=True)
+    if message.body == "forward":
+        message.publish({}, "elsewhere")
+    time.sleep(float(os.environ.get("SLEEP", "0.3")))
+    with open(os.environ["DONE"], "a") as done:
+        done.write(f"{message.body}\\n")
+"""
+
+
+@pytest.fixture
+def program(consumer_settings, tmp_path):
+    """Return a function that starts a consumer as a separate process."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    started = []
+
+    def start(*arguments, command=("-m", "guardian_consumers"), **environment):
+        process = subprocess.Popen(
+            [sys.executable, *command, *arguments],
+            cwd=PROJECT,
+            env={
+                **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+                "RABBIT_URL": consumer_settings().url, "DONE": str(tmp_path / "done"),
+                "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown",
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "command", [("-m", "guardian_consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"]
+)
+def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tmp_path, command):
+    process = program("shop:orders", command=command, RABBIT_THREADS="5")
+    done = tmp_path / "done"
+    wait_until(lambda: queue_exists(amqp, QUEUE), 60)  # Django starts slowly
+    for number in range(40):
+        publish_raw(amqp, b"%d" % number)
+    wait_until(lambda: done.exists() and done.read_text())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0, process.stdout.read()
+    handled = [int(line) for line in done.read_text().split()]
+    assert 5 <= len(handled) < 40
+    left = [int(take(amqp, QUEUE)[1]) for _ in range(40 - len(handled))]
+    assert sorted(handled + left) == list(range(40))
+    assert length(amqp, QUEUE) == 0
+
+
+def queue_exists(amqp, queue):
+    """Return whether a queue exists."""
+    channel = amqp.connection.channel()
+    try:
+        channel.queue_declare(queue, passive=True)
+    except pika.exceptions.ChannelClosedByBroker:
+        return False
+    channel.close()
+    return True
+
+
+def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp):
+    process = program("shop:orders", SLEEP="60")
+    wait_until(lambda: queue_exists(amqp, QUEUE))
+    publish_raw(amqp, b"17")
+    assert any(line == "begun\n" for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    assert any("waiting for running callbacks" in line for line in process.stdout)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert take(amqp, QUEUE)[1] == b"17"
+
+
+def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp):
+    amqp.queue("shop_test_taken", arguments={"x-max-length": 5})
+    cases = [
+        (program("shop:orders=taken"), 3, "the queue shop_test_taken"),
+        (program("shop:nothing"), 2, "shop has no function nothing"),
+        (program("nowhere:orders"), 2, "module nowhere does not exist"),
+        (program("shop:orders", RABBIT_EXCHANGE_NAME=""), 2, "RABBIT_EXCHANGE_NAME isn't set"),
+        (program("shop:orders", "shop:orders"), 2, "two functions have the same queue"),
+    ]
+    halting = program("shop:orders", "--on-error", "halt")
+    wait_until(lambda: queue_exists(amqp, QUEUE))
+    publish_raw(amqp, b'"poison"')
+    for process, code, expected in [*cases, (halting, 1, "LookupError: no")]:
+        out, _ = process.communicate(timeout=20)
+        assert (process.returncode, expected in out) == (code, True), out
+    assert take(amqp, QUEUE)[1] == b'"poison"'
+
+
+def test_a_killed_consumer_leaves_unacknowledged_messages_in_the_queue(program, amqp, tmp_path):
+    process = program("shop:orders", RABBIT_THREADS="2")
+    wait_until(lambda: queue_exists(amqp, QUEUE))
+    for number in range(20):
+        publish_raw(amqp, b"%d" % number)
+    done = tmp_path / "done"
+    wait_until(lambda: done.exists() and done.read_text())
+    process.kill()
+    process.wait()
+    handled = {int(line) for line in done.read_text().split()}
+    wait_until(lambda: length(amqp, QUEUE) >= 20 - len(handled))
+    left = {int(take(amqp, QUEUE)[1]) for _ in range(length(amqp, QUEUE))}
+    assert handled | left == set(range(20))
+
+
+# On a node of its own
+
+
+@pytest.fixture
+def node_settings(own_node):
+    """Return a function that returns settings for a vhost of the node."""
+    management = Management(own_node.management_url)
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.create_vhost(name)
+    yield lambda **changes: settings_at(own_node.amqp_url, name, **changes)
+    management.delete_vhost(name)
+    management.close()
+
+
+def connect(settings):
+    """Connect to the vhost of these settings."""
+    base, _, vhost = settings.url.rpartition("/")
+    return Amqp(base, vhost)
+
+
+@pytest.mark.soak
+def test_after_an_acknowledgement_timeout_the_late_ack_is_void(node_settings, own_node):
+    calls = []
+
+    def callback(message):
+        calls.append(message.redelivered)
+        if len(calls) == 1:
+            wait_until(lambda: consumer.counts["reconnected"] == 1)
+
+    # The configuration file has no key for the second, the interval of the check.
+    own_node.eval("[application:set_env(rabbit, Key, 1000) || Key <- [consumer_timeout, channel_tick_interval]]")
+    try:
+        # RabbitMQ 4.3 has no such timeout for classic queues.
+        with consuming(Consumer(node_settings(queue_type="quorum"), "orders", callback)) as consumer:
+            publish_raw(connect(node_settings()))
+            wait_until(lambda: consumer.counts["done"] == 1, 20)
+            wait_until(lambda: consumer.counts["void"] == 1, 20)
+    finally:
+        own_node.eval("application:set_env(rabbit, consumer_timeout, 1800000)")
+        own_node.eval("application:set_env(rabbit, channel_tick_interval, 60000)")
+    assert calls == [False, True]
+    assert consumer.counts["reconnected"] == 1
+
+
+def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(node_settings, own_node):
+    fail, tries = threading.Event(), Counter()
+
+    def callback(message):
+        tries[message.body] += 1
+        if str(message.body).startswith("slow"):
+            assert fail.wait(20)
+        if str(message.body).endswith("poison"):
+            raise Park("look")
+
+    with consuming(Consumer(node_settings(publish_timeout=1.5, threads=20), "orders", callback)) as consumer:
+        amqp = connect(node_settings())
+        publish_raw(amqp, b'"poison"')
+        publish_raw(amqp, b'"slow poison"')
+        publish_raw(amqp, b'"slower poison"')
+        for number in range(50):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: consumer.counts["done"] == 50)
+        wait_until(lambda: consumer.counts["park"] == 1)
+        take(amqp, PARKED)
+        with memory_alarm(own_node):
+            wait_until(lambda: publishing_is_refused(consumer.publisher))
+            assert consumer.connected
+            fail.set()
+            assert consumer.wait(3) == (False, None)  # twice the publish timeout
+            assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
+        wait_until(lambda: consumer.counts["park"] == 3, 30)
+        assert {take(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
+        assert length(amqp, PARKED) == 0
+    assert consumer.counts == {"done": 50, "park": 3}
+    assert (tries["slow poison"], tries["slower poison"]) == (1, 1)
+
+
+def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(node_settings, own_node):
+    release = threading.Event()
+    settings = node_settings(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
+    consumer = Consumer(settings, "orders", lambda message: release.wait(60))
+    ended = []
+    with consuming(consumer), Publisher(settings) as other:
+        amqp = connect(node_settings())
+        with memory_alarm(own_node):
+            wait_until(lambda: publishing_is_refused(other))
+        publish_raw(amqp)
+        wait_until(lambda: consumer.figures()["in_hand"])
+        try:
+            with memory_alarm(own_node):
+                waiter = threading.Thread(target=lambda: ended.append(consumer.wait()))
+                waiter.start()
+                wait_until(lambda: consumer._time_limit.threads)
+                consumer.stop()
+                waiter.join(5)
+                assert ended == [(True, None)]
+        finally:
+            release.set()
+        wait_until(lambda: length(amqp, PARKED) == 1)
+        assert isinstance(consumer.wait(10)[1], Hung)
+    assert consumer.counts == {"park": 1}
+
+
+def test_during_an_alarm_sigterm_ends_a_callback_that_waits_for_a_confirm(node_settings, own_node, program):
+    with consuming(Consumer(node_settings(), "orders", pytest.fail)):
+        pass
+    amqp = connect(node_settings())
+    publish_raw(amqp, b'"forward"')
+    with memory_alarm(own_node):
+        process = program("shop:orders", RABBIT_URL=node_settings().url)
+        assert any("accepts no messages" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert take(amqp, QUEUE)[1] == b'"forward"'
+
+
+def publishing_is_refused(publisher):
+    """Return whether the broker refuses messages: it may still accept the first one during an alarm."""
+    try:
+        publisher.publish({}, "nobody")
+    except NotPublished as error:
+        return "runs short" in str(error)
+    return False
+
+
+@pytest.mark.soak
+def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(node_settings, own_node):
+    handled, published, uncertain = [], [], set()
+    numbers = itertools.count()
+    enough = threading.Event()
+
+    def callback(message):
+        time.sleep(random.uniform(0.02, 0.06))  # slower than publishing, so there is always work in hand
+        handled.append((message.body, message.redelivered))
+
+    consumer = Consumer(node_settings(publish_timeout=60), "orders", callback)
+
+    def publish():
+        while not enough.is_set():
+            number = next(numbers)
+            while True:
+                try:
+                    consumer.publisher.publish(number, "orders", mandatory=True)
+                    break
+                except NotPublished as error:
+                    if error.unknown:
+                        uncertain.add(number)
+                    time.sleep(0.05)
+            published.append(number)
+            time.sleep(0.004)
+
+    with consuming(consumer):
+        threads = [threading.Thread(target=publish) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: consumer.counts["done"] > 200)
+        acknowledged = {body for body, _ in handled[:100]}  # at most the last twenty are in hand
+        own_node.restart()
+        before = len(published)
+        wait_until(lambda: len(published) > before + 200, 60)
+        enough.set()
+        for thread in threads:
+            thread.join(60)
+        wait_until(lambda: {body for body, _ in handled} >= set(published), 60)
+        wait_until(lambda: not consumer.figures()["in_hand"])
+        assert length(connect(node_settings()), QUEUE) == 0
+        assert consumer.counts["reconnected"] == 1
+    assert consumer.counts["void"] > 0  # messages were in hand or prefetched when the connection was lost
+    assert {body for body, _ in handled} == set(published)
+    times = Counter(body for body, _ in handled)
+    twice = {body for body, count in times.items() if count > 1} - uncertain
+    assert not twice & acknowledged
+    assert len(twice) <= 20  # at most the prefetch was unacknowledged

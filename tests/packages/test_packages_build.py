@@ -1,0 +1,241 @@
+"""The distributions in packages/ build, and their wheels work in an environment without Django."""
+
+import email
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+
+from message_store import applications
+from tests.packages.test_consumer import settings_at
+from tests.support.toolbox import wait_until
+from tools import no_package
+
+PACKAGES = Path(__file__).resolve().parents[2] / "packages"
+
+
+class Built(NamedTuple):
+    sdist: Path
+    wheel: Path
+
+
+class Installed(NamedTuple):
+    python: Path
+    readme: list[str]
+    """The programs in the package's README."""
+
+
+def hatchling(target, source, to):
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", to], cwd=source, check=True)
+    [built] = to.glob("*.tar.gz" if target == "sdist" else "*.whl")
+    return built
+
+
+def dependencies_of(requirements):
+    """Yield the distributions that these requirements need, recursively, without extras."""
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement.name
+            yield from dependencies_of(distribution(requirement.name).requires or [])
+
+
+def link(name, into):
+    """Install a distribution by symbolic links to the project's environment."""
+    found = distribution(name)
+    for entry in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+        if not (into / entry).exists():
+            (into / entry).symlink_to(found.locate_file(entry))
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """Give a function that builds a package, once: the sdist, and the wheel from the unpacked sdist."""
+    done = {}
+
+    def build(name):
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            sdist = hatchling("sdist", PACKAGES / name, folder)
+            with tarfile.open(sdist) as archive:
+                archive.extractall(folder, filter="data")
+            done[name] = Built(sdist, hatchling("wheel", folder / sdist.name.removesuffix(".tar.gz"), folder))
+        return done[name]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def install(build, tmp_path_factory):
+    """Give a function that installs a package's wheel, and what its metadata requires, into an empty environment."""
+    done = {}
+
+    def install(name):
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name) / "venv"
+            venv.create(folder, symlinks=True)
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+            subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", build(name).wheel], check=True)
+            [site_packages] = folder.glob("lib/python*/site-packages")
+            for dependency in set(dependencies_of(distribution(name).requires)):
+                link(dependency, site_packages)
+            subprocess.run([*pip, "check"], check=True)
+            readme = (PACKAGES / name / "README.md").read_text()
+            done[name] = Installed(
+                folder / "bin" / "python", re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+            )
+        return done[name]
+
+    return install
+
+
+def run(python, *arguments, **options):
+    return subprocess.run([python, *arguments], capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+def test_the_wheel_built_from_the_sdist_has_every_file_of_the_source(name, build):
+    source = PACKAGES / name / "src"
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    with zipfile.ZipFile(build(name).wheel) as wheel:
+        assert {file for file in wheel.namelist() if ".dist-info/" not in file} == files
+    assert any(file.endswith("/py.typed") for file in files)
+
+
+@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+def test_a_wheel_has_the_licence_of_the_project(name, build):
+    with zipfile.ZipFile(build(name).wheel) as wheel:
+        [licence] = [file for file in wheel.namelist() if file.endswith(".dist-info/licenses/LICENSE")]
+        [metadata] = [file for file in wheel.namelist() if file.endswith(".dist-info/METADATA")]
+        assert wheel.read(licence) == (PACKAGES.parent / "LICENSE").read_bytes()
+        assert "License-Expression: MIT" in wheel.read(metadata).decode()
+
+
+EXTRAS = {"guardian-consumers": {"django", "prometheus", "redis"}, "guardian-store": {"zookeeper"}}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_packages_metadata_names_its_version_and_extras_and_the_sdist_has_its_changelog(name, build):
+    with zipfile.ZipFile(build(name).wheel) as wheel:
+        [path] = [file for file in wheel.namelist() if file.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(wheel.read(path))
+    assert set(metadata.get_all("Provides-Extra")) == EXTRAS[name]
+    assert set(metadata.get_all("Classifier")) == {"Typing :: Typed"}
+    with tarfile.open(build(name).sdist) as archive:
+        [changelog] = [member for member in archive if member.name.endswith("/CHANGELOG.md")]
+        first = re.search(r"^## (\S+?)[, ]", archive.extractfile(changelog).read().decode(), re.MULTILINE)
+    assert first[1] == metadata["Version"]
+
+
+def test_the_project_itself_refuses_to_be_installed():
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--dry-run",
+        "--no-index",
+        "--no-deps",
+    ]
+    done = subprocess.run([*pip, PACKAGES.parent], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert no_package.REFUSAL in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+def test_the_local_links_of_a_readme_exist(name):
+    targets = re.findall(r"\]\(([^)\s]+)\)", (PACKAGES / name / "README.md").read_text())
+    local = [target for target in targets if not target.startswith("https://")]
+    assert local
+    assert all((PACKAGES / name / target).exists() for target in local)
+
+
+@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+def test_the_public_names_are_imported_without_django_or_an_extra(name, install):
+    module = name.replace("-", "_")
+    program = (
+        f"import sys, {module}\n"
+        f"assert all(getattr({module}, name) for name in {module}.__all__)\n"
+        "print(sorted({'django', 'kazoo', 'prometheus_client', 'redis'} & set(sys.modules)))\n"
+        "import django"
+    )
+    done = run(install(name).python, "-I", "-c", program)
+    assert done.stdout == "[]\n"
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'django'\n")
+
+
+def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vhost, install, tmp_path):
+    python, [worker, order] = install("guardian-consumers")
+    (tmp_path / "worker.py").write_text(worker)
+    environment = {"RABBIT_URL": settings_at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
+    with subprocess.Popen(
+        [python, "-m", "guardian_consumers", "worker:orders"],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            # The publisher is refused until the worker has declared its queue.
+            wait_until(lambda: run(python, "-c", order, env=environment).returncode == 0)
+            assert process.stdout.readline() == "shipped Dune\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "says"),
+    [
+        (["--metrics", "9100"], {}, "install guardian-consumers[prometheus]"),
+        ([], {"RABBIT_RATE": "5", "RABBIT_RATE_REDIS_URL": "redis://127.0.0.1:1"}, "install guardian-consumers[redis]"),
+    ],
+)
+def test_the_command_names_the_extra_that_an_option_needs(install, options, environment, says):
+    settings = {"RABBIT_URL": "amqp://127.0.0.1:1", "RABBIT_EXCHANGE_NAME": "shop_local", **environment}
+    done = run(
+        install("guardian-consumers").python, "-m", "guardian_consumers", "builtins:print=orders", *options,
+        env=settings,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
+def test_the_readme_of_the_store_posts_reads_and_handles_a_message(live_server, install):
+    python, [client, worker] = install("guardian-store")
+    _, key = applications.create_key(applications.create_application("shop"))
+    environment = {"GUARDIAN": live_server.url, "KEY": key}
+    done = run(python, "-I", "-c", client, env=environment)
+    assert re.fullmatch(r"\d+\.\d{7} a book\n", done.stdout), done.stderr
+    with subprocess.Popen(
+        [python, "-I", "-c", worker], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "shipped a book\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_worker_names_the_extra_that_zookeeper_needs(install):
+    program = (
+        "from guardian_store import *\n"
+        "Worker('c', print, HTTPTransport('http://127.0.0.1:1', 'shop', key='k'), sharing=ZooKeeper('127.0.0.1:2181'))"
+    )
+    done = run(install("guardian-store").python, "-I", "-c", program)
+    assert done.stderr.endswith("ModuleNotFoundError: kazoo is missing: install guardian-store[zookeeper]\n")
+
+
+def test_the_readme_of_the_store_gets_the_documented_error_with_a_wrong_key(live_server, install):
+    python, [program, _] = install("guardian-store")
+    applications.create_application("shop")
+    done = run(python, "-I", "-c", program, env={"GUARDIAN": live_server.url, "KEY": "wrong"})
+    assert "guardian_store.client.Denied: " in done.stderr.splitlines()[-1]

@@ -1,0 +1,287 @@
+"""Actions of people on queues, on a real broker."""
+
+from functools import partial
+
+import pytest
+from django.core.exceptions import PermissionDenied, ValidationError
+
+import rabbit.amqp
+from accounts.models import PulseUser
+from queues import actions, archive
+from queues.archive import NotSent
+from queues.models import Queue, QueueEvent
+from queues.monitor import run_pass
+from rabbit.arguments import differences
+from rabbit.fetching import Fetch
+from rabbit.management import BrokerUnavailable, Refused
+from tests.support.proxy import Proxy
+from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, in_parallel, queue_names
+
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+
+@pytest.fixture
+def queue(amqp, alice):
+    """Return Alice's queue with 3 messages, as stored by a pass."""
+    amqp.queue("queue/alice/builds", 3)
+    run_pass()
+    return Queue.objects.get()
+
+
+def events_with_owner(queue):
+    events = QueueEvent.objects.filter(queue=queue).order_by("id").select_related("by")
+    return [(event.kind, event.by.email if event.by else None) for event in events]
+
+
+def test_deleting_a_queue_records_its_owner(queue, alice, management, vhost):
+    actions.delete_queue(queue, alice)
+    assert queue_names(management, vhost) == set()
+    queue.refresh_from_db()
+    assert (queue.state, queue.length) == ("gone", None)
+    assert events_with_owner(queue) == [("removing", "alice@example.org"), ("removed", "alice@example.org")]
+    assert QueueEvent.objects.get(kind="removed").details == {"length": 3}
+
+
+def test_passes_do_not_report_a_queue_deleted_by_its_owner(queue, alice):
+    actions.delete_queue(queue, alice)
+    reports = [run_pass() for _ in range(3)]
+    assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
+    assert events_with_owner(queue)[-1] == ("removed", "alice@example.org")
+
+
+def test_a_deleted_queue_that_is_declared_again_keeps_its_row(queue, alice, amqp):
+    actions.delete_queue(queue, alice)
+    amqp.queue("queue/alice/builds", 1)
+    run_pass()
+    assert Queue.objects.get() == queue
+    assert Queue.objects.get().length == 1
+
+
+@pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
+def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amqp, management, vhost, do):
+    # A queue whose node is stopping answers 404 too, and is missing from the list for a moment.
+    amqp.queue("another")
+    run_pass()
+    management.delete_queue(vhost, queue.name)
+    with pytest.raises(actions.Gone, match="doesn't list the queue at the moment"):
+        do(queue, alice)
+    queue.refresh_from_db()
+    assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
+    assert [run_pass().gone for _ in range(2)] == [0, 1]
+    assert events_with_owner(queue) == [("gone", None)]
+
+
+def test_without_the_broker_nothing_is_changed(queue, alice, settings):
+    settings.RABBIT_URL = AWAY_AMQP
+    for do in (actions.delete_queue, actions.purge_queue):
+        with pytest.raises(BrokerUnavailable):
+            do(queue, alice)
+    queue.refresh_from_db()
+    assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
+
+
+def test_after_a_timeout_the_decision_stays_recorded(queue, alice, settings, broker, monkeypatch):
+    delete = Fetch.delete_queue
+    with Proxy.before(broker.amqp_url) as proxy:
+
+        def delete_slowly(self):
+            proxy.delay(5)
+            return delete(self)
+
+        monkeypatch.setattr(Fetch, "delete_queue", delete_slowly)
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
+        monkeypatch.setattr(rabbit.amqp, "DELETION_TIMEOUT_SECONDS", 0.5)
+        with pytest.raises(BrokerUnavailable):
+            actions.delete_queue(queue, alice)
+    assert events_with_owner(queue) == [("removing", "alice@example.org")]
+
+
+def test_after_a_lost_answer_the_decision_stays_recorded(queue, alice, settings, broker, client, monkeypatch):
+    client.force_login(alice)
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_purge", "queue_delete"):
+        for page in ("purge", "delete"):
+            asked = client.post(f"/queues/{queue.uuid}/{page}/", {"typed": queue.name})
+            assert asked.status_code == 503
+            assert "so the outcome is unknown" in asked.text
+            assert "The queue was not" not in asked.text
+    assert events_with_owner(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
+
+
+def test_a_refused_amqp_connection_leaves_no_decision_recorded(amqp, operator, settings):
+    amqp.queue("..")
+    run_pass()
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+    with pytest.raises(BrokerUnavailable):
+        actions.delete_queue(Queue.objects.get(), operator)
+    assert not QueueEvent.objects.exists()
+
+
+def test_after_a_crash_the_decision_stays_recorded(queue, alice, monkeypatch, management, vhost):
+    def crash(session, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(archive, "delete_queue", crash)
+    with pytest.raises(KeyboardInterrupt):
+        actions.delete_queue(queue, alice)
+    assert events_with_owner(queue) == [("removing", "alice@example.org")]
+    assert queue_names(management, vhost) == {queue.name}
+
+
+def test_deleting_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, management, vhost):
+    amqp.queue("queue/alice/mine", durable=False, exclusive=True)
+    run_pass()
+    queue = Queue.objects.get()
+    with pytest.raises(Refused) as refused:
+        actions.delete_queue(queue, alice)
+    assert "exclusive" in refused.value.reason
+    assert events_with_owner(queue) == []
+    assert queue_names(management, vhost) == {"queue/alice/mine"}
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_queue_named_like_a_relative_path_is_deleted(amqp, operator, management, vhost, name):
+    amqp.queue(name)
+    run_pass()
+    actions.delete_queue(Queue.objects.get(), operator)
+    assert queue_names(management, vhost) == set()
+    assert Queue.objects.get().state == "gone"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["queue/alice/<script>", "queue/alice/'\"", "queue/alice/\x07\t\x1b", "queue/alice/\u202eabc",
+     "queue/alice/%2F../a", "queue/alice/" + "\N{PILE OF POO}" * 60 + "abc"],
+)  # fmt: skip
+def test_a_queue_with_any_name_can_be_purged_and_deleted(amqp, alice, management, vhost, name):
+    amqp.queue(name, 2)
+    run_pass()
+    queue = Queue.objects.get()
+    actions.purge_queue(queue, alice)
+    run_pass()
+    assert Queue.objects.get().length == 0
+    actions.delete_queue(queue, alice)
+    assert queue_names(management, vhost) == set()
+
+
+def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
+    amqp.channel.basic_get(queue.name)  # one is unacknowledged now
+    actions.purge_queue(queue, alice)
+    run_pass()
+    queue.refresh_from_db()
+    assert (queue.ready, queue.unacknowledged) == (0, 1)
+    assert events_with_owner(queue) == [("purged", "alice@example.org")]
+
+
+def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, management, vhost):
+    def delete(by):
+        try:
+            actions.delete_queue(Queue.objects.get(), by)
+        except (actions.Gone, NotSent):  # gone, or being deleted
+            return "gone"
+        return "deleted"
+
+    outcomes = in_parallel(partial(delete, alice), partial(delete, operator))
+    # RabbitMQ may confirm both deletions, but never answers both with 404.
+    assert "deleted" in outcomes
+    assert set(outcomes) <= {"deleted", "gone"}
+    assert queue_names(management, vhost) == set()
+    assert Queue.objects.get().state == "gone"
+    kinds = [kind for kind, _ in events_with_owner(queue)]
+    assert kinds.count("removed") == outcomes.count("deleted")
+
+
+def test_only_operators_purge_or_delete_a_registered_queue(queue, alice, operator, management, vhost):
+    Queue.objects.update(registered=True)
+    queue.refresh_from_db()
+    for do in (actions.delete_queue, actions.purge_queue):
+        with pytest.raises(PermissionDenied, match="An agent registered this queue"):
+            do(queue, alice)
+    assert queue_names(management, vhost) == {queue.name}
+    actions.delete_queue(queue, operator)
+    assert queue_names(management, vhost) == set()
+
+
+# Limits
+
+
+def test_setting_limits_is_recorded(queue, operator):
+    actions.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 4, None)
+    event = QueueEvent.objects.get(kind="adjusted")
+    assert event.by == operator
+    assert event.details == {
+        "before": {"unbounded": False, "warn_length": None, "max_length": None},
+        "after": {"unbounded": True, "warn_length": 4, "max_length": None},
+    }
+
+
+def test_unchanged_limits_record_no_event(queue, operator):
+    actions.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
+    assert events_with_owner(queue) == []
+
+
+def test_owners_cannot_set_limits(queue, alice):
+    with pytest.raises(PermissionDenied):
+        actions.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
+
+
+@pytest.mark.parametrize(("warn", "most"), [(10, None), (5, 5), (0, 8), (None, 5), (-1, 8), (2**63, 2**63 + 1)])
+def test_a_deletion_limit_below_the_warning_threshold_is_refused(queue, operator, warn, most):
+    with pytest.raises(ValidationError):
+        actions.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
+    queue.refresh_from_db()
+    assert (queue.warn_length, queue.max_length, events_with_owner(queue)) == (None, None, [])
+
+
+def test_an_unset_limit_falls_back_to_the_pulse_users(queue, operator):
+    PulseUser.objects.update(warn_length=2, max_length=4)
+    with pytest.raises(ValidationError):
+        actions.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
+    actions.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
+    queue.refresh_from_db()
+    assert queue.warn_length == 3
+
+
+def test_setting_limits_keeps_what_a_pass_wrote_meanwhile(queue, operator):
+    Queue.objects.update(state="deleting", ready=11)
+    actions.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
+    queue.refresh_from_db()
+    assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
+
+
+def test_omitted_limits_stay_unchanged(queue, operator):
+    Queue.objects.update(unbounded=True, warn_length=3)
+    actions.set_limits(queue, operator, max_length=9)
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 3, 9)
+    actions.set_limits(queue, operator, warn_length=None)
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, None, 9)
+
+
+# Live details
+
+
+def test_live_details_come_from_the_broker(queue, amqp):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
+    amqp.publish(queue.name, 2)
+    live = actions.live(queue)
+    assert (live.ready, live.consumers, differences({}, live.arguments)) == (5, 0, [])
+    assert [(binding.source, binding.routing_key) for binding in live.bindings] == [
+        ("exchange/alice/events", "build.#")
+    ]
+
+
+def test_without_the_broker_live_details_are_empty(queue, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert set(actions.live(queue)) == {None}
+
+
+def test_live_details_of_a_name_without_a_url_come_over_amqp(amqp, alice):
+    amqp.queue("..", 2)
+    run_pass()
+    live = actions.live(Queue.objects.get())
+    assert (live.ready, live.consumers, live.bindings, live.arguments) == (2, 0, None, None)

@@ -1,0 +1,409 @@
+"""The REST API of queues, exchanges, channels and settings."""
+
+import uuid
+from datetime import time, timedelta
+from urllib.parse import quote
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from notifications import preferences
+from notifications.models import Channel
+from queues import actions
+from queues.models import Queue, QueueEvent, QueueSample, Watch
+from tests.support.api import Program
+from tests.support.toolbox import stored_queue
+
+FIELDS = {
+    "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "blocked", "length", "ready",
+    "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered", "first_seen",
+    "last_seen",
+}  # fmt: skip
+
+
+def row(name, account=None, vhost="/", **facts):
+    """Store a queue as a pass does."""
+    return stored_queue(name, vhost=vhost, pulse_user=account, **{"ready": 1, "unacknowledged": 0, **facts})
+
+
+# Queues
+
+
+def test_a_queue_is_shown_with_all_its_fields(alice, account, settings):
+    account.warn_length = 5
+    account.save()
+    queue = row("queue/alice/q", account, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
+    program = Program(alice)
+    data = program.get(f"queues/{queue.uuid}/").json()
+    assert set(data) == FIELDS
+    assert data["uuid"] == queue.uuid.hex
+    assert data["url"] == f"{settings.GUARDIAN_BASE_URL}/api/queues/{queue.uuid.hex}/"
+    assert (data["length"], data["consumers"], data["owners"]) == (7, 2, ["alice@example.org"])
+    assert (data["warn_length"], data["max_length"], data["pulse_user"]) == (5, 50, "alice")
+    assert program.client.get(data["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json() == data
+    assert program.get("queues/").json() == [data]
+    for spelling in (queue.uuid.hex, str(queue.uuid).upper()):
+        assert program.get(f"queues/{spelling}/").json() == data
+
+
+def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
+    queue = row("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True)
+    data = Program(alice).get(f"queues/{queue.uuid}/").json()
+    assert (data["owners"], data["pulse_user"], data["registered"]) == (["alice@example.org"], None, True)
+    assert Program(alice).get("queues/").json() == Program(operator).get("queues/").json() == [data]
+    assert Program(bob).get("queues/").json() == []
+    assert Program(bob).get(f"queues/{queue.uuid}/").status_code == 404
+    for answer in (Program(alice).delete(f"queues/{queue.uuid}/"), Program(alice).post(f"queues/{queue.uuid}/purge/")):
+        assert answer.status_code == 403
+        assert "An agent registered this queue" in answer.json()["detail"]
+
+
+def test_unknown_values_of_a_queue_are_null(alice, operator):
+    queue = row("amq.gen-1", ready=None)
+    data = Program(operator).get(f"queues/{queue.uuid}/").json()
+    assert (data["length"], data["ready"], data["consumers"], data["pulse_user"]) == (None, None, None, None)
+    assert data["owners"] == []
+    assert Program(alice).get("queues/").json() == []
+
+
+def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, account):
+    listed_at = timezone.now()
+    Watch.objects.update_or_create(id=1, defaults={"listed_at": listed_at})
+    old = listed_at - timedelta(hours=1)
+    for name, facts, expected in [
+        ("there", {}, listed_at),
+        ("missed", {"misses": 1}, old),
+        ("gone", {"state": "gone"}, old),
+        ("written later", {"last_seen": listed_at + timedelta(seconds=1)}, listed_at + timedelta(seconds=1)),
+    ]:
+        queue = row(f"queue/alice/{name}", account, **{"last_seen": old, **facts})
+        data = Program(alice).get(f"queues/{queue.uuid}/").json()["last_seen"]
+        assert timezone.datetime.fromisoformat(data) == expected, name
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({}, ["long", "short", "other"]),
+        ({"state": "warned"}, ["long"]),
+        ({"state": "gone"}, ["went"]),
+        ({"vhost": "elsewhere"}, ["other"]),
+        ({"pulse_user": "alice"}, ["long", "short"]),
+        ({"search": "ORT"}, ["short"]),
+        ({"search": "%"}, []),
+        ({"ordering": "length"}, ["other", "short", "long"]),
+        ({"ordering": "-name"}, ["short", "long", "other"]),
+        ({"state": "warned", "search": "short"}, []),
+    ],
+)
+def test_queues_are_filtered_and_ordered(operator, account, query, names):
+    row("queue/alice/short", account, ready=2)
+    row("queue/alice/long", account, ready=900, state="warned")
+    row("elsewhere/other", vhost="elsewhere")
+    row("queue/alice/went", account, state="gone", ready=None)
+    answer = Program(operator).get("queues/", **query)
+    assert [data["name"].rpartition("/")[2] for data in answer.json()] == names
+    assert answer["X-Result-Count"] == str(len(names))
+
+
+def test_the_list_of_queues_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
+    program = Program(operator)
+    program.get("me/")  # records that the token was used
+    for number in range(40):
+        account = PulseUser.objects.create(username=f"user-{number}", ready=True)
+        account.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
+        row(f"queue/user-{number}/q", account)
+        row(f"consumer_{number}", owner=account.owners.get(), registered=True)
+    with django_assert_max_num_queries(5):
+        assert len(program.get("queues/", page_size=300).json()) == 80
+
+
+@pytest.fixture
+def real(guarded, amqp, account, vhost):
+    """Return a queue on the broker with three messages."""
+    amqp.queue("queue/alice/<b>%2F é", 3)
+    return row("queue/alice/<b>%2F é", account, vhost=vhost, ready=3)
+
+
+def test_a_queue_is_inspected_purged_and_deleted(alice, real, amqp, management, vhost):
+    management.declare_exchange(vhost, "exchange/alice/x")
+    management.bind_queue(vhost, "exchange/alice/x", real.name, "build.#")
+    program = Program(alice)
+    live = program.get(f"queues/{real.uuid}/live/").json()
+    assert (live["ready"], live["consumers"]) == (3, 0)
+    bindings = program.get(f"queues/{real.uuid}/bindings/")
+    assert bindings["X-Result-Count"] == "1"
+    assert bindings.json() == [
+        {"source": "exchange/alice/x", "destination": real.name, "destination_type": "queue",
+         "routing_key": "build.#", "arguments": {}}
+    ]  # fmt: skip
+    assert live["upstream"] == []
+    assert program.post(f"queues/{real.uuid}/purge/").status_code == 204
+    assert amqp.channel.queue_declare(real.name, passive=True).method.message_count == 0
+    assert program.delete(f"queues/{real.uuid}/").status_code == 204
+    assert real.name not in [row["name"] for row in management.list_queues(vhost, {"disable_stats": "true"})]
+    assert program.get(f"queues/{real.uuid}/").json()["state"] == "gone"
+    events = program.get(f"queues/{real.uuid}/events/").json()
+    assert [(event["kind"], event["by"]) for event in events if event["kind"] in ("removed", "purged")] == [
+        ("removed", "alice@example.org"), ("purged", "alice@example.org"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["delete", "purge"])
+def test_deleting_or_purging_a_vanished_queue_answers_404(alice, real, management, vhost, method):
+    management.delete_queue(vhost, real.name)
+    program = Program(alice)
+    if method == "delete":
+        answer = program.delete(f"queues/{real.uuid}/")
+    else:
+        answer = program.post(f"queues/{real.uuid}/purge/")
+    assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
+
+
+def test_a_refusal_by_the_broker_answers_409_with_its_reason(alice, account, guarded, amqp, vhost):
+    amqp.channel.queue_declare("queue/alice/mine", exclusive=True)
+    queue = row("queue/alice/mine", account, vhost=vhost, exclusive=True)
+    answer = Program(alice).delete(f"queues/{queue.uuid}/")
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+    assert "exclusive" in answer.json()["detail"]
+
+
+def test_without_the_broker_a_queue_is_neither_deleted_nor_purged(alice, account, away):
+    queue = row("queue/alice/q", account)
+    program = Program(alice)
+    for answer in (
+        program.delete(f"queues/{queue.uuid}/"),
+        program.post(f"queues/{queue.uuid}/purge/"),
+        program.get(f"queues/{queue.uuid}/bindings/"),
+    ):
+        assert (answer.status_code, answer["Retry-After"]) == (503, "30")
+    assert not QueueEvent.objects.exists()
+    assert program.get(f"queues/{queue.uuid}/").json()["state"] == "ok"
+    live = program.get(f"queues/{queue.uuid}/live/").json()
+    assert live == {"ready": None, "consumers": None, "arguments": None, "bindings": None, "upstream": None}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "limits"),
+    [
+        ({"unbounded": True}, 200, (True, None, None)),
+        ({"max_length": 50_000}, 200, (False, None, 50_000)),
+        ({"warn_length": 1, "max_length": 2}, 200, (False, 1, 2)),
+        ({"warn_length": 3, "max_length": 2}, 400, (False, None, None)),
+        ({"warn_length": 0}, 400, (False, None, None)),
+        ({"unbounded": "perhaps"}, 400, (False, None, None)),
+        ({"max_length": 10**30}, 400, (False, None, None)),
+        ({}, 200, (False, None, None)),
+    ],
+)
+def test_operators_set_limits_of_a_queue_and_owners_cannot(alice, operator, account, body, status, limits):
+    queue = row("queue/alice/q", account)
+    assert Program(operator).patch(f"queues/{queue.uuid}/", body).status_code == status
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == limits
+    refused = Program(alice).patch(f"queues/{queue.uuid}/", {"unbounded": False})
+    assert refused.status_code == 403
+    assert "operator" in refused.json()["detail"]
+
+
+def test_samples_cover_the_time_span_and_the_one_before_it(alice, account, bob):
+    queue = row("queue/alice/q", account)
+    now = timezone.now()
+    for minutes in (1, 30, 90, 60 * 30, 60 * 24 * 8):
+        QueueSample.objects.create(queue=queue, at=now - timedelta(minutes=minutes), length=minutes)
+    program = Program(alice)
+    where = f"queues/{queue.uuid}/samples/"
+
+    def lengths(**query):
+        return [sample["length"] for sample in program.get(where, **query).json()]
+
+    assert lengths() == lengths(span="hour") == [90, 30, 1]
+    assert lengths(span="day") == [1800, 90, 30, 1]
+    assert lengths(span="week") == [11_520, 1800, 90, 30, 1]
+    assert lengths(since=(now - timedelta(minutes=2)).isoformat()) == [30, 1]
+    assert lengths(since="2000-01-01") == lengths(since="2000-01-01T00:00:00Z") == lengths(span="week")
+    assert Program(bob).get(where).status_code == 404
+
+
+def test_at_most_5000_samples_are_returned(alice, account):
+    queue = row("queue/alice/q", account)
+    now = timezone.now()
+    QueueSample.objects.bulk_create(
+        QueueSample(queue=queue, at=now - timedelta(seconds=second), length=second) for second in range(5200)
+    )
+    samples = Program(alice).get(f"queues/{queue.uuid}/samples/", span="week").json()
+    assert (len(samples), samples[0]["length"], samples[-1]["length"]) == (5000, 4999, 0)
+
+
+def test_events_have_pages_with_the_newest_first(alice, account, operator, django_assert_max_num_queries):
+    queue = row("queue/alice/q", account)
+    now = timezone.now()
+    for number in range(30):
+        QueueEvent.objects.create(
+            queue=queue, vhost="/", queue_name=queue.name, kind="warned", by=operator,
+            at=now + timedelta(seconds=number), details={"length": number},
+        )  # fmt: skip
+    program = Program(alice)
+    program.get("me/")
+    with django_assert_max_num_queries(6):
+        answer = program.get(f"queues/{queue.uuid}/events/")
+    assert answer["X-Result-Count"] == "30"
+    assert [event["details"]["length"] for event in answer.json()] == list(range(29, 19, -1))
+    assert answer.json()[0]["by"] == "ops@example.org"
+
+
+# Exchanges
+
+
+def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, bob, guarded, management, vhost, settings):
+    strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
+    names = [f"exchange/alice/{name}" for name in strange]
+    for name in names:
+        management.declare_exchange(vhost, name)
+    management.declare_exchange(vhost, "exchange/alicia/x")
+    management.declare_queue(vhost, "q")
+    management.bind_queue(vhost, "exchange/alice/x", "q", "a.*")
+    program = Program(alice)
+    listed = program.get("exchanges/", page_size=50)
+    assert sorted(data["name"] for data in listed.json()) == sorted(names)
+    assert listed["X-Result-Count"] == str(len(names))
+    [data] = program.get("exchanges/", name="exchange/alice/x").json()
+    assert (data["pulse_user"], data["bindings"][0]["destination"]) == ("alice", "q")
+    for data in listed.json():
+        path = data["url"].removeprefix(f"{settings.GUARDIAN_BASE_URL}/api/")
+        assert Program(bob).delete(path).status_code == 404
+        assert program.delete(path).status_code == 204, data["name"]
+        assert program.delete(path).status_code == 404
+    assert program.delete(f"exchanges/?name={quote('exchange/alicia/x', safe='')}").status_code == 404
+    assert program.get("exchanges/").json() == []
+    left = [exchange.name for exchange in management.exchanges(vhost)]
+    assert "exchange/alicia/x" in left
+
+
+@pytest.mark.parametrize("query", ["", "?name=", "?nam=exchange/alice/x"])
+def test_deleting_an_exchange_needs_its_name(alice, account, query):
+    answer = Program(alice).delete(f"exchanges/{query}")
+    assert (answer.status_code, list(answer.json())) == (400, ["name"])
+
+
+# Channels and settings
+
+
+def test_a_channels_url_is_not_shown(alice, bob, caplog):
+    program = Program(alice)
+    created = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
+    assert created.status_code == 201, created.text
+    data = created.json()
+    assert set(data) == {"uuid", "name", "service", "created", "last_sent_at", "last_error"}
+    assert program.get(f"channels/{data['uuid']}/").json() == data
+    assert program.get("channels/").json() == [data]
+    twice = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
+    assert (twice.status_code, list(twice.json())) == (400, ["name"])
+    for answer in (created, twice, program.get("channels/")):
+        assert "secret-word" not in answer.text + caplog.text
+    assert Program(bob).get("channels/").json() == []
+    for method in ("GET", "DELETE"):
+        assert Program(bob).send(method, f"channels/{data['uuid']}/").status_code == 404
+    assert Program(bob).post(f"channels/{data['uuid']}/test/").status_code == 404
+    assert program.delete(f"channels/{data['uuid']}/").status_code == 204
+    assert not Channel.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org/", "https://127.0.0.1/", "https://", "file:///etc/passwd", "x", ""]
+)
+def test_an_invalid_channel_url_is_refused(alice, url):
+    answer = Program(alice).post("channels/", {"name": "chat", "url": url})
+    assert (answer.status_code, list(answer.json())) == (400, ["url"])
+
+
+def test_a_test_of_a_channel_that_does_not_respond_answers_409(alice, settings):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    program = Program(alice)
+    created = program.post("channels/", {"name": "chat", "url": "https://127.0.0.1:1/hooks/secret-word"}).json()
+    answer = program.post(f"channels/{created['uuid']}/test/")
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+    assert "secret-word" not in answer.text
+    assert program.get(f"channels/{created['uuid']}/").json()["last_error"]
+
+
+def test_settings_are_shown_and_changed(alice):
+    program = Program(alice)
+    assert program.get("settings/").json() == {
+        "quiet_from": None, "quiet_until": None, "time_zone": "UTC", "weekly_summary": True,
+    }  # fmt: skip
+    changed = program.patch("settings/", {"quiet_from": "22:00", "quiet_until": "06:30", "time_zone": "Europe/Berlin"})
+    expected = {"quiet_from": "22:00", "quiet_until": "06:30", "time_zone": "Europe/Berlin", "weekly_summary": True}
+    assert (changed.status_code, changed.json()) == (200, expected)
+    off = program.patch("settings/", {"weekly_summary": False, "quiet_from": None, "quiet_until": None})
+    assert off.json() == {**expected, "quiet_from": None, "quiet_until": None, "weekly_summary": False}
+    assert program.get("settings/").json() == off.json()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"quiet_from": "22:00"}, "quiet_until"),
+        ({"quiet_from": "22:00", "quiet_until": "22:00"}, "quiet_until"),
+        ({"quiet_from": "25:00", "quiet_until": "22:00"}, "quiet_from"),
+        ({"time_zone": "Mars/Olympus", "weekly_summary": False}, "time_zone"),
+        ({"time_zone": ""}, "time_zone"),
+        ({"weekly_summary": "sometimes"}, "weekly_summary"),
+        ({"weekly_summary": None}, "weekly_summary"),
+    ],
+)
+def test_invalid_settings_are_refused_on_their_field(alice, body, field):
+    answer = Program(alice).patch("settings/", body)
+    assert (answer.status_code, list(answer.json())) == (400, [field])
+    alice.refresh_from_db()
+    assert (alice.quiet_from, alice.time_zone, alice.weekly_summary) == (None, "UTC", True)
+
+
+def test_an_unknown_queue_uuid_answers_404(alice):
+    assert Program(alice).get(f"queues/{uuid.uuid4().hex}/").status_code == 404
+
+
+# Concurrent changes
+
+
+def test_concurrent_changes_of_limits_are_both_kept(operator, account, monkeypatch):
+    queue = row("queue/alice/q", account, warn_length=100, max_length=1000)
+    set_limits = actions.set_limits
+
+    def in_between(*args, **limits):
+        Queue.objects.update(warn_length=200)
+        set_limits(*args, **limits)
+
+    monkeypatch.setattr(actions, "set_limits", in_between)
+    data = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
+    queue.refresh_from_db()
+    assert (queue.warn_length, queue.max_length) == (data["warn_length"], data["max_length"]) == (200, 5000)
+
+
+def test_concurrent_changes_of_settings_are_both_kept(alice, monkeypatch):
+    set_quiet_hours = preferences.set_quiet_hours
+
+    def in_between(*args):
+        Owner.objects.update(time_zone="Europe/Berlin")
+        set_quiet_hours(*args)
+
+    monkeypatch.setattr(preferences, "set_quiet_hours", in_between)
+    data = Program(alice).patch("settings/", {"quiet_from": "22:00", "quiet_until": "07:00"}).json()
+    alice.refresh_from_db()
+    assert (alice.time_zone, data["time_zone"], data["quiet_from"]) == ("Europe/Berlin", "Europe/Berlin", "22:00")
+    assert alice.quiet_from == time(22)
+
+
+@pytest.mark.parametrize("time_of_day", ["22:00:30", "22:00:00.000001", "22:00Z", "22:00+05:00", "24:00", "22", ""])
+def test_a_quiet_hour_has_hours_and_minutes_only(alice, time_of_day):
+    answer = Program(alice).patch("settings/", {"quiet_from": time_of_day, "quiet_until": "07:00"})
+    assert (answer.status_code, list(answer.json())) == (400, ["quiet_from"])
+
+
+def test_bindings_of_a_gone_queue_answer_404(alice, account, guarded):
+    queue = row("queue/alice/gone", account, vhost=guarded, state="gone")
+    answer = Program(alice).get(f"queues/{queue.uuid}/bindings/")
+    assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
+    Queue.objects.update(state="ok")  # as before the next pass
+    assert Program(alice).get(f"queues/{queue.uuid}/bindings/").status_code == 503

@@ -1,0 +1,511 @@
+"""Archives: what is kept of a queue that is deleted or purged, and what is not."""
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+import pytest
+from amqp import Message, spec
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from core import broker as core_broker
+from core import locks
+from core.models import Lease
+from queues import actions, archive, archive_reading, peek
+from queues.archive import NotSent, Target, WithinLimit
+from queues.models import Archive, ArchiveChunk, Queue
+from queues.monitor import run_pass
+from rabbit.amqp import Session
+from rabbit.fetching import Fetch
+from rabbit.management import BrokerUnavailable, NotOnBroker
+from rabbit.permissions import Permissions
+from tests.support.archives import store_archive
+from tests.support.proxy import Proxy
+from tests.support.toolbox import Killed, amqp_answers_lost, full_disk, queue_names, sent, wait_until_equal
+
+NAME = "queue/alice/builds"
+
+
+@pytest.fixture(autouse=True)
+def account(guarded, alice):
+    PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
+
+
+@pytest.fixture
+def listed(amqp, alice):
+    """Return a queue with 8 messages of Alice's account."""
+    amqp.queue(NAME, 8)
+    run_pass()
+    return Queue.objects.get()
+
+
+def bodies(one):
+    return [message.body for _, message in archive_reading.messages(one)]
+
+
+def target(vhost, **changes):
+    return Target(**{"vhost": vhost, "name": NAME, "type": "classic", "reason": Archive.Reason.LENGTH, **changes})
+
+
+@pytest.fixture
+def delete(guarded):
+    def delete(limit=None, unacknowledged=0, **changes):
+        with core_broker.session(guarded) as session:
+            return archive.delete_queue(session, target(guarded, **changes), limit=limit, unacknowledged=unacknowledged)
+
+    return delete
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_messages_of_a_deleted_queue_are_archived_in_order(amqp, delete, management, guarded, kind):
+    amqp.queue(NAME, 25, arguments={"x-queue-type": kind})
+    removed = delete(type=kind)
+    assert queue_names(management, guarded) == set()
+    assert (removed.archived, removed.dropped, removed.why_not) == (25, 0, "")
+    kept = Archive.objects.get()
+    assert (kept.state, kept.messages, kept.queue_name, kept.vhost) == ("kept", 25, NAME, guarded)
+    assert bodies(kept) == [b"%d" % number for number in range(25)]
+    assert kept.bytes == sum(len(body) for body in bodies(kept))
+
+
+def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, management, guarded):
+    amqp.queue(NAME, 10)
+    with pytest.raises(WithinLimit):
+        delete(limit=10)
+    assert not Archive.objects.exists()
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 10
+
+
+def test_a_queue_that_others_empty_during_the_fetch_is_put_back(amqp, delete, management, guarded, monkeypatch):
+    amqp.queue(NAME, 20)
+    declare = Fetch.declare_passively
+
+    def empty_first(fetch):
+        monkeypatch.setattr(Fetch, "declare_passively", declare)
+        depth = declare(fetch)
+        amqp.take(NAME, 15)
+        return depth
+
+    monkeypatch.setattr(Fetch, "declare_passively", empty_first)
+    with pytest.raises(WithinLimit):
+        delete(limit=10)
+    assert not Archive.objects.exists()
+    assert queue_names(management, guarded) == {NAME}
+    amqp.take(NAME, 5)
+
+
+def test_a_queue_that_grows_faster_than_it_is_fetched_is_archived_up_to_its_length_at_first(amqp, guarded):
+    amqp.queue(NAME, 1200)
+    batches = []
+
+    def grow():
+        amqp.publish(NAME, 600)
+        batches.append(600)
+
+    with core_broker.session(guarded) as session:
+        removed = archive.delete_queue(session, target(guarded), limit=1000, between=grow)
+    assert (removed.archived, removed.dropped) == (1200, sum(batches))
+    assert len(batches) == 3
+    assert bodies(removed.archive) == [b"%d" % number for number in range(1200)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-max-priority": 5},
+        {"x-max-length": 30, "x-overflow": "reject-publish"},
+        {"x-single-active-consumer": True},
+        {"x-message-ttl": 600_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    ],
+    ids=lambda arguments: ",".join(arguments),
+)
+def test_queues_with_these_arguments_are_archived_and_nothing_is_dead_lettered(amqp, delete, arguments):
+    amqp.queue("dead")
+    amqp.queue(NAME, 25, arguments=arguments)
+    assert delete().archived == 25
+    assert amqp.channel.queue_declare("dead", passive=True).method.message_count == 0
+
+
+def test_properties_and_headers_of_every_type_are_archived(amqp, delete, guarded, broker):
+    at = datetime(2026, 1, 5, 12, tzinfo=UTC).replace(tzinfo=None)
+    headers = {
+        "bool": True, "int": -5, "long": 2**40, "float": 0.5, "text": "ö", "bytes": b"\xff", "nothing": None,
+        "decimal": Decimal("1.25"), "at": at, "list": [1, "a"], "table": {"deep": {"er": 1}},
+    }  # fmt: skip
+    properties = {
+        "content_type": "application/json", "content_encoding": "gzip", "delivery_mode": 2, "priority": 3,
+        "correlation_id": "c", "reply_to": "r", "expiration": "600000", "message_id": "m",
+        "timestamp": 1767614400, "type": "t", "app_id": "a",
+        "user_id": urlsplit(broker.amqp_url).username,
+    }  # fmt: skip
+    amqp.queue(NAME)
+    with Session(broker.amqp_url, guarded) as session:
+        channel = session.new_channel()
+        channel.confirm_select()
+        message = Message(b"\x00\xff", application_headers=headers, **properties)
+        channel.basic_publish(message, "", NAME)
+        channel.wait(spec.Basic.Ack)
+    [(_, kept)] = archive_reading.messages(delete().archive)
+    assert kept.body == b"\x00\xff"
+    assert kept.headers == headers
+    assert kept.properties == properties
+
+
+def test_a_message_larger_than_the_bound_is_deleted_without_a_copy(amqp, delete, settings):
+    settings.GUARDIAN_ARCHIVE_MAX_BYTES = 1000
+    amqp.queue(NAME, 3)
+    amqp.channel.basic_publish("", NAME, b"x" * 1001)
+    removed = delete()
+    assert (removed.archived, removed.dropped) == (3, 1)
+
+
+def test_a_connection_cut_in_the_middle_of_a_fetch_returns_the_messages(amqp, delete, settings, broker):
+    amqp.queue(NAME, 1000)
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        proxy.cut_after(50_000)
+        with pytest.raises(NotSent):
+            delete()
+    settings.RABBIT_URL = broker.amqp_url
+    assert [one.state for one in Archive.objects.all()] == ["open"]
+    removed = delete()
+    assert (removed.archived, removed.dropped) == (1000, 0)
+    assert [one.state for one in Archive.objects.all()] == ["kept"]
+    assert bodies(removed.archive) == [b"%d" % number for number in range(1000)]
+
+
+def test_the_bounds_leave_the_rest_uncopied(amqp, delete, settings):
+    settings.GUARDIAN_ARCHIVE_MAX_MESSAGES = 6
+    amqp.queue(NAME, 10)
+    removed = delete()
+    assert (removed.archived, removed.dropped) == (6, 4)
+    assert Archive.objects.get().dropped == 4
+
+
+@pytest.mark.parametrize(
+    ("settings_", "changes", "why"),
+    [
+        ({"GUARDIAN_ARCHIVE_DAYS": 0}, {}, "archives are switched off"),
+        ({}, {"is_archived": False}, "archives are switched off for it"),
+    ],
+)
+def test_without_archives_a_queue_is_deleted_and_counted(amqp, delete, settings, settings_, changes, why):
+    for name, value in settings_.items():
+        setattr(settings, name, value)
+    amqp.queue(NAME, 10)
+    removed = delete(**changes)
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 10, why)
+
+
+def test_a_stream_is_deleted_without_an_archive(amqp, delete, management, guarded):
+    amqp.queue(NAME, 3, arguments={"x-queue-type": "stream"})
+    assert delete(type="stream").archive is None
+    assert queue_names(management, guarded) == set()
+
+
+def test_an_empty_queue_has_no_archive(amqp, delete):
+    amqp.queue(NAME)
+    assert delete().archive is None
+    assert not Archive.objects.exists()
+
+
+def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
+    amqp, delete, management, guarded, settings, broker
+):
+    management.put_user("deleter", "secret")
+    management.set_permissions(guarded, "deleter", Permissions(".*", ".*", "^$"))
+    amqp.queue(NAME, 10)
+    settings.RABBIT_URL = f"amqp://deleter:secret@{broker.amqp_url.rpartition('@')[2]}"
+    try:
+        removed = delete()
+    finally:
+        management.delete_user("deleter")
+    assert (removed.archive, removed.dropped) == (None, 10)
+    assert "ACCESS_REFUSED" in removed.why_not
+    assert Archive.objects.get().error == removed.why_not
+
+
+def test_a_database_that_fails_in_the_middle_does_not_stop_the_deletion(amqp, delete, management, guarded, alice):
+    amqp.queue(NAME, 700)  # two batches
+    with full_disk(ArchiveChunk, rows=1):
+        removed = delete()
+    assert queue_names(management, guarded) == set()
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 700, "the database could not store it")
+    failed = Archive.objects.get()
+    assert (failed.state, failed.error, failed.messages) == ("failed", "the database could not store it", 0)
+    assert not ArchiveChunk.objects.exists()
+    assert not Archive.objects.seen_by(alice).exists()
+
+
+def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed, delete, monkeypatch):
+    def die(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive, "_store", die)
+        for _ in range(archive.MAX_ATTEMPTS):
+            with pytest.raises(Killed):
+                delete()
+    removed = delete()
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 8, "2 attempts failed")
+    failed = Archive.objects.get()
+    assert (failed.state, failed.error, failed.dropped) == ("failed", "2 attempts failed", 8)
+
+
+def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, broker, settings, monkeypatch, amqp):
+    amqp.queue("another")
+    run_pass()
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
+        actions.delete_queue(listed, alice)
+    kept = Archive.objects.get()
+    assert (kept.state, Archive.objects.seen_by(alice).count()) == ("fetched", 0)
+    for _ in range(2):
+        run_pass()
+    assert Archive.objects.seen_by(alice).get() == kept
+    assert len(bodies(kept)) == 8
+
+
+def test_a_deletion_by_an_owner_is_archived_for_the_account(listed, alice):
+    removed = actions.delete_queue(listed, alice)
+    kept = Archive.objects.seen_by(alice).get()
+    assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
+    assert kept.pulse_user == PulseUser.objects.get(username="alice")
+    assert archive.outcome_in_words(removed).startswith("Archived until ")
+
+
+def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
+    actions.purge_queue(listed, alice)
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 0
+    assert bodies(Archive.objects.get()) == [b"%d" % number for number in range(8)]
+    assert Archive.objects.get().reason == "purged"
+
+
+def test_a_deletion_without_an_archive_drops_the_messages(listed, alice):
+    removed = actions.delete_queue(listed, alice, keep=False)
+    assert removed.dropped == 8
+    assert not Archive.objects.exists()
+
+
+def test_a_confidential_account_has_no_archives(listed, alice):
+    PulseUser.objects.update(keeps_archives=False)
+    assert actions.purge_queue(Queue.objects.get(), alice).archive is None
+
+
+def test_archives_are_deleted_when_they_expire(listed, alice):
+    actions.delete_queue(listed, alice)
+    assert archive.enforce_bounds() == 0
+    Archive.objects.update(expires=timezone.now())
+    archive.enforce_bounds()
+    assert not Archive.objects.exists()
+    assert not ArchiveChunk.objects.exists()
+
+
+def test_the_oldest_archives_of_an_account_make_room_for_new_ones(amqp, alice, settings):
+    for number in range(4):
+        amqp.queue(f"{NAME}/{number}", 5)
+    run_pass()
+    for queue in Queue.objects.order_by("name"):
+        actions.delete_queue(queue, alice)
+    size = Archive.objects.first().stored_bytes
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = archive.USERS_SHARE * 2 * size
+    archive.enforce_bounds(PulseUser.objects.get().pk)
+    assert {one.queue_name for one in Archive.objects.all()} == {f"{NAME}/2", f"{NAME}/3"}
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = size
+    archive.enforce_bounds()
+    assert [one.queue_name for one in Archive.objects.all()] == [f"{NAME}/3"]
+
+
+def test_only_operators_see_the_archives_of_a_deleted_account(listed, alice, operator):
+    actions.delete_queue(listed, alice)
+    PulseUser.objects.all().delete()
+    assert Archive.objects.seen_by(alice).count() == 0
+    assert Archive.objects.seen_by(operator).count() == 1
+
+
+def test_a_new_account_of_the_same_name_sees_no_old_archives(listed, alice, operator):
+    actions.delete_queue(listed, alice)
+    PulseUser.objects.all().delete()
+    PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
+    assert Archive.objects.seen_by(alice).count() == 0
+
+
+def test_messages_are_read_by_position_from_their_chunks_only(amqp, delete, django_assert_num_queries):
+    amqp.queue(NAME, 1200)
+    delete()
+    kept = Archive.objects.get()
+    assert kept.chunks.count() == 3
+    with django_assert_num_queries(2):
+        found = list(archive_reading.messages(kept, 600, 3))
+    assert [(position, message.body) for position, message in found] == [(600, b"599"), (601, b"600"), (602, b"601")]
+
+
+def test_a_large_message_is_archived_whole(amqp, delete):
+    amqp.queue(NAME)
+    amqp.channel.basic_publish("", NAME, b"x" * 16_000_000)  # RabbitMQ 4.x refuses more than 16 MiB
+    delete()
+    assert [len(body) for body in bodies(Archive.objects.get())] == [16_000_000]
+
+
+def test_sessions_of_others_see_no_archive(listed, alice, bob):
+    actions.delete_queue(listed, alice)
+    assert Archive.objects.seen_by(bob).count() == 0
+
+
+def test_a_session_is_used_for_one_queue_after_the_other(amqp, guarded, broker):
+    for number in range(3):
+        amqp.queue(f"{NAME}/{number}", 4)
+    with Session(broker.amqp_url, guarded) as session:
+        for number in range(3):
+            assert archive.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
+    assert Archive.objects.count() == 3
+
+
+def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
+    amqp.queue(NAME, 10)
+    store = archive._store
+
+    def delete_meanwhile(*arguments):
+        with pytest.raises(archive.NotSent, match="another request"):
+            delete()
+        store(*arguments)
+
+    monkeypatch.setattr(archive, "_store", delete_meanwhile)
+    assert delete().archived == 10
+    assert len(bodies(Archive.objects.get())) == 10
+
+
+def test_the_lock_of_a_queue_is_renewed_while_its_messages_are_fetched(amqp, delete, guarded, monkeypatch):
+    amqp.queue(NAME, 1200)
+    monkeypatch.setattr(locks, "RENEW_INTERVAL_SECONDS", 0)
+    batches = []
+
+    def renewed_since_the_last_batch():
+        assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=locks.lock_seconds() - 30)).exists()
+        Lease.objects.update(expires_at=Now() + timedelta(seconds=30))
+        batches.append(1)
+
+    with core_broker.session(guarded) as session:
+        archive.delete_queue(session, target(guarded), between=renewed_since_the_last_batch)
+    assert len(batches) == 3
+
+
+@pytest.mark.parametrize("step", ["fetching", "the deletion"])
+def test_a_queue_whose_lock_expired_stays_with_its_messages(amqp, guarded, monkeypatch, step):
+    amqp.queue(NAME, 600)
+
+    def expire(*_):
+        Lease.objects.update(holder=uuid.uuid4())  # another process has it
+
+    if step == "the deletion":
+        monkeypatch.setattr(archive, "_declare_again", lambda attempt: expire() or 0)
+    with core_broker.session(guarded) as session:
+        with pytest.raises(NotSent, match="another request"):
+            archive.delete_queue(
+                session, target(guarded), limit=10, between=expire if step == "fetching" else lambda: None
+            )
+        wait_until_equal(lambda: session.declare_passively(NAME).ready, 600)
+
+
+def test_a_purge_with_a_lost_answer_keeps_the_archive(listed, alice, broker, settings, monkeypatch, amqp):
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_purge"), pytest.raises(BrokerUnavailable):
+        actions.purge_queue(listed, alice)
+    assert len(bodies(Archive.objects.seen_by(alice).get())) == 8
+    amqp.publish(NAME, 3)
+    actions.purge_queue(listed, alice)
+    assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [3, 8]
+
+
+def test_an_archive_of_an_unknown_deletion_survives_a_redeclared_queue(
+    listed, alice, broker, settings, monkeypatch, amqp
+):
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
+        actions.delete_queue(listed, alice)
+    amqp.queue(NAME, 2)
+    actions.delete_queue(listed, alice)
+    archives = Archive.objects.seen_by(alice)
+    assert sorted(one.messages for one in archives) == [2, 8]
+    assert min(one.expires for one in archives) > timezone.now() + timedelta(days=6)
+
+
+def held_by_an_earlier_attempt(amqp, vhost, **fields):
+    """Return an unfinished archive of a queue whose 10 messages an unknown channel still holds."""
+    amqp.queue(NAME, 10)
+    for _ in range(10):
+        amqp.channel.basic_get(NAME)
+    return store_archive(*[b"x"] * 10, name=NAME, vhost=vhost, **fields)
+
+
+@pytest.mark.parametrize("ready", [0, 1, 6])
+def test_a_queue_waits_for_the_messages_that_an_interrupted_attempt_holds(amqp, delete, guarded, ready):
+    one = held_by_an_earlier_attempt(amqp, guarded, state="open")
+    amqp.publish(NAME, ready)
+    with pytest.raises(NotSent, match="return from an earlier attempt"):
+        delete(5, unacknowledged=10, held=10)
+    Archive.objects.update(created=one.created - archive.RETURN_TIME)
+    assert delete(5, unacknowledged=10, held=10).archived == ready
+
+
+def test_a_queue_gets_its_messages_back_if_its_leader_is_lost_after_they_were_fetched(amqp, guarded, monkeypatch):
+    amqp.queue(NAME, 20)
+    declare = Fetch.declare_passively
+    monkeypatch.setattr(archive, "ELECTION_SECONDS", 0)
+    monkeypatch.setattr(Fetch, "declare_passively", lambda fetch: None if fetch.fetched else declare(fetch))
+    with core_broker.session(guarded) as session:
+        with pytest.raises(NotSent, match="leader did not answer"):
+            archive.delete_queue(session, target(guarded), limit=10)
+        wait_until_equal(lambda: session.declare_passively(NAME).ready, 20)
+
+
+def test_an_archive_is_kept_if_the_attempt_that_fetched_it_still_holds_the_messages(amqp, delete, guarded):
+    one = held_by_an_earlier_attempt(amqp, guarded, state="fetched")
+    amqp.publish(NAME, 2)
+    for _ in range(2):
+        amqp.channel.basic_get(NAME)
+    removed = delete(5, unacknowledged=12, held=12)
+    assert (removed.archive, removed.archived, removed.held) == (one, 10, 2)
+    assert Archive.objects.get().state == "kept"
+
+
+@pytest.mark.parametrize("messages", [12, 600])
+def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messages):
+    amqp.queue(NAME, messages)
+
+    def declare_again():
+        amqp.channel.queue_delete(NAME)
+        amqp.queue(NAME, 3)
+
+    steps = iter([declare_again])
+    with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
+        archive.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 3
+    assert not Archive.objects.filter(state="kept").exists()
+
+
+@pytest.fixture
+def auto_delete(amqp, guarded):
+    """Return an auto-delete queue of 150 messages that never had a consumer."""
+    amqp.queue(NAME, 150, durable=False, auto_delete=True)
+
+
+def test_an_auto_delete_queue_is_archived_whole_and_its_deletion_notified(auto_delete):
+    report = run_pass()
+    assert (report.deleted, report.errors) == (1, [])
+    assert Archive.objects.get().messages == 150
+    assert sent("alice@example.org") == ["deletion"]
+
+
+def test_an_auto_delete_queue_stays_when_somebody_looks_at_its_messages(auto_delete, alice, settings, amqp):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 1000
+    run_pass()
+    assert len(peek.peek(Queue.objects.get(), alice, 5)) == 5
+    wait_until_equal(lambda: amqp.channel.queue_declare(NAME, passive=True).method.message_count, 150)
+
+
+def test_an_auto_delete_queue_is_purged_and_stays(auto_delete, alice, settings, amqp):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 1000
+    run_pass()
+    assert actions.purge_queue(Queue.objects.get(), alice).archived == 150
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 0

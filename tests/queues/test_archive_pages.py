@@ -1,0 +1,674 @@
+"""The pages of archives, replays and the messages of live queues, and what other pages say of them."""
+
+import json
+import re
+from datetime import timedelta
+
+import pika
+import pytest
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+
+from accounts.models import AuditEntry, PulseUser
+from notifications import sending
+from notifications.mails import compose
+from notifications.models import Notification
+from queues import replay
+from queues.models import Archive, Queue, Replay
+from queues.monitor import run_pass
+from rabbit.fetching import Fetched
+from tests.support.archives import store_archive
+from tests.support.chromium import sign_in, violations
+from tests.support.toolbox import AWAY_AMQP, in_parallel, stored_queue
+
+NAME = "queue/alice/builds"
+MARKUP = "<script>alert(1)</script>\u202e"
+
+pytestmark = pytest.mark.usefixtures("account")
+
+
+@pytest.fixture
+def visit(client, alice):
+    """Return a client with Alice signed in."""
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def deleted(guarded, amqp, visit, alice, settings):
+    """Return the archive of a queue with 20 messages, that a pass deleted."""
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
+    amqp.queue(NAME, 20)
+    run_pass()
+    run_pass()
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
+    return Archive.objects.get()
+
+
+def looks():
+    """Return the audit trail's entries about messages: what was done, and the details."""
+    entries = AuditEntry.objects.filter(event__endswith=" messages").order_by("id")
+    return list(entries.values_list("event", "additional_data"))
+
+
+# The list
+
+
+def test_without_archives_the_list_explains_them(visit, settings):
+    page = visit.get("/archives/").text
+    assert "You have no archives." in page
+    assert "for 7 days" in page
+    settings.GUARDIAN_ARCHIVE_DAYS = 0
+    assert "Archives are switched off" in visit.get("/archives/").text
+
+
+def test_the_list_shows_what_happened_newest_first(visit, alice):
+    store_archive(b"1", created=timezone.now() - timedelta(days=1))
+    store_archive(b"1", b"2", name=f"queue/alice/{MARKUP}", reason="purged", by=alice)
+    page = visit.get("/archives/").text
+    rows = re.findall(r'<bdi>([^<]*)</bdi></a>.*?data-label="Messages">(\d+)<', page)
+    assert rows == [("queue/alice/&lt;script&gt;alert(1)&lt;/script&gt;\\u202e", "2"), (NAME, "1")]
+    assert "alice@example.org purged the queue." in page
+    assert "Guardian deleted the queue, because it was over its deletion limit." in page
+    assert MARKUP not in page
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [({"search": "build"}, 1), ({"vhost": "/"}, 2), ({"vhost": "other"}, 0), ({"pulse_user": "alice"}, 2),
+     ({"search": "\0"}, None), ({"queue": NAME}, 1), ({"page": "9" * 40}, 2)],
+)  # fmt: skip
+def test_the_list_is_filtered(visit, query, found):
+    store_archive(b"1")
+    store_archive(b"1", name="queue/alice/other")
+    page = visit.get("/archives/", query)
+    assert page.status_code == 200
+    if found is not None:
+        assert page.text.count('<th scope="row">') == found
+    if found == 0:
+        assert "No archive matches." in page.text
+
+
+def test_the_statements_of_the_list_do_not_grow(visit, django_assert_max_num_queries):
+    for _ in range(30):
+        store_archive(b"1")
+    with django_assert_max_num_queries(8):
+        visit.get("/archives/")
+
+
+# An archive
+
+
+def page_of(archive, client, part="", **query):
+    return client.get(f"/archives/{archive.uuid}/{part}", query)
+
+
+def test_an_archive_says_what_happened_and_lists_messages_page_by_page(visit):
+    archive = store_archive(*[b"body %d" % number for number in range(1, 46)], dropped=3, held=2, chunk=10)
+    seen, more = [], ""
+    while more is not None:
+        page = visit.get(f"/archives/{archive.uuid}/{more}").text
+        seen += re.findall(r">(body \d+)<", page)
+        more = found[1] if (found := re.search(r'href="([^"#]*)#messages" rel="next"', page)) else None
+    assert seen == [f"body {number}" for number in range(1, 46)]
+    for what in ("45 messages", "over its deletion limit", "3 messages past the bounds", "about 2 unacknowledged"):
+        assert what in page
+
+
+@pytest.mark.parametrize("first", ["0", "-1", "x", "46", "9" * 5_000, "\0"])
+def test_an_odd_first_message_is_no_error(visit, first):
+    archive = store_archive(b"1", b"2")
+    assert page_of(archive, visit, first=first).status_code == 200
+
+
+def test_looking_at_and_downloading_messages_is_recorded(visit):
+    archive = store_archive(b"1", b"2")
+    page_of(archive, visit)
+    page_of(archive, visit, "messages/2/")
+    page_of(archive, visit, "messages/2/body/")
+    b"".join(page_of(archive, visit, "download/"))
+    assert [(event, data.get("first"), data.get("count")) for event, data in looks()] == [
+        ("viewed messages", 1, 2),
+        ("viewed messages", 2, 1),
+        ("downloaded messages", 2, 1),
+        ("downloaded messages", None, None),
+    ]
+
+
+def test_a_message_is_shown_with_its_properties_and_never_interpreted(visit):
+    body = json.dumps({"text": MARKUP}).encode()
+    properties = {"content_type": MARKUP, "message_id": "m-1"}
+    message = Fetched(body, properties, {MARKUP: {"n": 1}}, "exchange/alice/e", MARKUP, True)
+    archive = store_archive(b"0", message)
+    page = page_of(archive, visit, "messages/2/").text
+    for what in ("Message 2 of 2", "shown as JSON", "m-1", "exchange/alice/e", "{&quot;n&quot;: 1}"):
+        assert what in page
+    assert "&lt;script&gt;" in page
+    assert "<script>alert" not in page
+    assert "\u202e" not in page
+    assert f'href="/archives/{archive.uuid}/messages/1/" rel="prev"' in page
+    assert 'rel="next"' not in page
+
+
+@pytest.mark.parametrize("position", [0, 3, 10**30])
+def test_a_message_that_is_not_there_is_404(visit, position):
+    archive = store_archive(b"1", b"2")
+    assert page_of(archive, visit, f"messages/{position}/").status_code == 404
+    assert page_of(archive, visit, f"messages/{position}/body/").status_code == 404
+
+
+def test_a_long_body_is_cut_on_the_page_and_whole_in_the_download(visit):
+    body = b"<i>" * 1_000_000
+    archive = store_archive(body)
+    page = page_of(archive, visit, "messages/1/")
+    assert len(page.content) < 1_000_000
+    assert "This is only the beginning of the body." in page.text
+    got = page_of(archive, visit, "messages/1/body/")
+    assert got.content == body
+    assert got["Content-Type"] == "application/octet-stream"
+    assert got["X-Content-Type-Options"] == "nosniff"
+    assert got["Content-Disposition"].startswith("attachment")
+
+
+def test_an_archive_is_downloaded_as_json_lines(visit):
+    archive = store_archive(b'{"a": 1}', b"\xff")
+    got = page_of(archive, visit, "download/")
+    lines = [json.loads(line) for line in b"".join(got).splitlines()]
+    assert [(line["position"], line["encoding"]) for line in lines] == [(1, "json"), (2, "base64")]
+
+
+def test_an_archive_is_deleted_after_confirmation(visit):
+    archive = store_archive(b"1")
+    assert "This can&#x27;t be undone" in page_of(archive, visit, "delete/").text.replace("can't", "can&#x27;t")
+    assert Archive.objects.exists()
+    answer = visit.post(f"/archives/{archive.uuid}/delete/", follow=True)
+    assert answer.redirect_chain == [("/archives/", 302)]
+    assert f"The archive of {NAME} was deleted" in answer.text
+    assert not Archive.objects.exists()
+
+
+def test_only_operators_see_the_archives_of_a_deleted_account(visit, client, operator):
+    archive = store_archive(b"1", pulse_user=None)
+    assert page_of(archive, visit).status_code == 404
+    client.force_login(operator)
+    assert "only operators see this archive" in page_of(archive, client).text
+
+
+# Replays
+
+
+def start_of(archive, client, **query):
+    return client.get(f"/archives/{archive.uuid}/replay/", query)
+
+
+def test_a_replay_starts_in_three_steps(deleted, visit, amqp, alice):
+    first = start_of(deleted, visit).text
+    assert "is not on the broker. Declare it before you continue" in first
+    amqp.queue(NAME, 1)
+    run_pass()
+    assert "Declare it before you continue" not in start_of(deleted, visit).text
+    second = start_of(deleted, visit, step=2, to="back").text
+    assert 'name="to" value="back"' in second
+    assert 'name="last" value="20"' in second
+    third = start_of(deleted, visit, step=3, to="back", first=3, last=12, rate=5).text
+    for what in ("10 messages, 3 to 12,", NAME, "5 a second, in about 2 seconds", "The queue has 1 ready message,",
+                 "no consumer, so the messages wait in it", "Its deletion limit is 100 messages"):  # fmt: skip
+        assert what in third
+    assert not Replay.objects.exists()
+    fields = dict(re.findall(r'type="hidden" name="(to|first|last|rate)" value="([^"]*)"', third))
+    started = visit.post(f"/archives/{deleted.uuid}/replay/", fields)
+    one = Replay.objects.get()
+    assert started.headers["Location"] == f"/archives/{deleted.uuid}/replays/{one.uuid}/"
+    assert (one.first, one.last, one.rate, one.to_queue, one.by) == (3, 12, 5, NAME, alice)
+
+
+def test_a_form_that_is_sent_twice_starts_one_replay(deleted, visit, amqp):
+    amqp.queue(NAME)
+    run_pass()
+    preview = start_of(deleted, visit, step=3, to="back", first=1, last=20).text
+    fields = dict(re.findall(r'type="hidden" name="(to|first|last|uuid)" value="([^"]*)"', preview))
+    answers = in_parallel(*[lambda: visit.post(f"/archives/{deleted.uuid}/replay/", fields)] * 2)
+    assert {answer.headers["Location"] for answer in answers} == {
+        f"/archives/{deleted.uuid}/replays/{Replay.objects.get().uuid}/"
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ({"to": "queue", "name": "queue/bob/builds", "step": 2}, "starts with queue/alice/"),
+        ({"to": "exchange", "name": "amq.topic", "step": 3}, "starts with exchange/alice/"),
+        ({"to": "queue", "name": "", "step": 2}, "Name either a queue or an exchange"),
+        ({"to": "nowhere", "step": 2}, "Select a valid choice"),
+        ({"step": 2}, "This field is required"),
+        ({"to": "back", "step": 3, "first": 0, "last": 2}, "greater than or equal to 1"),
+        ({"to": "back", "step": 3, "first": 1, "last": 4}, "The archive has 3 messages."),
+        ({"to": "back", "step": 3, "first": 3, "last": 2}, "Enter 3 or more."),
+        ({"to": "back", "step": 3, "first": 1, "last": 2, "rate": 0}, "greater than or equal to 1"),
+        ({"to": "queue", "name": "queue/alice/\0", "step": 2}, "Null characters"),
+    ],
+)
+def test_each_step_refuses_what_is_wrong_at_its_field(visit, query, error):
+    page = start_of(store_archive(b"1", b"2", b"3"), visit, **query)
+    assert page.status_code == 200
+    assert error in page.text
+    assert 'aria-invalid="true"' in page.text
+
+
+def test_the_preview_says_why_a_replay_is_refused(deleted, visit, amqp, settings):
+    query = {"step": 3, "to": "back", "first": 1, "last": 20}
+    amqp.queue(NAME)
+    run_pass()
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    assert "over its deletion limit of 10" in start_of(deleted, visit, **query).text
+    refused = visit.post(f"/archives/{deleted.uuid}/replay/", query)
+    assert "over its deletion limit of 10" in refused.text
+    settings.RABBIT_URL = AWAY_AMQP
+    away = visit.post(f"/archives/{deleted.uuid}/replay/", query)
+    assert away.status_code == 503
+    assert "because the broker does not answer" in away.text
+    assert not Replay.objects.exists()
+
+
+def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, visit, settings):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
+    amqp.queue(NAME, 20)
+    amqp.channel.exchange_declare("exchange/alice/events", "topic")
+    amqp.channel.queue_bind(NAME, "exchange/alice/events", "build.#")
+    run_pass()
+    run_pass()
+    address = f"/queues/{Queue.objects.get().uuid}/"
+    binding = '<code class="name">exchange/alice/events</code>, routing key <code class="name">build.#</code>'
+    page = visit.get(address).text
+    assert "Before it was deleted, it was bound to:" in page
+    assert binding in page
+    amqp.queue(NAME)
+    run_pass()
+    page = visit.get(address).text
+    assert "Before Guardian deleted it, it was bound to:" in page
+    assert binding in page
+
+
+def test_a_missing_target_is_refused_where_it_is_chosen(deleted, visit):
+    page = start_of(deleted, visit, step=2, to="back").text
+    assert "The broker has no queue or exchange of this name. Declare it first." in page
+    assert re.search(r'aria-current="step">\s*Where to', page)
+
+
+def test_messages_that_fit_are_chosen_if_not_all_do(deleted, visit, amqp, settings):
+    amqp.queue(NAME, 3)
+    run_pass()
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    page = start_of(deleted, visit, step=2, to="back").text
+    assert "The queue has 3 ready messages, and its deletion limit is 10 messages." in page
+    assert "The first 7 of the archive's messages fit." in page
+    assert 'name="last" value="7"' in page
+    assert f"/queues/{Queue.objects.get().uuid}/limits/ask/" in page
+    refused = start_of(deleted, visit, step=3, to="back", first=1, last=8).text
+    assert "With 8 messages, the queue would be over its deletion limit of 10. 7 fit." in refused
+    assert "Start the replay" in start_of(deleted, visit, step=3, to="back", first=1, last=7).text
+
+
+def test_the_preview_warns_of_messages_that_were_sent_before(deleted, visit, amqp, alice):
+    amqp.queue(NAME)
+    run_pass()
+    replay.start(deleted, alice, queue=NAME, last=5)
+    replay.run_due()
+    query = {"step": 3, "to": "back", "last": 20}
+    assert "has sent</" not in start_of(deleted, visit, first=6, **query).text
+    assert "If you start this replay, they are sent twice." not in start_of(deleted, visit, first=6, **query).text
+    assert "If you start this replay, they are sent twice." in start_of(deleted, visit, first=5, **query).text
+
+
+def replay_of(archive, **fields):
+    return Replay.objects.create(
+        **{"archive": archive, "to_queue": NAME, "first": 1, "last": 3, "created": timezone.now(), **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "The replay starts within some seconds."),
+        ({"sent": 2, "rate": 1}, "2 of 3 messages are sent; the rest takes about 1 second."),
+        ({"created": timezone.now() - timedelta(hours=1)}, "Nothing has been sent yet: the broker does not answer"),
+        ({"state": "done", "sent": 3}, "Done: the broker has confirmed all 3 messages."),
+        ({"state": "done", "sent": 3, "repeated": 2}, "up to 2 messages may have arrived twice"),
+        ({"state": "stopped", "sent": 1}, "Stopped: 1 of 3 messages was sent, and stays where it is."),
+        (
+            {"state": "failed", "sent": 1, "error": "Message 2 was not taken: the queue is full."},
+            "Failed after 1 of 3 messages: Message 2 was not taken: the queue is full.",
+        ),
+    ],
+)
+def test_the_page_of_a_replay_says_how_far_it_is(visit, fields, words):
+    one = replay_of(store_archive(b"1", b"2", b"3"), **fields)
+    page = visit.get(f"/archives/{one.archive.uuid}/replays/{one.uuid}/").text
+    assert words in " ".join(page.split())
+    assert ("Stop the replay" in page) is (one.state == "running")
+    assert ("Send the other 2" in page) is (one.state in ("stopped", "failed"))
+
+
+def test_messages_that_no_replay_sent_are_offered_next(visit):
+    one = replay_of(store_archive(b"1", b"2", b"3"), last=2, sent=2, state="done")
+    page = visit.get(f"/archives/{one.archive.uuid}/replays/{one.uuid}/").text
+    assert "Send the other 1" in page
+    assert "first=3&amp;last=3" in page
+
+
+def test_the_rest_of_a_stopped_replay_can_be_sent(visit):
+    one = replay_of(store_archive(b"1", b"2", b"3"), state="stopped", sent=1)
+    page = visit.get(f"/archives/{one.archive.uuid}/replays/{one.uuid}/").text
+    address = re.search(r'href="([^"]*/replay/\?[^"]*)"', page)[1].replace("&amp;", "&")
+    text = visit.get(address).text
+    assert 'name="first" value="2"' in text
+    assert 'name="last" value="3"' in text
+
+
+def test_a_refresh_gets_the_progress_and_reloads_at_the_end(visit):
+    one = replay_of(store_archive(b"1", b"2", b"3"), sent=1)
+    address, htmx = f"/archives/{one.archive.uuid}/replays/{one.uuid}/", {"HX-Request": "true"}
+    refreshed = visit.get(address, headers=htmx)
+    assert refreshed.text.startswith('<progress max="3" value="1"')
+    Replay.objects.update(state="done")
+    assert visit.get(address, headers=htmx).headers["HX-Refresh"] == "true"
+
+
+def test_a_replay_is_stopped_on_its_page(visit):
+    one = replay_of(store_archive(b"1", b"2", b"3"))
+    answer = visit.post(f"/archives/{one.archive.uuid}/replays/{one.uuid}/stop/", follow=True)
+    one.refresh_from_db()
+    assert one.state == "stopped"
+    assert "The replay is stopped." in answer.text
+
+
+def test_a_replay_of_another_archive_is_404(visit):
+    one, other = replay_of(store_archive(b"1")), store_archive(b"1")
+    assert visit.get(f"/archives/{other.uuid}/replays/{one.uuid}/").status_code == 404
+
+
+# The page of a deleted queue
+
+
+def test_a_deleted_queue_says_first_what_happened_and_offers_its_messages(deleted, visit):
+    page = visit.get(f"/queues/{Queue.objects.get().uuid}/").text
+    words = " ".join(re.sub("<[^>]*>", "", page[page.index("<main") :]).split())
+    assert re.search(
+        r"Guardian deleted this queue on [\d-]+ [\d:]+ UTC, because it had 20 messages and its deletion limit was 15\. "
+        r"20 messages are archived until",
+        words,
+    )
+    assert f'href="/archives/{deleted.uuid}/replay/">Bring the messages back' in page
+    assert f'href="/archives/{deleted.uuid}/">Archive of' in page
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [(True, "3 messages</strong>"), (False, "There is no archive of its messages")],
+)
+def test_a_queue_deleted_by_its_owner_names_the_owner(guarded, amqp, visit, alice, keep, words):
+    amqp.queue(NAME, 3)
+    run_pass()
+    answer = visit.post(
+        f"/queues/{Queue.objects.get().uuid}/delete/", {"typed": NAME, **({"keep": "on"} if keep else {})}, follow=True
+    )
+    assert "<strong>alice@example.org deleted this queue</strong> on" in answer.text
+    assert ("3 messages are archived" in answer.text) is keep
+    assert ("There is no archive of its messages" in answer.text) is not keep
+
+
+def test_a_queue_deleted_without_an_archive_says_why(guarded, amqp, visit):
+    PulseUser.objects.update(keeps_archives=False)
+    amqp.queue(NAME, 20)
+    run_pass()
+    run_pass()
+    page = visit.get(f"/queues/{Queue.objects.get().uuid}/").text
+    assert "Messages were not archived, because archives are switched off for it." in page
+
+
+def test_a_queue_deleted_with_its_account_says_so(visit, operator, client):
+    queue = stored_queue(NAME, state="gone")
+    queue.events.create(vhost="/", queue_name=NAME, kind="removed", at=timezone.now(), details={"with": "alice"})
+    client.force_login(operator)
+    page = client.get(f"/queues/{queue.uuid}/").text
+    assert "Guardian deleted this queue</strong> on" in page
+    assert ", with the Pulse user alice." in page
+
+
+# Messages of a live queue
+
+
+@pytest.fixture
+def live(guarded, amqp, visit):
+    """Return a queue with three messages."""
+    amqp.queue(NAME)
+    properties = pika.BasicProperties(content_type=MARKUP)
+    for body in ("first", MARKUP, "third"):
+        amqp.channel.basic_publish("", NAME, body.encode(), properties)
+    run_pass()
+    return Queue.objects.get()
+
+
+def test_a_look_at_a_live_queue_says_first_what_it_changes(live, visit, amqp):
+    assert f"/queues/{live.uuid}/messages/" in visit.get(f"/queues/{live.uuid}/").text
+    page = visit.get(f"/queues/{live.uuid}/messages/").text
+    assert "This sets their redelivered flag" in page
+    assert "first</code>" not in page
+    page = visit.post(f"/queues/{live.uuid}/messages/", {"count": 2}).text
+    assert page.count("<section") == 2
+    assert "first</code>" in page
+    assert "third</code>" not in page
+    assert "<script>alert" not in page
+    assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 3
+    method, _, body = amqp.channel.basic_get(NAME)
+    assert (body, method.redelivered) == (b"first", True)
+    assert [(event, details["count"]) for event, details in looks()] == [("viewed messages", 2)]
+
+
+@pytest.mark.parametrize("count", ["", "0", "51", "x"])
+def test_an_invalid_number_of_messages_has_an_error(live, visit, count):
+    page = visit.post(f"/queues/{live.uuid}/messages/", {"count": count}).text
+    assert 'aria-invalid="true"' in page
+    assert looks() == []
+
+
+def test_a_quorum_queue_is_not_looked_into(guarded, amqp, visit):
+    amqp.queue(NAME, 1, arguments={"x-queue-type": "quorum"})
+    run_pass()
+    queue = Queue.objects.get()
+    assert "Show messages" not in visit.get(f"/queues/{queue.uuid}/").text
+    for page in (
+        visit.get(f"/queues/{queue.uuid}/messages/"),
+        visit.post(f"/queues/{queue.uuid}/messages/", {"count": 1}),
+    ):
+        assert "You can view the messages of classic queues only. This is a quorum queue." in page.text
+        assert "<form method" not in page.text[page.text.index("<h1") :]
+
+
+def test_without_the_broker_no_messages_are_shown(live, visit, settings):
+    settings.RABBIT_URL = AWAY_AMQP
+    page = visit.post(f"/queues/{live.uuid}/messages/", {"count": 1})
+    assert page.status_code == 503
+    assert "The messages can&#x27;t be shown" in page.text
+
+
+def test_an_empty_queue_has_no_messages_to_show(live, visit, amqp):
+    amqp.channel.queue_purge(NAME)
+    assert "no ready messages now" in visit.post(f"/queues/{live.uuid}/messages/", {"count": 5}).text
+    amqp.channel.queue_delete(NAME)
+    assert "no longer on the broker" in visit.post(f"/queues/{live.uuid}/messages/", {"count": 5}).text
+
+
+# Deletion and purge
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_deletion_and_purge_say_what_is_archived(live, visit, page):
+    text = visit.get(f"/queues/{live.uuid}/{page}/").text
+    assert re.search(r'<input type="checkbox" name="keep"[^>]* checked', text)
+    assert "Archive the messages first" in text
+    assert "up to 20,000 messages or 64.0\xa0MB" in text
+    assert ("or unacknowledged messages" in text) is (page == "delete")
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+@pytest.mark.parametrize("off", ["for all", "for the account"])
+def test_without_archives_deletion_and_purge_say_so_and_offer_none(live, visit, page, off, settings):
+    if off == "for all":
+        settings.GUARDIAN_ARCHIVE_DAYS = 0
+    else:
+        PulseUser.objects.update(keeps_archives=False)
+    text = visit.get(f"/queues/{live.uuid}/{page}/").text
+    assert "No message of this queue is archived, because archives are switched off" in text
+    assert 'name="keep"' not in text
+    assert visit.post(f"/queues/{live.uuid}/{page}/", {"typed": NAME}).status_code == 302
+    assert not Archive.objects.exists()
+
+
+def test_a_purge_with_the_tick_archives(live, visit):
+    answer = visit.post(f"/queues/{live.uuid}/purge/", {"typed": NAME, "keep": "on"}, follow=True)
+    assert "3 messages." in answer.text
+    assert Archive.objects.get().reason == "purged"
+
+
+# Confidential data
+
+
+def test_an_owner_switches_archives_off_and_on(visit, alice):
+    page = visit.get("/pulse-users/alice/").text
+    assert re.search(r'name="keeps_archives"[^>]* checked', page)
+    answer = visit.post("/pulse-users/alice/archives/", follow=True)
+    assert "no longer archives" in answer.text
+    assert not PulseUser.objects.get().keeps_archives
+    assert AuditEntry.objects.latest("id").changes == {"keeps_archives": ["True", "False"]}
+    visit.post("/pulse-users/alice/archives/", {"keeps_archives": "on"})
+    assert PulseUser.objects.get().keeps_archives
+
+
+def test_the_api_switches_archives_off(visit, away):
+    answer = visit.patch("/api/pulse-users/alice/", {"keeps_archives": False}, content_type="application/json")
+    assert answer.json()["keeps_archives"] is False
+    assert not PulseUser.objects.get().keeps_archives
+
+
+# The mail
+
+
+def test_the_mail_of_a_deletion_links_to_the_archive(deleted, visit, settings):
+    notification = Notification.objects.get(kind="deletion", recipient="alice@example.org")
+    link = f"{settings.GUARDIAN_BASE_URL}/archives/{deleted.uuid}/"
+    mail = compose(notification)
+    assert link in mail.body
+    assert f'href="{link}"' in mail.alternatives[0][0]
+    assert visit.get(f"/archives/{deleted.uuid}/").status_code == 200
+    notification.facts["account"] = "alice"  # as for a further address, which has no access
+    assert link not in compose(notification).body
+
+
+# In a browser
+
+
+def test_an_owner_brings_the_messages_of_a_deleted_queue_back(
+    page: Page, guarded, amqp, alice, mailbox, settings, live_server
+):
+    settings.GUARDIAN_BASE_URL = live_server.url
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
+    page.clock.install()
+    sign_in(page, alice)
+
+    # The queue grows, and is deleted.
+    amqp.queue(NAME)
+    for number in range(20):
+        amqp.channel.basic_publish("", NAME, json.dumps({"build": number, "text": MARKUP}).encode())
+    run_pass()
+    run_pass()
+    sending.send_due()
+    mail = mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients and "Deleted" in mail.subject)
+
+    # The mail links to the archive, whose messages can be looked at.
+    page.goto(re.search(rf"{re.escape(live_server.url)}(/archives/\S+/)", mail.text)[1])
+    expect(page.get_by_role("main")).to_contain_text("Guardian deleted the queue, because it was over its deletion")
+    page.get_by_role("link", name="Message 1", exact=True).click()
+    expect(page.get_by_role("region", name="Body of message 1")).to_contain_text('"build": 0')
+    page.get_by_role("link", name="Next message").click()
+    expect(page.get_by_role("region", name="Body of message 2")).to_contain_text('"build": 1')
+
+    # The page of the queue says what happened first, and offers the messages.
+    page.goto(f"/queues/{Queue.objects.get().uuid}/")
+    expect(page.locator(".notice").first).to_contain_text("Guardian deleted this queue")
+    page.get_by_role("link", name="Bring the messages back").click()
+
+    # Three steps.
+    expect(page.get_by_text("is not on the broker. Declare it before you continue")).to_be_visible()
+    amqp.queue(NAME)
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
+    run_pass()
+    page.get_by_label("the queue that they come from").check()
+    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_role("main")).to_contain_text(f"Guardian sends 20 messages to the queue {NAME}")
+    page.get_by_role("button", name="Start the replay").click()
+
+    # The progress, and the result.
+    expect(page.get_by_role("progressbar")).to_have_attribute("value", "0")
+    assert replay.run_due() == 20
+    page.clock.fast_forward("00:02")
+    expect(page.get_by_role("status")).to_have_text("Done: the broker has confirmed all 20 messages.")
+    page.get_by_role("link", name="Open the queue").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
+    bodies = [json.loads(amqp.channel.basic_get(NAME, auto_ack=True)[2]) for _ in range(20)]
+    assert [body["build"] for body in bodies] == list(range(20))
+
+
+def follow_by_keyboard(page: Page, text: str) -> None:
+    """Press Tab until a link or button of this text has the focus, then Enter."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if text in page.evaluate("document.activeElement.textContent"):
+            break
+    else:
+        raise AssertionError(f"The keyboard does not reach {text}.")
+    page.keyboard.press("Enter")
+
+
+def test_a_replay_is_started_and_stopped_with_the_keyboard(page: Page, deleted, amqp, alice):
+    amqp.queue(NAME)
+    run_pass()
+    sign_in(page, alice)
+    page.goto("/archives/")
+    follow_by_keyboard(page, NAME)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Archive of")
+    follow_by_keyboard(page, "Bring the messages back")
+    for button in ("Next", "Next", "Start the replay"):
+        expect(page.get_by_role("button", name=button)).to_be_visible()
+        follow_by_keyboard(page, button)
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    follow_by_keyboard(page, "Stop the replay")
+    expect(page.get_by_role("main")).to_contain_text("Stopped: 0 of 20 messages were sent")
+    assert Replay.objects.get().state == "stopped"
+
+
+ODD_BODIES = (
+    ("x" * 30_000).encode(),
+    ("a\u202e\u2066\u200f\x00 שלום\n" * 400).encode(),
+    json.dumps({"<b>": ["<svg onload=alert(1)>"] * 400, "deep": {"k" * 300: {"l" * 300: 1}}}).encode(),
+    b"\xff" * 5_000,
+    b"",
+)
+
+
+@pytest.mark.parametrize("part", ["", *[f"messages/{position}/" for position in range(1, len(ODD_BODIES) + 1)]])
+def test_odd_messages_break_no_page(page: Page, account, alice, live_server, part):
+    headers = {"h" * 100: "v" * 900, "table": {"a": list(range(200))}}
+    messages = [
+        Fetched(body, {"content_type": "c" * 200, "correlation_id": "\u202e" * 60}, headers, "e" * 200, "r" * 250, True)
+        for body in ODD_BODIES
+    ]
+    archive = store_archive(*messages, name="queue/alice/" + "n" * 200)
+    sign_in(page, alice)
+    address = f"/archives/{archive.uuid}/{part}"
+    assert list(violations(page, address)) == []
+    for details in page.locator("details").all():
+        details.locator("summary").click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1600
+    assert page.locator("svg[onload], script:not([src])").count() == 0

@@ -1,0 +1,601 @@
+"""The brake on bulk deletion, changed settings, and the release of blocked queues, on a real broker."""
+
+import json
+from functools import partial
+
+import pytest
+from django.core.management import call_command
+from django.utils import timezone
+
+from accounts.models import AuditEntry, Owner, PulseUser
+from notifications.models import Notification
+from queues import actions, brake, deletion, monitor, persistence
+from queues.brake import groups_to_block
+from queues.comparison import from_listed
+from queues.deletion import Deletion
+from queues.models import Queue, QueueEvent, Watch
+from rabbit.management import Management, Refused
+from rabbit.snapshot import ListedQueue
+from tests.support.toolbox import Killed, in_parallel, queue_names
+
+
+def other_notifications():
+    return list(Notification.objects.exclude(about__startswith="queue ").order_by("id").values_list("kind", flat=True))
+
+
+@pytest.fixture
+def blocked(guarded, amqp, settings):
+    """Let the brake block three queues."""
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    assert monitor.run_pass().brake_held
+    return guarded
+
+
+def long_queues(guarded, queues=3, prefix="long"):
+    return [(guarded, f"{prefix}-{number}") for number in range(queues)]
+
+
+def test_a_release_lets_the_next_pass_delete_the_named_queues_once(blocked, amqp, operator):
+    brake.release_brake(operator, long_queues(blocked))
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (3, False)
+    assert brake.brake() == brake.Brake()
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    assert monitor.run_pass().brake_held
+    assert other_notifications() == ["brake", "brake"]
+
+
+def test_a_release_deletes_only_the_queues_it_names(blocked, amqp, operator, management):
+    brake.release_brake(operator, long_queues(blocked))
+    for number in range(3):
+        amqp.channel.queue_purge(f"long-{number}")
+        amqp.queue(f"precious-{number}", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (0, True)
+    assert len(queue_names(management, blocked)) == 6
+
+
+def test_the_brake_still_blocks_other_queues_during_a_release(blocked, amqp, operator):
+    brake.release_brake(operator, long_queues(blocked))
+    for number in range(3):
+        amqp.queue(f"more-{number}", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (3, True)
+    assert (brake.brake().queues, brake.brake().released) == (3, 0)
+    assert other_notifications() == ["brake", "brake"]
+
+
+def test_a_few_other_queues_are_deleted_along_with_released_ones(blocked, amqp, operator):
+    brake.release_brake(operator, long_queues(blocked))
+    for number in range(2):
+        amqp.queue(f"more-{number}", 11)
+    assert monitor.run_pass().deleted == 5
+
+
+def test_a_release_that_is_no_longer_needed_is_used_up(blocked, amqp, operator):
+    brake.release_brake(operator, long_queues(blocked))
+    amqp.channel.queue_purge("long-0")
+    assert monitor.run_pass().deleted == 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    assert monitor.run_pass().brake_held
+
+
+def test_a_release_is_valid_for_ten_minutes(blocked, operator):
+    brake.release_brake(operator, long_queues(blocked))
+    Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
+    assert brake.brake().released == 0
+    assert monitor.run_pass().brake_held
+
+
+def kill(*arguments, **options):
+    raise Killed
+
+
+@pytest.mark.parametrize("step", ["the decision", "the deletion"])
+def test_a_release_survives_a_killed_pass(blocked, operator, monkeypatch, step):
+    brake.release_brake(operator, long_queues(blocked))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *((persistence, "_update_watch", kill) if step == "the decision" else (Deletion, "carry_out", kill))
+        )
+        with pytest.raises(Killed):
+            monitor.run_pass()
+    assert brake.brake().released == (3 if step == "the decision" else 0)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (3, False)
+    assert other_notifications() == ["brake"]
+
+
+def test_a_release_given_during_a_pass_applies_to_the_next_one(blocked, operator, monkeypatch):
+    brake.release_brake(operator, long_queues(blocked, 1))
+    remember = persistence._update_watch
+
+    def release_another(*arguments):
+        brake.release_brake(operator, long_queues(blocked))
+        remember(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(persistence, "_update_watch", release_another)
+        assert monitor.run_pass().deleted == 1
+    assert brake.brake().released == 2
+    assert monitor.run_pass().deleted == 2
+
+
+def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp, operator, monkeypatch):
+    amqp.queue("unsure", 11)
+    for _ in range(11):
+        amqp.channel.basic_get("unsure", auto_ack=False)
+    take = monitor.snapshot.take
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor.snapshot, "take", lambda *arguments: take(*arguments)._replace(exact=False))
+        look = monitor.run_pass(dry_run=True)
+        condemned = {line.key for line in look.condemned}
+        assert condemned == {*long_queues(blocked), (blocked, "unsure")}
+        brake.release_brake(operator, condemned)
+        report = monitor.run_pass()
+        assert (report.deleted, report.kept, report.brake_held) == (3, 1, False)
+    assert monitor.run_pass().deleted == 1
+    assert brake.brake() == brake.Brake()
+
+
+def test_a_dry_run_lists_the_blocked_queues(blocked):
+    report = monitor.run_pass(dry_run=True)
+    assert [line.key for line in report.condemned] == long_queues(blocked)
+    assert (report.would_delete, report.brake_held) == ([], True)
+
+
+def test_a_release_is_recorded_with_its_operator(blocked, operator):
+    brake.release_brake(operator, long_queues(blocked))
+    entry = AuditEntry.objects.get(event="released the brake")
+    assert (entry.actor, entry.additional_data["queues"]) == (operator, 3)
+
+
+def test_without_a_blocked_deletion_there_is_nothing_to_release(guarded, amqp, operator):
+    assert brake.brake() == brake.Brake()
+    amqp.queue("short", 1)
+    monitor.run_pass()
+    brake.release_brake(operator, [(guarded, "short")])
+    assert brake.brake() == brake.Brake()
+    assert not AuditEntry.objects.filter(event="released the brake").exists()
+
+
+def test_a_release_must_name_a_queue(blocked, operator):
+    with pytest.raises(ValueError, match="name the queues"):
+        brake.release_brake(operator, [])
+
+
+def test_a_shrunken_list_does_not_lift_the_brake(blocked, operator, monkeypatch):
+    since = brake.brake().since
+    brake.release_brake(operator, long_queues(blocked))
+    monitor.run_pass(dry_run=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Management, "list_queues", lambda *_: [])
+        assert not monitor.run_pass().brake_held
+    assert (brake.brake().since, brake.brake().queues, brake.brake().released) == (since, 3, 3)
+    Watch.objects.update(**brake.NO_RELEASE)
+    assert monitor.run_pass().brake_held
+    assert other_notifications().count("brake") == 1
+
+
+def test_the_brake_mail_links_to_its_release(blocked, settings, mailbox):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    call_command("send_notifications", "--once")
+    (mail,) = [mail for mail in mailbox.mails if "Blocked: the deletion of 3 queues" in mail.subject]
+    assert "https://guardian.example.org/admin/operate/brake/" in mail.text
+    assert "The deletion of 3 of 3 queues is blocked until an operator decides." in mail.text
+    assert "More than the brake allows:  3 queues" in mail.text
+
+
+# Groups
+
+
+def test_within_the_limit_no_group_is_blocked():
+    assert groups_to_block({"alice": 30, "bob": 20}, 50) == []
+
+
+def test_the_fewest_groups_are_blocked_that_leave_the_rest_within_the_limit():
+    assert groups_to_block({"bob": 1, "alice": 60}, 50) == ["alice"]
+    assert groups_to_block({"a": 51, "b": 53, "c": 52, "d": 50}, 50) == ["b", "c", "a"]
+
+
+def test_all_groups_are_blocked_if_blocking_three_is_not_enough():
+    assert set(groups_to_block({"a": 60, "b": 60, "c": 60, "d": 60, "e": 1}, 50)) == set("abcde")
+
+
+@pytest.fixture
+def bobs_account(bob):
+    pulse_user = PulseUser.objects.create(username="bob", ready=True)
+    pulse_user.owners.add(bob)
+    return pulse_user
+
+
+def test_only_the_owner_who_exceeds_the_brake_is_blocked(guarded, account, bobs_account, amqp, settings, management):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    alices = {f"queue/alice/{number}" for number in range(3)}
+    for name in (*alices, "queue/bob/runaway", "unowned"):
+        amqp.queue(name, 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (2, True)
+    assert queue_names(management, guarded) == alices
+    assert block_reasons() == dict.fromkeys(alices, "brake")
+
+
+def test_a_new_queue_of_a_blocked_owner_is_blocked_too(guarded, account, bobs_account, amqp, settings, management):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for name in ("queue/alice/0", "queue/alice/1", "queue/alice/2"):
+        amqp.queue(name, 11)
+    monitor.run_pass()
+    amqp.queue("queue/alice/another", 11)
+    amqp.queue("queue/bob/runaway", 11)
+    assert monitor.run_pass().deleted == 1
+    assert "queue/alice/another" in queue_names(management, guarded)
+    assert brake.brake().queues == 4
+    assert other_notifications() == ["brake"]
+
+
+def test_operators_are_notified_of_each_owner_who_exceeds_the_brake(guarded, account, bobs_account, amqp, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for owner in ("alice", "bob"):
+        for number in range(3):
+            amqp.queue(f"queue/{owner}/{number}", 11)
+        assert monitor.run_pass().brake_held
+    assert other_notifications() == ["brake", "brake"]
+    assert brake.brake().queues == 6
+
+
+def test_queues_without_an_owner_and_those_of_each_agents_vhost_are_groups():
+    queue = from_listed(ListedQueue("/", "a", "classic", True, False, False, "rabbit@one", 11, 0))
+    agents = queue._replace(vhost="agents", owner_id=7)
+    assert len({queue.brake_group, queue._replace(vhost="other").brake_group}) == 1
+    assert len({queue.brake_group, agents.brake_group, agents._replace(vhost="more").brake_group}) == 3
+    assert len({queue.brake_group, queue._replace(pulse_user_id=1).brake_group, agents.brake_group}) == 3
+
+
+# Blocked until an operator decides
+
+
+def block_reasons():
+    """Return the reasons why deletions are blocked, by the queue's name."""
+    return dict(Queue.objects.exclude(block_reason="").values_list("name", "block_reason"))
+
+
+def test_a_queue_stays_blocked_when_few_are_left(blocked):
+    Queue.objects.exclude(name="long-0").update(unbounded=True)
+    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert block_reasons() == {"long-0": "brake"}
+
+
+def test_a_blocked_queue_that_dips_below_its_limit_stays_blocked(blocked, amqp):
+    amqp.take("long-0", 2)
+    report = monitor.run_pass()
+    assert (report.deleted, brake.brake().queues) == (0, 2)
+    amqp.publish("long-0", 2)
+    assert (monitor.run_pass().deleted, brake.brake().queues) == (0, 3)
+    assert other_notifications() == ["brake"]
+
+
+def test_a_queue_whose_length_is_back_to_normal_is_no_longer_blocked(blocked, amqp):
+    amqp.take("long-0", 7)
+    monitor.run_pass()
+    assert block_reasons() == dict.fromkeys(["long-1", "long-2"], "brake")
+
+
+def test_a_queue_deleted_by_its_owner_is_no_longer_blocked(blocked, operator):
+    actions.delete_queue(Queue.objects.get(name="long-0"), operator)
+    assert set(block_reasons()) == {"long-1", "long-2"}
+    assert brake.release_brake(operator, long_queues(blocked)) == brake.Release(2, 0, "", 1)
+
+
+def test_an_owner_who_was_warned_is_notified_when_the_deletion_is_blocked(guarded, account, amqp, settings, mailbox):
+    settings.GUARDIAN_DELETE_BRAKE = 0
+    amqp.queue("queue/alice/builds", 6)
+    for _ in range(3):
+        monitor.run_pass()
+        call_command("send_notifications", "--once")
+        amqp.publish("queue/alice/builds", 5)
+    first, second = mailbox.to("alice@example.org")
+    assert "If it grows past 10 messages, Guardian deletes it" in first.text
+    assert "It is over its deletion limit; deletion is blocked until an operator decides." in second.text
+
+
+# Releases by several operators
+
+
+def test_two_releases_add_up_and_each_queue_is_released_once(blocked, operator):
+    other = Owner.objects.create_superuser("other@example.org")
+    assert brake.release_brake(operator, long_queues(blocked, 2)) == brake.Release(2, 0, "", 0)
+    assert brake.release_brake(other, long_queues(blocked)) == brake.Release(1, 2, "ops@example.org", 0)
+    assert brake.brake().released == 3
+    assert monitor.run_pass().deleted == 3
+    released = AuditEntry.objects.filter(event="released the brake").order_by("id")
+    assert [entry.additional_data["queues"] for entry in released] == [2, 1]
+
+
+def test_operators_who_release_at_the_same_moment_release_each_queue_once(blocked, operator):
+    other = Owner.objects.create_superuser("other@example.org")
+    names = long_queues(blocked)
+    outcomes = in_parallel(*(partial(brake.release_brake, by, names) for by in (operator, other)))
+    assert sorted(outcome.released for outcome in outcomes) == [0, 3]
+    assert AuditEntry.objects.filter(event="released the brake").count() == 1
+
+
+def test_a_released_queue_leaves_the_others_blocked(blocked, operator):
+    brake.release_brake(operator, long_queues(blocked, 1))
+    assert monitor.run_pass().deleted == 1
+    assert monitor.run_pass().brake_held
+    assert brake.brake().queues == 2
+    assert other_notifications() == ["brake"]
+
+
+@pytest.mark.parametrize("limits", [{"unbounded": True}, {"max_length": 20}], ids=["unbounded", "a higher limit"])
+def test_a_queue_released_by_one_operator_and_spared_by_another_stays(blocked, operator, management, limits):
+    other = Owner.objects.create_superuser("other@example.org")
+    brake.release_brake(operator, long_queues(blocked))
+    actions.set_limits(Queue.objects.get(name="long-0"), other, **limits)
+    assert monitor.run_pass().deleted == 2
+    assert queue_names(management, blocked) == {"long-0"}
+    assert brake.brake() == brake.Brake()
+
+
+def test_one_operator_releases_while_another_spares(blocked, operator, management):
+    other = Owner.objects.create_superuser("other@example.org")
+    spared = Queue.objects.get(name="long-0")
+    in_parallel(
+        partial(brake.release_brake, operator, long_queues(blocked)),
+        partial(actions.set_limits, spared, other, unbounded=True),
+    )
+    assert monitor.run_pass().deleted == 2
+    assert queue_names(management, blocked) == {"long-0"}
+
+
+# The time for deletions
+
+
+def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(blocked, operator, amqp, monkeypatch):
+    brake.release_brake(operator, long_queues(blocked))
+    with monkeypatch.context() as patch:
+        patch.setattr(deletion, "SECONDS_PER_PASS", 0)
+        report = monitor.run_pass()
+    assert (report.deleted, report.errors) == (0, [])
+    assert set(Queue.objects.values_list("state", flat=True)) == {"deleting"}
+    amqp.queue("runaway", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (4, False)
+
+
+@pytest.mark.soak
+def test_other_queues_are_guarded_while_2_500_released_ones_are_deleted(
+    guarded, account, bobs_account, operator, amqp, management, monkeypatch
+):
+    names = [f"queue/alice/{number}" for number in range(2_500)]
+    for name in names:
+        amqp.queue(name, 11)
+    assert (monitor.run_pass().brake_held, brake.brake().queues) == (True, len(names))
+    brake.release_brake(operator, [(guarded, name) for name in names])
+    monkeypatch.setattr(deletion, "SECONDS_PER_PASS", 5)
+    deleted = [monitor.run_pass().deleted]
+    assert 0 < deleted[0] < len(names)
+    while Queue.objects.filter(state="deleting").exists():
+        amqp.queue("queue/bob/runaway", 30)
+        amqp.queue(f"queue/bob/{len(deleted)}", 6)
+        deleted.append(monitor.run_pass().deleted)
+        assert "queue/bob/runaway" not in queue_names(management, guarded)
+        assert Queue.objects.get(name=f"queue/bob/{len(deleted) - 1}").state == "warned"
+    assert sum(deleted) == len(names) + len(deleted) - 1
+    assert not any(name.startswith("queue/alice/") for name in queue_names(management, guarded))
+
+
+def test_the_longest_queues_are_deleted_first(guarded, amqp, monkeypatch):
+    monkeypatch.setattr(deletion, "BATCH_SIZE", 1)
+    for number in (12, 14, 13):
+        amqp.queue(f"of-{number}", number)
+    assert monitor.run_pass().deleted == 3
+    deleted = QueueEvent.objects.filter(kind="deleted").order_by("id").values_list("queue_name", flat=True)
+    assert list(deleted) == ["of-14", "of-13", "of-12"]
+
+
+# The settings
+
+
+@pytest.fixture
+def earlier(guarded, amqp, settings):
+    """Give a queue of 8 messages after a pass with the limit 10."""
+    amqp.queue("long", 8)
+    assert monitor.run_pass().errors == []
+    return guarded
+
+
+def test_a_limit_lowered_in_the_environment_deletes_nothing_that_the_old_one_allowed(earlier, settings, operator):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert [(report.deleted, report.brake_held) for report in reports] == [(0, True)] * 3
+    assert block_reasons() == {"long": "settings"}
+    assert other_notifications() == ["brake"]
+    brake.release_brake(operator, [(earlier, "long")])
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_queue_over_the_old_limit_too_is_deleted(earlier, settings, amqp):
+    amqp.queue("longer", 11)
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
+    assert monitor.run_pass().deleted == 1
+    assert block_reasons() == {"long": "settings"}
+
+
+def test_a_queue_that_passes_the_new_limit_later_is_deleted(earlier, settings, amqp):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
+    amqp.queue("another", 1)
+    monitor.run_pass()
+    amqp.publish("another", 7)
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_lowered_limit_that_is_raised_again_blocks_nothing(earlier, settings):
+    for limit in (7, 10):
+        settings.GUARDIAN_MAX_QUEUE_LENGTH = limit
+        monitor.run_pass()
+    assert (block_reasons(), brake.brake()) == ({}, brake.Brake())
+
+
+def test_the_old_limit_counts_with_a_queues_own_and_its_accounts_limits(guarded, account, amqp, settings):
+    amqp.queue("queue/alice/builds", 8)
+    monitor.run_pass()
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 9
+    PulseUser.objects.update(max_length=7)  # a person confirms such a change
+    assert monitor.run_pass().deleted == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("GUARDIAN_NAMESPACE_POLICY", "report", "delete-unpatterned"),
+        ("GUARDIAN_IGNORED_QUEUES", "^long", ""),
+        ("GUARDIAN_IGNORED_QUEUES", "^lon", "^short"),
+        ("GUARDIAN_VHOSTS", ["no-such-vhost"], None),
+    ],
+)
+def test_any_setting_that_makes_a_queue_deletable_blocks_its_deletion(guarded, amqp, settings, name, before, after):
+    amqp.queue("long", 2 if "NAMESPACE" in name else 11)
+    setattr(settings, name, before)
+    assert monitor.run_pass().deleted == 0
+    setattr(settings, name, [guarded] if after is None else after)
+    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert block_reasons() == {"long": "settings"}
+
+
+def test_a_misnamed_queue_is_no_longer_blocked_once_the_policy_is_revoked(guarded, amqp, settings):
+    amqp.queue("stray", 2)
+    for policy in ("report", "delete-unpatterned", "report"):
+        settings.GUARDIAN_NAMESPACE_POLICY = policy
+        monitor.run_pass()
+    assert block_reasons() == {}
+
+
+@pytest.fixture
+def unseen(guarded):
+    """Guard the broker for the first time."""
+    Watch.objects.all().delete()
+    return guarded
+
+
+def test_the_first_pass_over_a_broker_deletes_nothing(unseen, amqp, management):
+    amqp.queue("long", 11)
+    assert [monitor.run_pass().deleted for _ in range(3)] == [0, 0, 0]
+    assert block_reasons() == {"long": "settings"}
+    assert queue_names(management, unseen) == {"long"}
+
+
+def test_after_the_first_pass_other_queues_are_guarded(unseen, amqp, management):
+    amqp.queue("long", 11)
+    amqp.queue("short", 1)
+    monitor.run_pass()
+    amqp.queue("new", 11)
+    amqp.publish("short", 10)
+    assert monitor.run_pass().deleted == 2
+    assert queue_names(management, unseen) == {"long"}
+
+
+def test_a_dry_run_before_the_first_pass_shows_what_is_blocked(unseen, amqp):
+    amqp.queue("long", 11)
+    report = monitor.run_pass(dry_run=True)
+    assert ([line.reason for line in report.condemned], report.would_delete) == (["settings"], [])
+    assert not Watch.objects.exists()
+
+
+def test_a_forced_first_pass_deletes(unseen, amqp):
+    amqp.queue("long", 11)
+    assert monitor.run_pass(force=True).deleted == 1
+
+
+@pytest.mark.parametrize("another", [{"nodes": ["rabbit@elsewhere"], "cluster": ""}, {"cluster": "another"}], ids=str)
+def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp, another):
+    assert Watch.objects.get().cluster
+    Watch.objects.update(**another)
+    amqp.queue("there-before", 11)
+    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert block_reasons() == {"there-before": "settings"}
+
+
+def test_another_side_of_a_split_cluster_is_the_same_broker(earlier, amqp):
+    Watch.objects.update(nodes=["rabbit@elsewhere"])
+    amqp.queue("new", 11)
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_deletion_decided_on_another_broker_is_blocked(earlier, amqp):
+    amqp.publish("long", 3)
+    Queue.objects.update(state="deleting")
+    Watch.objects.update(cluster="another")
+    assert monitor.run_pass().deleted == 0
+    assert block_reasons() == {"long": "settings"}
+
+
+def test_after_a_policy_that_no_longer_exists_nothing_is_deleted(earlier, amqp):
+    Watch.objects.update(deletion_settings={"GUARDIAN_THRESHOLD_POLICY": "removed"})
+    amqp.publish("long", 3)
+    assert monitor.run_pass().deleted == 0
+    assert Watch.objects.get().deletion_settings["GUARDIAN_THRESHOLD_POLICY"] == "static"
+
+
+def test_changed_settings_count_as_new_until_all_vhosts_could_be_listed(
+    guarded, vhosts, amqp, settings, management, monkeypatch
+):
+    unlisted = vhosts[0]
+    settings.GUARDIAN_VHOSTS = [guarded, unlisted]
+    management_lists = Management.list_queues
+
+    def refuse(self, vhost, params):
+        if vhost == unlisted:
+            raise Refused("no", status=500, reason="no")
+        return management_lists(self, vhost, params)
+
+    Watch.objects.all().delete()
+    with monkeypatch.context() as patch:
+        patch.setattr(Management, "list_queues", refuse)
+        monitor.run_pass()
+    assert Watch.objects.get().deletion_settings is None
+    amqp.queue("long", 11)
+    assert monitor.run_pass().deleted == 0
+    assert Watch.objects.get().deletion_settings is not None
+
+
+# What people read
+
+
+def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(
+    client, unseen, account, alice, amqp, mailbox
+):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("queue/alice/short")
+    monitor.run_pass()
+    client.force_login(alice)
+    queue = Queue.objects.get(name="queue/alice/builds")
+    sentence = "over deletion limit; deletion is blocked until an operator decides"
+    pages = [client.get(path).text for path in ("/queues/", f"/queues/{queue.uuid}/")]
+    call_command("send_notifications", "--once")
+    (mail,) = [mail for mail in mailbox.mails if "alice@example.org" in mail.recipients]
+    for text in (*pages, mail.text, mail.html):
+        assert sentence in " ".join(text.split()).replace("over its", "over").lower()
+        assert "eleted past" not in text
+        assert "deletes it with all" not in text
+    assert client.get(f"/api/queues/{queue.uuid.hex}/").json()["blocked"] is True
+    assert client.get("/api/queues/?search=short").json()[0]["blocked"] is False
+
+
+def test_the_json_of_a_dry_run_has_the_table(blocked, account, amqp, capsys):
+    amqp.queue("queue/alice/longer", 12)
+    with pytest.raises(SystemExit) as ended:
+        call_command("monitor_queues", "--dry-run", "--json")
+    assert ended.value.code == 3
+    first, *others = json.loads(capsys.readouterr().out)["condemned"]
+    assert first == {
+        "vhost": blocked, "queue": "queue/alice/longer", "owner": "alice", "length": 12, "limit": 10,
+        "per_second": None, "consumers": 0, "reason": "",
+    }  # fmt: skip
+    assert [(line["queue"], line["owner"], line["reason"]) for line in others] == [
+        (name, "nobody", "brake") for _, name in long_queues(blocked)
+    ]

@@ -1,0 +1,564 @@
+"""Queues without consumers or with stalled ones: counted on a real broker, notified at start and end."""
+
+import logging
+from datetime import timedelta
+
+import pika
+import pytest
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from core.leases import lease
+from guardian_consumers.names import delay_queue, level_queue, parking_queue
+from notifications.mails import compose
+from notifications.models import Notification
+from queues import actions, consumer_health, monitor
+from queues.consumer_health import ConsumerState, QueueCounts, count_consumers
+from queues.models import Queue, Watch
+from tests.support.proxy import Proxy, http_answer
+from tests.support.toolbox import queue_row, sent
+
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+NOW = timezone.now()
+NAME = "queue/alice/builds"
+
+
+def answer(broker_proxy, body):
+    broker_proxy.answer(http_answer("200 OK", body, "Content-Type: application/json"))
+
+
+def listing(*queues):
+    return b"[" + b",".join(queues) + b"]"
+
+
+def listed_row(vhost, name, consumers):
+    return f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}}}'.encode()
+
+
+def stored_state(name=NAME):
+    return Queue.objects.values_list("consumers", "unattended_since", "unattended_notified_at").get(name=name)
+
+
+def let_minutes_pass(minutes):
+    """Let these minutes pass for every queue."""
+    for queue in Queue.objects.exclude(unattended_since=None):
+        Queue.objects.filter(id=queue.id).update(unattended_since=queue.unattended_since - timedelta(minutes=minutes))
+
+
+# The rule
+
+
+def consumer_state(**values):
+    return ConsumerState(1, "/", "q", "classic", False, False, *[None] * 7)._replace(**values)
+
+
+@pytest.mark.parametrize(
+    ("before", "consumers", "minutes", "since", "notified_at"),
+    [
+        (consumer_state(), 0, 5, NOW, None),
+        (consumer_state(), 2, 5, None, None),
+        (consumer_state(unattended_since=NOW - timedelta(minutes=4)), 0, 5, NOW - timedelta(minutes=4), None),
+        (consumer_state(unattended_since=NOW - timedelta(minutes=5)), 0, 5, NOW - timedelta(minutes=5), NOW),
+        (consumer_state(unattended_since=NOW - timedelta(minutes=5)), 0, 0, NOW - timedelta(minutes=5), None),
+        (
+            consumer_state(unattended_since=NOW - timedelta(minutes=5), exclusive=True),
+            0,
+            5,
+            NOW - timedelta(minutes=5),
+            None,
+        ),
+        (
+            consumer_state(unattended_since=NOW - timedelta(minutes=5), registered=True, name="guardian.dlq"),
+            0,
+            5,
+            NOW - timedelta(minutes=5),
+            None,
+        ),
+        (
+            consumer_state(unattended_since=NOW - timedelta(minutes=5), registered=True),
+            0,
+            5,
+            NOW - timedelta(minutes=5),
+            NOW,
+        ),
+        (consumer_state(unattended_since=NOW, unattended_notified_at=NOW), 0, 5, NOW, NOW),
+        (consumer_state(unattended_since=NOW, unattended_notified_at=NOW), 1, 5, None, None),
+    ],
+)
+def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes, since, notified_at):
+    after = before.with_consumers(consumers, NOW, minutes)
+    assert (after.consumers, after.unattended_since, after.unattended_notified_at) == (consumers, since, notified_at)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_notified"),
+    [
+        (parking_queue("queue/alice/shop_orders"), False), (delay_queue("shop_orders", 600), False),
+        (delay_queue("shop_orders", 0.25), False), (level_queue("shop_orders", 2), True), ("car.parked.here", True),
+        ("shop.retry.soon", True), ("parked", True), ("shop.parked\n", True),
+    ],
+)  # fmt: skip
+def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
+    alone = consumer_state(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
+    assert (alone.unattended_notified_at is not None) is is_notified
+
+
+# On the broker
+
+
+def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(alice, amqp, settings, broker):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME, 3)
+    monitor.run_pass()
+    count_until(lambda: stored_state()[0] == 0)
+    assert stored_state()[1] is not None
+    assert sent("alice@example.org") == []
+    let_minutes_pass(minutes=5)
+    assert count_consumers() == 2
+    assert count_consumers() == 0
+    assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers"]
+    facts = Notification.objects.filter(kind="no-consumers").first().facts
+    assert (facts["queue"], facts["length"], facts["consumers"]) == (NAME, 3, 0)
+    assert 300 <= facts["seconds"] < 360
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    amqp.connection.process_data_events()
+    count_until(lambda: stored_state()[0] == 1, amqp.connection)
+    assert stored_state() == (1, None, None)
+    assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers", "consumers-back"]
+    assert count_consumers() == 0
+
+
+def count_until(true, connection: pika.BlockingConnection | None = None):
+    """Count consumers until the condition is true: the broker's statistics lag by seconds."""
+    deadline = timezone.now() + timedelta(seconds=20)
+    while not true():
+        assert timezone.now() < deadline
+        if connection is not None:
+            connection.sleep(0.5)
+        count_consumers()
+
+
+def test_without_the_setting_nobody_is_notified_of_missing_consumers(alice, amqp, broker_proxy, guarded):
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    count_consumers()
+    let_minutes_pass(minutes=10_000)
+    assert count_consumers() == 0
+    assert stored_state()[0] == 0
+    assert sent("alice@example.org") == []
+
+
+def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(alice, amqp, broker_proxy, guarded, settings, broker):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    amqp.connection.process_data_events()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))  # an outdated list
+    count_consumers()
+    let_minutes_pass(minutes=5)
+    assert count_consumers() == 0
+    assert sent("alice@example.org") == []
+    assert stored_state()[2] is None
+
+
+def start_consumer(amqp):
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    amqp.connection.process_data_events()
+
+
+def store_without_consumers(broker_proxy, guarded, minutes=5):
+    """Store that the queue has had no consumer for these minutes."""
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    count_consumers()
+    let_minutes_pass(minutes=minutes)
+
+
+def test_a_vanished_queue_is_not_notified_as_without_consumers(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    store_without_consumers(broker_proxy, guarded)
+    amqp.channel.queue_delete(NAME)
+    assert count_consumers() == 0
+    assert (sent("alice@example.org"), stored_state()[2]) == ([], None)
+
+
+@pytest.mark.parametrize("state", ["gone", "deleting"])
+def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
+    alice, amqp, broker_proxy, guarded, settings, monkeypatch, state
+):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    store_without_consumers(broker_proxy, guarded)
+    gather = consumer_health._gather_facts
+
+    def be_deleted_meanwhile(*args):
+        gathered = gather(*args)
+        Queue.objects.update(state=state)
+        return gathered
+
+    monkeypatch.setattr(consumer_health, "_gather_facts", be_deleted_meanwhile)
+    assert count_consumers() == 0
+    assert sent("alice@example.org") == []
+    assert stored_state()[2] is None
+
+
+def test_a_recovery_is_notified_only_after_a_recheck(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    store_without_consumers(broker_proxy, guarded)
+    assert count_consumers() == 2
+    before = stored_state()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 1)))  # an outdated list
+    assert count_consumers() == 0
+    assert (sent("alice@example.org"), stored_state()) == (["no-consumers"], before)
+    start_consumer(amqp)
+    assert count_consumers() == 2
+    assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
+
+
+@pytest.mark.parametrize("how", ["by hand", "by itself"])
+def test_a_queue_that_returns_with_a_consumer_is_notified_once(
+    alice, amqp, broker_proxy, guarded, settings, broker, how
+):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    store_without_consumers(broker_proxy, guarded)
+    assert count_consumers() == 2
+    if how == "by hand":
+        settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+        actions.delete_queue(Queue.objects.get(), alice)
+    else:
+        amqp.channel.queue_delete(NAME)
+        Queue.objects.update(state="gone")
+        count_consumers()
+    assert stored_state()[:2] == (None, None)
+    amqp.queue(NAME)
+    start_consumer(amqp)
+    Queue.objects.update(state="ok")
+    with Proxy.before(broker.management_url) as between:
+        settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
+        answer(between, listing(listed_row(guarded, NAME, 1)))
+        assert (count_consumers(), count_consumers()) == (2, 0)
+    assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
+    text = compose(Notification.objects.filter(kind="consumers-back").first()).body
+    assert "has 1 consumer again." in text
+    assert "There is nothing to do." in text
+
+
+def test_a_count_stores_the_bytes_of_the_messages(alice, amqp, broker):
+    amqp.queue(NAME, 3)
+    monitor.run_pass()
+    count_until(lambda: Queue.objects.get(name=NAME).bytes == 3)
+
+
+def test_an_incomplete_answer_keeps_the_stored_counts(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    count_consumers()
+    before = stored_state()
+    for partial in (
+        listing(),
+        listing(listed_row(guarded, "another", 3)),
+        listing(listed_row("another", NAME, 3)),
+        listing(f'{{"vhost": "{guarded}", "name": "{NAME}"}}'.encode()),
+        listing(listed_row(guarded, NAME, "null")),
+        listing(listed_row(guarded, NAME, '"many"')),
+        listing(listed_row(guarded, NAME, "true")),
+        listing(listed_row(guarded, NAME, "-1")),
+        b"nonsense",
+        b'{"error": "not_authorised"}',
+    ):
+        answer(broker_proxy, partial)
+        assert count_consumers() == 0
+        assert stored_state() == before
+
+
+def test_a_gone_queue_has_no_consumer_state(alice, amqp, broker_proxy, guarded):
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    count_consumers()
+    Queue.objects.update(state="gone")
+    count_consumers()
+    assert stored_state() == (None, None, None)
+
+
+def test_an_unavailable_broker_changes_nothing_and_is_logged_once(alice, amqp, broker_proxy, guarded, settings, caplog):
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    count_consumers()
+    before = stored_state()
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
+    caplog.set_level(logging.INFO)
+    assert count_consumers() == 0
+    Watch.objects.update(consumers_counted_at=timezone.now() - timedelta(minutes=3))
+    assert count_consumers() == 0
+    assert caplog.text.count("Could not count consumers") == 1
+    assert "secret-word" not in caplog.text
+    assert stored_state() == before
+
+
+def test_two_concurrent_counts_run_once(alice, amqp, broker_proxy, guarded):
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 4)))
+    with lease("consumers"):
+        assert count_consumers() == 0
+        assert stored_state()[0] is None
+    count_consumers()
+    assert stored_state()[0] == 4
+
+
+@pytest.mark.parametrize("queues", [3, 80])
+def test_counting_takes_one_request_and_constant_statements(
+    alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
+):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    account = PulseUser.objects.get()
+    names = [f"queue/alice/{number}" for number in range(queues)]
+    for name in names:
+        amqp.queue(name)
+    Queue.objects.bulk_create(
+        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
+    )
+    answer(broker_proxy, listing())
+    count_consumers()  # the first count creates rows
+    answer(broker_proxy, listing(*(listed_row(guarded, name, 0) for name in names)))
+    before = broker_proxy.connections
+    with django_assert_num_queries(11):
+        count_consumers()
+    assert broker_proxy.connections - before == 1
+    assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
+    let_minutes_pass(minutes=5)
+    with django_assert_num_queries(17):
+        assert count_consumers() == 2 * queues
+
+
+# Stalled
+
+
+def minutes_ago(minutes):
+    return NOW - timedelta(minutes=minutes)
+
+
+AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
+"""A count of a working queue: messages wait, there is a consumer, and seven were acked so far."""
+
+STALLED_4_MINUTES = consumer_state(acknowledged_total=7, stalled_since=minutes_ago(4))
+STALLED_5_MINUTES = consumer_state(acknowledged_total=7, stalled_since=minutes_ago(5))
+NOTIFIED = STALLED_5_MINUTES._replace(stalled_notified_at=minutes_ago(1))
+NOTHING = (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "minutes", "expected"),
+    [
+        (consumer_state(), AT_WORK, 5, (7, NOW, None)),
+        (STALLED_4_MINUTES, AT_WORK, 5, (7, minutes_ago(4), None)),
+        (STALLED_5_MINUTES, AT_WORK, 5, (7, minutes_ago(5), NOW)),
+        (STALLED_5_MINUTES, AT_WORK._replace(ready=0), 5, (7, minutes_ago(5), NOW)),
+        (STALLED_5_MINUTES, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
+        (NOTIFIED, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
+        # messages were acked
+        (STALLED_5_MINUTES, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
+        (NOTIFIED, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
+        # the broker restarted its counter, which says nothing about the consumer
+        (NOTIFIED, AT_WORK._replace(acked_total=0), 5, (0, minutes_ago(5), minutes_ago(1))),
+        (NOTIFIED, AT_WORK._replace(acked_total=0, consumers=0), 5, (0, None, minutes_ago(1))),
+        (NOTIFIED._replace(stalled_since=None), AT_WORK._replace(acked_total=0), 5, (0, NOW, minutes_ago(1))),
+        (STALLED_5_MINUTES, AT_WORK._replace(acked_total=0), 5, (0, NOW, None)),
+        # no messages wait
+        (STALLED_5_MINUTES, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
+        (NOTIFIED, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
+        # no consumer: notified separately, and a returning consumer gets the full time
+        (STALLED_5_MINUTES, AT_WORK._replace(consumers=0), 5, (7, None, None)),
+        (NOTIFIED, AT_WORK._replace(consumers=0), 5, (7, None, minutes_ago(1))),
+        (NOTIFIED._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
+        (consumer_state(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
+        # unknown to the broker
+        (STALLED_5_MINUTES, AT_WORK._replace(acked_total=None), 5, (7, minutes_ago(5), None)),
+        (STALLED_5_MINUTES, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
+        (NOTIFIED, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
+        # switched off; a stream
+        (NOTIFIED, AT_WORK, 0, NOTHING),
+        (STALLED_5_MINUTES._replace(type="stream"), AT_WORK, 5, NOTHING),
+    ],
+)
+def test_a_count_of_acked_messages_updates_a_queues_state(before, count, minutes, expected):
+    after = before.with_progress(count, NOW, minutes)
+    assert (after.acknowledged_total, after.stalled_since, after.stalled_notified_at) == expected
+
+
+def stored_stall():
+    return Queue.objects.values_list("acknowledged_total", "stalled_since", "stalled_notified_at").get(name=NAME)
+
+
+def let_stalled_minutes_pass(minutes):
+    for queue in Queue.objects.exclude(stalled_since=None):
+        Queue.objects.filter(id=queue.id).update(stalled_since=queue.stalled_since - timedelta(minutes=minutes))
+
+
+def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
+    return (
+        f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}, "messages_ready": {ready},'
+        f' "messages_unacknowledged": {unacknowledged}, "message_stats": {stats}}}'
+    ).encode()
+
+
+def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, amqp, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME, 4)
+    in_hand = []
+    amqp.channel.basic_qos(prefetch_count=2)
+    amqp.channel.basic_consume(NAME, lambda channel, method, *_: in_hand.append(method.delivery_tag))
+    amqp.connection.process_data_events(1)
+    amqp.channel.basic_ack(in_hand.pop(0))
+    monitor.run_pass()
+    count_until(lambda: stored_stall()[0] == 1 and stored_stall()[1] is not None, amqp.connection)
+    assert sent("alice@example.org") == []
+    let_stalled_minutes_pass(minutes=5)
+    assert (count_consumers(), count_consumers()) == (2, 0)
+    assert sent("alice@example.org") == sent("ops@example.org") == ["stalled"]
+    facts = Notification.objects.first().facts
+    assert (facts["queue"], facts["length"], facts["unacknowledged"], facts["consumers"]) == (NAME, 3, 2, 1)
+    assert 300 <= facts["seconds"] < 360
+    text = " ".join(compose(Notification.objects.first()).body.split())
+    assert "have acknowledged nothing for 5 minutes. 3 messages wait: 2 unacknowledged, 1 ready." in text
+    amqp.channel.basic_ack(in_hand.pop(0))
+    count_until(lambda: stored_stall()[2] is None, amqp.connection)
+    assert sent("alice@example.org") == sent("ops@example.org") == ["stalled", "stall-over"]
+    assert "Its consumers acknowledge messages again" in compose(Notification.objects.last()).body
+    assert count_consumers() == 0
+
+
+def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    start_consumer(amqp)
+    monitor.run_pass()
+    answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
+    count_consumers()
+    let_stalled_minutes_pass(minutes=5)
+    answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
+    assert count_consumers() == 0
+    assert stored_stall()[0] == 5
+
+
+def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded, settings, client):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    client.force_login(alice)
+    page = f"/queues/{Queue.objects.get().uuid}/"
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    Queue.objects.update(consumers=1)
+    assert ">stalled<" not in client.get(page).content.decode()
+    Queue.objects.update(stalled_notified_at=NOW)
+    assert ">stalled<" in client.get(page).content.decode()
+    assert ">stalled<" in client.get("/queues/").content.decode()
+
+
+@pytest.mark.parametrize("minutes", [0, 5])
+def test_without_the_setting_nobody_is_notified_of_stalls(alice, amqp, broker_proxy, guarded, settings, minutes):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    start_consumer(amqp)
+    monitor.run_pass()
+    answer(broker_proxy, listing(working_row(guarded)))
+    count_consumers()
+    let_stalled_minutes_pass(minutes=10)
+    settings.GUARDIAN_STALLED_MINUTES = minutes
+    assert count_consumers() == (2 if minutes else 0)
+    settings.GUARDIAN_STALLED_MINUTES = 0
+    assert count_consumers() == 0  # nor a recovery
+    assert stored_stall() == NOTHING
+
+
+def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(working_row(guarded)))  # an outdated list
+    count_consumers()
+    let_stalled_minutes_pass(minutes=5)
+    assert count_consumers() == 0
+    assert (sent("alice@example.org"), stored_stall()[2]) == ([], None)
+
+
+def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    before = NOW - timedelta(minutes=9)
+    Queue.objects.update(
+        consumers=0,
+        unattended_since=before,
+        unattended_notified_at=before,
+        acknowledged_total=6,
+        stalled_notified_at=before,
+    )
+    start_consumer(amqp)
+    answer(broker_proxy, listing(working_row(guarded)))
+    assert count_consumers() == 4
+    assert sorted(sent("alice@example.org")) == ["consumers-back", "stall-over"]
+    assert stored_state() == (1, None, None)
+    assert stored_stall()[::2] == (7, None)
+
+
+@pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
+def test_without_message_statistics_stalls_are_not_judged(alice, amqp, broker_proxy, guarded, settings, stats):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    start_consumer(amqp)
+    monitor.run_pass()
+    answer(broker_proxy, listing(working_row(guarded)))
+    count_consumers()
+    let_stalled_minutes_pass(minutes=9)
+    before = stored_stall()
+    answer(broker_proxy, listing(working_row(guarded, stats=stats)))
+    assert count_consumers() == 0
+    assert (sent("alice@example.org"), stored_stall()) == ([], before)
+
+
+def test_a_gone_queue_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(broker_proxy, listing(working_row(guarded)))
+    count_consumers()
+    Queue.objects.update(state="gone")
+    count_consumers()
+    assert stored_stall() == NOTHING
+
+
+@pytest.mark.parametrize("queues", [3, 80])
+def test_detecting_stalls_takes_no_extra_request_and_constant_statements(
+    alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
+):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    account = PulseUser.objects.get()
+    names = [f"queue/alice/{number}" for number in range(queues)]
+    for name in names:
+        amqp.queue(name)
+        amqp.channel.basic_consume(name, lambda *_: None)
+    Queue.objects.bulk_create(
+        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, first_seen=NOW, last_seen=NOW, pulse_user=account)
+        for name in names
+    )
+    answer(broker_proxy, listing())
+    count_consumers()  # the first count creates rows
+    answer(broker_proxy, listing(*(working_row(guarded, name) for name in names)))
+    before = broker_proxy.connections
+    with django_assert_num_queries(11):
+        count_consumers()
+    assert broker_proxy.connections - before == 1
+    let_stalled_minutes_pass(minutes=5)
+    with django_assert_num_queries(17):
+        assert count_consumers() == 2 * queues

@@ -1,0 +1,754 @@
+"""Changes by people that delete queues: what they delete is shown first, and confirmed."""
+
+import html
+import re
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import time_machine
+from django.db import transaction
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from accounts.models import AuditEntry, AuthToken, Owner, PulseUser
+from accounts.pulse_users import adopt_pulse_user
+from accounts.queue_effects import removal_of
+from accounts.tokens import create_token
+from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmableChange, ConfirmationRequired, Effect
+from core.endpoints import ConfirmSerializer
+from queues import actions, effects
+from queues.models import Queue, QueueEvent
+from queues.monitor import run_pass
+from tests.agents.test_subscription_pages import compute, make_agent, make_subscription, store_queue_row  # noqa: F401
+from tests.site.test_admin import choose_action, confirm, confirmation_in, fields_of
+from tests.support.api import Program, Visitor
+from tests.support.chromium import sign_in
+from tests.support.toolbox import in_background, in_parallel, messages_of, queue_names, stored_queue, wait_until_blocked
+
+LONG = 420
+"""Below the usual deletion limit of 8,000 messages."""
+
+
+def store(name="queue/alice/builds", ready=LONG, **fields):
+    """Store a queue as a pass does."""
+    return stored_queue(name, **{"ready": ready, "unacknowledged": 0, **fields})
+
+
+@pytest.fixture
+def queue(account):
+    return store(pulse_user=account)
+
+
+def names_in(effect):
+    return sorted(queue.name for queue in effect.queues)
+
+
+def limits_of(queue):
+    queue.refresh_from_db()
+    return queue.unbounded, queue.warn_length, queue.max_length
+
+
+# What a change deletes
+
+
+def test_a_lowered_limit_deletes_a_queue_above_it_but_not_one_at_it(operator, queue):
+    actions.set_limits(queue, operator, warn_length=1, max_length=LONG)
+    with pytest.raises(ConfirmationRequired) as asked:
+        actions.set_limits(queue, operator, max_length=LONG - 1)
+    assert str(asked.value) == "This deletes 1 queue with 420 messages."
+    assert limits_of(queue) == (False, 1, LONG)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unbounded": True},
+        {"exclusive": True},
+        {"registered": True},
+        {"ready": None, "type": "stream"},
+        {"state": "gone"},
+        {"max_length": 300},
+    ],
+    ids=["unbounded", "exclusive", "registered", "a stream", "gone", "over its limit already"],
+)
+def test_a_lowered_limit_does_not_delete_a_queue_that_is(operator, account, fields):
+    queue = store(pulse_user=account, **{"warn_length": 10, **fields})
+    actions.set_limits(queue, operator, max_length=20)
+    assert limits_of(queue)[2] == 20
+
+
+def test_a_queue_of_unknown_length_may_be_deleted_by_a_lower_limit(operator, account):
+    queue = store(pulse_user=account, unacknowledged=None, warn_length=10, max_length=100)
+    actions.set_limits(queue, operator, max_length=200)
+    with pytest.raises(ConfirmationRequired, match="an unknown number in 1 queue"):
+        actions.set_limits(queue, operator, max_length=20)
+    actions.set_limits(queue, operator, unbounded=True)
+    with pytest.raises(ConfirmationRequired):
+        actions.set_limits(queue, operator, unbounded=False)
+    assert limits_of(queue) == (True, 10, 200)
+
+
+def test_a_limit_that_is_removed_is_replaced_by_the_accounts_or_the_policys(operator, account):
+    PulseUser.objects.update(warn_length=10, max_length=20)
+    account.refresh_from_db()
+    queue = store(pulse_user=account, warn_length=10, max_length=1000)
+    unowned = store("loose", 9000, warn_length=10, max_length=10_000)
+    for one in (queue, unowned):
+        with pytest.raises(ConfirmationRequired):
+            actions.set_limits(one, operator, max_length=None)
+
+
+def test_a_long_queue_that_is_no_longer_unbounded_is_deleted(operator, account):
+    queue = store(pulse_user=account, ready=9000, unbounded=True)
+    with pytest.raises(ConfirmationRequired):
+        actions.set_limits(queue, operator, unbounded=False)
+    actions.set_limits(queue, operator, unbounded=False, max_length=10_000)
+
+
+def test_a_queue_that_is_no_longer_unbounded_may_be_deleted_for_its_name(operator, db, settings):
+    settings.GUARDIAN_NAMESPACE_POLICY = "delete-unpatterned"
+    with pytest.raises(ConfirmationRequired, match="1 queue with 0 messages"):
+        actions.set_limits(store("loose", 0, unbounded=True), operator, unbounded=False)
+    actions.set_limits(store("queue/bob/builds", 0, unbounded=True), operator, unbounded=False)
+
+
+def test_thresholds_of_an_account_delete_its_queues_without_limits_of_their_own(operator, account, queue):
+    store("queue/alice/own", max_length=1000, pulse_user=account)
+    store("queue/alice/short", 5, pulse_user=account)
+    store("queue/bob/other")
+    answer = Program(operator).patch("pulse-users/alice/", {"warn_length": 10, "max_length": 20})
+    assert answer.json()["effect"]["examples"] == [{"name": queue.name, "vhost": "/", "messages": LONG}]
+
+
+def test_queues_of_an_account_adopted_since_the_last_pass_are_affected(operator, account):
+    store("queue/alice/builds")
+    assert names_in(effects.of_removal([account])) == ["queue/alice/builds"]
+    answer = Program(operator).patch("pulse-users/alice/", {"warn_length": 10, "max_length": 20})
+    assert (answer.status_code, answer.json()["effect"]["queues"]) == (409, 1)
+
+
+def test_an_adopted_account_has_the_policys_thresholds_as_its_queues_had_before(operator, alice, guarded, management):
+    management.put_user("effects-adopted", "irrelevant")
+    try:
+        account = adopt_pulse_user("effects-adopted", [alice], operator)
+    finally:
+        management.delete_user("effects-adopted")
+    assert (account.warn_length, account.max_length) == (None, None)
+
+
+def test_an_account_is_removed_with_all_its_queues_once(account, queue):
+    store("queue/alice/unknown", pulse_user=account, unacknowledged=None, unbounded=True)
+    store("queue/alice/gone", pulse_user=account, state="gone")
+    effect = effects.of_removal([account])
+    assert names_in(effect) == ["queue/alice/builds", "queue/alice/unknown"]
+    assert effect.sentence == "This deletes 2 queues with 420 messages, and an unknown number in 1 queue."
+    account.removing_since = timezone.now()
+    assert names_in(effects.of_removal([account])) == []
+
+
+def test_the_longest_queues_are_the_examples(operator, account):
+    for number in range(MAX_EXAMPLES + 5):
+        store(f"queue/alice/{number}", 100 + number, pulse_user=account)
+    effect = Program(operator).patch("pulse-users/alice/", {"warn_length": 10, "max_length": 20}).json()["effect"]
+    assert effect["queues"] == MAX_EXAMPLES + 5
+    assert effect["messages"] == sum(range(100, 100 + MAX_EXAMPLES + 5))
+    assert [one["messages"] for one in effect["examples"]] == list(range(124, 104, -1))
+
+
+def test_the_next_pass_deletes_what_was_shown_after_it_is_confirmed(operator, account, amqp, guarded, management):
+    for name, messages in (("long", 8), ("longer", 9), ("short", 3)):
+        amqp.queue(f"queue/alice/{name}", messages)
+    run_pass()
+    program, body = Program(operator), {"warn_length": 2, "max_length": 5}
+    asked = program.patch("pulse-users/alice/", body).json()
+    run_pass()
+    assert len(queue_names(management, guarded)) == 3
+    assert program.patch("pulse-users/alice/", {**body, "confirm": asked["confirm"]}).status_code == 200
+    run_pass()
+    shown = {one["name"] for one in asked["effect"]["examples"]}
+    assert queue_names(management, guarded) == {"queue/alice/short"}
+    assert shown == {"queue/alice/long", "queue/alice/longer"}
+
+
+# The confirmation
+
+
+def asked_by(program, path, body):
+    """Return the confirmation that a change needs."""
+    answer = program.patch(path, body)
+    assert answer.status_code == 409, answer.text
+    return answer.json()["confirm"]
+
+
+@pytest.fixture
+def change(operator, queue):
+    """Return a function that sends the change of a limit, with a confirmation or without one."""
+    program = Program(operator)
+
+    def send(confirmation=""):
+        return program.patch(f"queues/{queue.uuid}/", {"max_length": 400, "warn_length": 10, "confirm": confirmation})
+
+    return send
+
+
+def test_an_unconfirmed_change_is_answered_with_its_effect_and_changes_nothing(change, queue):
+    answer = change()
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+    body = answer.json()
+    assert body["effect"] == {
+        "queues": 1,
+        "messages": LONG,
+        "examples": [{"name": "queue/alice/builds", "vhost": "/", "messages": LONG}],
+    }
+    assert isinstance(body["confirm"], str)
+    assert set(body) == {"effect", "confirm", "type", "title", "status", "detail", "instance"}
+    assert body["detail"].startswith("This deletes 1 queue with 420 messages. To confirm it, send the same request")
+    assert limits_of(queue) == (False, None, None)
+    assert not QueueEvent.objects.exists()
+    assert not AuditEntry.objects.filter(event="changed", content_type__model="queue").exists()
+
+
+def test_the_same_change_with_its_confirmation_is_made(change, queue):
+    assert change(change().json()["confirm"]).status_code == 200
+    assert limits_of(queue) == (False, 10, 400)
+
+
+def test_a_change_that_deletes_nothing_needs_no_confirmation(change, queue):
+    Queue.objects.update(ready=300)
+    assert change("nonsense").status_code == 200
+    assert limits_of(queue) == (False, 10, 400)
+
+
+def reason_of(answer):
+    assert answer.status_code == 409
+    assert answer.json()["confirm"]
+    return answer.json()["detail"].partition(" This deletes")[0]
+
+
+def test_an_expired_confirmation_asks_again(change):
+    confirmation = change().json()["confirm"]
+    with time_machine.travel(timezone.now() + timedelta(minutes=9, seconds=50), tick=False):
+        assert change(confirmation).status_code == 200
+    Queue.objects.update(max_length=None)
+    with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=10), tick=False):
+        assert reason_of(change(confirmation)) == "The confirmation has expired. It is valid for 10 minutes."
+
+
+@pytest.mark.parametrize("forged", ["x", "a:b:c", ":", "\u202e", "{}", "x" * 5000])
+def test_a_forged_confirmation_asks_again(change, queue, forged):
+    genuine = change().json()["confirm"]
+    for text in (forged, genuine[:-1], f"{forged}{genuine}"):
+        assert reason_of(change(text)) == "The confirmation is invalid. Send it exactly as you got it."
+    assert limits_of(queue) == (False, None, None)
+
+
+def test_a_confirmation_signed_with_another_key_asks_again(change, settings):
+    confirmation = change().json()["confirm"]
+    settings.SECRET_KEY = "another" * 10
+    assert "invalid" in reason_of(change(confirmation))
+
+
+ANOTHER = "The confirmation is for another change, or was given to another person."
+
+
+def test_a_confirmation_is_for_these_values_of_these_objects_only(operator, account, queue):
+    other = store("queue/alice/other", pulse_user=account)
+    program, path = Program(operator), f"queues/{queue.uuid}/"
+    confirmation = asked_by(program, path, {"max_length": 400, "warn_length": 10})
+    for where, body in (
+        (path, {"max_length": 399, "warn_length": 10}),
+        (path, {"max_length": 400, "warn_length": 11}),
+        (path, {"max_length": 400, "warn_length": 10, "unbounded": False}),
+        (f"queues/{other.uuid}/", {"max_length": 400, "warn_length": 10}),
+        ("pulse-users/alice/", {"max_length": 400, "warn_length": 10}),
+    ):
+        assert reason_of(program.patch(where, {**body, "confirm": confirmation})) == ANOTHER
+
+
+def test_a_confirmation_is_for_one_person_only(change, queue):
+    another = Program(Owner.objects.create_superuser("ops2@example.org"))
+    body = {"max_length": 400, "warn_length": 10, "confirm": change().json()["confirm"]}
+    assert reason_of(another.patch(f"queues/{queue.uuid}/", body)) == ANOTHER
+
+
+@pytest.fixture
+def lower(operator, account, queue):
+    """Return a function that lowers the account's thresholds, with a confirmation or without one."""
+    program = Program(operator)
+    return lambda confirmation="": program.patch(
+        "pulse-users/alice/", {"warn_length": 10, "max_length": 20, "confirm": confirmation}
+    )
+
+
+def test_another_number_of_messages_does_not_ask_again(lower):
+    confirmation = lower().json()["confirm"]
+    Queue.objects.update(ready=7000)
+    assert lower(confirmation).status_code == 200
+
+
+def test_another_queue_in_the_effect_asks_again(lower, account):
+    short = store("queue/alice/short", 5, pulse_user=account)
+    confirmation = lower().json()["confirm"]
+    Queue.objects.filter(pk=short.pk).update(ready=21)
+    asked = lower(confirmation)
+    assert reason_of(asked) == "The change now deletes 1 more queue than you confirmed."
+    assert asked.json()["effect"]["queues"] == 2
+    account.refresh_from_db()
+    assert account.max_length is None
+    assert lower(asked.json()["confirm"]).status_code == 200
+
+
+def test_fewer_queues_than_confirmed_do_not_ask_again(lower, account, queue):
+    store("queue/alice/second", pulse_user=account)
+    confirmation = lower().json()["confirm"]
+    Queue.objects.filter(pk=queue.pk).update(ready=5)
+    assert lower(confirmation).status_code == 200
+
+
+def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(operator, transactional_db, account):
+    queue = store(pulse_user=account, ready=5)
+    with transaction.atomic():
+        Queue.objects.filter(pk=queue.pk).update(ready=LONG)
+        setting = in_background(partial(actions.set_limits, queue, operator, warn_length=10, max_length=20))
+        wait_until_blocked(setting)
+    with pytest.raises(ConfirmationRequired, match="420"):
+        setting.result(timeout=30)
+
+
+def test_a_confirmation_of_100_000_queues_is_accepted(operator, account):
+    effect = Effect([AffectedQueue(number, "/", str(number), 1) for number in range(0, 700_000, 7)])
+    confirmation = removal_of([account], operator).question(effect).confirm
+    body = ConfirmSerializer(data={"confirm": confirmation})
+    assert body.is_valid()
+    removal_of([account], operator, body.validated_data["confirm"]).require_confirmed(effect)
+
+
+def test_two_operators_confirm_the_same_change_at_once(operator, transactional_db, account, queue):
+    programs = [Program(operator), Program(Owner.objects.create_superuser("ops2@example.org"))]
+    path, body = f"queues/{queue.uuid}/", {"warn_length": 10, "max_length": 20}
+    confirmations = [asked_by(program, path, body) for program in programs]
+    assert confirmations[0] != confirmations[1]
+    answers = in_parallel(
+        *(
+            partial(program.patch, path, {**body, "confirm": confirmation})
+            for program, confirmation in zip(programs, confirmations, strict=True)
+        )
+    )
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert QueueEvent.objects.filter(kind="adjusted").count() == 1
+
+
+def test_one_operator_confirms_while_another_sets_other_limits(operator, account, queue):
+    path = f"queues/{queue.uuid}/"
+    first, second = Program(operator), Program(Owner.objects.create_superuser("ops2@example.org"))
+    confirmation = asked_by(first, path, {"warn_length": 10, "max_length": 20})
+    assert second.patch(path, {"warn_length": 10, "max_length": 500}).status_code == 200
+    assert first.patch(path, {"warn_length": 10, "max_length": 20, "confirm": confirmation}).status_code == 200
+    assert limits_of(queue) == (False, 10, 20)
+
+
+# The API
+
+
+def test_an_unconfirmed_change_of_an_account_leaves_its_other_fields(operator, alice, bob, account, queue):
+    body = {"owners": ["bob@example.org"], "notification_emails": ["team@example.org"], "max_length": 20}
+    program = Program(operator)
+    confirmation = asked_by(program, "pulse-users/alice/", {**body, "warn_length": 10})
+    assert list(account.owners.all()) == [alice]
+    assert not account.notification_addresses.exists()
+    body |= {"warn_length": 10, "confirm": confirmation}
+    assert program.patch("pulse-users/alice/", body).status_code == 200
+    assert list(account.owners.all()) == [bob]
+
+
+@pytest.fixture
+def live_account(account, management, guarded, amqp):
+    """Return Alice's account on the broker, with a queue that a pass has listed."""
+    management.put_user("alice", "irrelevant")
+    amqp.queue("queue/alice/builds", 3)
+    run_pass()
+    yield account
+    if "alice" in {user.name for user in management.users()}:
+        management.delete_user("alice")
+
+
+def test_an_account_with_queues_is_deleted_after_a_confirmation(live_account, alice, management, guarded):
+    program = Program(alice)
+    asked = program.delete("pulse-users/alice/")
+    assert (asked.status_code, asked.json()["effect"]["messages"]) == (409, 3)
+    live_account.refresh_from_db()
+    assert live_account.removing_since is None
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert program.delete("pulse-users/alice/", {"confirm": asked.json()["confirm"]}).status_code == 204
+    assert queue_names(management, guarded) == set()
+
+
+def test_a_queue_listed_since_the_question_keeps_the_account(live_account, alice, amqp, management):
+    program = Program(alice)
+    confirmation = program.delete("pulse-users/alice/").json()["confirm"]
+    amqp.queue("queue/alice/newer", 1)
+    run_pass()
+    assert "1 more queue" in reason_of(program.delete("pulse-users/alice/", {"confirm": confirmation}))
+    assert "alice" in {user.name for user in management.users()}
+
+
+def test_the_confirmation_of_thresholds_does_not_confirm_a_deletion(live_account, operator):
+    program = Program(operator)
+    confirmation = asked_by(program, "pulse-users/alice/", {"warn_length": 1, "max_length": 2})
+    assert reason_of(program.delete("pulse-users/alice/", {"confirm": confirmation})) == ANOTHER
+
+
+@pytest.mark.parametrize("body", [[], {"confirm": ["x"]}, {"confirm": "\0"}])
+def test_an_invalid_body_of_a_deletion_is_refused(alice, account, queue, away, body):
+    assert Program(alice).delete("pulse-users/alice/", body).status_code == 400
+
+
+@pytest.fixture
+def agents_queue(alice, compute):  # noqa: F811
+    """Return the queue that an agent of Alice registered, as stored by a pass, with three messages."""
+    subscription = make_subscription(alice, make_agent(alice, compute), offerings=[compute])
+    return store_queue_row(subscription.queues.get())
+
+
+def test_a_withdrawal_with_removal_deletes_queues_of_accounts_and_of_agents(operator, alice, queue, agents_queue, away):
+    create_token(alice, "agent")
+    program, path = Program(operator), f"owners/{alice.uuid}/withdraw/"
+    asked = program.post(path, {"remove": True})
+    assert asked.status_code == 409
+    assert {one["name"] for one in asked.json()["effect"]["examples"]} == {queue.name, agents_queue.name}
+    alice.refresh_from_db()
+    assert alice.vouched
+    assert alice.auth_token_set.exists()
+    assert program.post(path, {"remove": True, "confirm": asked.json()["confirm"]}).status_code == 200
+    assert PulseUser.objects.get().removing_since is not None
+
+
+def test_a_withdrawal_that_removes_nothing_needs_no_confirmation(operator, alice, queue, agents_queue):
+    assert Program(operator).post(f"owners/{alice.uuid}/withdraw/").status_code == 200
+
+
+def test_the_last_valid_token_is_revoked_after_a_confirmation(alice, agents_queue):
+    last, other, expired = (create_token(alice, name)[0] for name in ("last", "other", "expired"))
+    AuthToken.objects.filter(pk=expired.pk).update(expiry=timezone.now())
+    visitor, path = Visitor(alice), f"tokens/{last.uuid}/"
+    assert visitor.delete(f"tokens/{other.uuid}/").status_code == 204
+    asked = visitor.delete(path)
+    assert (asked.status_code, asked.json()["effect"]["messages"]) == (409, 3)
+    assert AuthToken.objects.filter(pk=last.pk).exists()
+    assert visitor.delete(path, {"confirm": asked.json()["confirm"]}).status_code == 204
+    assert list(alice.auth_token_set.all()) == [expired]
+
+
+def test_an_expired_token_is_revoked_without_a_question(alice, agents_queue):
+    token, _ = create_token(alice, "expired")
+    AuthToken.objects.update(expiry=timezone.now())
+    assert Visitor(alice).delete(f"tokens/{token.uuid}/").status_code == 204
+
+
+def test_a_program_revokes_its_own_token_without_a_question(alice, agents_queue):
+    program = Program(alice)
+    assert program.delete(f"tokens/{AuthToken.objects.get().uuid}/").status_code == 204
+
+
+def test_a_shared_account_stays_without_a_question(operator, alice, bob, account, queue):
+    account.owners.add(bob)
+    assert Program(operator).post(f"owners/{alice.uuid}/withdraw/", {"remove": True}).status_code == 200
+
+
+VISITORS = ("alice", "bob", "ops")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "statuses"),
+    [
+        ("PATCH", "queues/{queue}/", {"warn_length": 10, "max_length": 20}, (403, 404, 409)),
+        ("PATCH", "pulse-users/alice/", {"warn_length": 10, "max_length": 20}, (403, 404, 409)),
+        ("DELETE", "pulse-users/alice/", {}, (409, 404, 409)),
+        ("POST", "owners/{alice}/withdraw/", {"remove": True}, (404, 404, 409)),
+    ],
+)
+def test_only_who_may_make_a_change_learns_its_effect(
+    guarded, live_account, alice, bob, operator, method, path, body, statuses
+):
+    Queue.objects.update(ready=LONG, max_length=1000, warn_length=5)
+    if "pulse-users" in path:
+        Queue.objects.update(ready=9, max_length=None, warn_length=None)
+        body = body and {"warn_length": 2, "max_length": 5}
+    path = path.format(queue=Queue.objects.get().uuid, alice=alice.uuid)
+    programs = [Program(person) for person in (alice, bob, operator)]
+    answers = [program.send(method, path, body) for program in programs]
+    assert tuple(answer.status_code for answer in answers) == statuses
+    confirmation = answers[-1].json()["confirm"]
+    for program, answer in zip(programs[:-1], answers[:-1], strict=True):
+        again = program.send(method, path, {**body, "confirm": confirmation})
+        assert again.status_code == answer.status_code
+    assert programs[-1].send(method, path, {**body, "confirm": confirmation}).status_code in (200, 204)
+
+
+def test_owners_who_may_set_thresholds_confirm_them(alice, account, queue, settings):
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 1000
+    program, body = Program(alice), {"warn_length": 10, "max_length": 20}
+    confirmation = asked_by(program, "pulse-users/alice/", body)
+    assert program.patch("pulse-users/alice/", {**body, "confirm": confirmation}).status_code == 200
+
+
+# The pages
+
+
+def sent_again(page):
+    """Return the hidden fields of the page, as a browser sends them."""
+    hidden = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.text)
+    return {name: html.unescape(value) for name, value in hidden}
+
+
+def test_the_page_of_limits_shows_what_is_deleted_and_asks_for_the_name(client, operator, queue):
+    client.force_login(operator)
+    path = f"/queues/{queue.uuid}/limits/"
+    page = client.post(path, {"warn_length": "10", "max_length": "400"})
+    assert "This deletes 1 queue with 420 messages." in page.text
+    assert '<td class="number" data-label="Messages">420</td>' in page.text
+    for typed in ("", "queue/alice/build"):
+        page = client.post(path, {**sent_again(page), "typed": typed})
+        assert "This deletes 1 queue" in page.text
+        assert 'class="errorlist' in page.text
+    assert limits_of(queue) == (False, None, None)
+    page = client.post(path, {**sent_again(page), "typed": queue.name}, follow=True)
+    assert "The limits are set." in page.text
+    assert limits_of(queue) == (False, 10, 400)
+
+
+def test_an_expired_confirmation_of_a_page_says_so_and_keeps_the_typed_name(client, operator, queue):
+    client.force_login(operator)
+    path = f"/queues/{queue.uuid}/limits/"
+    page = client.post(path, {"warn_length": "10", "max_length": "400"})
+    with time_machine.travel(timezone.now() + timedelta(minutes=11), tick=False):
+        client.force_login(operator)
+        page = client.post(path, {**sent_again(page), "typed": queue.name})
+        assert "The confirmation has expired. It is valid for 10 minutes. Nothing was changed." in page.text
+        assert f'value="{queue.name}"' in page.text
+        assert client.post(path, {**sent_again(page), "typed": queue.name}).status_code == 302
+
+
+def test_the_page_of_an_account_asks_before_its_thresholds_delete_queues(client, operator, account, queue, away):
+    client.force_login(operator)
+    path = "/pulse-users/alice/thresholds/"
+    page = client.post(path, {"warn_length": "10", "max_length": "20"})
+    assert "This deletes 1 queue with 420 messages." in page.text
+    assert client.post(path, {**sent_again(page), "typed": "alic"}).status_code == 200
+    account.refresh_from_db()
+    assert account.max_length is None
+    assert client.post(path, {**sent_again(page), "typed": "alice"}).status_code == 302
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (10, 20)
+
+
+def test_the_page_of_a_deletion_shows_the_messages_first(client, alice, live_account, amqp, management, guarded):
+    client.force_login(alice)
+    path = "/pulse-users/alice/delete/"
+    page = client.get(path)
+    assert "This deletes 1 queue with 3 messages." in page.text
+    amqp.queue("queue/alice/newer", 1)
+    run_pass()
+    page = client.post(path, {**sent_again(page), "name": "alice"})
+    assert "The change now deletes 1 more queue than you confirmed. Nothing was deleted." in page.text
+    assert "This deletes 2 queues with 4 messages." in page.text
+    assert client.post(path, {**sent_again(page), "name": "alice"}).status_code == 302
+    assert queue_names(management, guarded) == set()
+
+
+def test_the_page_of_an_owner_asks_before_a_withdrawal_deletes_queues(client, operator, alice, account, queue, away):
+    client.force_login(operator)
+    path = f"/owners/{alice.uuid}/"
+    page = client.post(path, {"remove": "on", "reason": "Left the team."})
+    assert "This deletes 1 queue with 420 messages." in page.text
+    alice.refresh_from_db()
+    assert alice.vouched
+    assert client.post(path, {**sent_again(page), "typed": alice.email}).status_code == 302
+    alice.refresh_from_db()
+    account.refresh_from_db()
+    assert (alice.vouched, alice.vouchings.get().reason) == (False, "Left the team.")
+    assert account.removing_since is not None
+
+
+def test_an_operator_who_lowers_a_limit_by_mistake_loses_nothing(page, operator, account, amqp, guarded, management):
+    amqp.queue("queue/alice/builds", 8)
+    run_pass()
+    sign_in(page, operator)
+    page.goto(f"/queues/{Queue.objects.get().uuid}/limits/")
+    page.get_by_label("Warning threshold").fill("1")
+    page.get_by_label("Deletion limit").fill("2")
+    page.get_by_role("button", name="Set limits").click()
+    expect(page.get_by_text("This deletes 1 queue with 8 messages.")).to_be_visible()
+    page.get_by_role("button", name="Confirm and delete 1 queue").click()
+    expect(page.get_by_label("To confirm")).to_be_focused()  # it is required
+    page.get_by_role("link", name="Cancel").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("queue/alice/builds")
+    run_pass()
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
+
+
+# The admin
+
+
+def test_the_form_of_a_queue_asks_and_saves_nothing_before(admin, queue):
+    path = f"/admin/queues/queue/{queue.pk}/change/"
+    form = {**fields_of(admin.get(path)), "warn_length": "10", "max_length": "400", "_continue": "1"}
+    page = admin.post(path, form)
+    assert "This deletes 1 queue with 420 messages." in page.text
+    assert limits_of(queue) == (False, None, None)
+    assert not QueueEvent.objects.exists()
+    assert not AuditEntry.objects.filter(event="changed", content_type__model="queue").exists()
+    answer = admin.post(path, sent_again(page))
+    assert (answer.status_code, answer.url) == (302, path)
+    assert limits_of(queue) == (False, 10, 400)
+
+
+def test_the_form_of_an_account_asks_and_saves_nothing_before(admin, account, queue):
+    path = f"/admin/accounts/pulseuser/{account.pk}/change/"
+    page = admin.post(path, {"warn_length": "10", "max_length": "20"})
+    assert "This deletes 1 queue with 420 messages." in page.text
+    account.refresh_from_db()
+    assert account.max_length is None
+    assert admin.post(path, sent_again(page)).status_code == 302
+    account.refresh_from_db()
+    assert account.max_length == 20
+
+
+def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, account, queue):
+    queues = [queue, store("queue/alice/second", 500, pulse_user=account), store("queue/alice/short", 5)]
+    page = confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="10", max_length="20")
+    assert "This deletes 2 queues with 920 messages." in page.text
+    assert set(Queue.objects.values_list("max_length", flat=True)) == {None}
+    again = confirm(admin, page, warn_length="10", max_length="21")
+    assert "The confirmation is for another change" in again.text
+    answer = confirm(admin, again, warn_length="10", max_length="21")
+    assert messages_of(answer)[0].startswith("3 are updated")
+    assert set(Queue.objects.values_list("max_length", flat=True)) == {21}
+
+
+def test_short_queues_become_bounded_without_a_question(admin, account):
+    queue = store(pulse_user=account, unbounded=True)
+    answer = choose_action(admin, Queue, "make_bounded", queue)
+    assert messages_of(answer)[0].startswith("1 is bounded again")
+    assert limits_of(queue)[0] is False
+
+
+def test_thresholds_of_several_accounts_have_one_effect(admin, account, queue):
+    other = PulseUser.objects.create(username="other", ready=True)
+    store("queue/other/builds", 500, pulse_user=other)
+    page = choose_action(admin, PulseUser, "set_thresholds", account, other)
+    page = confirm(admin, page, warn_length="10", max_length="20")
+    assert "This deletes 2 queues with 920 messages." in page.text
+    assert set(PulseUser.objects.values_list("max_length", flat=True)) == {None}
+    answer = confirm(admin, page, warn_length="10", max_length="20")
+    assert messages_of(answer) == ["2 are updated: alice, other."]
+
+
+def test_the_action_that_removes_accounts_shows_the_messages_first(admin, live_account, amqp, management, guarded):
+    page = choose_action(admin, PulseUser, "remove", live_account)
+    assert "This deletes 1 queue with 3 messages." in page.text
+    amqp.queue("queue/alice/newer", 1)
+    run_pass()
+    page = confirm(admin, page)
+    assert "The change now deletes 1 more queue than you confirmed." in page.text
+    assert messages_of(confirm(admin, page)) == ["1 is removed, with queues and exchanges: alice."]
+    assert queue_names(management, guarded) == set()
+
+
+def test_the_action_that_withdraws_asks_before_queues_are_deleted(admin, alice, queue, away):
+    page = choose_action(admin, Owner, "withdraw", alice)
+    page = confirm(admin, page, remove="on", reason="")
+    assert "This deletes 1 queue with 420 messages." in page.text
+    alice.refresh_from_db()
+    assert alice.vouched
+    confirm(admin, page, remove="on", reason="")
+    alice.refresh_from_db()
+    assert not alice.vouched
+
+
+def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(client, alice, agents_queue):
+    token, _ = create_token(alice, "nightly")
+    path = f"/tokens/{token.uuid}/revoke/"
+    client.force_login(alice)
+    page = client.post(path)
+    assert "This deletes 1 queue with 3 messages." in page.text
+    wrong = client.post(path, {"confirm": confirmation_in(page), "typed": "weekly"})
+    assert wrong.status_code == 200
+    assert AuthToken.objects.exists()
+    assert client.post(path, {"confirm": confirmation_in(page), "typed": "nightly"}).status_code == 302
+    assert not AuthToken.objects.exists()
+
+
+def test_the_action_that_revokes_tokens_asks_before_agents_lose_their_queues(admin, alice, bob, agents_queue):
+    tokens = [create_token(owner, "nightly")[0] for owner in (alice, bob)]
+    page = confirm(admin, choose_action(admin, AuthToken, "revoke", *tokens))
+    assert "This deletes 1 queue with 3 messages." in page.text
+    assert AuthToken.objects.count() == 2
+    assert messages_of(confirm(admin, page)) == ["2 are revoked: nightly, nightly."]
+    assert not AuthToken.objects.exists()
+
+
+def test_the_deactivation_of_an_owner_asks_before_agents_lose_their_queues(admin, alice, agents_queue):
+    path = f"/admin/accounts/owner/{alice.pk}/change/"
+    form = {**fields_of(admin.get(path)), "full_name": "Alice"}
+    del form["is_active"]
+    page = admin.post(path, form)
+    assert "This deletes 1 queue with 3 messages." in page.text
+    alice.refresh_from_db()
+    assert (alice.is_active, alice.full_name) == (True, "")
+    assert admin.post(path, sent_again(page)).status_code == 302
+    alice.refresh_from_db()
+    assert (alice.is_active, alice.full_name) == (False, "Alice")
+
+
+def test_the_deletion_of_an_owner_asks_before_the_agents_vhost_is_deleted(admin, alice, agents_queue, away):
+    store("guardian.dlq", 2, vhost=agents_queue.vhost, owner=alice, registered=True)
+    path = f"/admin/accounts/owner/{alice.pk}/delete/"
+    page = admin.post(path, {"post": "yes"})
+    assert "This deletes 2 queues with 5 messages." in page.text
+    assert Owner.objects.filter(pk=alice.pk).exists()
+    assert admin.post(path, sent_again(page)).status_code == 302
+    assert not Owner.objects.filter(pk=alice.pk).exists()
+
+
+def test_the_deletion_of_an_offering_asks_before_its_queues_are_deleted(admin, compute, agents_queue, away):  # noqa: F811
+    path = f"/admin/agents/offering/{compute.pk}/delete/"
+    page = admin.post(path, {"post": "yes"})
+    assert "This deletes 1 queue with 3 messages." in page.text
+    assert admin.post(path, sent_again(page)).status_code == 302
+    page = admin.get("/admin/agents/offering/")
+    assert "Compute</a>" not in page.text
+
+
+def test_deletions_in_a_list_ask_before_queues_are_deleted(admin, compute, agents_queue, away):  # noqa: F811
+    form = {"action": "delete_selected", "_selected_action": [compute.pk]}
+    assert confirmation_in(admin.post("/admin/agents/offering/", form)) == ""
+    page = admin.post("/admin/agents/offering/", {**form, "post": "yes"})
+    assert "This deletes 1 queue with 3 messages." in page.text
+    assert admin.post("/admin/agents/offering/", sent_again(page)).status_code == 302
+    assert not compute.subscription_queues.exists()
+    assert confirmation_in(page) != ""
+
+
+# Callers inside Guardian
+
+
+def test_one_confirmed_removal_covers_several_accounts(operator, account, queue):
+    other = PulseUser.objects.create(username="other", ready=True)
+    store("queue/other/builds", 1, pulse_user=other)
+    question = removal_of([account, other], operator).question(effects.of_removal([account, other]))
+    together = removal_of([other, account], operator, question.confirm)
+    for one in (account, other):
+        together.require_confirmed(effects.of_removal([one]))
+    with pytest.raises(ConfirmationRequired):
+        removal_of([account], operator, question.confirm).require_confirmed(effects.of_removal([account]))
+
+
+def test_rows_of_two_models_with_one_key_are_two_changes(operator, queue):
+    effect = effects.of_deletion([queue])
+    rows = PulseUser(pk=1), Owner(pk=1)
+    first, second = (ConfirmableChange(operator, "delete", [row], {}).question(effect) for row in rows)
+    ConfirmableChange(operator, "delete", rows[:1], {}, first.confirm).require_confirmed(effect)
+    with pytest.raises(ConfirmationRequired, match=ANOTHER):
+        ConfirmableChange(operator, "delete", rows[:1], {}, second.confirm).require_confirmed(effect)

@@ -1,0 +1,220 @@
+"""Exchanges of Pulse users."""
+
+import pytest
+
+from accounts.models import AuditEntry, Owner
+from queues import exchanges
+from queues.actions import Gone
+from rabbit.management import BrokerUnavailable
+from rabbit.names import readable
+from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost
+from tools.benchmarks.passes import counted_requests
+
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+
+@pytest.fixture
+def exchange_name(amqp):
+    """Return the name of Alice's exchange, to which a queue and an exchange are bound, among others."""
+    for name in ("exchange/alice/events", "exchange/bob/events", "queue/alice/misnamed", "exchange/alice"):
+        amqp.channel.exchange_declare(name, "topic", durable=True)
+    amqp.queue("queue/bob/builds")
+    amqp.channel.queue_bind("queue/bob/builds", "exchange/alice/events", "build.#")
+    amqp.channel.exchange_bind("exchange/bob/events", "exchange/alice/events", "test.<b>\u202e")
+    return "exchange/alice/events"
+
+
+def exchange_names(management, vhost):
+    return {exchange.name for exchange in management.exchanges(vhost) if exchange.name.startswith("exchange/")}
+
+
+def test_an_owner_sees_their_exchanges_with_bindings(exchange_name, alice):
+    (found,) = exchanges.own_exchanges(alice)
+    assert (found.name, found.type, found.durable, found.pulse_user) == (exchange_name, "topic", True, "alice")
+    assert [(one.destination_type, one.destination, one.routing_key) for one in found.bindings] == [
+        ("exchange", "exchange/bob/events", "test.<b>\u202e"),
+        ("queue", "queue/bob/builds", "build.#"),
+    ]
+
+
+def test_an_operator_sees_all_exchanges_of_pulse_users(exchange_name, operator):
+    names = [exchange.name for exchange in exchanges.own_exchanges(operator)]
+    assert names == ["exchange/alice/events", "exchange/bob/events"]
+
+
+@pytest.mark.parametrize("number", [1, 30])
+def test_any_number_of_exchanges_takes_two_requests(amqp, alice, number, django_assert_max_num_queries):
+    for one in range(number):
+        amqp.channel.exchange_declare(f"exchange/alice/{one}", "fanout", durable=True)
+    with counted_requests() as sent, django_assert_max_num_queries(1):
+        assert len(exchanges.own_exchanges(alice)) == number
+    assert len(sent) == 2
+
+
+def test_an_owner_without_an_account_sees_no_exchanges(client):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    with counted_requests() as sent:
+        assert exchanges.own_exchanges(bob) == []
+    assert sent == []
+    client.force_login(bob)
+    assert "First you need an account on RabbitMQ." in client.get("/exchanges/").text
+
+
+def test_the_page_lists_exchanges_and_bindings(exchange_name, alice, client):
+    client.force_login(alice)
+    page = client.get("/exchanges/").text
+    assert "queue/bob/builds" in page
+    assert "test.&lt;b&gt;\\u202e" in page
+    assert 'href="/exchanges/delete/?name=exchange%2Falice%2Fevents"' in page
+    assert '<span class="name">exchange/bob/events</span>' not in page
+
+
+@pytest.mark.parametrize(("bound", "folded", "more"), [(5, False, 0), (6, True, 0), (53, True, 3)])
+def test_many_bindings_are_collapsed_and_the_rest_counted(amqp, alice, client, bound, folded, more):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.queue("queue/alice/builds")
+    for number in range(bound):
+        amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", f"build.{number}")
+    client.force_login(alice)
+    page = client.get("/exchanges/").text
+    assert page.count("routing key <code") == bound - more
+    assert (f"<summary>{bound} bindings</summary>" in page) is folded
+    assert (f"and {more} more" in page) is bool(more)
+    assert "<summary>" not in client.get("/exchanges/delete/", {"name": "exchange/alice/events"}).text
+
+
+def test_the_list_has_pages_of_fifty(amqp, alice, client):
+    for number in range(51):
+        amqp.channel.exchange_declare(f"exchange/alice/{number:02}", "fanout", durable=True)
+    client.force_login(alice)
+    first, second = client.get("/exchanges/").text, client.get("/exchanges/?page=2").text
+    assert (first.count("Delete…"), second.count("Delete…")) == (50, 1)
+    assert "1 to 50 of 51; page 1 of 2." in first
+    assert '<a href="?page=2" rel="next">' in first
+    assert '<span class="name">exchange/alice/50</span>' in second
+    assert '<a href="?page=1" rel="prev">' in second
+
+
+def test_after_a_lost_answer_the_page_says_the_outcome_is_unknown(
+    exchange_name, alice, client, settings, broker, monkeypatch
+):
+    client.force_login(alice)
+    with amqp_answers_lost(broker, settings, monkeypatch, "exchange_delete"):
+        asked = client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name})
+    assert asked.status_code == 503
+    assert "so the outcome is unknown" in asked.text
+
+
+def test_the_empty_list_explains_how_to_declare_an_exchange(alice, client):
+    client.force_login(alice)
+    assert "No exchange yet." in client.get("/exchanges/").text
+
+
+def test_without_the_broker_the_pages_say_so(exchange_name, alice, client, settings, management, vhost):
+    client.force_login(alice)
+    settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = AWAY, AWAY_AMQP
+    with pytest.raises(BrokerUnavailable):
+        exchanges.own_exchanges(alice)
+    for answer in (
+        client.get("/exchanges/"),
+        client.get("/exchanges/delete/", {"name": exchange_name}),
+        client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name}),
+    ):
+        assert answer.status_code == 503
+        assert "answer" in answer.text
+    assert exchange_name in exchange_names(management, vhost)
+
+
+def test_a_refusal_by_the_broker_is_not_called_an_outage(alice, client, settings, broker, management):
+    management.put_user("nobody-much", "secret")
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://nobody-much:secret@{host}"
+        client.force_login(alice)
+        answer = client.get("/exchanges/")
+    finally:
+        management.delete_user("nobody-much")
+    assert answer.status_code == 503
+    assert "does not allow Guardian to do this" in answer.text
+    assert "Contact an operator." in answer.text
+
+
+def test_an_exchange_is_deleted_after_typing_its_name(exchange_name, alice, client, management, vhost):
+    client.force_login(alice)
+    page = client.get("/exchanges/delete/", {"name": exchange_name})
+    assert "queue/bob/builds" in page.text
+    wrong = client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name + "x"})
+    assert (wrong.status_code, exchange_name in exchange_names(management, vhost)) == (200, True)
+    done = client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name}, follow=True)
+    assert done.redirect_chain == [("/exchanges/", 302)]
+    assert "The exchange exchange/alice/events was deleted." in done.text
+    assert exchange_name not in exchange_names(management, vhost)
+
+
+def test_deleting_a_vanished_exchange_says_it_is_gone(exchange_name, alice, client, management, vhost):
+    client.force_login(alice)
+    management.delete_exchange(vhost, exchange_name)
+    with pytest.raises(Gone):
+        exchanges.delete_exchange(alice, exchange_name)
+    for answer in (
+        client.get("/exchanges/delete/", {"name": exchange_name}, follow=True),
+        client.post(f"/exchanges/delete/?name={exchange_name}", {"typed": exchange_name}, follow=True),
+    ):
+        assert answer.redirect_chain == [("/exchanges/", 302)]
+        assert "The exchange exchange/alice/events is no longer on the broker." in answer.text
+
+
+@pytest.mark.parametrize(
+    "name", ["exchange/bob/events", "amq.topic", "", "queue/alice/misnamed", "exchange/alice", "exchange/Alice/x", "\0"]
+)
+def test_an_exchange_of_somebody_else_is_404(exchange_name, alice, client, management, vhost, name):
+    client.force_login(alice)
+    before = exchange_names(management, vhost)
+    for answer in (client.get("/exchanges/delete/", {"name": name}),
+                   client.post("/exchanges/delete/", {"typed": name}, query_params={"name": name})):  # fmt: skip
+        assert answer.status_code == 404
+    with pytest.raises(LookupError):
+        exchanges.delete_exchange(alice, name)
+    assert exchange_names(management, vhost) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["exchange/alice/<script>", "exchange/alice/'\"&?#", "exchange/alice/\x01\u202e", "exchange/alice/\0",
+             "exchange/alice/%2F/..", "exchange/alice/" + "\N{PILE OF POO}" * 59 + "abc"],
+)  # fmt: skip
+def test_an_exchange_with_any_name_can_be_shown_and_deleted(amqp, alice, client, management, vhost, name):
+    amqp.channel.exchange_declare(name, "topic", durable=True)
+    client.force_login(alice)
+    page = client.get("/exchanges/").text
+    link = page.partition('href="/exchanges/delete/')[2].partition('"')[0].replace("&amp;", "&")
+    assert client.post(f"/exchanges/delete/{link}", {"typed": readable(name)}).status_code == 302
+    assert exchange_names(management, vhost) == set()
+
+
+def test_an_operator_deletes_any_pulse_users_exchange(exchange_name, operator, management, vhost):
+    exchanges.delete_exchange(operator, exchange_name)
+    assert exchange_names(management, vhost) == {"exchange/bob/events", "exchange/alice"}
+    with pytest.raises(LookupError):
+        exchanges.delete_exchange(operator, "amq.topic")
+
+
+def test_a_visitor_is_sent_to_the_sign_in_page(client):
+    for address in ("/exchanges/", "/exchanges/delete/?name=exchange/alice/events"):
+        assert client.get(address).status_code == 302
+
+
+def test_deletions_are_recorded_with_their_outcome(exchange_name, alice, broker, settings, vhost, amqp, monkeypatch):
+    with (
+        amqp_answers_lost(broker, settings, monkeypatch, "exchange_delete"),
+        pytest.raises(BrokerUnavailable),
+    ):
+        exchanges.delete_exchange(alice, exchange_name)
+    with pytest.raises(Gone):
+        exchanges.delete_exchange(alice, exchange_name)
+    amqp.channel.exchange_declare(exchange_name, "topic")
+    exchanges.delete_exchange(alice, exchange_name)
+    entries = AuditEntry.objects.filter(event=exchanges.DELETED_EXCHANGE).order_by("id")
+    assert [(one.actor, one.outcome) for one in entries] == [(alice, "unknown"), (alice, "not-done"), (alice, "done")]
+    assert {(one.additional_data["exchange"], one.additional_data["vhost"]) for one in entries} == {
+        (exchange_name, vhost)
+    }

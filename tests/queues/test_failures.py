@@ -1,0 +1,840 @@
+"""Failures of everything around Guardian: nothing is lost or repeated, and the right people are notified."""
+
+import itertools
+import threading
+import time
+import uuid
+from contextlib import ExitStack
+from datetime import timedelta
+
+import pika
+import pytest
+from django.utils import timezone
+
+import rabbit.amqp
+from accounts.models import PulseUser
+from core import broker
+from core.models import Lease
+from notifications.models import Notification
+from queues import actions, archive_reading, deletion, monitor, replay, tasks
+from queues.models import Archive, Pass, Queue, Watch
+from rabbit import confirmed
+from rabbit.fetching import Fetch
+from rabbit.management import BrokerUnavailable, Management, NotOnBroker
+from rabbit.permissions import FULL_ACCESS
+from tests.conftest import Amqp
+from tests.support.faults import STEPS, let_time_pass, once_after, run_scheduled_work
+from tests.support.fixtures import guard
+from tests.support.proxy import Proxy, http_answer
+from tests.support.toolbox import (
+    AWAY_AMQP,
+    Killed,
+    disk_alarm,
+    in_parallel,
+    login_without_configure,
+    memory_alarm,
+    queue_events,
+    queue_names,
+    sent,
+    wait_until,
+    wait_until_equal,
+)
+from tools.invariants import breaches
+from tools.rabbitmq import PrivateNode
+
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+
+def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(guarded, settings, broker, caplog):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
+    for _ in range(3):
+        assert monitor.run_pass().away
+    assert sent("ops@example.org") == ["outage"]
+    assert "could not be queried" in caplog.text
+    assert "secret-word" not in caplog.text + str(Notification.objects.get().facts)
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    assert not monitor.run_pass().away
+    monitor.run_pass()
+    assert sent("ops@example.org") == ["outage", "outage-over"]
+
+
+def test_the_backoff_during_an_outage_grows_to_its_maximum(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    waits = []
+    for _ in range(6):
+        monitor.run_pass()
+        waits.append(round(monitor.seconds_to_wait() + 0.5))  # the pass took a part of the time
+    assert waits == [1, 2, 4, 8, 16, 32]
+    assert not monitor.is_due()
+
+
+def test_the_task_runs_no_pass_during_the_backoff(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    for _ in range(3):
+        tasks.monitor_queues()
+    assert Pass.objects.count() == 1
+
+
+def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, guarded, broker, settings, monkeypatch):
+    listed, broken_vhost = Management.list_queues, vhosts[0]
+    settings.GUARDIAN_VHOSTS = vhosts[:2]
+    monitor.run_pass()
+    before = list(Queue.objects.filter(vhost=broken_vhost).values())
+
+    def fail(self, vhost, params):
+        if vhost == broken_vhost:
+            raise BrokerUnavailable("no answer")
+        return listed(self, vhost, params)
+
+    monkeypatch.setattr(Management, "list_queues", fail)
+    Amqp(broker.amqp_url, vhosts[1]).publish("a", 11)
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert [report.errors for report in reports] == [[f"vhost '{broken_vhost}' could not be listed: no answer"]] * 2
+    assert list(Queue.objects.filter(vhost=broken_vhost).values()) == before
+    assert Queue.objects.get(vhost=vhosts[1]).state == "gone"
+
+
+def test_wrong_credentials_are_an_outage(guarded, settings, broker):
+    host = broker.management_url.rpartition("@")[2]
+    settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:wrong-word@{host}"
+    report = monitor.run_pass()
+    assert report.away
+    assert "401" in report.errors[0]
+    assert "wrong-word" not in report.errors[0]
+
+
+@pytest.mark.parametrize("url", ["", "not an address", "http://", "amqp://guest:word@127.0.0.1", "http://h:port"])
+def test_an_invalid_management_url_is_an_outage_that_names_the_setting(guarded, settings, url):
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    report = monitor.run_pass()
+    assert report.away
+    assert "RABBITMQ_MANAGEMENT_URL" in report.errors[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http_answer("200 OK", b"<html>maintenance</html>"),
+        http_answer("200 OK", b'[{"name": "a", "vhost"'),
+        http_answer("200 OK", b'{"queues": 3}'),
+        http_answer("200 OK", b'[{"name": "a"}]'),
+        http_answer("200 OK", b""),
+        http_answer("500 Internal Server Error", b'{"error": "internal_error", "reason": "badmatch"}'),
+        http_answer("502 Bad Gateway", b"nginx"),
+        http_answer("302 Found", b"", "Location: /login"),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n[{",
+    ],
+    ids=[
+        "html",
+        "truncated JSON",
+        "a JSON object",
+        "incomplete rows",
+        "an empty body",
+        "a 500",
+        "a 502",
+        "a redirect",
+        "a truncated answer",
+    ],
+)
+def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, broker_proxy, management, guarded, answer):
+    amqp.queue("queue/alice/builds", 3)
+    amqp.queue("long", 3)
+    monitor.run_pass()
+    before = list(Queue.objects.order_by("id").values())
+    amqp.publish("long", 10)
+    broker_proxy.answer(answer)
+    for _ in range(4):
+        assert monitor.run_pass().away
+    assert list(Queue.objects.order_by("id").values()) == before
+    assert queue_names(management, guarded) == {"long", "queue/alice/builds"}
+    assert sent("ops@example.org") == ["outage"]
+
+
+def test_an_endless_answer_is_abandoned_and_removes_nothing(amqp, broker_proxy, settings, management, guarded):
+    amqp.queue("a", 3)
+    monitor.run_pass()
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
+    begins = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n["
+    broker_proxy.answer_slowly(itertools.chain([begins], itertools.repeat(b'{"name": "a"},' * 100)), pause=0.01)
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert all(report.away and report.seconds < 15 for report in reports)
+    assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
+
+
+def test_a_pass_waits_for_a_slow_management_api(amqp, alice, broker_proxy, management, guarded, mailbox):
+    amqp.queue("queue/alice/builds", 11)
+    broker_proxy.delay(0.3)
+    assert monitor.run_pass().deleted == 1
+    broker_proxy.forward()
+    run_scheduled_work()
+    assert breaches(management, [guarded], mailbox.mails) == []
+    assert sent("alice@example.org") == ["deletion"]
+
+
+def test_an_answer_that_stops_arriving_is_abandoned(amqp, broker_proxy, settings):
+    amqp.queue("a")
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
+    broker_proxy.delay(5)
+    report = monitor.run_pass()
+    assert report.away
+    assert report.seconds < 3
+
+
+def test_a_connection_cut_in_the_middle_of_a_list_is_retried(amqp, broker_proxy):
+    amqp.queue("a")
+    assert monitor.run_pass().queues == 1
+    broker_proxy.cut_after(300)
+    assert monitor.run_pass().queues == 1
+
+
+def after_recheck(monkeypatch, action):
+    """Call this right after the recheck."""
+    ask = rabbit.amqp.declare_passively
+
+    def ask_and_act(*arguments):
+        answer = ask(*arguments)
+        action()
+        return answer
+
+    monkeypatch.setattr(deletion.amqp, "declare_passively", ask_and_act)
+
+
+def test_a_queue_consumed_since_the_list_is_kept(amqp, alice, monkeypatch, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    take = Management.list_queues
+
+    def list_and_empty(self, *arguments):
+        rows = take(self, *arguments)
+        monkeypatch.setattr(Management, "list_queues", take)
+        amqp.take("queue/alice/builds", 4)
+        return rows
+
+    monkeypatch.setattr(Management, "list_queues", list_and_empty)
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept) == (0, 1)
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert Queue.objects.get().state == "warned"
+    (warning,) = Notification.objects.filter(recipient="alice@example.org")
+    assert (warning.kind, warning.facts["length"]) == ("warning", 7)
+
+
+def test_the_recheck_of_unacknowledged_messages_uses_the_list(amqp, alice):
+    amqp.queue("queue/alice/builds", 11)
+    for _ in range(6):
+        amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("another")
+    calls = []
+
+    def delete_at_the_second_look():
+        calls.append(1)
+        if len(calls) == 2:  # the first is for the mail's consumers
+            amqp.channel.queue_delete("queue/alice/builds")
+
+    after_recheck(monkeypatch, delete_at_the_second_look)
+    report = monitor.run_pass()
+    assert report.deleted == 0
+    assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
+    assert sent("alice@example.org") == []
+    assert queue_events("queue/alice/builds") == ["condemned", "gone"]
+
+
+def test_a_queue_made_unbounded_before_its_deletion_is_kept(amqp, alice, monkeypatch, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    after_recheck(monkeypatch, lambda: Queue.objects.update(unbounded=True))
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept) == (0, 1)
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
+
+
+@pytest.mark.parametrize("by", ["the queue's limit", "the account's limit", "unbounded"])
+def test_a_queue_spared_while_others_are_deleted_stays(amqp, alice, monkeypatch, management, guarded, by):
+    monkeypatch.setattr(deletion, "SPARED_CHECK_SECONDS", 0)
+    for name, length in (("first", 12), ("second", 11)):
+        amqp.queue(f"queue/alice/{name}", length)
+    PulseUser.objects.update(max_length=10)
+    delete = Fetch.delete_queue
+
+    def delete_and_spare(self):
+        if by == "the account's limit":
+            PulseUser.objects.update(max_length=20)
+        else:
+            Queue.objects.update(**({"unbounded": True} if by == "unbounded" else {"max_length": 20}))
+        return delete(self)
+
+    monkeypatch.setattr(Fetch, "delete_queue", delete_and_spare)
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept, report.errors) == (1, 1, [])
+    assert monitor.run_pass().deleted == 0
+    assert queue_names(management, guarded) == {"queue/alice/second"}
+    assert Queue.objects.get(name="queue/alice/second").state == "warned"
+    assert sorted(sent("alice@example.org")) == ["deletion", "warning"]
+
+
+def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, alice, monkeypatch, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    delete = Fetch.delete_queue
+
+    def delete_and_declare(self):
+        deleted = delete(self)
+        management.declare_queue(self.vhost, self.name)
+        return deleted
+
+    monkeypatch.setattr(Fetch, "delete_queue", delete_and_declare)
+    assert monitor.run_pass().deleted == 1
+    monitor.run_pass()
+    assert sent("alice@example.org") == ["deletion"]
+    assert Queue.objects.get().state == "ok"
+    assert queue_events("queue/alice/builds") == ["condemned", "deleted", "returned"]
+
+
+def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue(
+    amqp, alice, monkeypatch, settings, broker
+):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("another")
+    delete = Fetch.delete_queue
+
+    with Proxy.before(broker.amqp_url) as proxy:
+
+        def lose_the_answer(self):
+            proxy.cut_after(0)
+            return delete(self)
+
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        monkeypatch.setattr(Fetch, "delete_queue", lose_the_answer)
+        report = monitor.run_pass()
+        assert (report.deleted, len(report.errors), sent("alice@example.org")) == (0, 1, [])
+        assert monitor.run_pass().deleted == 1
+    assert sent("alice@example.org") == ["deletion"]
+
+
+@pytest.mark.parametrize("when", ["before the second look", "at the second request"])
+def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, alice, monkeypatch, when):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("another")
+    delete = Fetch.delete_queue
+
+    def time_out(self):
+        raise BrokerUnavailable("no answer", timed_out=True)
+
+    def carry_out_late(self):
+        amqp.channel.queue_delete(self.name)
+        return delete(self)
+
+    monkeypatch.setattr(Fetch, "delete_queue", time_out)
+    assert monitor.run_pass().deleted == 0
+    if when == "at the second request":
+        monkeypatch.setattr(Fetch, "delete_queue", carry_out_late)
+    else:
+        monkeypatch.setattr(Fetch, "delete_queue", delete)
+        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
+    assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
+    assert sent("alice@example.org") == ["deletion"]
+
+
+def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
+    amqp, alice, settings, broker, management, guarded
+):
+    with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
+        amqp.queue("queue/alice/builds", 11)
+        reports = [monitor.run_pass() for _ in range(3)]
+    assert all("ACCESS_REFUSED" in report.errors[0] for report in reports)
+    assert sent("alice@example.org") == ["warning"]
+    assert sent("ops@example.org") == ["warning", "refused"]
+    assert queue_events("queue/alice/builds") == ["condemned"]
+    settings.RABBIT_URL = broker.amqp_url
+    assert monitor.run_pass().deleted == 1
+    assert Watch.objects.get().refused_since is None
+
+
+def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    amqp.publish("queue/alice/builds", 6)
+    after_recheck(monkeypatch, lambda: Queue.objects.update(unbounded=True))
+    assert monitor.run_pass().deleted == 0
+    monkeypatch.undo()
+    amqp.take("queue/alice/builds", 11)
+    monitor.run_pass()
+    assert sent("alice@example.org") == ["warning", "recovery"]
+
+
+def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
+    after_recheck(monkeypatch, lambda: time.sleep(0.3))
+    report = monitor.run_pass()
+    assert (report.deleted, report.errors) == (0, [])
+    assert "refused" not in sent("ops@example.org")
+
+
+def test_a_killed_pass_and_a_short_list_do_not_confirm_a_deletion(amqp, alice, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(12):
+        amqp.queue(f"q{number}")
+    monitor.run_pass()
+    Queue.objects.filter(name="q11").update(state="deleting", delete_sent_at=timezone.now())
+    listed = Management.list_queues
+    monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
+    assert monitor.run_pass().deleted == 0
+    assert "deletion" not in sent("ops@example.org")
+
+
+def test_intermittent_short_lists_are_notified_once_an_hour(guarded, amqp, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(12):
+        amqp.queue(f"q{number}")
+    monitor.run_pass()
+    listed = Management.list_queues
+    for _ in range(3):
+        monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
+        monitor.run_pass()
+        monkeypatch.setattr(Management, "list_queues", listed)
+        monitor.run_pass()
+    assert sent("ops@example.org") == ["short-list"]
+
+
+def test_a_pass_that_lost_its_lease_says_so_in_its_report(guarded, amqp, monkeypatch):
+    amqp.queue("a")
+    take = monitor.snapshot.take
+
+    def slow(*arguments):
+        answer = take(*arguments)
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        return answer
+
+    monkeypatch.setattr(monitor.snapshot, "take", slow)
+    assert monitor.run_pass().given_up
+    assert "lease" in Pass.objects.get().errors[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"messages_ready": "7"}, {"messages_ready": -3}, {"messages_ready": 2**70}, {"messages_ready": True}],
+    ids=str,
+)
+def test_an_invalid_length_is_unknown(guarded, amqp, monkeypatch, wrong):
+    amqp.queue("a", 11)
+    listed = Management.list_queues
+    monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
+    report = monitor.run_pass()
+    assert (report.unknown, report.deleted) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"type": None}, {"type": 5}, {"type": "x" * 300}, {"durable": None}, {"node": 3}, {"arguments": None}],
+    ids=lambda wrong: str(wrong)[:20],
+)
+def test_a_row_with_an_invalid_column_is_guarded_like_the_others(guarded, amqp, management, monkeypatch, wrong):
+    amqp.queue("odd", 11)
+    amqp.queue("long", 11)
+    listed = Management.list_queues
+
+    def list_with_an_odd_row(*arguments):
+        return [{**row, **wrong} if row["name"] == "odd" else row for row in listed(*arguments)]
+
+    monkeypatch.setattr(Management, "list_queues", list_with_an_odd_row)
+    report = monitor.run_pass()
+    assert (report.queues, report.deleted, report.errors) == (2, 2, [])
+    monkeypatch.undo()
+    assert queue_names(management, guarded) == set()
+
+
+def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(broker_proxy):
+    broker_proxy.answer(http_answer("500 Internal Server Error", b'{"error": "x", "reason": "a\\u0000b"}'))
+    assert monitor.run_pass().away
+    assert sent("ops@example.org") == ["outage"]
+
+
+def test_a_missing_guarded_vhost_is_an_error_in_the_report(amqp, guarded, settings):
+    settings.GUARDIAN_VHOSTS = [guarded, "no-such-vhost"]
+    amqp.queue("a")
+    report = monitor.run_pass()
+    assert report.queues == 1
+    assert report.errors == ["vhost 'no-such-vhost' isn't on the broker; see GUARDIAN_VHOSTS"]
+
+
+def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, alice, settings, broker):
+    settings.RABBIT_URL = AWAY_AMQP
+    amqp.queue("queue/alice/builds", 11)
+    for _ in range(2):
+        report = monitor.run_pass()
+        assert (report.deleted, "can't connect over AMQP" in report.errors[0]) == (0, True)
+    assert sent("ops@example.org") == ["warning", "refused"]
+    settings.RABBIT_URL = broker.amqp_url
+    assert monitor.run_pass().deleted == 1
+
+
+@pytest.mark.parametrize("after_the_broker_did_it", [False, True], ids=["before", "after"])
+def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, alice, monkeypatch, after_the_broker_did_it):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("another")
+    delete = Fetch.delete_queue
+
+    def die(self, *arguments, **options):
+        if after_the_broker_did_it:
+            delete(self, *arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(Fetch, "delete_queue", die)
+    with pytest.raises(Killed):
+        monitor.run_pass()
+    assert Queue.objects.get(name="queue/alice/builds").state == "deleting"
+    monkeypatch.setattr(Fetch, "delete_queue", delete)
+    assert monitor.run_pass().deleted == 1
+    monitor.run_pass()
+    assert sent("alice@example.org") == ["deletion"]
+    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+
+
+def test_a_pass_that_lost_its_lease_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+
+    def run_out():
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+
+    after_recheck(monkeypatch, run_out)
+    report = monitor.run_pass()
+    assert report.deleted == 0
+    assert "lease" in report.errors[-1]
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
+
+
+def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+
+    def gone(*_, **__):
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        raise NotOnBroker("no such queue")
+
+    monkeypatch.setattr(Fetch, "delete_queue", gone)
+    assert "lease" in monitor.run_pass().errors[-1]
+
+
+def test_messages_published_after_a_purge_survive_a_slow_network(
+    amqp, alice, monkeypatch, settings, broker, management, guarded
+):
+    amqp.queue("queue/alice/builds", 11)
+
+    def purge_and_publish():
+        amqp.channel.queue_purge("queue/alice/builds")
+        amqp.publish("queue/alice/builds", 1)
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        proxy.delay(0.2)
+        once_after(monkeypatch, "the announcement", purge_and_publish)
+        report = monitor.run_pass()
+    assert (report.deleted, report.kept, report.errors) == (0, 1, [])
+    assert amqp.channel.queue_declare("queue/alice/builds", passive=True).method.message_count == 1
+    assert monitor.run_pass().deleted == 0
+    assert Queue.objects.get().state == "ok"
+    assert sent("alice@example.org") == []
+
+
+def test_an_expired_recheck_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
+    report = monitor.run_pass()
+    assert (report.deleted, report.errors, sent("alice@example.org")) == (0, [], [])
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    monkeypatch.undo()
+    assert monitor.run_pass().deleted == 1
+
+
+def test_an_expired_recheck_keeps_an_earlier_deletion_request(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
+    monitor.run_pass()
+    assert Queue.objects.get().delete_sent_at is None
+    earlier = timezone.now() - timedelta(seconds=40)
+    Queue.objects.update(delete_sent_at=earlier)
+    monitor.run_pass()
+    assert Queue.objects.get().delete_sent_at == earlier
+
+
+def test_ten_concurrent_passes_delete_and_notify_once(amqp, alice):
+    amqp.queue("queue/alice/builds", 11)
+    reports = in_parallel(*[monitor.run_pass] * 10)
+    assert sum(report.deleted for report in reports) == 1
+    assert sent("alice@example.org") == ["deletion"]
+    assert Pass.objects.count() == sum(not report.another_pass for report in reports)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
+    amqp, alice, guarded, settings, management, mailbox, broker, monkeypatch, step
+):
+    other = f"{guarded}-other"
+    settings.GUARDIAN_VHOSTS = [guarded, other]
+    management.create_vhost(other)
+    there = Amqp(broker.amqp_url, other)
+    there.queue("short", 1)
+    there.queue("long", 11)
+    amqp.queue("queue/alice/builds", 6)
+
+    def delete():
+        there.connection.close()
+        management.delete_vhost(other)
+
+    once_after(monkeypatch, step, delete)
+    assert monitor.run_pass().deleted == (step == "the deletion")
+    assert not management_has(management, other)
+    let_time_pass()
+    run_scheduled_work()
+    assert breaches(management, [guarded], mailbox.mails) == []
+    assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
+    assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
+    assert sent("alice@example.org") == ["warning"]
+
+
+def management_has(management, vhost):
+    return vhost in {one.name for one in management.vhosts()}
+
+
+@pytest.fixture
+def guardian_account(guarded, settings, broker, management):
+    """Let Guardian use an account of its own, with password ``first``, and return its name."""
+    name = f"guardian-{uuid.uuid4().hex[:8]}"
+    management.put_user(name, "first", ["administrator"])
+    management.set_permissions(guarded, name, FULL_ACCESS)
+    for setting in ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL"):
+        scheme, _, rest = getattr(settings, setting).partition("://")
+        setattr(settings, setting, f"{scheme}://{name}:first@{rest.rpartition('@')[2]}")
+    yield name
+    management.delete_user(name)
+
+
+@pytest.mark.parametrize("what", ["its password", "its permissions", "itself"])
+def test_guardians_account_that_is_restored_on_the_broker_lost_nothing(
+    guardian_account, amqp, alice, guarded, management, mailbox, what
+):
+    amqp.queue("queue/alice/short", 1)
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 11)
+    if what == "its password":
+        management.put_user(guardian_account, "second", ["administrator"])
+    elif what == "its permissions":
+        management.delete_permissions(guarded, guardian_account)
+    else:
+        management.delete_user(guardian_account)
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert all("401" in report.errors[0] or "refused" in report.errors[0] for report in reports)
+    assert queue_names(management, guarded) == {"queue/alice/builds", "queue/alice/short"}
+    assert Queue.objects.get(name="queue/alice/short").misses == 0
+    assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
+    management.put_user(guardian_account, "first", ["administrator"])
+    management.set_permissions(guarded, guardian_account, FULL_ACCESS)
+    run_scheduled_work()
+    assert breaches(management, [guarded], mailbox.mails) == []
+    assert queue_names(management, guarded) == {"queue/alice/short"}
+    assert sent("alice@example.org")[-1] == "deletion"
+
+
+def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_node, settings, monkeypatch):
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 2
+    monkeypatch.setattr(rabbit.amqp, "TIMEOUT_SECONDS", 1)
+    amqp = Amqp(guarded_node.amqp_url, "/")
+    amqp.queue("hung")
+    amqp.queue("long", 7)
+    monitor.run_pass()
+    pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
+    amqp.publish("hung", 12)
+    amqp.publish("long", 8)
+    statistics = broker.management().queue  # statistics lag by seconds
+    wait_until_equal(lambda: statistics("/", "hung").get("messages"), 12)
+    wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
+    guarded_node.eval(f"sys:suspend({pid}).")
+    report = monitor.run_pass()
+    assert any("does not respond" in error for error in report.errors)
+    assert report.deleted == 1
+    assert "unresponsive" in sent("ops@example.org")
+    hung = Notification.objects.filter(facts__queue="hung", recipient="ops@example.org")
+    assert [notification.kind for notification in hung] == ["warning"]
+    guarded_node.eval(f"sys:resume({pid}).")
+    report = monitor.run_pass()
+    assert report.errors == []
+    assert sent("ops@example.org").count("unresponsive") == sent("ops@example.org").count("responsive") == 1
+    assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
+
+
+def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):
+    amqp = Amqp(guarded_node.amqp_url, "/")
+    for number in range(20):
+        amqp.queue(f"q{number}", 1)
+    monitor.run_pass()
+    guarded_node.eval("mnesia:sync_log()")  # write the declared queues to disk
+    guarded_node.kill()
+    assert monitor.run_pass().away
+    guarded_node.start()
+    report = monitor.run_pass()
+    assert (report.gone, report.away) == (0, False)
+    wait_until(lambda: monitor.run_pass().queues == 20)  # RabbitMQ 4 lists no queues in the moment after its start
+    assert not Queue.objects.filter(state="gone").exists()
+    assert [kind for kind in sent("ops@example.org") if kind != "short-list"] == ["outage", "outage-over"]
+
+
+def test_a_frozen_broker_is_an_outage_until_it_resumes(guarded_node, settings):
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
+    Amqp(guarded_node.amqp_url, "/").queue("a")
+    monitor.run_pass()
+    guarded_node.suspend()
+    try:
+        report = monitor.run_pass()
+    finally:
+        guarded_node.resume()
+    assert report.away
+    assert monitor.run_pass().queues == 1
+
+
+@pytest.mark.parametrize("alarm", ["memory", "disk"])
+def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
+    amqp = Amqp(guarded_node.amqp_url, "/")
+    amqp.queue("long", 11)
+    management = broker.management()
+    with memory_alarm(guarded_node) if alarm == "memory" else disk_alarm(guarded_node):
+        assert any(alarm in one for one in management.alarms())
+        assert monitor.run_pass().deleted == 1
+    run_scheduled_work()
+    assert breaches(management, ["/"], mailbox.mails) == []
+    assert Archive.objects.get().messages == 11
+
+
+def test_a_broker_that_restarts_in_the_middle_of_a_fetch_loses_no_message(guarded_node, mailbox, monkeypatch):
+    publish(guarded_node, "long", 600, pika.BasicProperties(delivery_mode=2))
+    once_after(monkeypatch, "the first batch", guarded_node.restart)
+    assert monitor.run_pass().deleted == 0
+    run_scheduled_work()
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    [kept] = Archive.objects.filter(state="kept")
+    assert [int(message.body) for _, message in archive_reading.messages(kept)] == list(range(600))
+
+
+@pytest.fixture
+def start_replay(guarded_node, alice):
+    """Return a function that starts a replay of seven messages to an empty queue."""
+
+    def start():
+        publish(guarded_node, "queue/alice/jobs", 7)
+        monitor.run_pass()
+        archive = actions.delete_queue(Queue.objects.get(), alice).archive
+        Amqp(guarded_node.amqp_url, "/").queue("queue/alice/jobs")
+        return replay.start(archive, alice, queue="queue/alice/jobs")
+
+    return start
+
+
+def publish(node, name, messages, properties=None):
+    amqp = Amqp(node.amqp_url, "/")
+    amqp.queue(name)
+    without_confirms = amqp.connection.channel()
+    for number in range(messages):
+        without_confirms.basic_publish("", name, b"%d" % number, properties)
+    amqp.connection.close()
+
+
+def bodies(node, name):
+    channel = Amqp(node.amqp_url, "/").channel
+    return [int(body) for _, _, body in iter(lambda: channel.basic_get(name, auto_ack=True), (None, None, None))]
+
+
+@pytest.mark.parametrize("alarm", [memory_alarm, disk_alarm])
+def test_a_replay_waits_for_the_end_of_an_alarm(guarded_node, start_replay, alarm):
+    started = start_replay()
+    with alarm(guarded_node):
+        assert replay.run_due() == 0
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.in_flight) == ("running", 0, 0)
+    assert replay.run_due() == 7
+    assert bodies(guarded_node, "queue/alice/jobs") == list(range(7))
+
+
+def test_an_alarm_in_the_middle_of_a_replay_repeats_one_batch(guarded_node, start_replay, monkeypatch):
+    monkeypatch.setattr(confirmed, "CONFIRM_SECONDS", 0.5)
+    monkeypatch.setattr(replay, "BATCH", 2)
+    started = start_replay()
+    with ExitStack() as alarm:
+        once_after(monkeypatch, "the first batch of a replay", lambda: alarm.enter_context(memory_alarm(guarded_node)))
+        for _ in range(3):
+            replay.run_due()
+        started.refresh_from_db()
+        assert (started.state, started.sent, started.in_flight, started.repeated) == ("running", 2, 2, 0)
+    assert replay.run_due() == 5
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.repeated) == ("done", 7, 2)
+    arrived = bodies(guarded_node, "queue/alice/jobs")
+    assert list(dict.fromkeys(arrived)) == list(range(7))
+    assert len(arrived) <= 9
+
+
+def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
+    amqp = Amqp(guarded_node.amqp_url, "/")
+    amqp.queue("short", 1)
+    amqp.queue("long", 6)
+    monitor.run_pass()
+    amqp.publish("long", 5)
+    once_after(monkeypatch, "the decision", lambda: guarded_node.eval("rabbit_mgmt_storage:reset_all()."))
+    assert monitor.run_pass().deleted == 1
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
+    run_scheduled_work()
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    assert sent("ops@example.org") == ["warning", "deletion"]
+
+
+def test_a_deletion_carried_out_by_a_thawed_broker_is_notified_once(guarded_node, mailbox, settings, monkeypatch):
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
+    amqp = Amqp(guarded_node.amqp_url, "/")
+    amqp.queue("short", 1)
+    amqp.queue("long", 11)
+    once_after(monkeypatch, "the announcement", guarded_node.suspend)
+    assert monitor.run_pass().deleted == 0
+    guarded_node.resume()
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
+    run_scheduled_work()
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    assert sent("ops@example.org").count("deletion") == 1
+    assert queue_names(broker.management(), "/") == {"short"}
+
+
+@pytest.mark.soak
+def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, mailbox, monkeypatch):
+    Amqp(guarded_node.amqp_url, "/").queue("long", 11)  # its messages are in memory only
+    guarded_node.eval("mnesia:sync_log().")  # but the queue is on disk
+    once_after(monkeypatch, "the announcement", guarded_node.kill)
+    assert monitor.run_pass().deleted == 0
+    guarded_node.start()
+    run_scheduled_work()
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
+    assert "deletion" not in sent("ops@example.org")
+
+
+@pytest.mark.soak
+def test_lists_while_a_node_stops_and_starts_remove_nothing(transactional_db, settings):
+    with (
+        PrivateNode(plugins=["rabbitmq_management"]) as first,
+        PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first) as second,
+    ):
+        guard(first, settings)
+        second.join(first)
+        first_amqp, second_amqp = Amqp(first.amqp_url, "/"), Amqp(second.amqp_url, "/")
+        for number in range(150):
+            first_amqp.queue(f"one-{number}")
+            second_amqp.queue(f"two-{number}")
+        assert monitor.run_pass().queues == 300
+        for change in (second.halt, second.start):
+            changing = threading.Thread(target=change)
+            changing.start()
+            while changing.is_alive():
+                assert monitor.run_pass().gone == 0
+            changing.join()
+            for _ in range(4):
+                assert monitor.run_pass().gone == 0
+    assert Queue.objects.exclude(state="gone").count() == 300
+    assert Watch.objects.get().failures == 0

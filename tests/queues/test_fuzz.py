@@ -1,0 +1,513 @@
+"""Random requests by anybody: each answer matches the schema, and none is a server error.
+
+The short form is the same each time. In the long one, of `make soak`, ``GUARDIAN_FUZZ_CASES`` is the number of requests
+that match the schema, and ``GUARDIAN_FUZZ_SEED`` the seed. As many again are garbage that matches no schema.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import uuid
+import zlib
+from collections import Counter
+from io import BytesIO
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+import pytest
+import schemathesis
+from django.conf import settings as django_settings
+from django.test import Client
+from django.utils import timezone
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from accounts.models import AuthToken, Invitation, Owner, PulseUser
+from accounts.pulse_users import create_pulse_user
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
+from message_store import queues
+from message_store.applications import create_key
+from message_store.models import Application
+from message_store.queues import MessageInput
+from notifications.models import Channel
+from queues.archive_chunks import pack
+from queues.models import Archive, Queue, QueueEvent, QueueSample, Replay
+from rabbit.fetching import Fetched
+from rabbit.management import NotOnBroker
+from tests.site import test_who_may
+from tests.site.test_api_schema import ALL_OPERATIONS, OPERATIONS
+from tests.site.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone
+from tests.support.api import answer_to
+from tests.support.proxy import Proxy
+
+LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
+CASES = int(LONG_FORM or 200)
+SEED = int(os.environ.get("GUARDIAN_FUZZ_SEED") or (secrets.randbelow(10**6) if LONG_FORM else 1))
+
+AS_DOCUMENTED = [
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+]
+KINDS = sorted({operation.path.split("/")[2] for operation in OPERATIONS})
+"""The resources of the endpoints: the first part of their paths."""
+
+WAYS = [("nobody", ""), ("nobody", "all"), ("owner", "agent")] + [
+    (visitor, way) for visitor in VISITORS[1:] for way in ("all", "session")
+]
+"""Who sends a request, and how they authenticate: by a token of a scope, or a session. Nobody has an invalid token."""
+
+
+def pick(ways: list[tuple[str, str]], *examples: Any) -> tuple[str, str]:
+    """Return one of these with equal probability, unlike hypothesis's choice among few."""
+    return ways[zlib.crc32(repr(examples).encode("utf-8", "replace")) % len(ways)]
+
+
+def examples(cases: int) -> Any:
+    """Return a decorator for this many examples, the same for the same seed on any machine."""
+    patient = settings(
+        max_examples=max(1, cases),
+        phases=[Phase.generate],  # shrinking a failure takes many minutes
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(SEED)(patient(test))
+
+
+@pytest.fixture(scope="module")
+def counted(request):
+    """Count the requests by sender and status, and print the counts at the end."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    yield counts
+    plugins = request.config.pluginmanager
+    say = plugins.getplugin("terminalreporter").write_line
+    with plugins.getplugin("capturemanager").global_and_fixture_disabled():
+        say(f"\nSeed {SEED}: {counts.total():,} requests")
+        for what in dict.fromkeys(what for what, _, _ in counts):
+            say(f"  {what}: {sum(count for (one, _, _), count in counts.items() if one == what):,}")
+            for who in sorted({who for one, who, _ in counts if one == what}):
+                by_status = {status: count for (*key, status), count in counts.items() if key == [what, who]}
+                say(f"    {who:24}" + "  ".join(f"{status}: {by_status[status]:,}" for status in sorted(by_status)))
+
+
+# Requests that match the schema
+
+
+class World:
+    """An owner with one of everything, restored after a request deletes it, and other owners."""
+
+    def __init__(self, guarded: str, management: Any) -> None:
+        self.vhost, self.management = guarded, management
+        self.people = {
+            visitor: Owner.objects.create_user(
+                f"{visitor}@example.org",
+                vouched=visitor != "unvouched",
+                is_staff=visitor == "operator",
+                last_login=timezone.now(),
+            )
+            for visitor in VISITORS[1:]
+        }
+        self.owner = self.people["owner"]
+        self.asking = Owner.objects.create_user("asking@example.org", last_login=timezone.now())
+        self.username = f"alice-{uuid.uuid4().hex[:8]}"
+        self.queue, self.exchange = f"queue/{self.username}/q", f"exchange/{self.username}/e"
+        self.keys = {
+            (visitor, scope): AuthToken.objects.create(user=owner, scope=scope)[1]
+            for visitor, owner in self.people.items()
+            for scope in SCOPES
+        }
+        self.sessions = {}
+        for visitor, owner in self.people.items():
+            client = Client()
+            client.force_login(owner)
+            self.sessions[visitor] = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+        self.restore()
+
+    def restore(self) -> None:
+        """Restore everything as it was at first."""
+        Owner.objects.filter(pk=self.asking.pk).update(vouched=False, vouch_requested_at=timezone.now())
+        account = PulseUser.objects.filter(username=self.username).first()
+        if account is None:
+            account, _ = create_pulse_user(self.username, [self.owner])
+        account.owners.set([self.owner, self.people["co-owner"]])
+        self.management.declare_queue(self.vhost, self.queue)
+        self.management.declare_exchange(self.vhost, self.exchange)
+        now = timezone.now()
+        queue, new = Queue.objects.get_or_create(
+            vhost=self.vhost, name=self.queue,
+            defaults={"type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
+                      "ready": 1, "unacknowledged": 0, "first_seen": now, "last_seen": now},
+        )  # fmt: skip
+        if new:
+            QueueSample.objects.create(queue=queue, at=now, length=1)
+            QueueEvent.objects.create(queue=queue, vhost=self.vhost, queue_name=self.queue, kind="warned", at=now)
+        Queue.objects.filter(pk=queue.pk).update(state="ok", pulse_user=account)
+        invitation = Invitation.objects.get_or_create(
+            pulse_user=account, invitee=self.people["other"], defaults={"inviter": self.owner}
+        )[0]
+        Invitation.objects.update(created=now, closed_at=None)
+        channel = Channel.objects.get_or_create(owner=self.owner, name="chat", defaults={"service": "Webhook"})[0]
+        spare = AuthToken.objects.filter(user=self.owner, name="spare").first()
+        spare = spare or AuthToken.objects.create(user=self.owner, name="spare")[0]
+        offering = Offering.objects.get_or_create(name="Cluster")[0]
+        offering.members.add(self.owner)
+        offering.publishers.add(self.owner)
+        identity = AgentIdentity.objects.get_or_create(owner=self.owner, offering=offering, name="cellar")[0]
+        named = {"vhost": self.owner.uuid.hex, "queue_name": f"consumer_{uuid.uuid4().hex}"}
+        service = identity.services.get_or_create(name="orders")[0]
+        processor = service.processors.get_or_create(name="slurm", defaults={"last_run": timezone.now()})[0]
+        consumer = Consumer.objects.get_or_create(identity=identity, defaults=named)[0]
+        subscription = EventSubscription.objects.get_or_create(
+            owner=self.owner, identity=identity, object_type="order", defaults={"source_ip": "192.0.2.7"}
+        )[0]
+        named = {"vhost": self.owner.uuid.hex, "queue_name": f"subscription_{uuid.uuid4().hex}"}
+        subscribed = SubscriptionQueue.objects.get_or_create(
+            subscription=subscription, offering=offering, object_type="call", defaults=named
+        )[0]
+        archive = self._archive(queue)
+        self.replay = Replay.objects.get_or_create(
+            archive=archive,
+            to_queue=queue.name,
+            first=1,
+            last=1,
+            defaults={"by": self.owner, "created": timezone.now()},
+        )[0]
+        self.offering = offering
+        self.uuids = {
+            "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.asking.uuid,
+            "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-consumers": consumer.uuid,
+            "event-subscriptions": subscription.uuid,
+            "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid, "archives": archive.uuid,
+            **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
+            "marketplace-site-agent-services": service.uuid, "marketplace-site-agent-processors": processor.uuid,
+        }  # fmt: skip
+
+    def _archive(self, queue: Queue) -> Archive:
+        now = timezone.now()
+        archive, is_new = Archive.objects.get_or_create(
+            vhost=queue.vhost, queue_name=queue.name, pulse_user=queue.pulse_user, queue=queue, reason="length",
+            state="kept", messages=1, defaults={"created": now, "expires": now},
+        )  # fmt: skip
+        if is_new:
+            message = Fetched(b"1", {}, {}, "", queue.name, False)
+            archive.chunks.create(first=1, count=1, data=pack([message]))
+        return archive
+
+    def point(self, case: schemathesis.Case) -> None:
+        """Let this request name existing objects."""
+        kind = case.path.split("/")[2]
+        if "uuid" in case.path_parameters:
+            case.path_parameters["uuid"] = self.uuids[kind].hex
+        if "replay_uuid" in case.path_parameters:
+            case.path_parameters["replay_uuid"] = self.replay.uuid.hex
+        if "username" in case.path_parameters:
+            case.path_parameters["username"] = self.username
+        if kind == "exchanges":
+            case.query["name"] = self.exchange
+        body = case.body if isinstance(case.body, dict) else {}
+        for field in {"offering", "offering_uuid"} & set(body):
+            body[field] = self.offering.uuid.hex
+        if "owners" in body:
+            body["owners"] = [self.owner.email, self.people["co-owner"].email]
+        if "email" in body:
+            body["email"] = self.asking.email
+
+    def send(self, case: schemathesis.Case, who: str, way: str) -> Any:
+        """Send this request by a token, or by a session with its CSRF token like a browser."""
+        headers, cookies = {}, {}
+        if way in SCOPES:
+            headers["Authorization"] = f"Token {self.keys.get((who, way), '0' * 64)}"
+        else:
+            case.headers.pop("Authorization", None)  # which schemathesis invents
+        if way == "session":
+            cookies = {django_settings.SESSION_COOKIE_NAME: self.sessions[who], "csrftoken": "c" * 32}
+            headers["X-CSRFToken"] = "c" * 32
+        return case.call(headers=headers, cookies=cookies)
+
+    def remove(self) -> None:
+        """Delete created accounts from the broker: they are not part of the test's vhost."""
+        for account in PulseUser.objects.all():
+            with contextlib.suppress(NotOnBroker):
+                self.management.delete_user(account.username)
+
+
+@pytest.fixture
+def world(guarded, management, settings, agents):
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 1000
+    made = World(guarded, management)
+    yield made
+    made.remove()
+
+
+def takes_something(operation: schemathesis.APIOperation) -> bool:
+    return bool(operation.body or operation.query or operation.path_parameters)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_answer_matches_the_schema(world, counted, kind):
+    """Send valid and invalid requests as anybody, about existing and missing objects."""
+    for operation in [operation for operation in OPERATIONS if operation.path.split("/")[2] == kind]:
+        sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+        nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+        sent = 0
+
+        @examples(-(-CASES // len(OPERATIONS)))
+        @given(
+            case=sensible | nonsense if takes_something(operation) else sensible,
+            there=st.sampled_from([True, True, False]),
+            number=st.integers(0, 10**6),
+        )
+        def send(case: schemathesis.Case, there: bool, number: int) -> None:
+            nonlocal sent
+            way = pick(WAYS, number, case.path_parameters, case.query, case.body)
+            if there:
+                world.point(case)
+            answer = world.send(case, *way)
+            counted["by the schema", " by ".join(filter(None, way)), answer.status_code] += 1
+            if case.method != "GET":
+                world.restore()
+            case.validate_response(answer, checks=[not_a_server_error, *AS_DOCUMENTED])
+            sent += 1
+
+        send()
+        assert sent, operation.label
+
+
+def test_every_answer_of_the_message_store_matches_the_schema(transactional_db, counted):
+    application = Application.objects.create(name="shop")
+    reader = Owner.objects.create_user("ann@example.org")
+    headers = {
+        "its application": f"Application {create_key(application)[1]}",
+        "a reader": f"Token {AuthToken.objects.create(user=reader, scope=AuthToken.Scope.ALL)[1]}",
+        "anyone": "",
+        "an unknown application": f"Application {'0' * 64}",
+    }
+
+    def restore() -> str:
+        queue = queues.create("shop", "orders", partitions=2, principals=f"app:shop,bid:{reader.email}")
+        return queues.post(queue, MessageInput(b"a book", partition=1)).id.hex
+
+    named = {"application": "shop", "queue": "orders", "consumer": "mail", "worker": "0" * 32, "message_ids": restore()}
+    for operation in [operation for operation in ALL_OPERATIONS if operation not in OPERATIONS]:
+        sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+        nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+        @examples(-(-CASES // len(OPERATIONS)))
+        @given(
+            case=sensible | nonsense if takes_something(operation) else sensible,
+            there=st.sampled_from([True, True, False]),
+            number=st.integers(0, 10**6),
+        )
+        def send(case: schemathesis.Case, there: bool, number: int) -> None:
+            who = pick([(who, who) for who in headers], number, case.path_parameters, case.query, case.body)[0]
+            if there:
+                case.path_parameters |= {name: named[name] for name in case.path_parameters}
+            case.headers.pop("Authorization", None)  # which schemathesis invents
+            answer = case.call(headers={"Authorization": headers[who]} if headers[who] else {})
+            counted["to the message store", who, answer.status_code] += 1
+            if case.method != "GET":
+                named["message_ids"] = restore()
+            case.validate_response(answer, checks=[not_a_server_error, *AS_DOCUMENTED])
+
+        send()
+
+
+def test_a_broker_lost_during_a_request_answers_only_503(world, counted, broker, settings):
+    asks_the_broker = set()
+    with Proxy.before(broker.management_url) as http, Proxy.before(broker.amqp_url) as amqp:
+        settings.RABBITMQ_MANAGEMENT_URL = http.url(broker.management_url)
+        settings.RABBIT_URL = amqp.url(broker.amqp_url)
+        for operation in OPERATIONS:
+
+            @examples(-(-CASES // 200))
+            @given(
+                case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
+                requests=st.sampled_from([0, 0, 1, 2, 4]),
+                who=st.sampled_from(["owner", "operator"]),
+            )
+            def send(case: schemathesis.Case, requests: int, who: str) -> None:
+                world.point(case)
+                http.close_after(requests)
+                amqp.close_after(requests)
+                answer = world.send(case, who, "all")
+                http.forward()
+                amqp.forward()
+                if case.method != "GET":
+                    world.restore()
+                counted["with a broker that goes away", who, answer.status_code] += 1
+                case.validate_response(answer, checks=AS_DOCUMENTED)
+                if answer.status_code >= 500:
+                    assert answer.status_code == 503
+                    asks_the_broker.add(case.operation.label)
+
+            send()
+    assert len(asks_the_broker) > 3
+
+
+# Requests that match no schema
+
+LONG = "x" * 5000
+STRANGE = [
+    "", " ", "\0", "a\0b", "/", "//", "../..", "a\nb", "\r\n", "'", '"', "`", "\\", "<b>", "%", "%00", "%s", "{}", "[]",
+    "null", "true", "NaN", "-1", "0", "1", "1e999", "9" * 400, "\u202e", "\ufffe", "\ud800", "٣", "é" * 128, LONG, "*",
+    "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "a@b.c", "1:" + "0" * 32, "0" * 32,
+    "queue/who-may/builds",
+]  # fmt: skip
+FIELDS = [
+    "", "a", "action", "body", "close_connections", "code", "config_file_content", "confirm", "consistency", "consumer",
+    "csrfmiddlewaretoken", "days", "dependencies", "description", "details", "email", "encoding", "include_count",
+    "limit", "login", "max_length", "message_id", "messages", "name", "next", "notification_emails", "object_type",
+    "object_types", "observable_object_type", "observable_objects", "offering", "offering_uuid", "offset", "order",
+    "ordering", "owners", "page", "page_size", "partition", "partitions", "password", "payload", "positions",
+    "principles", "pulse_user", "q", "queue", "queue_name", "quiet_from", "quiet_until", "reason", "remove", "scope",
+    "search", "since", "span", "state", "time_zone", "token", "ttl", "type", "typed", "unbounded", "url", "username",
+    "vhost", "warn_length", "weekly_summary", "\0", "a\nb", "[]", LONG,
+]  # fmt: skip
+HEADERS = [
+    "Accept", "Accept-Encoding", "Accept-Language", "Cookie", "Forwarded", "HX-Request", "HX-Target", "Host",
+    "If-Modified-Since", "If-None-Match", "Origin", "Range", "Referer", "Transfer-Encoding", "X-CSRFToken",
+    "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-HTTP-Method-Override", "X-Partition",
+    "X-Request-ID", "X-TTL",
+]  # fmt: skip
+CONTENT_TYPES = [
+    "", "application/json", "application/json; charset=utf-16", "application/x-www-form-urlencoded",
+    "multipart/form-data", "multipart/form-data; boundary=x", "text/plain", "text/xml; charset=rot13", "/", ";;", "é",
+]  # fmt: skip
+METHODS = [
+    "GET", "GET", "HEAD", "POST", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "\u00e9",
+]  # fmt: skip
+
+values = st.sampled_from(STRANGE) | st.text(max_size=20)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**30) | st.floats() | values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    max_leaves=10,
+)
+pairs = st.lists(st.tuples(st.sampled_from(FIELDS), values), max_size=6)
+
+
+def as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def form_encoded(given: list[tuple[str, str]]) -> bytes:
+    return "&".join("=".join(quote_from_bytes(as_bytes(part), safe="") for part in pair) for pair in given).encode()
+
+
+def multipart(given: list[tuple[str, str]]) -> bytes:
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    return b"".join([*(part % (as_bytes(name), as_bytes(value)) for name, value in given), b"--x--\r\n"])
+
+
+bodies = (
+    anything.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(FIELDS), anything).map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(FIELDS), anything).map(lambda value: json.dumps(value).encode()[:-1])
+    | pairs.map(form_encoded)
+    | pairs.map(multipart)
+    | st.binary(max_size=50)
+    | st.sampled_from([b"", b"[" * 100_000, b"\xff\xfe", b"x" * 3_000_000, b'{"a": ' + b"1" * 5000 + b"}"])
+)
+
+
+@st.composite
+def requests_of(draw: Any, found: list[str]) -> tuple[str, dict[str, Any]]:
+    """Draw a route and a WSGI environ for it, with bytes as Latin-1 like a server."""
+    route = draw(st.sampled_from(found))
+    method, query, body = draw(st.sampled_from(METHODS)), draw(pairs), draw(st.just(b"") | bodies)
+    environ = {
+        "REQUEST_METHOD": method,
+        "QUERY_STRING": draw(st.sampled_from([form_encoded(query).decode(), "%", "&&=", "=%ED%A0%80", "\xff"])),
+        "CONTENT_TYPE": draw(st.sampled_from(CONTENT_TYPES)),
+        "CONTENT_LENGTH": draw(st.sampled_from([str(len(body))] * 5 + ["", "0", "-1", "x", str(len(body) + 10)])),
+        "wsgi.input": BytesIO(body),
+    }
+    headers = draw(st.dictionaries(st.sampled_from(HEADERS), values, max_size=3))
+    for name, value in headers.items():
+        text = as_bytes(value).decode("latin-1")
+        environ[f"HTTP_{name.upper().replace('-', '_')}"] = re.sub(r"[\x00-\x1f]", "", text)  # servers strip these
+    return route, environ
+
+
+PLACEHOLDER = re.compile(r"<[^>]+>")
+ROUTES = [route for route in routes() if "^" not in route and route != "api/docs/"]
+
+
+@pytest.mark.parametrize("under", ["api/", "v1/"])
+def test_garbage_is_refused_without_server_errors(guarded, management, counted, under):
+    """Send garbage to existing and almost existing paths of the API or the message store."""
+    mine = [route for route in ROUTES if route.startswith(under)]
+    restore_broker(management, guarded)
+    world = test_who_may.World(guarded)
+    application = create_key(Application.objects.get(name="shop"))[1]
+
+    @examples(CASES // 3)
+    @given(
+        asked=requests_of(mine),
+        names=st.lists(st.none() | values, min_size=3, max_size=3),
+        number=st.integers(0, 10**6),
+        end=st.sampled_from(["", "", "", "", "/", "\n", "//", "x"]),
+    )
+    def send(asked: tuple[str, dict[str, Any]], names: list[str | None], number: int, end: str) -> None:
+        route, environ = asked
+        way = pick([*WAYS, ("application", "key")], number, route, names, environ["QUERY_STRING"])
+        address = world.address_of(route).partition("?")[0]
+        if any(names) or "<" in address:  # otherwise the path of an existing object
+            given_names = iter(names)
+            address = "/" + PLACEHOLDER.sub(lambda _: next(given_names, None) or "1", route)
+        who, how = way
+        if how in SCOPES:
+            environ |= {"HTTP_AUTHORIZATION": f"Token {world.keys[who, how]}"}
+        elif how == "key":
+            environ |= {"HTTP_AUTHORIZATION": f"Application {application}"}
+        with undone():
+            if how == "session":
+                client = Client()
+                client.force_login(world.people[who])
+                session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+                environ["HTTP_COOKIE"] = f"{django_settings.SESSION_COOKIE_NAME}={session}; csrftoken={'c' * 32}"
+                environ.setdefault("HTTP_X_CSRFTOKEN", "c" * 32)
+            answer = answer_to(**environ, PATH_INFO=as_bytes(address + end).decode("latin-1"))
+            counted[f"garbage to /{under}", " by ".join(filter(None, way)), answer.status_code] += 1
+            assert_error_format(under, environ["REQUEST_METHOD"], answer)
+
+    try:
+        send()
+    finally:
+        created = [name for name in STRANGE if re.fullmatch("[A-Za-z]+", name) and name != LONG]  # by an operator
+        for name in (ACCOUNT, *created):
+            with contextlib.suppress(NotOnBroker):
+                management.delete_user(name)
+
+
+def assert_error_format(under: str, method: str, answer: Any) -> None:
+    """Assert what all answers below this path have in common."""
+    text = answer.content.decode()
+    assert answer.status_code < 500, text[:500]
+    if answer.status_code < 400 or method == "HEAD":
+        return
+    kind = answer["Content-Type"]
+    if under == "v1/":
+        assert kind == "application/json"
+        assert set(json.loads(text)) == {"status", "error_msg"}
+        assert json.loads(text)["status"] == "error"
+    elif kind == "application/json":
+        assert answer.status_code == 400
+        assert all(json.loads(text).values())
+    else:
+        assert kind == "application/problem+json"
+        assert json.loads(text)["status"] == answer.status_code
+        added = {"effect", "confirm"} if '"confirm"' in text else set()
+        assert set(json.loads(text)) == {"type", "title", "status", "detail", "instance"} | added

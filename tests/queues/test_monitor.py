@@ -1,0 +1,627 @@
+"""Passes over a real broker, from the list to the outbox."""
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import removal
+from accounts.models import Owner, PulseUser
+from agents.models import AgentVhost, EventSubscription, Offering, SubscriptionQueue
+from core import bulk, leases
+from core.models import Lease
+from notifications.models import Notification
+from queues import actions, listing, monitor, pruning, trends
+from queues.deletion import Deletion
+from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
+from tests.support.toolbox import queue_events, queue_names, queue_row, remove_account, sent
+from tools.benchmarks.passes import counted_requests
+
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+
+def test_a_short_queue_is_stored_without_notification(amqp):
+    amqp.queue("queue/alice/builds", 3)
+    report = monitor.run_pass()
+    queue = Queue.objects.get()
+    assert (report.queues, report.new, report.errors) == (1, 1, [])
+    assert (queue.name, queue.ready, queue.unacknowledged, queue.state) == ("queue/alice/builds", 3, 0, "ok")
+    assert not Notification.objects.exists()
+
+
+def test_a_queue_over_its_warning_threshold_notifies_owner_and_operators(amqp, alice):
+    amqp.queue("queue/alice/builds", 5)
+    assert monitor.run_pass().warned == 1
+    assert Queue.objects.get().state == "warned"
+    assert sent("alice@example.org") == ["warning"]
+    assert sent("ops@example.org") == ["warning"]
+
+
+def test_a_queue_is_warned_about_once(amqp, alice):
+    amqp.queue("queue/alice/builds", 5)
+    for _ in range(3):
+        monitor.run_pass()
+    assert sent("alice@example.org") == ["warning"]
+
+
+def test_a_warning_has_bindings_and_growth_rate(amqp, alice):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.queue("queue/alice/builds", 1)
+    amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
+    monitor.run_pass()
+    ten_seconds_ago = timezone.now() - timedelta(seconds=10)
+    Queue.objects.update(first_seen=ten_seconds_ago)
+    QueueSample.objects.update(at=ten_seconds_ago)
+    amqp.publish("queue/alice/builds", 5)
+    monitor.run_pass()
+    facts = Notification.objects.filter(recipient="alice@example.org").get().facts
+    assert facts["bindings"] == [{"exchange": "exchange/alice/events", "routing_key": "build.#"}]
+    assert facts["consumers"] == 0
+    assert facts["length"] == 6
+    assert facts["per_second"] == pytest.approx(0.5, rel=0.3)
+    assert facts["seconds_to_max"] == pytest.approx(8, rel=0.3)
+
+
+def test_a_recovered_queue_notifies_its_owner(amqp, alice):
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    amqp.take("queue/alice/builds", 4)
+    assert monitor.run_pass().recovered == 1
+    assert sent("alice@example.org") == ["warning", "recovery"]
+
+
+def test_a_queue_over_its_deletion_limit_is_deleted_and_its_owner_notified(amqp, alice, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept, report.errors) == (1, 0, [])
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert Queue.objects.get().state == "gone"
+    assert sent("alice@example.org") == ["deletion"]
+    assert queue_events("queue/alice/builds") == ["condemned", "deleted"]
+
+
+def test_a_deletion_notification_has_the_bindings_of_the_queue(amqp, alice):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.queue("queue/alice/builds", 11)
+    amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
+    monitor.run_pass()
+    facts = Notification.objects.filter(recipient="alice@example.org").get().facts
+    assert facts["bindings"] == [{"exchange": "exchange/alice/events", "routing_key": "build.#"}]
+    assert (facts["length"], facts["max"]) == (11, 10)
+
+
+def test_unacknowledged_messages_count_towards_the_length(amqp, alice):
+    amqp.queue("queue/alice/builds", 11)
+    for _ in range(11):
+        amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
+    assert monitor.run_pass().deleted == 1
+
+
+def test_if_the_recheck_list_times_out_queues_over_the_limit_by_ready_are_deleted(amqp, alice, monkeypatch):
+    amqp.queue("certain", 11)
+    amqp.queue("doubtful", 11)
+    for _ in range(11):
+        amqp.channel.basic_get("doubtful", auto_ack=False)
+    monkeypatch.setattr("queues.deletion.LIST_TIMEOUT_SECONDS", -1)
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept) == (1, 1)
+    assert Queue.objects.get(name="certain").state == "gone"
+
+
+def test_the_deletion_of_an_unowned_queue_notifies_operators_only(amqp, alice):
+    amqp.queue("stray", 11)
+    monitor.run_pass()
+    assert set(Notification.objects.values_list("recipient", flat=True)) == {"ops@example.org"}
+    assert Queue.objects.get(name="stray").state == "gone"
+
+
+def test_an_unbounded_queue_is_warned_about_and_not_deleted(amqp, alice, management, guarded):
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    Queue.objects.update(unbounded=True)
+    amqp.publish("queue/alice/builds", 20)
+    monitor.run_pass()
+    assert sent("alice@example.org") == ["warning"]
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 1
+
+
+def test_an_ignored_queue_is_not_stored(amqp, settings):
+    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    amqp.queue("keep-this", 20)
+    assert monitor.run_pass().queues == 0
+    assert not Queue.objects.exists()
+
+
+def test_an_exclusive_queue_is_never_deleted(amqp):
+    amqp.queue("mine-alone", 20, durable=False, exclusive=True)
+    assert monitor.run_pass().deleted == 0
+    assert Queue.objects.get().state == "warned"
+
+
+def test_a_stream_has_an_unknown_length(amqp):
+    amqp.channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+    amqp.publish("log", 20)
+    report = monitor.run_pass()
+    assert (report.unknown, report.warned, report.deleted) == (1, 0, 0)
+
+
+def test_a_queue_is_gone_when_two_lists_in_a_row_lack_it(amqp, alice):
+    amqp.queue("queue/alice/builds")
+    amqp.queue("queue/alice/other")
+    monitor.run_pass()
+    amqp.channel.queue_delete("queue/alice/builds")
+    assert monitor.run_pass().gone == 0
+    assert monitor.run_pass().gone == 1
+    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+    assert not Notification.objects.exists()
+
+
+def test_an_empty_list_counts_after_three_in_a_row(amqp):
+    amqp.queue("only-one")
+    monitor.run_pass()
+    amqp.channel.queue_delete("only-one")
+    assert [monitor.run_pass().gone for _ in range(3)] == [0, 0, 1]
+    assert sent("ops@example.org") == ["short-list"]
+
+
+def test_a_queue_that_returns_keeps_its_row_and_thresholds(amqp, alice):
+    amqp.queue("queue/alice/builds")
+    amqp.queue("another")
+    monitor.run_pass()
+    Queue.objects.filter(name="queue/alice/builds").update(warn_length=2, unbounded=True)
+    before = Queue.objects.get(name="queue/alice/builds").uuid
+    amqp.channel.queue_delete("queue/alice/builds")
+    monitor.run_pass()
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 2)
+    monitor.run_pass()
+    queue = Queue.objects.get(name="queue/alice/builds")
+    assert (queue.uuid, queue.unbounded, queue.warn_length, queue.state) == (before, True, 2, "warned")
+    assert queue_events("queue/alice/builds") == ["gone", "returned", "warned"]
+
+
+def test_the_growth_of_a_queue_counts_from_its_return(amqp, alice):
+    amqp.queue("queue/alice/builds", 3)
+    amqp.queue("another")
+    monitor.run_pass()
+    QueueSample.objects.update(at=timezone.now() - timedelta(minutes=1))
+    amqp.channel.queue_delete("queue/alice/builds")
+    monitor.run_pass()
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    queue = Queue.objects.select_related("pulse_user").get(name="queue/alice/builds")
+    assert queue.events.get(kind="returned").details == {"length": 6}
+    assert Notification.objects.filter(recipient="alice@example.org").get().facts["per_second"] is None
+    assert trends.trends([queue], timezone.now() + timedelta(minutes=1))[queue.pk].growth.per_second == 0
+    assert listing.with_first_sample(Queue.objects.filter(pk=queue.pk), timezone.now()).get().first_length == 6
+
+
+def test_a_warned_queue_that_returns_is_not_warned_about_again(amqp, alice):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    for _ in range(2):
+        amqp.channel.queue_delete("queue/alice/builds")
+        monitor.run_pass()
+        monitor.run_pass()
+        amqp.queue("queue/alice/builds", 6)
+        monitor.run_pass()
+    assert sent("alice@example.org") == ["warning"]
+    amqp.channel.queue_purge("queue/alice/builds")
+    monitor.run_pass()
+    assert sent("alice@example.org") == ["warning", "recovery"]
+
+
+def test_a_queue_that_becomes_ignored_is_gone(amqp, settings):
+    amqp.queue("keep-this", 6)
+    amqp.queue("another")
+    monitor.run_pass()
+    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    monitor.run_pass()
+    assert Queue.objects.get(name="keep-this").state == "gone"
+    settings.GUARDIAN_IGNORED_QUEUES = ""
+    monitor.run_pass()
+    assert Queue.objects.get(name="keep-this").state == "warned"
+
+
+def test_the_row_of_a_queue_that_becomes_ignored_is_not_pruned_at_once(amqp, settings):
+    amqp.queue("keep-this", 6)
+    amqp.queue("another")
+    monitor.run_pass()
+    Queue.objects.update(last_seen=timezone.now() - timedelta(days=settings.GUARDIAN_FORGET_DAYS + 1))
+    monitor.run_pass()
+    listed_at = Watch.objects.get().listed_at
+    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    monitor.run_pass()
+    pruning.prune()
+    row = Queue.objects.get(name="keep-this")
+    assert (row.state, row.last_seen) == ("gone", listed_at)
+
+
+def test_the_brake_blocks_deletions_and_notifies_operators_once(amqp, settings, management, guarded):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert [(report.deleted, report.brake_held) for report in reports] == [(0, True), (0, True)]
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 3
+    assert sent("ops@example.org").count("brake") == 1
+
+
+def test_force_overrides_the_brake(amqp, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    report = monitor.run_pass(force=True)
+    assert (report.deleted, report.brake_held) == (3, False)
+
+
+def test_a_dry_run_reports_deletions_and_changes_nothing(amqp, management, guarded):
+    amqp.queue("long", 11)
+    report = monitor.run_pass(dry_run=True)
+    assert report.would_delete == [{"vhost": guarded, "queue": "long"}]
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 1
+    assert not any(model.objects.exists() for model in (Queue, QueueEvent, Notification, Pass, Lease))
+    assert Watch.objects.get().listed_at is None
+
+
+def test_a_pass_ends_while_another_pass_is_running(amqp):
+    amqp.queue("long", 11)
+    with leases.lease(monitor.LEASE):
+        assert monitor.run_pass().another_pass
+    assert not Queue.objects.exists()
+
+
+def test_a_lease_taken_slightly_later_is_not_free(guarded):
+    """On PostgreSQL a statement that waited for a row has an earlier time than the one that held it."""
+    expires_at = Now() + timedelta(seconds=leases.LEASE_SECONDS + 1)
+    Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
+    assert monitor.run_pass().another_pass
+
+
+def test_a_lease_that_expires_too_far_ahead_is_free(guarded):
+    Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=Now() + timedelta(hours=1))
+    assert not monitor.run_pass().another_pass
+
+
+def test_misnamed_queues_and_exchanges_are_reported(amqp):
+    amqp.queue("exchange/alice/builds")
+    amqp.queue("stray")
+    amqp.channel.exchange_declare("queue/alice/events", "topic")
+    report = monitor.run_pass()
+    assert report.misnamed == ["exchange/alice/builds"]
+    assert report.misnamed_exchanges == ["queue/alice/events"]
+    assert report.unpatterned == 1
+    assert report.deleted == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [("delete-misnamed", {"queue/alice/builds", "stray"}), ("delete-unpatterned", {"queue/alice/builds"})],
+)
+def test_the_namespace_policy_deletes_queues_by_name(amqp, settings, management, guarded, policy, left):
+    settings.GUARDIAN_NAMESPACE_POLICY = policy
+    for name in ("queue/alice/builds", "exchange/alice/builds", "stray"):
+        amqp.queue(name)
+    monitor.run_pass()
+    assert queue_names(management, guarded) == left
+
+
+def test_every_pass_stores_a_report(amqp):
+    amqp.queue("long", 11)
+    monitor.run_pass()
+    row = Pass.objects.get()
+    assert (row.queues, row.new, row.deleted, row.brake_held, row.errors) == (1, 1, 1, False, [])
+    assert row.seconds > row.listing_seconds > 0
+
+
+def test_a_vhost_that_is_not_guarded_is_not_listed(amqp, settings, management):
+    amqp.queue("long", 11)
+    settings.GUARDIAN_VHOSTS = ["some-other"]
+    management.create_vhost("some-other")
+    try:
+        assert monitor.run_pass().queues == 0
+    finally:
+        management.delete_vhost("some-other")
+
+
+def test_an_account_without_the_administrator_tag_is_an_outage(amqp, settings, management, guarded, broker):
+    amqp.queue("one")
+    monitor.run_pass()
+    management.put_user("watcher", "secret", ["monitoring"])
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://watcher:secret@{host}"
+        settings.GUARDIAN_VHOSTS = ["*"]
+        report = monitor.run_pass()
+    finally:
+        management.delete_user("watcher")
+    assert report.away
+    assert "administrator" in report.errors[0]
+    assert Queue.objects.get().misses == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a/b'c\"d%<b>é\u202e", "x" * 255, ".", "..", "sp ace\t", "100%25", "%2F", "😀", "queue/ann/jobs\0", "\0" * 255,
+        "\N{SYMBOL FOR NULL}\N{SYMBOL FOR ESCAPE}\0", "queue/ann/\N{REPLACEMENT CHARACTER}",
+    ],
+)  # fmt: skip
+def test_a_queue_of_any_name_is_guarded(amqp, management, guarded, name):
+    amqp.queue(name, 11)
+    assert monitor.run_pass().deleted == 1
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+
+
+# Changes by owners and operators during a pass
+
+
+def call_before_write(monkeypatch, do):
+    """Call this once, before the next pass writes its changes."""
+    write = monitor.write
+
+    def do_and_write(*arguments):
+        monkeypatch.setattr(monitor, "write", write)
+        do()
+        return write(*arguments)
+
+    monkeypatch.setattr(monitor, "write", do_and_write)
+
+
+def test_an_account_can_be_removed_during_a_pass(amqp, alice, management, monkeypatch):
+    amqp.queue("queue/alice/old", 1)
+    monitor.run_pass()
+    amqp.queue("queue/alice/new", 1)
+    amqp.queue("queue/alice/warned", 6)
+    amqp.queue("stray", 11)
+    amqp.publish("queue/alice/old", 1)
+    account = PulseUser.objects.get()
+    call_before_write(monkeypatch, lambda: remove_account(account))
+    report = monitor.run_pass()
+    assert (report.errors, report.deleted) == ([], 1)
+    assert not PulseUser.objects.exists()
+    assert Queue.objects.get(name="queue/alice/old").state == "gone"
+    assert not Queue.objects.exclude(pulse_user=None).exists()
+    assert sent("alice@example.org") == []
+    assert queue_events("queue/alice/old") == ["removed"]
+
+
+@pytest.mark.parametrize("more", [1, 6, 20])
+def test_a_queue_deleted_manually_during_a_pass_stays_gone(amqp, alice, monkeypatch, more):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    queue = Queue.objects.get(name="queue/alice/builds")
+    amqp.publish(queue.name, more)
+    call_before_write(monkeypatch, lambda: actions.delete_queue(queue, alice))
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
+    queue.refresh_from_db()
+    assert (queue.state, queue.length) == ("gone", None)
+    assert queue_events(queue.name) == ["removing", "removed"]
+    assert list(QueueSample.objects.filter(queue=queue).values_list("length", flat=True)) == [1]
+    assert not Notification.objects.exists()
+
+
+def test_a_queue_deleted_manually_after_the_list_has_not_returned(amqp, alice, monkeypatch):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    queue = Queue.objects.get(name="queue/alice/builds")
+    known = monitor.stored_queues
+
+    def delete_and_read():
+        monkeypatch.setattr(monitor, "stored_queues", known)
+        actions.delete_queue(queue, alice)
+        return known()
+
+    monkeypatch.setattr(monitor, "stored_queues", delete_and_read)
+    for _ in range(3):
+        monitor.run_pass()
+    queue.refresh_from_db()
+    assert queue.state == "gone"
+    assert queue_events(queue.name) == ["warned", "removing", "removed"]
+
+
+@pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete"])
+def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alice, monkeypatch, step):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 11)
+    at_that_step = getattr(Deletion, step)
+
+    def delete_first(self, *arguments, **options):
+        monkeypatch.setattr(Deletion, step, at_that_step)
+        actions.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
+        return at_that_step(self, *arguments, **options)
+
+    monkeypatch.setattr(Deletion, step, delete_first)
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert sum(report.deleted for report in reports) == 0
+    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+    assert queue_events("queue/alice/builds") == ["condemned", "removing", "removed"]
+    assert sent("alice@example.org") == []
+
+
+def test_a_condemned_queue_that_was_redeclared_is_not_deleted(amqp, alice, monkeypatch, management, vhost):
+    amqp.queue("queue/alice/builds", 11)
+    mark_sent = Deletion._mark_sent
+
+    def delete_and_declare(self, *arguments):
+        actions.delete_queue(Queue.objects.get(), alice)
+        amqp.queue("queue/alice/builds", 1)
+        return mark_sent(self, *arguments)
+
+    monkeypatch.setattr(Deletion, "_mark_sent", delete_and_declare)
+    assert monitor.run_pass().deleted == 0
+    assert queue_names(management, vhost) == {"queue/alice/builds"}
+
+
+def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(amqp, alice, monkeypatch):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    Queue.objects.filter(name="queue/alice/builds").update(state="deleting", delete_sent_at=timezone.now())
+    queue = Queue.objects.get(name="queue/alice/builds")
+    amqp.channel.queue_delete(queue.name)
+    call_before_write(monkeypatch, lambda: Queue.objects.filter(pk=queue.pk).update(state="gone"))
+    assert monitor.run_pass().deleted == 0
+    assert queue_events(queue.name) == []
+    assert sent("alice@example.org") == []
+
+
+def test_removing_an_account_with_many_queues_is_not_a_short_list(amqp, alice, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 5
+    for number in range(30):
+        amqp.queue(f"queue/alice/{number}")
+    amqp.queue("long", 1)
+    monitor.run_pass()
+    amqp.publish("long", 20)
+    reports = []
+    remove = removal._remove_from_broker
+
+    def remove_and_run_pass(*arguments):
+        left = remove(*arguments)
+        reports.append(monitor.run_pass())
+        return left
+
+    monkeypatch.setattr(removal, "_remove_from_broker", remove_and_run_pass)
+    remove_account(PulseUser.objects.get())
+    assert [(report.errors, report.deleted) for report in reports] == [([], 1)]
+    assert sent("ops@example.org") == ["deletion"]
+
+
+def call_after_list(monkeypatch, do):
+    """Call this once, after the next pass has fetched its list and before it reads its rows."""
+    take = monitor.snapshot.take
+
+    def take_and_do(*arguments):
+        monkeypatch.setattr(monitor.snapshot, "take", take)
+        seen = take(*arguments)
+        do()
+        return seen
+
+    monkeypatch.setattr(monitor.snapshot, "take", take_and_do)
+
+
+def test_an_accounts_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 3)
+    monitor.run_pass()
+    call_after_list(monkeypatch, lambda: PulseUser.objects.update(warn_length=2))
+    assert monitor.run_pass().warned == 1
+
+
+def test_an_unchanged_queue_registered_after_the_list_is_registered(amqp, monkeypatch, guarded, settings):
+    settings.GUARDIAN_PULSE_VHOST = "/"
+    owner = Owner.objects.create_user("agents@example.org")
+    AgentVhost.objects.create(owner=owner, name=guarded, ready=True)
+    subscription = EventSubscription.objects.create(owner=owner)
+    offering = Offering.objects.create(uuid=uuid.uuid4())
+    amqp.queue("stood-still", 1)
+    monitor.run_pass()
+    assert not Queue.objects.get().registered
+
+    def register():
+        SubscriptionQueue.objects.create(
+            subscription=subscription, offering=offering, object_type="order", vhost=guarded, queue_name="stood-still"
+        )
+
+    call_after_list(monkeypatch, register)
+    monitor.run_pass()
+    assert Queue.objects.get().registered
+
+
+@pytest.mark.parametrize(
+    ("limits", "state"),
+    [({"unbounded": True}, "warned"), ({"warn_length": 30, "max_length": 50}, "ok"), ({"max_length": 50}, "warned")],
+)
+def test_limits_set_during_a_pass_apply(amqp, alice, monkeypatch, limits, state):
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    amqp.publish("queue/alice/builds", 19)
+    call_before_write(monkeypatch, lambda: Queue.objects.update(**limits))
+    assert monitor.run_pass().deleted == 0
+    assert (Queue.objects.get().length, queue_events("queue/alice/builds")) == (1, [])
+    assert not Notification.objects.exists()
+    monitor.run_pass()
+    assert (Queue.objects.get().length, Queue.objects.get().state) == (20, state)
+
+
+def test_queues_deleted_manually_after_the_list_are_not_a_short_list(amqp, alice, monkeypatch, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for number in range(6):
+        amqp.queue(f"queue/alice/{number}")
+    monitor.run_pass()
+
+    def delete_half():
+        for queue in Queue.objects.order_by("name")[:3]:
+            actions.delete_queue(queue, alice)
+
+    call_after_list(monkeypatch, delete_half)
+    assert monitor.run_pass().errors == []
+    assert Queue.objects.filter(state="gone").count() == 3
+    assert not Notification.objects.exists()
+
+
+def test_a_queue_that_returns_while_its_row_is_pruned_is_new(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 3)
+    monitor.run_pass()
+    Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=31))
+    call_before_write(monkeypatch, pruning.prune)
+    monitor.run_pass()
+    assert not Queue.objects.exists()
+    assert monitor.run_pass().new == 1
+
+
+def test_writing_lengths_is_a_hot_update(guarded):
+    if connection.vendor != "postgresql":
+        pytest.skip("Only PostgreSQL has HOT updates")
+    Queue.objects.bulk_create(queue_row(f"q{number}", ready=1, unacknowledged=0) for number in range(200))
+    ids = list(Queue.objects.order_by("id").values_list("id", flat=True)[::10])
+    table = "'queues_queue'::regclass"
+    updates = f"SELECT pg_stat_get_xact_tuples_updated({table}), pg_stat_get_xact_tuples_hot_updated({table})"
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(updates)
+        all_before, hot_before = cursor.fetchone()  # of earlier tests, which PostgreSQL has not written yet
+        bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), [(id_, 2, 0, timezone.now()) for id_ in ids])
+        cursor.execute(updates)
+        all_after, hot_after = cursor.fetchone()
+    assert (all_after - all_before, hot_after - hot_before) == (20, 20)
+
+
+def test_statements_and_requests_of_a_pass_do_not_grow_with_the_queues(amqp, alice, management, vhost):
+    """First pass, steady passes, and passes with missing and gone queues; test_shape.py has warnings and deletions."""
+    monitor.run_pass()
+    found = []
+    for queues in (50, 300):
+        names = [f"queue/alice/{queues}-{number}" for number in range(queues)]
+        changing = names[::10]
+        definitions = {
+            "queues": [{"name": name, "durable": True, "auto_delete": False, "arguments": {}} for name in names]
+        }
+        management._exchange("POST", ("definitions", vhost), json=definitions)
+        counts = [counted_pass(new=queues)]
+        for name in changing:
+            amqp.publish(name, 1)
+        counts.append(counted_pass(changed=len(changing)))
+        counts.append(counted_pass())
+        for name in changing:
+            amqp.channel.queue_delete(name)
+        counts.append(counted_pass())
+        counts.append(counted_pass(gone=len(changing)))
+        found.append(counts)
+    assert found[0] == found[1]
+    assert [requests for _, requests in found[0]] == [4, 4, 4, 6, 6]
+
+
+def counted_pass(*, new=0, changed=0, gone=0):
+    """Run a pass, check its counts, and return the numbers of its statements and requests."""
+    with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
+        report = monitor.run_pass()
+    assert (report.new, report.changed, report.gone, report.errors) == (new, changed, gone, [])
+    return len(statements), len(requests)

@@ -1,0 +1,368 @@
+"""The list of queues."""
+
+import re
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues.listing import WITHOUT_CONSUMER, should_have_consumer
+from queues.models import Queue, Watch
+from queues.monitor import run_pass
+from queues.views import rows_of
+from tests.support.toolbox import queue_row
+
+pytestmark = pytest.mark.django_db
+
+
+def new_queue(name, *, account=None, **fields):
+    return queue_row(name, pulse_user=account, **{"ready": 3, "unacknowledged": 0, **fields})
+
+
+def make_queue(name="queue/alice/builds", **fields):
+    made = new_queue(name, **fields)
+    made.save()
+    return made
+
+
+@pytest.fixture
+def visit(client, alice):
+    """Return a function that opens the list as Alice."""
+    Watch.objects.update_or_create(id=1, defaults={"listed_at": timezone.now()})
+    client.force_login(alice)
+
+    def get(**query):
+        return client.get("/queues/", query)
+
+    return get
+
+
+def names(page):
+    return re.findall(r'<th scope="row"><a class="name"[^>]*>(.*?)</a>', page.text)
+
+
+def test_the_list_redirects_visitors_to_sign_in(client):
+    answer = client.get("/queues/")
+    assert (answer.status_code, answer["Location"]) == (302, "/signin/?next=/queues/")
+
+
+def test_a_refresh_without_a_session_reloads_the_page(client):
+    answer = client.get("/queues/", headers={"HX-Request": "true"})
+    assert answer["HX-Refresh"] == "true"
+
+
+def test_without_a_pulse_user_the_list_says_to_create_one(visit):
+    page = visit()
+    assert "First you need an account on RabbitMQ." in page.text
+    assert 'href="/pulse-users/"' in page.text
+
+
+def test_without_a_queue_the_list_says_how_to_create_one(visit, account):
+    page = visit()
+    assert "No queue yet." in page.text
+    assert "queue/alice/jobs" in page.text
+
+
+def test_an_owner_sees_own_queues_and_an_operator_all(visit, account, client):
+    make_queue(account=account)
+    make_queue("queue/bob/jobs", account=PulseUser.objects.create(username="bob", ready=True))
+    make_queue("celery")
+    assert names(visit()) == ["queue/alice/builds"]
+    client.force_login(Owner.objects.create_superuser("ops@example.org"))
+    assert sorted(names(visit())) == ["celery", "queue/alice/builds", "queue/bob/jobs"]
+
+
+def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, account):
+    make_queue("a", account=account, ready=10)
+    make_queue("b", account=account, ready=4_000, state="warned")
+    make_queue("c", account=account, ready=9_000, state="deleting")
+    make_queue("d", account=account, ready=5_000, state="warned")
+    make_queue("e", account=account, ready=20)
+    make_queue("f", account=account, ready=None)
+    assert names(visit()) == ["c", "d", "b", "e", "a", "f"]
+
+
+@pytest.mark.parametrize(
+    ("ordering", "order"),
+    [
+        ("name", "abcd"), ("-name", "dcba"), ("-length", "cabd"), ("length", "bacd"), ("-share", "bcad"),
+        ("share", "acbd"), ("state", "cbad"), ("-state", "abdc"),
+    ],
+)  # fmt: skip
+def test_the_list_can_be_sorted_with_unknown_lengths_last(visit, account, ordering, order):
+    make_queue("a", account=account, ready=20)
+    make_queue("b", account=account, ready=10, max_length=20, warn_length=15)
+    make_queue("c", account=account, ready=3_000, state="warned")
+    make_queue("d", account=account, ready=None)
+    assert "".join(names(visit(ordering=ordering))) == order
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"search": "BUILD"}, ["queue/alice/builds"]),
+        ({"search": "%"}, ["100%"]),
+        ({"search": "'; --"}, []),
+        ({"state": "warned"}, ["100%"]),
+        ({"state": "gone"}, ["old"]),
+        ({"vhost": "other"}, ["elsewhere"]),
+        ({"vhost": "nowhere"}, []),
+        ({"pulse_user": "alice"}, ["100%", "elsewhere", "queue/alice/builds"]),
+        ({"pulse_user": "bob"}, []),
+        ({"without_consumers": "true"}, ["100%"]),
+        ({"without_consumers": "on"}, ["100%"]),
+        ({"search": "e", "vhost": "/"}, ["queue/alice/builds"]),
+    ],
+)
+def test_the_list_can_be_filtered(visit, account, query, found):
+    make_queue(account=account, consumers=2)
+    make_queue("100%", account=account, state="warned", consumers=0)
+    make_queue("old", account=account, state="gone", ready=None, unacknowledged=None)
+    make_queue("elsewhere", account=account, vhost="other")
+    page = visit(**query, ordering="name")
+    assert names(page) == found
+    if not found:
+        assert "No queue matches." in page.text
+
+
+@pytest.mark.parametrize(
+    "query", [{"search": "\0"}, {"state": "nonsense"}, {"ordering": "password"}, {"page": "0"}, {"page": "x"},
+              {"page": "9999999999"}, {"vhost": "\0"}]
+)  # fmt: skip
+def test_an_invalid_filter_is_ignored(visit, account, query):
+    make_queue(account=account)
+    make_queue("old", account=account, state="gone")
+    page = visit(**query)
+    assert page.status_code == 200
+    assert names(page) == ["queue/alice/builds"]
+
+
+def test_the_filter_by_pulse_user_is_a_choice_or_a_text_field(visit, account, alice):
+    make_queue(account=account)
+    assert 'name="pulse_user"' not in visit().text
+    others = PulseUser.objects.bulk_create(PulseUser(username=f"robot-{number}", ready=True) for number in range(51))
+    alice.pulse_users.add(*others[:2])
+    assert '<option value="robot-1">robot-1</option>' in visit().text
+    alice.pulse_users.add(*others)
+    text = visit(pulse_user="alice").text
+    assert '<input type="text" name="pulse_user" value="alice"' in text
+    assert "robot-1" not in text
+
+
+def test_the_list_starts_with_counts_by_state(visit, account):
+    for number in range(3):
+        make_queue(f"long {number}", account=account, state="warned", consumers=0)
+    make_queue("condemned", account=account, state="deleting")
+    make_queue("fine", account=account)
+    make_queue("old", account=account, state="gone", consumers=None)
+    text = visit().text
+    assert "4 of 5 queues need attention." in text
+    assert 'href="?state=warned">3 over the warning threshold</a>' in text
+    assert 'href="?state=deleting">1 about to be deleted</a>' in text
+    assert 'href="?without_consumers=true">3 without consumers</a>' in text
+    assert 'href="?state=gone">1 gone</a>' in text
+
+
+def test_the_list_says_that_all_queues_are_healthy(visit, account):
+    make_queue("a", account=account)
+    assert "1 queue, healthy." in visit().text
+    make_queue("b", account=account)
+    assert "2 queues, all healthy." in visit().text
+
+
+@pytest.mark.parametrize(
+    ("fields", "healthy"),
+    [
+        ({"consumers": 0, "ready": 0}, True),
+        ({"consumers": 0}, False),
+        ({"consumers": 0, "ready": 0, "unacknowledged": 1}, False),
+        ({"consumers": 0, "name": "builds.parked"}, True),
+        ({"consumers": None}, True),
+        ({"consumers": 1, "stalled_notified_at": timezone.now()}, False),
+        ({"block_reason": "brake"}, False),
+        ({"state": "warned"}, False),
+    ],
+)
+def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, account, fields, healthy):
+    make_queue(**{"account": account, "consumers": 1, **fields})
+    verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
+    assert f'<p class="verdict">{verdict}.</p>' in visit().text
+    assert f"<h1>{verdict}</h1>" in client.get("/").text
+    client.force_login(operator)
+    assert f"<p>{verdict}" in client.get("/admin/").text
+    (row,) = rows_of(Queue.objects.all())
+    assert row.needs_attention is not healthy
+    assert (row.state == "healthy") is healthy
+
+
+def test_a_row_has_state_length_size_and_bar(visit, account):
+    facts = {"consumers": 0, "bytes": 3_500_000, "max_length": 5_000}
+    make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", **facts)
+    text = visit().text
+    assert '<td class="wide number">3.3\N{NO-BREAK SPACE}MB</td>' in text
+    assert '<span class="state warned">over warning threshold</span>' in text
+    assert "no consumers" in text
+    assert '<span class="count">2,500</span>' in text
+    assert 'aria-label="warning threshold 2,000; deletion limit 5,000"' in text
+    assert '<rect class="full" width="50.0%"' in text
+    assert 'x1="40.0%"' in text
+    assert "style=" not in text
+
+
+def test_a_gone_queue_has_no_bar_and_cannot_be_selected(visit, account):
+    make_queue(account=account, ready=9_000, state="gone", consumers=None)
+    text = visit(state="gone").text
+    assert '<span class="count faint">none</span>' in text
+    assert 'type="checkbox" name="uuid"' not in text
+    assert "Purge selected" not in text
+
+
+def test_names_are_escaped(visit, account):
+    make_queue("queue/alice/<script>\u202e'\"\x07", account=account)
+    make_queue("\N{PILE OF POO}" * 63 + "abc", account=account, ready=0)
+    assert names(visit()) == [
+        "queue/alice/&lt;script&gt;\\u202e&#x27;&quot;\\x07",
+        "\N{PILE OF POO}" * 63 + "abc",
+    ]
+
+
+def test_the_vhost_is_shown_if_there_are_several(visit, account):
+    make_queue(account=account)
+    assert 'title="/"' not in visit().text
+    make_queue(account=account, vhost="other")
+    assert 'in <span class="name" title="other">other</span>' in visit().text
+
+
+def test_pages_of_fifty_queues_keep_the_filters(visit, account):
+    for number in range(120):
+        make_queue(f"jobs {number:03}", account=account)
+    make_queue("other", account=account)
+    page = visit(search="jobs", ordering="-name", page=2)
+    assert names(page) == [f"jobs {number:03}" for number in range(69, 19, -1)]
+    assert "51 to 100 of 120; page 2 of 3" in page.text
+    assert 'href="?search=jobs&amp;ordering=-name&amp;page=1" rel="prev"' in page.text
+    assert 'href="?search=jobs&amp;ordering=-name&amp;page=3" rel="next"' in page.text
+    assert "101 to 121 of 121" in visit(page=3).text
+
+
+def refresh(client, *queues):
+    shown = ",".join(queue.uuid.hex for queue in queues)
+    return client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
+
+
+def test_a_refresh_returns_only_the_shown_rows(visit, account, client):
+    queue, other = make_queue(account=account), make_queue("other", account=account)
+    assert f'{{"shown": "{queue.uuid.hex},{other.uuid.hex}"}}' in visit(ordering="name").text.replace(
+        f"{other.uuid.hex},{queue.uuid.hex}", f"{queue.uuid.hex},{other.uuid.hex}"
+    )
+    Queue.objects.filter(id=queue.id).update(ready=2_345, state="warned")
+    text = refresh(client, queue).text
+    assert f'id="length-{queue.uuid.hex}" class="length" hx-swap-oob="true"' in text
+    assert "2,345" in text
+    assert "1 over the warning threshold" in text
+    assert other.uuid.hex not in text
+    for what in ("<html", '<a class="name"', "aria-live"):
+        assert what not in text
+
+
+def test_a_refresh_shows_no_queues_of_others(visit, account, client):
+    others = make_queue("queue/bob/jobs", ready=7_777_777)
+    text = refresh(client, others).text
+    assert "7,777" not in text
+    assert others.uuid.hex not in text
+
+
+@pytest.mark.parametrize("shown", ["", ",", "x", "0" * 32 + ",1", "\0", "'" * 300])
+def test_a_refresh_of_unknown_rows_is_no_error(visit, account, client, shown):
+    answer = client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
+def test_outdated_figures_are_marked(visit, account, settings, polls, noted):
+    make_queue(account=account)
+    since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
+    Watch.objects.update(listed_at=since)
+    text = visit().text
+    assert ("Guardian has not listed the queues since" in text) is noted
+    Watch.objects.update(outage_since=since)
+    assert ("the broker does not answer" in visit().text) is noted
+
+
+@pytest.fixture
+def agents_queue(alice, account):
+    """Give a queue of Alice's agents; Alice has a Pulse user too."""
+    return make_queue("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
+
+
+def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, account):
+    account.owners.add(Owner.objects.create_user("bob@example.org"))
+    make_queue("consumer_2", vhost=alice.uuid.hex, owner=alice)
+    make_queue("consumer_3", vhost="other", owner=Owner.objects.create_user("carol@example.org"), registered=True)
+    make_queue(account=account)
+    page = visit()
+    assert sorted(names(page)) == ["consumer_1", "consumer_2", "queue/alice/builds"]
+    assert "agents of alice@example.org" in page.text
+    assert "not registered by agents of alice@example.org" in page.text
+    assert "1 of 3 queues needs attention." in page.text
+
+
+def test_the_dead_letter_queue_needs_no_consumer(visit, agents_queue, alice):
+    make_queue("guardian.dlq", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
+    page = visit()
+    assert "1 without consumers" in page.text
+    assert page.text.count("no consumers") == 1
+    assert names(visit(without_consumers="true")) == ["consumer_1"]
+
+
+def test_parking_and_retry_queues_need_no_consumer(visit, alice, account):
+    lonely = ["shop.parked.here", "shop.PARKED", "shop.retry.soon", "shop.retry.5s\n", "parked", "guardian.dlq"]
+    for name in [*lonely, "shop.parked", "shop.retry.10s", "shop.retry.250ms"]:
+        make_queue(name, account=account, consumers=0)
+    make_queue("reply", account=account, consumers=0, exclusive=True)
+    shown = [name.replace("\n", "\\x0a") for name in lonely]
+    assert sorted(names(visit(without_consumers="true"))) == sorted(shown)
+    page = visit()
+    assert f"{len(lonely)} without consumers" in page.text
+    assert page.text.count("no consumers") == len(lonely)
+    assert {queue.name for queue in Queue.objects.filter(WITHOUT_CONSUMER)} == {
+        queue.name
+        for queue in Queue.objects.all()
+        if should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
+    }
+
+
+def test_the_statements_of_the_list_do_not_grow_with_the_queues(visit, account, client, alice):
+    found = []
+    for queues in (100, 1_000):
+        made = Queue.objects.bulk_create(new_queue(f"jobs {queues} {one}", account=account) for one in range(queues))
+        Queue.objects.bulk_create(
+            new_queue(f"consumer_{queues}_{one}", vhost=alice.uuid.hex, owner=alice, registered=True)
+            for one in range(queues)
+        )
+        visit()
+        counts = []
+        for look in (visit, partial(visit, search="jobs", state="ok", vhost="/"), partial(refresh, client, *made[:50])):
+            with CaptureQueriesContext(connection) as captured:
+                assert look().status_code == 200
+            counts.append(len(captured))
+        found.append(counts)
+    assert found[0] == found[1]
+    assert max(found[0][:2]) <= 10
+    assert found[0][2] <= 7
+
+
+def test_a_queue_of_a_pass_is_on_the_list(guarded, amqp, client):
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    amqp.queue("queue/alice/builds", 6)
+    run_pass()
+    client.force_login(owner)
+    page = client.get("/queues/")
+    assert names(page) == ["queue/alice/builds"]
+    assert "1 over the warning threshold" in page.text
+    assert "Guardian has not listed" not in page.text

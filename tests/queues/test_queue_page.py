@@ -1,0 +1,565 @@
+"""The page of a queue, its actions and its limits."""
+
+import re
+from datetime import timedelta
+
+import pika
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from notifications.mails import compose
+from notifications.models import Notification
+from queues.models import Queue, QueueEvent, QueueSample, Watch
+from queues.monitor import run_pass
+from queues.views import describe_event
+from rabbit.names import readable
+from tests.support.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue, wait_until
+
+pytestmark = pytest.mark.usefixtures("account")
+
+
+@pytest.fixture
+def alices_queue(alice):
+    now = timezone.now()
+    queue = stored_queue(
+        "queue/alice/<b>\u202e", ready=2100, unacknowledged=4, state="warned", pulse_user=PulseUser.objects.get(),
+        consumers=2,
+    )  # fmt: skip
+    QueueEvent.objects.create(
+        queue=queue, vhost="/", queue_name=queue.name, kind="warned", at=now, details={"length": 7}
+    )
+    Watch.objects.create(listed_at=now, consumers_counted_at=now)
+    return queue
+
+
+@pytest.fixture
+def listed_queue(guarded, amqp, alice, client):
+    """Give Alice's queue with 3 messages after a pass, with Alice signed in."""
+    amqp.queue("queue/alice/builds", 3)
+    run_pass()
+    client.force_login(alice)
+    return Queue.objects.get()
+
+
+# Access
+
+
+@pytest.mark.parametrize(
+    ("visitor", "status"),
+    [(None, 302), ("alice@example.org", 200), ("bob@example.org", 404), ("ops@example.org", 200)],
+)
+@pytest.mark.parametrize("page", ["", "chart/", "delete/", "purge/"])
+def test_owners_and_operators_see_the_page_of_a_queue(alices_queue, client, visitor, status, page):
+    Owner.objects.create_user("bob@example.org", vouched=True)
+    Owner.objects.create_superuser("ops@example.org")
+    if visitor:
+        client.force_login(Owner.objects.get(email=visitor))
+    headers = {"HX-Request": "true"} if page == "chart/" and visitor else {}
+    assert client.get(f"/queues/{alices_queue.uuid}/{page}", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("page", ["delete/", "purge/", "limits/"])
+def test_a_form_without_a_csrf_token_is_refused(alices_queue, alice, page):
+    visitor = Client(enforce_csrf_checks=True)
+    visitor.force_login(alice)
+    assert visitor.post(f"/queues/{alices_queue.uuid}/{page}", {"typed": "x"}).status_code == 403
+
+
+@pytest.mark.parametrize("page", ["", "chart/"])
+def test_the_page_and_the_chart_refuse_post(alices_queue, client, alice, page):
+    client.force_login(alice)
+    assert client.post(f"/queues/{alices_queue.uuid}/{page}").status_code == 405
+
+
+def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, alice, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    notification = Notification(
+        kind="recovery",
+        recipient="alice@example.org",
+        facts={"queue": "q", "vhost": "/", "length": 1, "ready": 1, "unacknowledged": 0},
+        about=f"queue {alices_queue.pk}",
+        created=timezone.now(),
+    )
+    path = f"/queues/{alices_queue.uuid}/"
+    assert f"https://guardian.example.org{path}" in compose(notification).body
+    client.force_login(alice)
+    assert client.get(path).status_code == 200
+
+
+# The page
+
+
+def page_of(queue, client, **query):
+    return client.get(f"/queues/{queue.uuid}/", query).text
+
+
+def test_the_page_shows_state_lengths_and_limits(alices_queue, client, alice):
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    for what in ("over warning threshold", "2,104", "8,000", "2,000", "alice@example.org",
+                 "reached its warning threshold"):  # fmt: skip
+        assert what in page
+    assert "queue/alice/&lt;b&gt;\\u202e" in page
+    assert "<b>\u202e" not in page
+
+
+def test_the_page_shows_bindings_and_consumers(listed_queue, client, amqp):
+    amqp.channel.exchange_declare("exchange/alice/ev<i>ents", "topic", durable=True)
+    amqp.channel.queue_bind(listed_queue.name, "exchange/alice/ev<i>ents", "build.\u202e#")
+    page = page_of(listed_queue, client)
+    for what in ("exchange/alice/ev&lt;i&gt;ents", "build.\\u202e#", "none: start its consumer"):
+        assert what in page
+
+
+def test_the_page_shows_the_arguments(guarded, amqp, alice, client):
+    amqp.queue("queue/alice/short", arguments={"x-max-length": 12, "x-overflow": "reject-publish"})
+    run_pass()
+    client.force_login(alice)
+    page = page_of(Queue.objects.get(), client)
+    assert '<code class="name">x-max-length</code> = <code class="name">12</code>' in page
+    assert "reject-publish" in page
+
+
+def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, settings):
+    Queue.objects.update(consumers=4)
+    Watch.objects.update(consumers_counted_at=timezone.now(), outage_since=timezone.now())
+    Watch.objects.update(listed_at=timezone.now() - timedelta(minutes=5))
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    answer = client.get(f"/queues/{listed_queue.uuid}/")
+    assert answer.status_code == 200
+    assert "4, as of 20" in answer.text
+    assert answer.text.count("unknown: the broker did not answer") == 2
+    assert "the broker does not answer.</p>" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"ready": 10}, "It is healthy. Its owners are warned at 2,000 messages."),
+        (
+            {"ready": 10, "consumers": 0},
+            "It has no consumer, so its messages wait. Start its consumer. Its owners are warned at 2,000 messages.",
+        ),
+        (
+            {"ready": 10, "stalled_notified_at": timezone.now()},
+            "Its consumers acknowledge no messages. Check or restart them. Its owners are warned at 2,000 messages.",
+        ),
+        ({"ready": 3000, "state": "warned"}, "Guardian deletes it past 8,000 messages."),
+        ({"ready": 3000, "state": "warned", "unbounded": True}, "its messages use the broker"),
+        ({"ready": 9000, "state": "deleting"}, "It is over its deletion limit of 8,000 messages. Guardian rechecks"),
+        ({"ready": 1, "state": "deleting"}, "its name does not follow the pattern"),
+        ({"ready": 1, "state": "deleting", "block_reason": "brake"}, "Its deletion is blocked until an operator"),
+        ({"ready": None}, "The broker does not report its length."),
+        ({"ready": None, "type": "stream"}, "A stream keeps messages after they are read"),
+        ({"unbounded": True}, "none: the queue is unbounded"),
+        ({"exclusive": True}, "only one connection can use it"),
+        ({"auto_delete": True}, "when its last consumer disconnects"),
+        ({"durable": False}, "lost when the broker restarts"),
+        ({"registered": True}, "only operators can purge or delete it"),
+        ({"consumers": 0}, "no consumers"),
+    ],
+)
+def test_the_page_says_what_happens_next(alices_queue, client, alice, fields, expected):
+    Queue.objects.update(**fields)
+    client.force_login(alice)
+    assert expected in page_of(alices_queue, client)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "expected"),
+    [
+        (1000, 1300, "At its current rate, its owners are warned in 4 minutes."),
+        (4000, 5000, "At its current rate, it reaches that in 6 minutes."),
+        (4000, 3000, "It is shrinking at the moment."),
+    ],
+)
+def test_the_page_shows_the_growth_rate(alices_queue, client, alice, then, now, expected):
+    began = timezone.now() - timedelta(seconds=110)
+    QueueSample.objects.create(queue=alices_queue, at=began, length=then)
+    Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
+    client.force_login(alice)
+    assert expected in page_of(alices_queue, client)
+
+
+def test_the_page_of_a_gone_queue_has_no_buttons(alices_queue, client, alice):
+    Queue.objects.update(state="gone", ready=None, unacknowledged=None)
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    assert "This queue is gone. It was last listed on the broker at" in page
+    for what in ("/delete/", "/purge/", "/limits/", "hx-get"):
+        assert what not in page
+
+
+def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alice, operator):
+    for kind, by, details in (
+        ("purged", alice, {"length": 12_345}),
+        ("adjusted", operator, {"before": {"warn_length": None}, "after": {"warn_length": 3000}}),
+        ("removed", None, {"length": 1, "with": "alice"}),
+    ):
+        QueueEvent.objects.create(
+            queue=alices_queue, vhost="/", queue_name="q", kind=kind, at=timezone.now(), by=by, details=details
+        )
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    for what in ("purged", "12,345", "limits changed (warning threshold: 3,000)", "ops@example.org",
+                 "deleted (with the Pulse user alice)"):  # fmt: skip
+        assert what in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "details", "described"),
+    [
+        ("deleted", {"length": 8600}, ("deleted", "", "Guardian")),
+        ("kept", {}, ("kept after a recheck", "", "Guardian")),
+        ("gone", {}, ("no longer on the broker", "", "")),
+        ("returned", {}, ("back on the broker", "", "")),
+        ("warned", {}, ("reached its warning threshold", "", "")),
+        ("removed", {}, ("deleted", "", "a deleted owner")),
+        ("removed", {"why": "unregistered"}, ("deleted", "because it has no registration", "Guardian")),
+    ],
+)
+def test_an_event_names_who_acted_if_anybody_did(kind, details, described):
+    assert describe_event(QueueEvent(kind=kind, details=details)) == described
+
+
+@pytest.mark.parametrize(("later", "shown"), [(1, True), (-1, False)])
+def test_the_page_says_that_a_deletion_is_in_progress(alices_queue, client, alice, later, shown):
+    at = Watch.objects.get().listed_at + timedelta(seconds=later)
+    QueueEvent.objects.create(queue=alices_queue, vhost="/", queue_name="q", kind="removing", at=at, by=alice)
+    client.force_login(alice)
+    assert ("requested the deletion of this queue" in page_of(alices_queue, client)) is shown
+
+
+# The chart
+
+
+@pytest.mark.parametrize(
+    ("span", "words"),
+    [
+        ("hour", "over the last hour: lowest 5"),
+        ("day", "over the last day: lowest 1"),
+        ("week", "over the last week: lowest 1"),
+        ("nonsense", "over the last hour: lowest 5"),
+    ],
+)
+def test_the_chart_covers_the_chosen_span(alices_queue, client, alice, span, words):
+    now = timezone.now()
+    for ago, length in ((timedelta(days=3), 1), (timedelta(hours=5), 2), (timedelta(hours=2), 5)):
+        QueueSample.objects.create(queue=alices_queue, at=now - ago, length=length)
+    Queue.objects.update(ready=5, unacknowledged=0, state="ok")
+    client.force_login(alice)
+    page = page_of(alices_queue, client, span=span)
+    assert f"Messages {words}, highest 5, now 5." in page
+    assert "deletion limit 8,000" in page_of(alices_queue, client, span=span, scale="limit")
+    assert "style=" not in page
+
+
+def test_the_chart_shows_an_unchanged_length_without_samples(alices_queue, client, alice):
+    client.force_login(alice)
+    Queue.objects.update(first_seen=timezone.now() - timedelta(days=30))
+    assert "over the last week: lowest 2,104, highest 2,104" in page_of(alices_queue, client, span="week")
+
+
+def test_the_chart_of_an_unknown_length_says_so(alices_queue, client, alice):
+    Queue.objects.update(ready=None)
+    client.force_login(alice)
+    assert "No length was recorded in the last hour." in page_of(alices_queue, client)
+
+
+def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, client, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    run_pass()
+    Queue.objects.update(ready=7, state="warned")
+    answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day", headers={"HX-Request": "true"})
+    assert answer.status_code == 200
+    assert "over warning threshold" in answer.text
+    assert "over the last day" in answer.text
+    assert "<html" not in answer.text
+
+
+def test_the_chart_opened_without_htmx_redirects_to_the_page(listed_queue, client):
+    answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day")
+    assert answer["Location"] == f"/queues/{listed_queue.uuid}/?span=day"
+
+
+def test_the_chart_of_a_gone_queue_reloads_the_page(listed_queue, client):
+    Queue.objects.update(state="gone")
+    answer = client.get(f"/queues/{listed_queue.uuid}/chart/", headers={"HX-Request": "true"})
+    assert answer["HX-Refresh"] == "true"
+
+
+def test_the_statements_of_the_page_do_not_grow_with_samples_and_events(
+    alices_queue, client, alice, django_assert_max_num_queries
+):
+    now = timezone.now()
+    QueueSample.objects.bulk_create(
+        QueueSample(queue=alices_queue, at=now - timedelta(seconds=number), length=number) for number in range(500)
+    )
+    QueueEvent.objects.bulk_create(
+        QueueEvent(queue=alices_queue, vhost="/", queue_name="q", kind="purged", at=now, by=alice) for _ in range(60)
+    )
+    client.force_login(alice)
+    with django_assert_max_num_queries(11):
+        page_of(alices_queue, client)
+    with django_assert_max_num_queries(6):
+        client.get(f"/queues/{alices_queue.uuid}/chart/", headers={"HX-Request": "true"})
+
+
+def agents_queue(owner, name="consumer_1", **fields):
+    given = {"ready": 2100, "unacknowledged": 4, "state": "warned", "consumers": 0, "registered": True}
+    return stored_queue(name, vhost=owner.uuid.hex, owner=owner, **{**given, **fields})
+
+
+@pytest.mark.parametrize("visitor", ["alice@example.org", "ops@example.org"])
+def test_the_page_of_a_registered_queue_names_the_agents_owner(alice, operator, client, settings, visitor):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client.force_login(Owner.objects.get(email=visitor))
+    text = page_of(agents_queue(alice), client)
+    assert "registered by an agent of alice@example.org" in text
+    assert 'href="/subscriptions/"' in text
+    assert "its agent doesn't keep up" in text.replace("&#x27;", "'")
+    assert "at most 10,000 messages" in text
+    assert ("Delete…" in text) is (visitor == "ops@example.org")
+
+
+def test_the_page_of_the_dead_letter_queue_explains_it(alice, client, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client.force_login(alice)
+    text = page_of(agents_queue(alice, "guardian.dlq"), client)
+    assert "dead-letter queue of the agents of alice@example.org" in text
+    assert "Agents did not get these messages" in text
+    assert "no consumers" not in text
+
+
+def test_the_page_of_an_orphan_offers_its_deletion(alice, client, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client.force_login(alice)
+    text = page_of(agents_queue(alice, registered=False), client)
+    assert "not registered, but in the virtual host of the agents of alice@example.org" in text
+    assert "Delete…" in text
+
+
+@pytest.mark.parametrize("why", ["unregistered", "vhost"])
+def test_the_page_says_why_a_registered_queue_was_deleted(alice, client, why):
+    queue = agents_queue(alice, state="gone")
+    QueueEvent.objects.create(
+        queue=queue, vhost=queue.vhost, queue_name=queue.name, kind="removed", at=timezone.now(), details={"why": why}
+    )
+    client.force_login(alice)
+    text = page_of(queue, client)
+    words = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
+    assert f"deleted ({words[why]})" in text
+    assert "manually" not in text
+
+
+# Deletion and purge
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_the_confirmation_shows_the_effect_and_asks_for_the_name(listed_queue, client, amqp, page):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.channel.queue_bind(listed_queue.name, "exchange/alice/events", "build.#")
+    text = client.get(f"/queues/{listed_queue.uuid}/{page}/").text
+    for what in ('id="name">queue/alice/builds</code>', "<dd>3</dd>", "exchange/alice/events", "build.#",
+                 "lost"):  # fmt: skip
+        assert what in text
+
+
+def test_an_owner_deletes_a_queue_by_typing_its_name(listed_queue, client, management, vhost):
+    answer = client.post(f"/queues/{listed_queue.uuid}/delete/", {"typed": listed_queue.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
+    assert "The queue queue/alice/builds was deleted." in answer.text
+    assert queue_names(management, vhost) == set()
+    page = page_of(listed_queue, client)
+    assert "deletion requested" in page
+    assert "alice@example.org" in page
+
+
+def test_an_owner_purges_a_queue_by_typing_its_name(listed_queue, client):
+    answer = client.post(f"/queues/{listed_queue.uuid}/purge/", {"typed": listed_queue.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
+    assert "The queue queue/alice/builds was purged." in answer.text
+    run_pass()
+    assert Queue.objects.get().length == 0
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "queue/alice/build", " queue/alice/builds", "queue/alice/builds ", "QUEUE/alice"]
+)
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_a_wrong_typed_name_changes_nothing(listed_queue, client, management, vhost, page, typed):
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": typed})
+    assert answer.status_code == 200
+    assert 'aria-invalid="true"' in answer.text
+    assert queue_names(management, vhost) == {listed_queue.name}
+    run_pass()
+    assert Queue.objects.get().length == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["queue/alice/<b>&'\"", "queue/alice/ two  blanks ", "queue/alice/\x01\x1b\u202e\u200f", "queue/alice/\\u202e",
+     "queue/alice/\0", "queue/alice/" + "\N{GREEK SMALL LETTER OMEGA}" * 121 + "x"],
+)  # fmt: skip
+def test_any_name_can_be_typed_as_shown(guarded, amqp, alice, client, management, vhost, name):
+    amqp.queue(name)
+    run_pass()
+    queue = Queue.objects.get()
+    client.force_login(alice)
+    assert client.get(f"/queues/{queue.uuid}/delete/").status_code == 200
+    assert client.post(f"/queues/{queue.uuid}/delete/", {"typed": readable(name)}).status_code == 302
+    assert queue_names(management, vhost) == set()
+    assert page_of(queue, client).count("no longer on the broker") == 1
+
+
+@pytest.mark.parametrize(("page", "done"), [("delete", "deleted"), ("purge", "purged")])
+def test_deleting_or_purging_a_gone_queue_says_so(listed_queue, client, management, vhost, page, done):
+    management.delete_queue(vhost, listed_queue.name)
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{listed_queue.uuid}/", 302)]
+    assert f"was not {done}" in answer.text
+    assert "list the queue at the moment" in answer.text
+    for _ in range(3):
+        run_pass()
+    assert "This queue is gone." in page_of(listed_queue, client)
+    again = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
+    assert "The queue is no longer on the broker." in again.text
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_without_the_broker_the_form_is_503_and_nothing_changes(listed_queue, client, settings, page):
+    before = list(Queue.objects.values())
+    settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = AWAY, AWAY_AMQP
+    assert client.get(f"/queues/{listed_queue.uuid}/{page}/").status_code == 200
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name})
+    assert answer.status_code == 503
+    assert "because the broker does not answer. Try again in a minute." in answer.text
+    assert f'value="{listed_queue.name}"' in answer.text
+    assert list(Queue.objects.values()) == before
+    assert not QueueEvent.objects.exists()
+
+
+def test_a_refused_deletion_shows_the_brokers_reason(guarded, amqp, alice, client):
+    amqp.queue("queue/alice/mine", durable=False, exclusive=True)
+    run_pass()
+    queue = Queue.objects.get()
+    client.force_login(alice)
+    answer = client.post(f"/queues/{queue.uuid}/delete/", {"typed": queue.name})
+    assert answer.status_code == 409
+    assert "The queue was not deleted, because the broker refuses:" in answer.text
+    assert "exclusive" in answer.text
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_only_operators_delete_or_purge_a_registered_queue(listed_queue, client, operator, management, vhost, page):
+    Queue.objects.update(registered=True)
+    answer = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name})
+    assert answer.status_code == 403
+    assert "An agent registered this queue" in answer.text
+    assert queue_names(management, vhost) == {listed_queue.name}
+    client.force_login(operator)
+    assert client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}).status_code == 302
+
+
+# Limits
+
+
+def test_owners_see_but_cannot_set_the_limits(alices_queue, client, alice):
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    assert "Ask for a higher limit" in page
+    assert f'/queues/{alices_queue.uuid}/limits/"' not in page
+    for answer in (client.get(f"/queues/{alices_queue.uuid}/limits/"),
+                   client.post(f"/queues/{alices_queue.uuid}/limits/", {"unbounded": "on"})):  # fmt: skip
+        assert answer.status_code == 403
+        assert "Only operators can change the limits of a queue." in answer.text
+    alices_queue.refresh_from_db()
+    assert not alices_queue.unbounded
+
+
+def test_operators_set_the_limits_on_the_page(alices_queue, client, operator):
+    client.force_login(operator)
+    assert f'action="/queues/{alices_queue.uuid}/limits/"' in page_of(alices_queue, client)
+    answer = client.post(
+        f"/queues/{alices_queue.uuid}/limits/", {"warn_length": "100", "max_length": "9000"}, follow=True
+    )
+    assert "The limits are set." in answer.text
+    assert "9,000 messages, set for this queue" in answer.text
+    assert "limits changed (warning threshold: 100; deletion limit: 9,000)" in answer.text
+
+
+def test_the_effective_warning_threshold_is_shown(alices_queue, client, alice):
+    Queue.objects.update(warn_length=9000)
+    PulseUser.objects.update(warn_length=100, max_length=6000)
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    assert "<dd>6,000 messages, lowered to the deletion limit</dd>" in page
+    assert "<dd>6,000 messages, set for the Pulse user</dd>" in page
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"warn_length": "9000", "max_length": ""}, {"warn_length": "x"}, {"warn_length": "-1"}, {"max_length": "1" * 40},
+     {"warn_length": "0", "max_length": "5"}],
+)  # fmt: skip
+def test_invalid_limits_have_an_error_on_the_form(alices_queue, client, operator, limits):
+    client.force_login(operator)
+    answer = client.post(f"/queues/{alices_queue.uuid}/limits/", limits)
+    assert answer.status_code == 200
+    assert 'class="errorlist' in answer.text
+    alices_queue.refresh_from_db()
+    assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
+
+
+# The admin
+
+
+@pytest.mark.parametrize(("warn", "most"), [("2000", "0"), ("9000", ""), ("", "100"), ("0", "10")])
+def test_the_admin_refuses_a_limit_below_the_warning_threshold(alices_queue, client, operator, warn, most):
+    client.force_login(operator)
+    page = client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": warn, "max_length": most})
+    assert page.status_code == 200
+    assert "below the deletion limit" in page.text
+    alices_queue.refresh_from_db()
+    assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
+
+
+def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operator, monkeypatch):
+    from queues.admin import QueueAdmin
+
+    client.force_login(operator)
+    save = QueueAdmin.save_model
+
+    def save_after_a_pass(self, request, queue, form, change):
+        Queue.objects.update(state="deleting", notified_state="warned")
+        save(self, request, queue, form, change)
+
+    monkeypatch.setattr(QueueAdmin, "save_model", save_after_a_pass)
+    client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": "10", "max_length": "9000"})
+    alices_queue.refresh_from_db()
+    assert (alices_queue.state, alices_queue.notified_state, alices_queue.max_length) == ("deleting", "warned", 9000)
+    assert QueueEvent.objects.get(kind="adjusted").by == operator
+
+
+def test_the_page_lists_consumers_with_their_prefetch_and_connection(guarded, broker, amqp, client, operator):
+    amqp.queue("builds", 3)
+    parameters = pika.URLParameters(f"{broker.amqp_url}/{guarded}")
+    parameters.client_properties = {"connection_name": "night shift"}
+    client.force_login(operator)
+
+    def page():
+        return client.get(f"/queues/{queue.uuid}/").text
+
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume("builds", lambda *_: None, consumer_tag="builder-7")
+        run_pass()
+        queue = Queue.objects.get(name="builds")
+        wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in page())
+        wait_until(
+            lambda: re.search(r'<bdi class="name">night shift</bdi><br><span class="name">127\.0\.0\.1:', page())
+        )
+        assert "builder-7" in page()

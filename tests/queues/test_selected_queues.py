@@ -1,0 +1,149 @@
+"""What visitors do to several queues that they selected in the list."""
+
+import re
+
+import pytest
+
+from queues import brake
+from queues.models import Archive, Queue, Watch
+from queues.monitor import run_pass
+from queues.selected import MAX_SELECTED
+from tests.support.api import Program
+from tests.support.toolbox import queue_names, stored_queue
+
+NAMES = ("queue/alice/a", "queue/alice/b", "queue/alice/c")
+
+
+@pytest.fixture
+def listed(guarded, account, amqp):
+    """Return Alice's three listed queues, with three messages each."""
+    for name in NAMES:
+        amqp.queue(name, 3)
+    run_pass()
+    return list(Queue.objects.order_by("name"))
+
+
+def selected(queues):
+    return [queue.uuid.hex for queue in queues]
+
+
+def confirmation_in(page):
+    return re.search(r'name="confirm" value="([^"]+)"', page.text)[1]
+
+
+@pytest.mark.parametrize(("action", "left"), [("delete", {NAMES[2]}), ("purge", set(NAMES))])
+def test_selected_queues_are_deleted_or_purged_after_a_confirmation(
+    listed, client, alice, management, vhost, amqp, action, left
+):
+    client.force_login(alice)
+    body = {"action": action, "uuid": selected(listed[:2]), "list": "ordering=name&search=alice"}
+    page = client.post("/queues/selected/", body)
+    assert f"This {action}s 2 queues with 6 messages." in page.text
+    assert "you can bring these back for 7 days" in page.text
+    assert queue_names(management, vhost) == set(NAMES)
+    wrong = client.post("/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "3 queues"})
+    assert "This is not the text above" in wrong.text
+    done = client.post(
+        "/queues/selected/", {**body, "confirm": confirmation_in(page), "typed": "2 queues"}, follow=True
+    )
+    assert done.request["QUERY_STRING"] == "ordering=name&search=alice"
+    assert f"2 are {action}d" in done.text
+    assert queue_names(management, vhost) == left
+    assert Archive.objects.filter(messages=3).count() == 2
+    assert amqp.channel.queue_declare(NAMES[2], passive=True).method.message_count == 3
+
+
+@pytest.mark.parametrize(("action", "left"), [("delete", {NAMES[2]}), ("purge", set(NAMES))])
+def test_the_api_deletes_or_purges_selected_queues_after_a_confirmation(listed, alice, management, vhost, action, left):
+    program, body = Program(alice), {"uuids": selected(listed[:2])}
+    asked = program.post(f"queues/selected/{action}/", body)
+    assert asked.status_code == 409
+    assert f"This {action}s 2 queues with 6 messages." in asked.json()["detail"]
+    assert queue_names(management, vhost) == set(NAMES)
+    done = program.post(f"queues/selected/{action}/", {**body, "confirm": asked.json()["confirm"]})
+    assert done.json() == {"done": body["uuids"], "failed": [], "not_tried": [], "stop_reason": ""}
+    assert queue_names(management, vhost) == left
+    assert Archive.objects.filter(messages=3).count() == 2
+
+
+def test_the_api_names_the_selected_queue_that_failed_and_goes_on(listed, alice, management, vhost):
+    program, body = Program(alice), {"uuids": selected(listed[:2])}
+    confirm = program.post("queues/selected/delete/", body).json()["confirm"]
+    management.delete_queue(vhost, NAMES[0])
+    done = program.post("queues/selected/delete/", {**body, "confirm": confirm}).json()
+    assert (done["done"], [one["uuid"] for one in done["failed"]]) == (body["uuids"][1:], body["uuids"][:1])
+    assert "The broker doesn't list the queue at the moment." in done["failed"][0]["detail"]
+
+
+@pytest.mark.django_db
+def test_the_api_refuses_queues_of_others_and_too_many(account, bob):
+    queue = stored_queue(NAMES[0], pulse_user=account, ready=3, unacknowledged=0)
+    program = Program(bob)
+    for uuids in (selected([queue]), ["0" * 32], ["x"], [], selected([queue]) * (MAX_SELECTED + 1)):
+        answer = program.post("queues/selected/delete/", {"uuids": uuids})
+        assert (answer.status_code, list(answer.json())) == (400, ["uuids"])
+
+
+@pytest.mark.django_db
+def test_operators_set_the_limits_of_selected_queues_through_the_api(account, operator):
+    queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, warn_length=1) for name in NAMES]
+    program, body = Program(operator), {"uuids": selected(queues[:2]), "max_length": 2}
+    asked = program.post("queues/selected/limits/", body)
+    assert asked.status_code == 409
+    assert "This deletes 2 queues with 6 messages." in asked.json()["detail"]
+    done = program.post("queues/selected/limits/", {**body, "confirm": asked.json()["confirm"]}).json()
+    assert sorted(done["done"]) == sorted(body["uuids"])
+    assert [queue.max_length for queue in Queue.objects.order_by("name")] == [2, 2, None]
+
+
+@pytest.mark.django_db
+def test_operators_release_blocked_queues_through_the_api(account, operator):
+    blocked, other = (
+        stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, block_reason=reason)
+        for name, reason in zip(NAMES[:2], ("brake", ""), strict=True)
+    )
+    Watch.objects.create(id=1)
+    program, body = Program(operator), {"uuids": selected([blocked, other])}
+    assert [row["name"] for row in program.get("queues/?blocked=true").json()] == [blocked.name]
+    asked = program.post("queues/selected/release/", body)
+    assert asked.status_code == 409
+    assert "This deletes 1 queue with 3 messages." in asked.json()["detail"]
+    assert brake.brake().released == 0
+    done = program.post("queues/selected/release/", {**body, "confirm": asked.json()["confirm"]}).json()
+    assert (done["done"], [one["uuid"] for one in done["failed"]]) == (body["uuids"][:1], body["uuids"][1:])
+    assert (brake.brake().released, brake.brake().released_by) == (1, operator.email)
+
+
+def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, client, alice, management, vhost):
+    client.force_login(alice)
+    page = client.post("/queues/selected/", {"action": "delete", "uuid": selected(listed[:1])})
+    body = {"action": "delete", "uuid": selected(listed), "confirm": confirmation_in(page), "typed": "3 queues"}
+    again = client.post("/queues/selected/", body)
+    assert "for another change" in again.text
+    assert queue_names(management, vhost) == set(NAMES)
+
+
+def test_queues_of_others_are_left_alone(listed, client, bob):
+    client.force_login(bob)
+    body = {"action": "delete", "uuid": selected(listed)}
+    assert "Select queues in the list first." in client.post("/queues/selected/", body, follow=True).text
+
+
+@pytest.mark.django_db
+def test_operators_set_the_limits_of_selected_queues(account, alice, operator, client):
+    queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0) for name in NAMES]
+    body = {"action": "limits", "uuid": selected(queues[:2]), "set": "1", "max_length": 20_000}
+    client.force_login(alice)
+    assert client.post("/queues/selected/", body).status_code == 403
+    client.force_login(operator)
+    without = {name: value for name, value in body.items() if name != "set"}
+    assert 'name="max_length"' in client.post("/queues/selected/", without).text
+    client.post("/queues/selected/", body)
+    assert [queue.max_length for queue in Queue.objects.order_by("name")] == [20_000, 20_000, None]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("body", [{}, {"action": "delete"}, {"action": "delete", "uuid": "x"}, {"uuid": "0" * 32}])
+def test_without_a_selection_the_page_says_so(client, alice, account, body):
+    client.force_login(alice)
+    assert "Select queues in the list first." in client.post("/queues/selected/", body, follow=True).text

@@ -1,0 +1,109 @@
+"""Nodes that have just come back, whose quorum queues may look shorter than they are."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from queues import settling
+from tests.queues.test_comparison import NODES, InMemoryMonitor, listed_queue, snapshot
+
+A, B = "rabbit@a", "rabbit@b"
+NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
+
+
+def after(earlier, nodes, listed, *, seconds=0, was_outage=False, **fields):
+    listing = snapshot(nodes=frozenset(listed), **fields)
+    return settling.after(earlier, nodes, listing, NOW + timedelta(seconds=seconds), was_outage=was_outage)
+
+
+def test_no_node_settles_while_the_same_nodes_run():
+    assert after(None, [A, B], [A, B]) == {}
+
+
+def test_a_node_that_came_back_settles_for_a_while():
+    returned = after(None, [A], [A, B])
+    assert returned == {B: NOW.isoformat()}
+    assert after(returned, [A, B], [A, B], seconds=14) == returned
+    assert after(returned, [A, B], [A, B], seconds=15) == {}
+
+
+def test_the_other_nodes_settle_when_a_node_is_lost():
+    lost = NOW + timedelta(seconds=1)
+    assert after({B: NOW.isoformat()}, [A, B], [A], seconds=1) == {A: lost.isoformat()}
+
+
+def test_a_node_that_settles_twice_settles_anew():
+    assert after({B: NOW.isoformat()}, [A], [A, B], seconds=10) == {B: (NOW + timedelta(seconds=10)).isoformat()}
+
+
+@pytest.mark.parametrize("changed", [{"was_outage": True}, {"nodes_unchanged": False}])
+def test_all_nodes_settle_if_any_may_have_been_restarted(changed):
+    assert after(None, [A, B], [A, B], **changed).keys() == {A, B}
+
+
+def test_no_node_settles_at_the_first_list():
+    assert after(None, [], [A, B]) == {}
+
+
+@pytest.fixture
+def monitor():
+    """Return a monitor that has warned about a long quorum queue and a long classic one."""
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue("q", 7, type="quorum"), listed_queue("c", 7)))
+    return monitor
+
+
+def run_settling(monitor, **lengths):
+    monitor.earlier = monitor.earlier._replace(settling=NODES)
+    kinds = {"q": "quorum", "c": "classic", "new": "quorum"}
+    return monitor.run(snapshot(*(listed_queue(name, size, type=kinds[name]) for name, size in lengths.items())))
+
+
+def test_a_quorum_queue_that_shrinks_while_its_node_settles_has_an_unknown_length(monitor):
+    changes = run_settling(monitor, q=0, c=7)
+    assert (changes.unknown, changes.messages, changes.events, changes.unconfirmed) == (1, [], [], [])
+    assert monitor.row("q").state == "warned"
+
+
+def test_a_quorum_queue_without_a_leader_has_an_unknown_length_while_a_node_settles(monitor):
+    monitor.earlier = monitor.earlier._replace(settling=NODES)
+    changes = monitor.run(snapshot(listed_queue("q", 0, type="quorum", node=""), listed_queue("c", 7)))
+    assert (changes.unknown, changes.messages, changes.events) == (1, [], [])
+
+
+def test_a_quorum_queue_is_judged_again_when_its_node_has_settled(monitor):
+    run_settling(monitor, q=0, c=7)
+    monitor.earlier = monitor.earlier._replace(settled=NODES)
+    changes = monitor.run(snapshot(listed_queue("q", 0, type="quorum"), listed_queue("c", 7)))
+    assert [message.kind.value for message in changes.messages] == ["recovery"]
+
+
+def test_a_quorum_queue_that_grows_while_its_node_settles_is_judged(monitor):
+    assert run_settling(monitor, q=8, c=7).unknown == 0
+    assert monitor.row("q").length == 8
+
+
+def test_a_classic_queue_that_shrinks_while_its_node_settles_is_judged(monitor):
+    changes = run_settling(monitor, q=7, c=0)
+    assert [message.queue.name for message in changes.messages] == ["c"]
+
+
+def test_a_new_quorum_queue_is_listed_while_its_node_settles(monitor):
+    assert [row.length for row in run_settling(monitor, q=7, c=7, new=0).new] == [0]
+
+
+def test_a_quorum_queue_that_is_missing_while_a_node_is_down_has_an_unknown_length(monitor):
+    changes = monitor.run(snapshot(listed_queue("c", 7), down=frozenset({"rabbit@two"})))
+    assert (changes.gone, changes.events, monitor.row("q").length) == ([], [], None)
+
+
+def test_a_node_settles_anew_when_its_quorum_queues_come_back_later_than_itself(monitor):
+    monitor.run(snapshot(listed_queue("c", 7), down=frozenset({"rabbit@two"})))
+    empty = snapshot(listed_queue("q", 0, type="quorum"), listed_queue("c", 7))
+    changes = monitor.run(empty)
+    assert (changes.returned_nodes, changes.unknown, changes.events) == (NODES, 1, [])
+    monitor.earlier = monitor.earlier._replace(settling=NODES, settled=NODES)
+    assert monitor.run(empty).returned_nodes == frozenset()
+    monitor.earlier = monitor.earlier._replace(settled=NODES)
+    changes = monitor.run(empty)
+    assert [message.kind.value for message in changes.messages] == ["recovery"]

@@ -1,0 +1,114 @@
+"""Outdated lengths: the list shows a quorum queue as of its last tick, up to 5 s ago."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from queues import monitor
+from queues.models import Queue
+from tests.conftest import Amqp
+from tests.support.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until, wait_until_equal
+
+TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+LONG = {"purged", "consumed", "consumed-and-refilled", "acknowledged", "really-long"}
+
+
+@TYPES
+def test_a_queue_purged_just_before_the_pass_is_kept(amqp, management, guarded, queue_type):
+    for name in LONG:
+        amqp.queue(name, 40, arguments={"x-queue-type": queue_type})
+    unacknowledged = [amqp.channel.basic_get("acknowledged") for _ in range(40)]
+    wait_until_equal(lambda: queue_lengths(management, guarded), dict.fromkeys(LONG, 40))
+    amqp.channel.queue_purge("purged")
+    amqp.take("consumed", 40)
+    amqp.take("consumed-and-refilled", 40)
+    amqp.publish("consumed-and-refilled", 3)
+    for method, _, _ in unacknowledged:
+        amqp.channel.basic_ack(method.delivery_tag)
+    assert monitor.run_pass().deleted == 1
+    assert queue_names(management, guarded) == LONG - {"really-long"}
+    assert sent("ops@example.org").count("deletion") == 1
+    assert "recovery" not in sent("ops@example.org")
+
+
+def test_a_quorum_queue_is_deleted_for_unacknowledged_messages_after_12_s(amqp, management, guarded):
+    amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
+    for _ in range(40):
+        amqp.channel.basic_get("held")
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
+    assert monitor.run_pass().deleted == 0
+    queue = Queue.objects.get()
+    assert (queue.state, queue.ready, queue.unacknowledged) == ("warned", 0, 40)
+    Queue.objects.update(over_unacked_since=timezone.now() - timedelta(seconds=11))
+    assert monitor.run_pass().deleted == 0
+    Queue.objects.update(over_unacked_since=timezone.now() - timedelta(seconds=12))
+    assert monitor.run_pass().deleted == 1
+    assert sent("ops@example.org") == ["warning", "deletion"]
+
+
+def test_a_quorum_queue_with_unacknowledged_messages_has_not_recovered(amqp, management, guarded):
+    amqp.queue("held", 8, arguments={"x-queue-type": "quorum"})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 8})
+    monitor.run_pass()
+    amqp.publish("held", 32)
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
+    for _ in range(40):
+        amqp.channel.basic_get("held")
+    assert monitor.run_pass().deleted == 0
+    queue = Queue.objects.get()
+    assert (queue.state, queue.ready, queue.unacknowledged) == ("warned", 0, 40)
+    assert sent("ops@example.org") == ["warning"]
+
+
+def test_a_list_below_the_limit_restarts_the_12_s_of_a_quorum_queue(amqp, management, guarded):
+    amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
+    tags = [amqp.channel.basic_get("held")[0].delivery_tag for _ in range(40)]
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
+    monitor.run_pass()
+    assert Queue.objects.get().over_unacked_since is not None
+    for tag in tags[:34]:
+        amqp.channel.basic_ack(tag)
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 6})
+    monitor.run_pass()
+    assert Queue.objects.get().over_unacked_since is None
+
+
+def test_a_quorum_queue_that_only_seems_short_has_not_recovered(amqp, management, guarded):
+    amqp.queue("builds", 6, arguments={"x-queue-type": "quorum"})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 6})
+    monitor.run_pass()
+    amqp.take("builds", 5)
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 1})
+    amqp.publish("builds", 6)
+    monitor.run_pass()
+    assert (Queue.objects.get().state, Queue.objects.get().ready) == ("warned", 7)
+    assert sent("ops@example.org") == ["warning"]
+    amqp.take("builds", 7)
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 0})
+    monitor.run_pass()
+    assert sent("ops@example.org") == ["warning", "recovery"]
+
+
+def test_a_quorum_queue_with_a_hanging_leader_is_neither_deleted_nor_recovered(guarded_node):
+    amqp = Amqp(guarded_node.amqp_url, "/")
+    for name in ("shrinking", "long"):
+        amqp.queue(name, 6, arguments={"x-queue-type": "quorum"})
+    management = monitor.broker.management()
+    wait_until_equal(lambda: queue_lengths(management, "/"), {"shrinking": 6, "long": 6})
+    monitor.run_pass()
+    amqp.take("shrinking", 6)
+    amqp.publish("long", 20)
+    wait_until_equal(lambda: queue_lengths(management, "/"), {"shrinking": 0, "long": 26})
+    leaders = "[whereis(N) || N <- ['%2F_shrinking', '%2F_long']]"
+    guarded_node.eval(f"[sys:suspend(P) || P <- {leaders}].")
+    try:
+        report = monitor.run_pass()
+        monitor.run_pass()
+    finally:
+        guarded_node.eval(f"[sys:resume(P) || P <- {leaders}].")
+    assert (report.deleted, report.recovered, report.unknown) == (0, 0, 1)
+    assert queue_events("shrinking") == ["warned"]
+    assert monitor.run_pass().deleted == 1
+    # While a node settles after its start, shorter quorum queues on it are not believed.
+    wait_until(lambda: monitor.run_pass() and Queue.objects.get(name="shrinking").state == "ok")

@@ -1,0 +1,86 @@
+"""Queues that Guardian removed with their owner are gone immediately, and passes do not report them."""
+
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from queues import tombstones
+from queues.models import Queue, QueueEvent
+from queues.monitor import run_pass
+from tests.support.toolbox import queue_row
+
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
+
+def rows(vhost, names, **fields):
+    now = timezone.now()
+    return Queue.objects.bulk_create(
+        queue_row(name, vhost=vhost, ready=3, unacknowledged=1, consumers=0, unattended_since=now, **fields)
+        for name in names
+    )
+
+
+def removed():
+    events = QueueEvent.objects.filter(kind="removed").order_by("queue_name")
+    return [(event.vhost, event.queue_name, event.by, event.details) for event in events]
+
+
+@pytest.mark.parametrize("queues", [1, 60])
+def test_the_queues_of_a_removed_pulse_user_are_gone(
+    amqp, alice, management, vhost, queues, django_assert_max_num_queries
+):
+    amqp.queue("celery")
+    for number in range(queues):
+        amqp.queue(f"queue/alice/{number}")
+    run_pass()
+    account = PulseUser.objects.get()
+    with django_assert_max_num_queries(5):  # two of them start and end the transaction
+        assert tombstones.forget_queues_of(account) == queues
+    assert Queue.objects.filter(state="gone").count() == queues
+    assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
+    assert Queue.objects.get(name="celery").state == "ok"
+    for number in range(queues):
+        with suppress(Exception):
+            management.delete_queue(vhost, f"queue/alice/{number}")
+    report = run_pass()
+    assert (report.gone, report.errors) == (0, [])
+
+
+def test_a_gone_queue_is_not_removed_again(alice):
+    account = PulseUser.objects.get()
+    rows("/", ["queue/alice/a"], state="gone", pulse_user=account)
+    Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))
+    assert tombstones.forget_queues_of(account) == 0
+    assert removed() == []
+
+
+@pytest.mark.parametrize("queues", [1, 60])
+def test_queues_are_marked_gone_by_name_in_constant_statements(queues, django_assert_max_num_queries):
+    names = [f"consumer_{number}" for number in range(queues)]
+    rows("one", names)
+    rows("other", names)
+    names_in_one = [("one", name) for name in names]
+    with django_assert_max_num_queries(5):  # two of them start and end the transaction
+        assert tombstones.forget([*names_in_one, *names_in_one, ("one", "never seen"), ("none", names[0])]) == queues
+    assert set(Queue.objects.filter(state="gone").values_list("vhost", "name")) == set(names_in_one)
+    first = Queue.objects.get(vhost="one", name=names[0])
+    assert (first.length, first.consumers, first.unattended_since) == (None, None, None)
+    assert removed()[0] == ("one", names[0], None, {"length": 4, "why": "unregistered"})
+    assert tombstones.forget(names_in_one) == 0
+
+
+def test_marking_no_queues_takes_no_statement(django_assert_num_queries):
+    with django_assert_num_queries(0):
+        assert tombstones.forget([]) == 0
+
+
+def test_the_queues_of_a_removed_vhost_are_gone():
+    rows("one", ["consumer_1", "guardian.dlq"])
+    rows("other", ["consumer_1"])
+    assert tombstones.forget_vhost("one") == 2
+    assert not Queue.objects.filter(vhost="one").exclude(state="gone").exists()
+    assert Queue.objects.get(vhost="other").state == "ok"
+    assert [details["why"] for *_, details in removed()] == ["vhost", "vhost"]

@@ -1,0 +1,328 @@
+"""Several addresses of one cluster: tried in turn, and never two clusters in one setting."""
+
+import logging
+import re
+
+import pytest
+
+from queues import monitor
+from queues.models import Queue, Watch
+from rabbit import snapshot
+from rabbit.addresses import Addresses, addresses_of, split_addresses
+from rabbit.amqp import Session
+from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.publishing import Message, NotPublished, Publisher, Result
+from tests.conftest import Amqp
+from tests.rabbit.test_http import Server
+from tests.support.fixtures import guard
+from tests.support.proxy import Proxy
+from tests.support.toolbox import AWAY, AWAY_AMQP, sent
+from tools.rabbitmq import PrivateNode
+
+CLUSTER_ID = b'{"value":"another"}'
+ANOTHER_CLUSTER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(CLUSTER_ID), CLUSTER_ID)
+
+
+@pytest.fixture(autouse=True)
+def no_memory_of_earlier_tests():
+    """Begin with the first address, because all clients of a process share which one worked last."""
+    addresses_of.cache_clear()
+
+
+# The setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("", []),
+        ("http://a:15672", ["http://a:15672"]),
+        ("http://a:15672/,https://b/rabbit", ["http://a:15672", "https://b/rabbit"]),
+        ("amqp://a , amqp://b", ["amqp://a", "amqp://b"]),
+        ("amqp://ann:a,b@a", ["amqp://ann:a,b@a"]),
+        ("amqp://a,b", ["amqp://a,b"]),
+    ],
+)
+def test_a_comma_separates_addresses_only_before_a_scheme(setting, expected):
+    assert split_addresses(setting) == expected
+
+
+def test_a_failed_address_is_the_last_to_be_tried_again():
+    addresses = Addresses(["a", "b", "c"])
+    addresses.move_past("a")
+    assert addresses.in_turn() == ["b", "c", "a"]
+
+
+def test_two_threads_that_find_one_address_failed_move_past_it_once():
+    addresses = Addresses(["a", "b", "c"])
+    addresses.move_past("a")
+    addresses.move_past("a")
+    assert addresses.in_turn()[0] == "b"
+
+
+def test_addresses_of_one_cluster_do_not_conflict():
+    addresses = Addresses(["http://a", "http://b"])
+    assert [addresses.conflict(address, "shop") for address in ("http://a", "http://b")] == ["", ""]
+
+
+def test_an_address_of_another_cluster_conflicts():
+    addresses = Addresses(["http://ann:word@a", "http://ann:word@b"])
+    addresses.conflict("http://ann:word@a", "shop")
+    assert addresses.conflict("http://ann:word@b", "bank") == "http://b leads to another cluster than http://a"
+
+
+def test_nodes_of_a_cluster_without_a_name_do_not_conflict():
+    addresses = Addresses(["amqp://a", "amqp://b"])
+    assert [addresses.conflict(f"amqp://{node}", f"rabbit@{node}") for node in "ab"] == ["", ""]
+
+
+def test_a_cluster_that_is_renamed_does_not_conflict_with_itself():
+    addresses = Addresses(["amqp://a", "amqp://b"])
+    for name in ("shop", "bank"):
+        assert [addresses.conflict(address, name) for address in ("amqp://a", "amqp://b")] == ["", ""]
+
+
+def test_a_cluster_that_is_named_does_not_conflict_with_addresses_that_were_not_used_before():
+    addresses = Addresses(["amqp://a", "amqp://b"])
+    clusters = [("amqp://a", "rabbit@a"), ("amqp://a", "shop"), ("amqp://b", "shop")]
+    assert [addresses.conflict(*one) for one in clusters] == ["", "", ""]
+
+
+# The management API
+
+
+def test_a_request_goes_to_the_first_address_that_can_be_reached(broker):
+    management = Management(f"{AWAY},{broker.management_url}")
+    assert management.whoami().name
+    assert repr(management).startswith(f"<Management http://127.0.0.1:{broker.management_url.rpartition(':')[2]}, ")
+
+
+def test_a_request_goes_to_an_address_that_accepts_the_login(broker):
+    wrong = re.sub(":[^:@]*@", ":wrong@", broker.management_url)
+    assert Management(f"{wrong},{broker.management_url}").whoami().name
+
+
+def test_a_login_that_every_address_refuses_is_refused(broker):
+    wrong = re.sub(":[^:@]*@", ":wrong@", broker.management_url)
+    with pytest.raises(Refused, match="401"):
+        Management(f"{wrong},{wrong}/").whoami()
+
+
+def test_if_no_address_can_be_reached_the_error_names_each():
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1 .*127\.0\.0\.1:2 ") as raised:
+        Management(f"{AWAY},http://guest:guest@127.0.0.1:2").whoami()
+    assert raised.value.never_reached
+
+
+def test_a_request_that_times_out_is_not_repeated_but_the_next_one_goes_elsewhere(broker):
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.delay(30)
+        management = Management(f"{proxy.url(broker.management_url)},{broker.management_url}", read_timeout=0.2)
+        with pytest.raises(BrokerUnavailable) as raised:
+            management.whoami()
+        assert raised.value.timed_out
+        assert management.whoami().name
+
+
+def test_a_404_of_an_address_that_shuts_down_does_not_count(broker):
+    body = b'{"error":"Object Not Found","reason":"Not Found"}'
+    with Proxy.before(broker.management_url) as proxy:
+        setting = f"{proxy.url(broker.management_url)},{broker.management_url}"
+        management = Management(setting)
+        management.whoami()
+        proxy.answer(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        with pytest.raises(BrokerUnavailable, match="shutting down"):
+            management.user("nobody")
+        with pytest.raises(NotOnBroker):  # at the next address
+            management.user("nobody")
+
+
+def test_an_address_of_another_cluster_is_not_used(broker):
+    with Server(ANOTHER_CLUSTER) as another:
+        setting = f"{broker.management_url},http://guest:guest@127.0.0.1:{another.port}"
+        management = Management(setting)
+        assert management.whoami().name
+        addresses_of(setting).move_past(broker.management_url)  # as after a failure there
+        assert management.whoami().name
+    assert [b"/api/global-parameters" in request for request in another.requests] == [True]
+
+
+# AMQP
+
+
+def test_a_session_connects_to_the_first_address_that_answers(broker, vhost, amqp):
+    amqp.queue("a", 2)
+    with Session(f"{AWAY_AMQP},{broker.amqp_url}", vhost) as session:
+        assert session.declare_passively("a").ready == 2
+
+
+def test_a_session_connects_to_an_address_that_accepts_the_login(broker, vhost, amqp):
+    amqp.queue("a", 2)
+    wrong = re.sub(":[^:@]*@", ":wrong@", broker.amqp_url)
+    with Session(f"{wrong},{broker.amqp_url}", vhost) as session:
+        assert session.declare_passively("a").ready == 2
+
+
+@pytest.fixture
+def narrow(broker, management):
+    """Return an address for AMQP whose account may log in, but use no vhost."""
+    management.put_user("narrow", "word", [])
+    yield re.sub("//.*@", "//narrow:word@", broker.amqp_url)
+    management.delete_user("narrow")
+
+
+def test_a_session_connects_to_an_address_whose_account_may_use_the_vhost(broker, vhost, amqp, narrow):
+    amqp.queue("a", 2)
+    with Session(f"{narrow},{broker.amqp_url}", vhost) as session:
+        assert session.declare_passively("a").ready == 2
+    with Session(f"{narrow},{narrow}/", vhost) as session, pytest.raises(Refused):
+        session.declare_passively("a")
+
+
+def test_a_session_without_a_reachable_address_is_unavailable(vhost):
+    with Session(f"{AWAY_AMQP},amqp://guest:guest@127.0.0.1:2", vhost) as session:
+        with pytest.raises(BrokerUnavailable) as raised:
+            session.declare_passively("a")
+        assert raised.value.never_reached
+
+
+def test_several_addresses_share_the_time_to_connect_but_not_the_time_of_an_answer(broker, vhost, amqp):
+    amqp.queue("a", 2)
+    with Proxy.before(broker.amqp_url) as proxy:
+        setting = ",".join([proxy.url(broker.amqp_url), AWAY_AMQP, "amqp://guest:guest@127.0.0.1:2"])
+        with Session(setting, vhost, 1.5) as session:
+            session.declare_passively("a")
+            proxy.delay(0.8)
+            assert session.declare_passively("a").ready == 2
+
+
+def test_an_event_is_published_at_the_first_address_that_answers(broker, vhost, amqp):
+    amqp.queue("a")
+    publisher = Publisher(f"{AWAY_AMQP},{broker.amqp_url}")
+    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.DELIVERED}
+    publisher.close()
+
+
+def test_an_event_is_published_at_an_address_whose_account_may_use_the_vhost(broker, vhost, amqp, narrow):
+    amqp.queue("a")
+    publisher = Publisher(f"{narrow},{broker.amqp_url}")
+    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.DELIVERED}
+    publisher.close()
+    publisher = Publisher(f"{narrow},{narrow}/")
+    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.GONE}
+    publisher.close()
+
+
+def test_a_publisher_without_a_reachable_address_publishes_nothing(vhost):
+    with pytest.raises(NotPublished):
+        Publisher(f"{AWAY_AMQP},amqp://guest:guest@127.0.0.1:2").publish([(vhost, "a")], Message("1", b"{}"))
+
+
+# Passes
+
+
+def test_a_pass_begins_again_at_the_next_address(guarded, amqp, broker, settings, caplog):
+    amqp.queue("long", 7)
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
+        monitor.run_pass()
+        proxy.refuse()
+        proxy.close_open()
+        report = monitor.run_pass()
+    assert (report.away, report.errors, report.queues) == (False, [], 1)
+    assert "begins again at the next address" in caplog.text
+    assert sent("ops@example.org") == ["warning"]
+
+
+def test_a_pass_uses_no_address_whose_account_sees_only_some_queues(guarded, amqp, broker, management, settings):
+    amqp.queue("short", 1)
+    management.put_user("half", "word", ["management"])
+    half = re.sub("//.*@", "//half:word@", broker.management_url)
+    settings.RABBITMQ_MANAGEMENT_URL = f"{half},{broker.management_url}"
+    settings.GUARDIAN_VHOSTS = ["*"]
+    try:
+        report = monitor.run_pass()
+    finally:
+        management.delete_user("half")
+    assert (report.away, report.errors) == (False, [])
+    assert Queue.objects.filter(vhost=guarded).count() == 1
+
+
+def test_a_queue_is_deleted_if_one_address_refuses_the_login(guarded, amqp, broker, settings):
+    amqp.queue("long", 11)
+    for name, url in (("RABBITMQ_MANAGEMENT_URL", broker.management_url), ("RABBIT_URL", broker.amqp_url)):
+        setattr(settings, name, f"{re.sub(':[^:@]*@', ':wrong@', url)},{url}")
+    report = monitor.run_pass()
+    assert (report.deleted, report.errors) == (1, [])
+
+
+def test_a_frozen_address_costs_a_pass_seconds_only(guarded, amqp, broker, settings, monkeypatch):
+    amqp.queue("short", 1)
+    monkeypatch.setattr(monitor, "PROBE_SECONDS", 0.3)
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.delay(60)
+        settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
+        report = monitor.run_pass()
+    assert (report.away, report.queues) == (False, 1)
+    assert report.seconds < 5
+
+
+def test_after_a_list_that_hangs_the_next_pass_begins_at_another_address(guarded, amqp, broker, settings, monkeypatch):
+    def hang(*_):
+        raise BrokerUnavailable("no answer", timed_out=True)
+
+    amqp.queue("short", 1)
+    with Proxy.before(broker.management_url) as proxy:
+        setting = settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
+        with monkeypatch.context() as patched:
+            patched.setattr(snapshot, "take", hang)
+            assert monitor.run_pass().away
+        assert addresses_of(setting).in_turn()[0] == broker.management_url
+    assert not monitor.run_pass().away
+
+
+def test_the_broker_is_away_only_if_no_address_answers(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = f"{AWAY},http://guest:guest@127.0.0.1:2"
+    report = monitor.run_pass()
+    assert report.away
+    assert re.search(r"127\.0\.0\.1:1 .*127\.0\.0\.1:2 ", report.errors[0])
+
+
+def test_addresses_of_two_clusters_are_refused_before_anything_is_stored(guarded, amqp, broker, settings):
+    amqp.queue("short", 1)
+    Watch.objects.all().delete()
+    with Server(ANOTHER_CLUSTER) as another:
+        settings.RABBITMQ_MANAGEMENT_URL = f"{broker.management_url},http://guest:guest@127.0.0.1:{another.port}"
+        report = monitor.run_pass()
+    assert report.away
+    assert "leads to another cluster than" in report.errors[0]
+    assert not Queue.objects.exists()
+
+
+def test_a_list_of_another_cluster_is_refused_while_an_address_does_not_answer(guarded, amqp, broker, settings):
+    amqp.queue("short", 1)
+    monitor.run_pass()
+    Watch.objects.update(cluster="rabbitmq-cluster-id-of-another")
+    settings.RABBITMQ_MANAGEMENT_URL = f"{AWAY},{broker.management_url}"
+    report = monitor.run_pass()
+    assert report.away
+    assert "another cluster than the last one, and an address does not answer" in report.errors[0]
+
+
+@pytest.mark.soak
+def test_two_real_clusters_are_refused(transactional_db, settings):
+    with (
+        PrivateNode(name="one", plugins=["rabbitmq_management"]) as one,
+        PrivateNode(name="two", plugins=["rabbitmq_management"]) as two,
+    ):
+        guard(one, settings)
+        Amqp(one.amqp_url, "/").queue("short", 1)
+        monitor.run_pass()
+        settings.RABBITMQ_MANAGEMENT_URL = f"{one.management_url},{two.management_url}"
+        settings.RABBIT_URL = f"{one.amqp_url},{two.amqp_url}"
+        one.kill()
+        logging.getLogger("rabbit").setLevel(logging.ERROR)
+        for _ in range(5):
+            report = monitor.run_pass()
+            assert report.away
+    assert [queue.state for queue in Queue.objects.all()] == ["ok"]

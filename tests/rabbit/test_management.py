@@ -1,0 +1,791 @@
+import itertools
+import logging
+import secrets
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+from django.conf import settings as django_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core import broker
+from rabbit import http
+from rabbit.management import (
+    BrokerError,
+    BrokerUnavailable,
+    Connection,
+    Exchange,
+    InequivalentArguments,
+    MalformedResponse,
+    Management,
+    NotOnBroker,
+    Refused,
+    User,
+    Vhost,
+)
+from rabbit.permissions import FULL_ACCESS, NO_ACCESS
+from tests.support.proxy import http_answer
+from tests.support.toolbox import queue_names, wait_until
+
+TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
+HTML = b"<html><body>Welcome to the hotel's network</body></html>"
+
+STRANGE = ["a/b", "a'b\"c", "100%", "%2F", "?x=1#y", "zoé \N{SNOWMAN}", "<b>&", "a b+c", "\t\x01", "...", "a\\b", "~"]
+names = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=40).filter(
+    lambda name: name not in (".", "..") and not name.startswith("amq.") and len(name.encode()) < 200
+)
+
+
+@contextmanager
+def client(url, **options):
+    management = Management(url, **options)
+    try:
+        yield management
+    finally:
+        management.close()
+
+
+@pytest.fixture
+def proxied(broker, proxy):
+    """Give a client that connects through the proxy."""
+    with client(proxy.url(broker.management_url), read_timeout=0.5) as management:
+        yield management
+
+
+@pytest.fixture
+def user(management):
+    name = f"user-{secrets.token_hex(8)}"
+    management.put_user(name, "a password")
+    yield name
+    if name in {user.name for user in management.users()}:
+        management.delete_user(name)
+
+
+def connect(broker, vhost, user=None, password=None):
+    parts = urlsplit(broker.amqp_url)
+    credentials = parts.netloc.rpartition("@")[0] if user is None else f"{user}:{quote(password)}"
+    address = parts.netloc.rpartition("@")[2]
+    return pika.BlockingConnection(pika.URLParameters(f"amqp://{credentials}@{address}/{quote(vhost, safe='')}"))
+
+
+# The broker
+
+
+def test_the_overview_has_the_version(management):
+    assert management.overview()["rabbitmq_version"][0].isdigit()
+
+
+def test_a_cluster_has_an_id_unless_the_broker_does_not_tell_it(management, proxied, proxy):
+    assert management.cluster_id() == management.cluster_id() != ""
+    proxy.answer(http_answer("401 Unauthorized"))
+    assert proxied.cluster_id() == ""
+
+
+def test_whoami_has_the_administrator_tag(management):
+    assert "administrator" in management.whoami().tags
+
+
+def test_the_clock_of_the_broker_is_read_from_the_date_header(proxied, proxy, broker):
+    assert abs(datetime.now(UTC) - proxied.clock()) < timedelta(seconds=60)
+    proxy.answer(http_answer("401 Unauthorized", b"", "Date: Thu, 01 Feb 2024 03:04:05 GMT"))
+    assert proxied.clock() == datetime(2024, 2, 1, 3, 4, 5, tzinfo=UTC)
+    for headers in ([], ["Date: yesterday"]):
+        proxy.answer(http_answer("200 OK", b"{}", *headers))
+        assert proxied.clock() is None
+
+
+def test_every_node_of_the_test_broker_runs_without_alarms(management):
+    nodes = management.nodes()
+    assert nodes
+    assert all(node.running and not node.mem_alarm and not node.disk_alarm for node in nodes)
+    assert management.alarms() == []
+
+
+def test_a_stopped_node_has_unknown_figures_and_no_alarm(proxied, proxy):
+    proxy.answer(http_answer("200 OK", b'[{"name": "rabbit@b", "running": false}]'))
+    assert proxied.nodes() == [("rabbit@b", False, None, None, False, None, None, False, None, None, None, ())]
+
+
+def test_a_503_with_alarms_is_not_an_outage(proxied, proxy):
+    body = b'{"alarms":[{"node":"a@b","resource":"memory"}],"reason":"There are alarms","status":"failed"}'
+    proxy.answer(http_answer("503 Service Unavailable", body))
+    assert proxied.alarms() == ["memory on a@b"]
+
+
+@pytest.mark.parametrize("body", [b"", HTML, b"[]", b"{}", b'{"alarms": 1}', b'{"alarms": ["memory"]}'])
+def test_a_503_without_alarms_is_an_outage(proxied, proxy, body):
+    proxy.answer(http_answer("503 Service Unavailable", body))
+    with pytest.raises(BrokerUnavailable, match="503"):
+        proxied.alarms()
+
+
+def test_tags_separated_by_commas_are_split(proxied, proxy):
+    proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": "administrator, monitoring"}'))
+    assert proxied.whoami().tags == {"administrator", "monitoring"}
+    proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": ""}'))
+    assert proxied.whoami().tags == frozenset()
+
+
+# Vhosts
+
+
+def test_a_vhost_is_created_once_listed_and_deleted(management):
+    name = f"a/b%é {secrets.token_hex(8)}"
+    try:
+        assert management.create_vhost(name) is True
+        assert management.create_vhost(name) is False
+        nodes = frozenset(node.name for node in management.nodes())
+        assert Vhost(name, nodes) in management.vhosts()
+    finally:
+        management.delete_vhost(name)
+    assert name not in {vhost.name for vhost in management.vhosts()}
+    with pytest.raises(NotOnBroker):
+        management.delete_vhost(name)
+
+
+def test_the_nodes_of_a_vhost_are_those_on_which_it_runs(proxied, proxy):
+    body = (
+        b'[{"name": "a", "cluster_state": {"x@1": "running", "x@2": "stopped"}}, {"name": "b", "cluster_state": {}},'
+        b' {"name": "c", "cluster_state": []}]'  # of a node of RabbitMQ 4.x that has just started
+    )
+    proxy.answer(http_answer("200 OK", body))
+    assert proxied.vhosts() == [Vhost("a", frozenset({"x@1"})), Vhost("b", frozenset()), Vhost("c", frozenset())]
+
+
+# Queues
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_queue_name_with_special_characters_survives_a_round_trip(management, vhost, name):
+    assert management.declare_queue(vhost, name) is True
+    assert management.queue(vhost, name)["name"] == name
+    assert queue_names(management, vhost) == {name}
+    management.purge_queue(vhost, name)
+    management.delete_queue(vhost, name)
+    assert queue_names(management, vhost) == set()
+
+
+@given(names)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_queue_name_survives_a_round_trip(management, vhost, name):
+    management.declare_queue(vhost, name)
+    assert queue_names(management, vhost) == {name}
+    assert management.queue(vhost, name)["vhost"] == vhost
+    management.delete_queue(vhost, name)
+    assert queue_names(management, vhost) == set()
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_dot_segment_as_a_name_is_not_sent(proxied, proxy, management, vhost, name):
+    for ask in (proxied.declare_queue, proxied.queue):
+        with pytest.raises(Refused, match=f"'{name}'"):
+            ask(vhost, name)
+    with pytest.raises(Refused):
+        proxied.queue(name, "vhosts")
+    assert proxy.connections == 0
+    assert queue_names(management, vhost) == set()
+
+
+def test_a_queue_named_dots_is_listed(broker, management, vhost):
+    connection = connect(broker, vhost)
+    connection.channel().queue_declare("..", durable=True)
+    assert queue_names(management, vhost) == {".."}
+    connection.channel().queue_delete("..")
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ["a\n", "\r", "a\nb"])
+def test_a_name_with_a_line_break_is_refused(management, vhost, name):
+    with pytest.raises(Refused, match="line break"):
+        management.declare_queue(vhost, name)
+    with pytest.raises(Refused, match="line break"):
+        management.declare_exchange(vhost, name)
+    assert queue_names(management, vhost) == set()
+
+
+def test_declaring_an_existing_queue_returns_false(management, vhost):
+    arguments = {"x-message-ttl": 1000, "x-queue-type": "classic"}
+    assert management.declare_queue(vhost, "q", arguments, durable=True, auto_delete=False) is True
+    assert management.declare_queue(vhost, "q", arguments, durable=True, auto_delete=False) is False
+    assert management.queue(vhost, "q")["arguments"]["x-message-ttl"] == 1000
+
+
+def test_declaring_a_queue_with_other_arguments_is_inequivalent(management, vhost):
+    management.declare_queue(vhost, "q", {"x-message-ttl": 1})
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, "q", {"x-message-ttl": 2})
+    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("x-message-ttl", "1", "2")
+    assert refusal.value.status == 400
+
+
+def test_an_invalid_argument_is_refused_with_the_brokers_reason(management, vhost):
+    with pytest.raises(Refused, match="x-message-ttl") as refusal:
+        management.declare_queue(vhost, "q", {"x-message-ttl": "soon"})
+    assert type(refusal.value) is Refused
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize("length", [256, 5_000, 100_000])
+def test_a_name_that_is_too_long_is_refused(management, vhost, length):
+    with pytest.raises(Refused):
+        management.declare_queue(vhost, "a" * length)
+
+
+def test_missing_objects_raise_not_on_broker(management, vhost):
+    nowhere = f"no such vhost {secrets.token_hex(8)}"
+    nobody = f"nobody-{secrets.token_hex(8)}"
+    for ask in (
+        lambda: management.queue(vhost, "none"),
+        lambda: management.declare_queue(nowhere, "q"),
+        lambda: management.list_queues(nowhere, TOTALS),
+        lambda: management.bindings(nowhere),
+        lambda: management.exchanges(nowhere),
+        lambda: management.declare_exchange(nowhere, "e"),
+        lambda: management.bind_queue(vhost, "amq.topic", "none", "#"),
+        lambda: management.bind_queue(vhost, "none", "none", "#"),
+        lambda: management.user(nobody),
+        lambda: management.delete_user(nobody),
+        lambda: management.permissions_of(nobody),
+        lambda: management.set_permissions(vhost, nobody, NO_ACCESS),
+        lambda: management.delete_permissions(vhost, nobody),
+    ):
+        with pytest.raises(NotOnBroker):
+            ask()
+
+
+def test_the_queues_of_all_vhosts_are_listed_in_one_request(management, vhost):
+    management.declare_queue(vhost, "q")
+    assert (vhost, "q") in {(row["vhost"], row["name"]) for row in management.list_queues(None, TOTALS)}
+
+
+def test_columns_limit_a_list_to_those_columns(management, vhost):
+    management.declare_queue(vhost, "q")
+    assert management.list_queues(vhost, {"columns": "name"}) == [{"name": "q"}]
+
+
+@pytest.mark.parametrize("name", ["é", "zoé \N{SNOWMAN}"])
+def test_a_refusal_about_a_name_outside_ascii_is_not_an_outage(management, vhost, name):
+    # RabbitMQ 4 can't send a reason with these names, and answers with an empty 500.
+    management.declare_queue(vhost, name, {"x-queue-type": "classic"})
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, name, {"x-message-ttl": 5})
+    assert (refusal.value.argument, refusal.value.found) == ("x-message-ttl", None)
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, name, auto_delete=True)
+    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("auto_delete", "false", "true")
+
+
+def test_an_argument_outside_ascii_is_found_to_be_inequivalent(management, vhost):
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "\N{SNOWMAN}"}
+    management.declare_queue(vhost, "q", arguments)
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_queue(vhost, "q", {**arguments, "x-dead-letter-routing-key": "a"})
+    difference = refusal.value
+    assert (difference.argument, difference.found, difference.wanted) == (
+        "x-dead-letter-routing-key", "\N{SNOWMAN}", "a",
+    )  # fmt: skip
+
+
+def test_an_empty_500_to_every_request_is_an_outage(proxied, proxy):
+    proxy.answer(http_answer("500 Internal Server Error"))
+    with pytest.raises(BrokerUnavailable, match="500"):
+        proxied.declare_queue("/", "é")
+
+
+# Exchanges and bindings
+
+
+def test_an_exchange_is_created_once_listed_and_deleted(management, vhost):
+    assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is True
+    assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is False
+    exchanges = management.exchanges(vhost)
+    assert Exchange("exchange/a/é", vhost, "fanout", False, False, False) in exchanges
+    assert {"", "amq.topic"} < {exchange.name for exchange in exchanges}
+    management.delete_exchange(vhost, "exchange/a/é")
+    assert "exchange/a/é" not in {exchange.name for exchange in management.exchanges(vhost)}
+
+
+def test_declaring_an_exchange_of_another_type_is_inequivalent(management, vhost):
+    management.declare_exchange(vhost, "e", "topic")
+    with pytest.raises(InequivalentArguments) as refusal:
+        management.declare_exchange(vhost, "e", "direct")
+    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("type", "topic", "direct")
+
+
+def test_a_binding_is_listed_for_its_vhost_queue_and_exchange(management, vhost):
+    management.declare_queue(vhost, "a/q")
+    management.declare_exchange(vhost, "e/1")
+    for _ in range(2):
+        management.bind_queue(vhost, "e/1", "a/q", "key.#/é", {"x": 1})
+    [bound] = management.exchange_bindings(vhost, "e/1")
+    assert bound[:5] == ("e/1", vhost, "a/q", "queue", "key.#/é")
+    assert bound.arguments == {"x": 1}
+    assert bound in management.queue_bindings(vhost, "a/q")
+    assert bound in management.bindings(vhost)
+
+
+def test_the_bindings_of_the_default_exchange_are_listed(management, vhost):
+    management.declare_queue(vhost, "q")
+    [bound] = management.exchange_bindings(vhost, "")
+    assert (bound.source, bound.destination, bound.routing_key) == ("", "q", "q")
+
+
+# Users, permissions and connections
+
+
+@pytest.mark.parametrize("strange", ["a.b-c", "a/b", "é%2F", "new\nline", "'\"<"])
+def test_a_user_is_created_changed_and_deleted(management, strange):
+    name = f"{strange}{secrets.token_hex(8)}"
+    try:
+        assert management.put_user(name, "first", ["monitoring", "policymaker"]) is True
+        assert management.user(name) == User(name, frozenset({"monitoring", "policymaker"}))
+        assert management.put_user(name, "second") is False
+        assert User(name, frozenset()) in management.users()
+    finally:
+        management.delete_user(name)
+    assert name not in {user.name for user in management.users()}
+
+
+def test_a_password_is_set_literally_and_replaced(broker, management, vhost, user):
+    management.set_permissions(vhost, user, FULL_ACCESS)
+    for password in ("pa:ss/wo%rd@#?", "zoé \N{SNOWMAN}"):
+        management.put_user(user, password, ["administrator"])
+        address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
+        with client(f"http://{user}:{quote(password, safe='')}@{address}") as theirs:
+            assert theirs.whoami() == (user, {"administrator"})
+    with client(f"http://{user}:first@{address}") as theirs, pytest.raises(Refused) as refusal:
+        theirs.whoami()
+    assert refusal.value.status == 401
+
+
+def test_a_user_without_a_password_cannot_log_in(broker, management, vhost, user):
+    management.set_permissions(vhost, user, FULL_ACCESS)
+    connect(broker, vhost, user, "a password").close()
+    management.put_user(user, None)
+    for password in ("a password", ""):
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            connect(broker, vhost, user, password)
+
+
+def test_permissions_are_set_read_and_deleted(management, vhost, user):
+    assert management.permissions_of(user) == {}
+    management.set_permissions(vhost, user, NO_ACCESS)
+    management.set_permissions(vhost, user, NO_ACCESS._replace(read=r"^queue/a\.b/é"))
+    assert management.permissions_of(user) == {vhost: ("^$", "^$", r"^queue/a\.b/é")}
+    management.delete_permissions(vhost, user)
+    assert management.permissions_of(user) == {}
+
+
+def test_all_permissions_are_grouped_by_user_and_vhost(management, vhost, user):
+    assert user not in management.all_permissions()
+    management.set_permissions(vhost, user, NO_ACCESS)
+    found = management.all_permissions()
+    assert found[user] == {vhost: NO_ACCESS}
+    assert found[management.whoami().name][vhost] == FULL_ACCESS
+
+
+def test_an_invalid_pattern_is_refused(management, vhost, user):
+    with pytest.raises(Refused, match="invalid_regexp"):
+        management.set_permissions(vhost, user, NO_ACCESS._replace(read="("))
+
+
+def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, management, vhost, user):
+    management.set_permissions(vhost, user, NO_ACCESS)
+    connection = connect(broker, vhost, user, "a password")
+    wait_until(lambda: management.connections_of(user))
+    [seen] = management.connections_of(user)
+    assert isinstance(seen, Connection)
+    assert seen.vhost == vhost
+    assert seen.client_address
+    assert seen.name.startswith(seen.client_address)
+    management.close_connections_of(user, "the password\nwas replaced — é")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="the password was replaced"):
+        connection.process_data_events(time_limit=10)
+    wait_until(lambda: not management.connections_of(user))
+
+
+def test_a_connection_has_the_time_it_was_opened(proxied, proxy):
+    body = b'[{"name": "1.2.3.4:5 -> 6:7", "vhost": "/", "peer_host": "host", "connected_at": 1700000000000}]'
+    proxy.answer(http_answer("200 OK", body))
+    [connection] = proxied.connections_of("anybody")
+    assert connection.client_address == "host"
+    assert connection.connected_at.isoformat() == "2023-11-14T22:13:20+00:00"
+
+
+def test_clients_are_listed_for_one_vhost_or_all(broker, management, vhost, user):
+    management.set_permissions(vhost, user, NO_ACCESS)
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    connection = connect(broker, vhost, user, "a password")
+    wait_until(lambda: management.clients(vhost), seconds=10)
+    [client] = management.clients(vhost)
+    assert (client.user, client.vhost) == (user, vhost)
+    assert (client.protocol, client.given_name) == ("AMQP 0-9-1", "")
+    assert client.name == management.connections_of(user)[0].name
+    assert began < client.connected_at < datetime.now(UTC)
+    assert client in management.clients(None)
+    connection.close()
+    with pytest.raises(NotOnBroker):
+        management.clients("no-such-vhost")
+
+
+def test_a_half_open_connection_is_left_out(proxied, proxy):
+    body = (
+        b'[{"vhost": "v"}, {"user": "u"}, {"user": null, "vhost": "v"}, {"user": "u", "vhost": "v"},'
+        b' {"user": "w", "vhost": "v", "protocol": "Web STOMP 1.2", "connected_at": 1700000000000, "name": "n",'
+        b' "user_provided_name": "g"}]'
+    )
+    proxy.answer(http_answer("200 OK", body))
+    moment = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert proxied.clients(None) == [("u", "v", "", None, "", ""), ("w", "v", "Web STOMP 1.2", moment, "n", "g")]
+    proxy.answer(http_answer("200 OK", b'{"user": "u", "vhost": "v"}'))
+    with pytest.raises(MalformedResponse, match="isn't a list"):
+        proxied.clients(None)
+
+
+def test_a_client_address_may_have_colons(proxied, proxy):
+    proxy.answer(http_answer("200 OK", b'[{"name": "[::1]:5 -> [::1]:5672", "vhost": "/"}]'))
+    assert proxied.connections_of("anybody") == [("[::1]:5 -> [::1]:5672", "/", "[::1]", None)]
+
+
+def test_a_user_without_tags_is_refused(broker, user):
+    address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
+    with client(f"http://{user}:a%20password@{address}") as theirs, pytest.raises(Refused) as refusal:
+        theirs.overview()
+    assert refusal.value.status == 401
+    assert "permissions" in str(refusal.value)
+
+
+# Failures of the connection
+
+
+def test_a_refused_connection_is_an_outage():
+    with (
+        client("http://guest:sesame@127.0.0.1:1") as nobody,
+        pytest.raises(BrokerUnavailable, match="connect") as outage,
+    ):
+        nobody.overview()
+    assert not outage.value.timed_out
+    assert outage.value.never_reached
+
+
+def test_a_timeout_is_not_retried(proxied, proxy):
+    proxy.delay(5)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"within 0\.5 s") as outage:
+        proxied.overview()
+    assert outage.value.timed_out
+    assert time.monotonic() - began < 1.5
+    assert proxy.requests == 1
+
+
+def test_a_body_that_never_ends_is_a_timeout(proxied, proxy):
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n["
+    proxy.answer_slowly(itertools.chain([head], itertools.repeat(b" ")), pause=0.1)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
+        proxied.list_queues(None, TOTALS)
+    assert outage.value.timed_out
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 ", b"O")],
+    ids=["headers", "interim responses", "status line"],
+)
+def test_headers_that_never_end_are_a_timeout(proxied, proxy, begins, goes_on):
+    proxy.answer_slowly(itertools.chain([begins], itertools.repeat(goes_on, 100)), pause=0.1)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
+        proxied.overview()
+    assert outage.value.timed_out
+    assert time.monotonic() - began < 3
+    assert proxy.requests == 1
+
+
+def test_interim_responses_are_skipped(proxied, proxy):
+    interim = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    proxy.answer(b"HTTP/1.1 100 Continue\r\n\r\n" + interim + http_answer("200 OK", b'{"rabbitmq_version": "3.13.0"}'))
+    assert proxied.overview() == {"rabbitmq_version": "3.13.0"}
+
+
+def test_idle_connections_are_closed_after_a_burst(broker, proxy, monkeypatch):
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.5)
+    proxy.delay(0.2)
+    with client(proxy.url(broker.management_url)) as proxied:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: proxied.whoami(), range(8)))
+        burst = proxy.connections
+        assert burst > 3
+        proxy.forward()
+        for _ in range(4):
+            proxied.whoami()
+            time.sleep(0.2)
+        assert proxy.connections == burst  # the same connection is reused
+        wait_until(lambda: len(proxy._open) == 2)  # the two ends of that one connection
+
+
+def test_a_response_over_max_bytes_is_malformed(broker, proxy):
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    proxy.answer_slowly(itertools.chain([head], itertools.repeat(b"2710\r\n" + b"x" * 10_000 + b"\r\n")), pause=0)
+    small = client(proxy.url(broker.management_url), max_bytes=1_000_000)
+    with small as proxied, pytest.raises(MalformedResponse, match="more than 1000000 bytes"):
+        proxied.list_queues(None, TOTALS)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_dropped_connection_is_reopened_once(proxied, proxy, vhost, reset):
+    proxy.close_next(1, reset=reset)
+    assert proxied.whoami().name
+    assert proxy.connections == 2
+    proxy.close_next(1, reset=reset)
+    assert proxied.declare_queue(vhost, "q") is True
+    proxy.close_next(1, reset=reset)
+    proxied.bind_queue(vhost, "amq.topic", "q", "#")
+    assert [binding.destination for binding in proxied.exchange_bindings(vhost, "amq.topic")] == ["q"]
+    proxy.close_next(1, reset=reset)
+    proxied.delete_vhost(vhost)
+    assert vhost not in {there.name for there in proxied.vhosts()}
+    proxied.create_vhost(vhost)
+
+
+def test_a_connection_dropped_twice_is_an_outage(proxied, proxy):
+    proxy.close_next(2)
+    with pytest.raises(BrokerUnavailable, match="cut") as outage:
+        proxied.whoami()
+    assert not outage.value.timed_out
+    assert not outage.value.never_reached
+    assert proxy.requests == 2
+    assert proxied.whoami().name
+
+
+def test_a_request_on_a_dropped_connection_may_have_reached_the_broker(proxied, proxy):
+    proxied.whoami()
+    proxy.refuse()
+    proxy.close_next(1)
+    with pytest.raises(BrokerUnavailable, match="connect") as outage:
+        proxied.delete_user("u")
+    assert not outage.value.never_reached
+
+
+def test_without_a_valid_url_the_broker_is_unavailable(monkeypatch):
+    for url in ("", "nonsense"):
+        monkeypatch.setattr(django_settings, "RABBITMQ_MANAGEMENT_URL", url)
+        with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL") as outage:
+            broker.management()
+        assert outage.value.never_reached
+
+
+def test_each_dropped_pooled_connection_costs_one_retry(broker, proxy):
+    with client(proxy.url(broker.management_url)) as proxied, ThreadPoolExecutor(4) as threads:
+        together = threading.Barrier(4, timeout=10)
+
+        def ask(_):
+            together.wait()
+            return proxied.whoami().name
+
+        proxy.delay(0.2)  # each thread needs its own connection
+        assert len(list(threads.map(ask, range(4)))) == 4
+        proxy.forward()
+        proxy.close_open()
+        assert proxy.connections == 4
+        assert proxied.whoami().name  # the retry uses none of the other three
+        assert proxy.connections == 5
+        assert len(list(threads.map(ask, range(4)))) == 4
+
+
+def test_a_refused_body_does_not_break_the_next_request(proxied, proxy):
+    for _ in range(100):
+        with pytest.raises(NotOnBroker):
+            proxied.declare_queue("no such vhost", "q")
+        assert proxied.whoami().name
+    assert proxy.connections == 101  # each refusal closes its connection
+
+
+def test_successful_requests_share_one_connection(proxied, proxy, vhost):
+    for number in range(20):
+        assert proxied.declare_queue(vhost, f"q{number}")
+    assert proxy.connections == 1
+
+
+def test_a_404_to_a_retried_deletion_counts_as_deleted(proxied, proxy, management):
+    name = f"user-{uuid.uuid4().hex}"
+    management.put_user(name, None)
+    proxy.cut_after(0)
+    proxied.delete_user(name)
+    assert proxy.requests == 3  # the third checks whether the broker is shutting down
+    assert name not in {user.name for user in management.users()}
+    with pytest.raises(NotOnBroker):
+        proxied.delete_user(name)
+
+
+def test_a_truncated_response_is_requested_again(proxied, proxy):
+    proxy.cut_after(600)
+    assert proxied.overview()["rabbitmq_version"]
+    assert proxy.requests == 2
+
+
+def test_truncated_json_is_malformed(proxied, proxy):
+    proxy.answer(b'HTTP/1.1 200 OK\r\n\r\n[{"name": "a", "vho')
+    with pytest.raises(MalformedResponse, match="/api/queues"):
+        proxied.list_queues(None, TOTALS)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", HTML, b"null", b'{"error": "x"}', b'"text"', b"[1]", b'[{"name": "a"}]', b'[{"name":1,"vhost":"/"}]']
+)
+def test_a_queue_list_of_another_shape_is_malformed(proxied, proxy, body):
+    proxy.answer(http_answer("200 OK", body))
+    with pytest.raises(MalformedResponse, match="GET /api/queues"):
+        proxied.list_queues(None, TOTALS)
+
+
+def test_every_response_of_another_shape_is_malformed(proxied, proxy):
+    asks = [
+        proxied.overview,
+        proxied.whoami,
+        proxied.vhosts,
+        proxied.users,
+        proxied.nodes,
+        proxied.alarms,
+        lambda: proxied.queue("/", "q"),
+        lambda: proxied.bindings("/"),
+        lambda: proxied.queue_bindings("/", "q"),
+        lambda: proxied.exchange_bindings("/", "e"),
+        lambda: proxied.exchanges("/"),
+        lambda: proxied.user("u"),
+        lambda: proxied.permissions_of("u"),
+        lambda: proxied.all_permissions(),
+        lambda: proxied.connections_of("u"),
+        lambda: proxied.declare_queue("/", "q"),
+        lambda: proxied.delete_user("u"),
+        lambda: proxied.put_user("u", None),
+        lambda: proxied.bind_queue("/", "e", "q", ""),
+    ]
+    for body, ask in itertools.product([HTML, b"7", b'[{"a": 1}]', b'{"a": 1}'], asks):
+        proxy.answer(http_answer("200 OK", body))
+        with pytest.raises(MalformedResponse, match="/api/"):
+            ask()
+
+
+def test_a_404_of_another_server_is_not_a_missing_queue(proxied, proxy):
+    proxy.answer(http_answer("404 Not Found", HTML))
+    for ask in (proxied.queue, proxied.declare_queue, proxied.queue_bindings):
+        with pytest.raises(MalformedResponse, match="404"):
+            ask("/", "q")
+
+
+def test_a_404_to_everything_means_that_the_broker_is_shutting_down(proxied, proxy):
+    proxy.answer(http_answer("404 Not Found", b'{"error":"Object Not Found","reason":"Not Found"}'))
+    for ask in (proxied.queue, proxied.declare_queue, proxied.queue_bindings):
+        with pytest.raises(BrokerUnavailable, match="shutting down") as outage:
+            ask("/", "q")
+        assert not outage.value.never_reached
+
+
+def test_a_redirect_is_reported_and_not_followed(proxied, proxy):
+    proxy.answer(http_answer("301 Moved Permanently", b"", "Location: https://me:secret@example.org/login"))
+    with pytest.raises(MalformedResponse, match="redirect") as malformed:
+        proxied.overview()
+    assert "https://example.org/login" in str(malformed.value)
+    assert "secret" not in str(malformed.value)
+    assert proxy.requests == 1
+
+
+@pytest.mark.parametrize("status", ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable"])
+def test_a_server_error_is_an_outage(proxied, proxy, status):
+    for body in (HTML, b'{"error": "Internal", "reason": ["a", 1]}'):
+        proxy.answer(http_answer(status, body))
+        with pytest.raises(BrokerUnavailable, match=status[:3]):
+            proxied.list_queues(None, TOTALS)
+
+
+def test_a_server_without_http_is_an_outage(broker):
+    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
+    with (
+        client(f"http://guest:sesame@{address}", read_timeout=5) as lost,
+        pytest.raises(BrokerUnavailable, match="HTTP"),
+    ):
+        lost.overview()
+
+
+def test_a_compressed_response_is_malformed(proxied, proxy):
+    proxy.answer(http_answer("200 OK", b"no gzip", "Content-Encoding: gzip"))
+    with pytest.raises(MalformedResponse, match="unpacked"):
+        proxied.overview()
+
+
+def test_a_path_in_the_url_prefixes_every_request(broker, proxy):
+    with client(proxy.url(broker.management_url) + "/behind/a/proxy/") as proxied:
+        with pytest.raises(BrokerUnavailable, match="URL leads"):  # the broker serves nothing at this path
+            proxied.overview()
+        assert repr(proxied) == f"<Management http://127.0.0.1:{proxy.port}/behind/a/proxy>"
+
+
+# Credentials
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:15672",
+        "amqp://guest:sesame@localhost:5672",
+        "http://",
+        "http://guest:sesame@",
+        "http://guest:sesame@:15672",
+        "http://guest:sesame@localhost:sesame",
+        "http://guest:sesame@localhost:0",
+        "http://guest:sesame@localhost:65536",
+        "http://guest:ses/ame@localhost:15672",
+        "http://guest:1/sesame@localhost:15672",
+        "http://guest:1#sesame@localhost:15672",
+        "http://guest:1?sesame@localhost:15672",
+        "http://guest:sesame@[::1",
+        "http://guest:sesame@a b:15672",
+        "http://guest:sesame@localhost:15672/a path",
+        "http://guest:sesame@localhost:15672/caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "http://guest:sesame\udcff@localhost:15672",
+        "http://guest:sesame\N{CIRCLED LATIN SMALL LETTER A}\N{FULLWIDTH COMMERCIAL AT}@localhost:15672",
+    ],
+)
+def test_an_invalid_url_is_refused_without_showing_the_password(url):
+    with pytest.raises(ValueError) as refusal:
+        Management(url)
+    text = str(refusal.value)
+    assert "ses" not in text
+    assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
+    assert len(text) > 20
+
+
+def test_the_password_is_in_no_error_and_no_log(broker, proxy, caplog, monkeypatch):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a client that honours it would send every request there
+    address = f"127.0.0.1:{proxy.port}"
+    log = logging.getLogger("calls")
+    with client(
+        f"http://someone:open%20sesame@{address}", read_timeout=0.3, on_call=lambda call: log.debug("%s", call)
+    ) as theirs:
+        texts = [repr(theirs), str(theirs)]
+        for spoil in (
+            proxy.forward,
+            lambda: proxy.close_next(2),
+            lambda: proxy.delay(1),
+            lambda: proxy.answer(http_answer("502 Bad Gateway")),
+            lambda: proxy.answer(http_answer("302 Found", b"", f"Location: http://{address}/")),
+        ):
+            proxy.forward()
+            spoil()
+            with pytest.raises(BrokerError) as error:
+                theirs.overview()
+            texts.append(str(error.value))
+    assert all("GET /api/overview" in text for text in texts[2:])
+    assert caplog.text
+    assert not any("sesame" in text for text in [*texts, caplog.text])

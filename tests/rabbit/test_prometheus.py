@@ -1,0 +1,350 @@
+"""Passes with GUARDIAN_SNAPSHOT=prometheus: lengths from the nodes' Prometheus endpoints."""
+
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from core import broker
+from guardian_site.checks import check_settings
+from queues import monitor
+from queues.models import Pass, Queue, Watch
+from rabbit import prometheus
+from rabbit.management import BrokerUnavailable, MalformedResponse
+from tests.support.toolbox import wait_until_equal
+from tools.benchmarks.passes import counted_requests
+
+IDENTITY = 'rabbitmq_identity_info{{rabbitmq_node="{node}",rabbitmq_cluster="c"}} 1\n'
+
+
+def page(*queues, node="rabbit@here"):
+    """Return a page like RabbitMQ's about these queues: vhost, name, ready, unacknowledged."""
+    lines = ["# TYPE rabbitmq_detailed_queue_messages_ready gauge"]
+    lines += [f'rabbitmq_detailed_queue_messages_ready{{vhost="{v}",queue="{q}"}} {ready}' for v, q, ready, _ in queues]
+    lines += ["# TYPE rabbitmq_detailed_queue_messages_unacked gauge"]
+    lines += [f'rabbitmq_detailed_queue_messages_unacked{{vhost="{v}",queue="{q}"}} {out}' for v, q, _, out in queues]
+    return "\n".join([*lines, "# TYPE rabbitmq_identity_info untyped", IDENTITY.format(node=node)])
+
+
+WHOLE = page(("/", "jobs", 3, 1), ("é\u2028", "} 5", 0, 7))
+
+
+def test_a_page_has_its_node_and_the_lengths_of_its_queues():
+    read = prometheus.parse_metrics(WHOLE)
+    assert read.node == "rabbit@here"
+    assert read.depths == {("/", "jobs"): (3, 1, "rabbit@here"), ("é\u2028", "} 5"): (0, 7, "rabbit@here")}
+    assert prometheus.parse_metrics(page()).depths == {}
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", 'a",queue="b', 'x"} 7', "a\\nb"])
+def test_an_ambiguous_name_is_left_out(name):
+    read = prometheus.parse_metrics(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
+    assert (read.depths.keys(), read.skipped) == ({("/", "jobs")}, 1)
+    assert prometheus.has_ambiguous_name("/", name)
+    assert not prometheus.has_ambiguous_name("/", "jobs")
+
+
+@pytest.mark.parametrize("end", range(0, len(WHOLE), 7))
+def test_a_truncated_page_is_malformed(end):
+    with pytest.raises(MalformedResponse):
+        prometheus.parse_metrics(WHOLE[:end])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WHOLE.replace('vhost="/",queue="jobs"', 'queue="jobs",vhost="/"'),
+        WHOLE.replace('queue="jobs"} 3', 'queue="jobs"} 3.5'),
+        WHOLE.replace('queue="jobs"} 1', 'queue="others"} 1'),
+        WHOLE.replace('rabbitmq_detailed_queue_messages_unacked{vhost="/",queue="jobs"} 1\n', ""),
+        page(("/", "jobs", 3, 1), ("/", "jobs", 4, 1)),
+        WHOLE + IDENTITY.format(node="rabbit@there"),
+        IDENTITY.format(node="rabbit@here") + page(("/", "jobs", 3, 1)).rpartition("rabbitmq_identity")[0],
+    ],
+)
+def test_a_page_of_another_shape_is_malformed(text):
+    assert text != WHOLE
+    with pytest.raises(MalformedResponse):
+        prometheus.parse_metrics(text)
+
+
+# Passes
+
+
+@pytest.fixture
+def wait_for_figures(guarded, settings, management, amqp):
+    """Guard by Prometheus, and give a function that waits until it shows these lengths (None: no such queue)."""
+    settings.GUARDIAN_SNAPSHOT = "prometheus"
+    listeners = management.overview()["listeners"]
+    if not any(listener["protocol"] in prometheus.PROTOCOLS for listener in listeners):
+        pytest.skip("the broker lacks the plugin rabbitmq_prometheus")
+
+    def wait(**lengths):
+        def shown():
+            scrape = broker.prometheus().scrape(management, [guarded])
+            found = {name: depth.ready for (_, name), depth in scrape.depths.items()}
+            return {name: found.get(name) for name in lengths}
+
+        wait_until_equal(shown, lengths)
+
+    amqp.queue("long", 20)
+    amqp.queue("short")
+    amqp.queue('quo"ted')
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
+    monitor.run_pass()
+    wait(long=20)
+    return wait
+
+
+def run():
+    with counted_requests() as sent:
+        report = monitor.run_pass()
+    return report, [request.partition(" ")[2] for request in sent]
+
+
+def states():
+    return dict(Queue.objects.values_list("name", "state"))
+
+
+def set_age_of_list(seconds=20):
+    Watch.objects.update(exact_at=timezone.now() - timedelta(seconds=seconds))
+
+
+def test_a_prometheus_pass_requests_no_list_for_a_minute(wait_for_figures, guarded):
+    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok", durable=False)
+    set_age_of_list()
+    report, sent = run()
+    assert (report.queues, report.changed, report.warned, report.errors) == (3, 1, 1, [])
+    assert sent[0] == sent[-1] == "/api/nodes"
+    assert sent[-2] == "/metrics/detailed"
+    assert not [path for path in sent if path.startswith("/api/queues") and not path.endswith("/bindings")]
+    row = Queue.objects.get(name="long")
+    assert (row.ready, row.state, row.durable) == (20, "warned", False)
+    Watch.objects.update(exact_at=timezone.now() - timedelta(seconds=61))
+    report, sent = run()
+    assert not [path for path in sent if path.startswith("/metrics")]
+    assert Queue.objects.get(name="long").durable
+
+
+def test_nothing_is_deleted_by_outdated_prometheus_figures(wait_for_figures, guarded, management):
+    set_age_of_list()
+    Queue.objects.update(max_length=10)
+    management.purge_queue(guarded, "long")  # Prometheus still shows 20
+    report, sent = run()
+    assert "/metrics/detailed" in sent
+    assert (report.deleted, report.kept, report.queues) == (0, 0, 3)
+    assert states() == {"long": "ok", "short": "ok", 'quo"ted': "ok"}
+    assert Queue.objects.get(name="long").ready == 0
+
+
+def test_a_queue_over_its_limit_by_prometheus_is_listed_and_deleted(wait_for_figures):
+    set_age_of_list()
+    Queue.objects.update(max_length=10)
+    report, sent = run()
+    assert "/metrics/detailed" in sent
+    assert (report.deleted, report.errors) == (1, [])
+    assert states()["long"] == "gone"
+    assert Watch.objects.get().exact_at == Pass.objects.latest("at").at
+
+
+def test_new_and_missing_names_are_looked_up(wait_for_figures, guarded, management, amqp):
+    amqp.queue("new", durable=True)
+    management.delete_queue(guarded, "short")
+    wait_for_figures(new=0, short=None)
+    for passes in (1, 2):
+        set_age_of_list()
+        report, sent = run()
+        assert (report.errors, report.new) == ([], 2 - passes)
+        assert len([path for path in sent if path.startswith("/api/queues")]) == 3 - passes, sent
+        assert Queue.objects.get(name="short").misses == 2 - passes
+    assert states() == {"long": "warned", "short": "gone", 'quo"ted': "ok", "new": "ok"}
+    assert Queue.objects.get(name="new").durable
+
+
+def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarded, management):
+    management.delete_queue(guarded, 'quo"ted')
+    assert (monitor.run_pass().gone, Queue.objects.get(name='quo"ted').misses) == (
+        0,
+        0,
+    )  # Prometheus cannot tell whether it exists
+    Watch.objects.update(exact_at=None)
+    monitor.run_pass()
+    assert Queue.objects.get(name='quo"ted').misses == 1
+    set_age_of_list()
+    report, sent = run()
+    assert ("/metrics/detailed" in sent, report.gone, report.errors) == (True, 1, [])
+    assert states() == {"long": "warned", "short": "ok", 'quo"ted': "gone"}
+
+
+def test_older_prometheus_figures_do_not_overwrite_a_list(wait_for_figures):
+    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok")
+    set_age_of_list(seconds=0)
+    report, sent = run()
+    assert ("/metrics/detailed" in sent, report.changed, report.warned) == (True, 0, 0)
+    set_age_of_list()
+    assert run()[0].warned == 1
+
+
+def test_an_endpoint_of_another_broker_is_ignored(wait_for_figures, guarded, management, settings):
+    listeners = management.overview()["listeners"]
+    port = next(listener["port"] for listener in listeners if listener["protocol"] == "http/prometheus")
+    host = urlsplit(settings.RABBITMQ_MANAGEMENT_URL).hostname
+    with StaticServer(page((guarded, "long", 5, 5), (guarded, "theirs", 7, 0))) as served:
+        settings.GUARDIAN_PROMETHEUS_URLS = [f"http://{host}:{port}", served.url]
+        scrape = broker.prometheus().scrape(management, [guarded])
+    assert scrape.depths[guarded, "long"].ready == 20
+    assert (guarded, "theirs") not in scrape.depths
+
+
+class MalformedManagement:
+    """A management client whose answers have another shape."""
+
+    def __init__(self, management):
+        self.nodes = management.nodes
+
+    def overview(self):
+        names = [node.name for node in self.nodes()]
+        return {"listeners": [{"protocol": "http/prometheus", "node": name, "port": None} for name in names]}
+
+
+def test_a_management_answer_of_another_shape_is_malformed(management):
+    malformed = MalformedManagement(management)
+    with pytest.raises(MalformedResponse):
+        prometheus.Prometheus([], host="127.0.0.1").scrape(malformed, None)
+
+
+def test_an_existing_queue_without_figures_keeps_its_stored_length(wait_for_figures, guarded, management):
+    set_age_of_list()
+    scrape = broker.prometheus().scrape(management, [guarded])
+    known = {(row.vhost, row.name): row for row in Queue.objects.all()}
+    without = scrape._replace(depths={key: depth for key, depth in scrape.depths.items() if key[1] == "long"})
+    seen = without.to_snapshot(management, known, lambda vhost, name: False, lambda: None)
+    assert {(queue.name, queue.ready) for queue in seen.queues} == {("long", 20), ("short", 0), ('quo"ted', 0)}
+    twice = scrape._replace(depths=dict.fromkeys(scrape.depths))
+    assert {queue.ready for queue in twice.to_snapshot(management, known, lambda *_: False, lambda: None).queues} == {
+        20,
+        0,
+    }
+
+
+def test_many_new_or_missing_queues_need_a_list(wait_for_figures, guarded, management):
+    scrape = broker.prometheus().scrape(management, [guarded])
+    new = {(guarded, f"new-{number}"): None for number in range(prometheus.MAX_LOOKUPS + 1)}
+    ignored = scrape._replace(depths=scrape.depths | new)
+    known = {(row.vhost, row.name): row for row in Queue.objects.all()}
+    assert len(ignored.to_snapshot(management, known, lambda _, name: name.startswith("new"), lambda: None).queues) == 3
+    for depths in (scrape.depths | new, {}):
+        with pytest.raises(prometheus.ListNeeded):
+            scrape._replace(depths=depths).to_snapshot(management, known, lambda *_: False, lambda: None)
+
+
+def test_statements_and_requests_of_a_prometheus_pass_do_not_grow_with_the_queues(
+    wait_for_figures, guarded, management, amqp
+):
+    found = []
+    for queues in (50, 300):
+        names = [f"{queues}-{number}" for number in range(queues)]
+        definitions = {
+            "queues": [{"name": name, "durable": True, "auto_delete": False, "arguments": {}} for name in names]
+        }
+        management._exchange("POST", ("definitions", guarded), json=definitions)
+        set_age_of_list(61)
+        assert run()[0].new == queues
+        changing = names[::10]
+        for name in changing:
+            amqp.publish(name, 1)
+        wait_for_figures(**dict.fromkeys(changing, 1))
+        set_age_of_list()
+        with CaptureQueriesContext(connection) as statements:
+            report, sent = run()
+        assert (report.changed, report.errors, "/metrics/detailed" in sent) == (len(changing), [], True)
+        found.append((len(statements), len(sent)))
+    assert found[0] == found[1]
+
+
+class StaticServer:
+    """An HTTP server that answers every request with this text and status."""
+
+    def __init__(self, text, status=200):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "error_text"),
+    [
+        (WHOLE, 200, "no metrics from"),  # of a node outside the cluster
+        (WHOLE[:-40], 200, "incomplete"),
+        ("<html>Sign in</html>", 200, "incomplete, or not RabbitMQ's"),
+        ("", 404, "answered 404"),
+        (None, 0, "can't connect"),
+    ],
+)
+def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, text, status, error_text):
+    amqp.queue("long", 7)
+    amqp.queue("short")
+    monitor.run_pass()
+    settings.GUARDIAN_SNAPSHOT = "prometheus"
+    set_age_of_list()
+    with StaticServer(text or "", status) as served:
+        settings.GUARDIAN_PROMETHEUS_URLS = [served.url if text is not None else "http://127.0.0.1:1"]
+        report, sent = run()
+    assert f"/api/queues/{guarded}" in sent
+    assert (report.queues, report.gone, report.new, report.away) == (2, 0, 0, False)
+    [error] = report.errors
+    assert error_text in error
+    assert states() == {"long": "warned", "short": "ok"}
+
+
+def test_the_password_of_an_endpoint_is_in_no_error(management, settings):
+    settings.GUARDIAN_PROMETHEUS_URLS = ["http://reader:s3cret@127.0.0.1:1/rabbit"]
+    with pytest.raises(BrokerUnavailable) as raised:
+        broker.prometheus().scrape(management, None)
+    assert "s3cret" not in str(raised.value)
+    assert "http://127.0.0.1:1" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "id_"),
+    [
+        ("GUARDIAN_SNAPSHOT", "metrics", "guardian.E008"),
+        ("GUARDIAN_PROMETHEUS_URLS", ["rabbit-1:15692"], "guardian.E002"),
+        ("GUARDIAN_PROMETHEUS_URLS", ["http://rabbit-1:15692", "http://"], "guardian.E002"),
+    ],
+)
+def test_invalid_prometheus_settings_are_refused(settings, name, value, id_):
+    setattr(settings, name, value)
+    assert [message.id for message in check_settings(None) if name in message.msg] == [id_]
+
+
+def test_valid_prometheus_urls_are_accepted(settings):
+    settings.GUARDIAN_SNAPSHOT = "prometheus"
+    settings.GUARDIAN_PROMETHEUS_URLS = ["http://rabbit-1:15692", "https://reader:word@rabbit-2/metrics"]
+    assert not [message for message in check_settings(None) if "PROMETHEUS" in message.msg or "SNAPSHOT" in message.msg]
+
+
+def test_an_endpoint_url_with_an_invalid_path_is_refused():
+    with pytest.raises(ValueError, match="percent-encode it"):
+        prometheus.Endpoint("http://127.0.0.1:15692/two words", connect_timeout=1, read_timeout=1, on_call=None)

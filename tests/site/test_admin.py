@@ -1,0 +1,1027 @@
+"""The admin: its lists and permissions, and what its actions do on the broker and report."""
+
+import itertools
+import re
+
+import pytest
+from allauth.account.models import EmailAddress
+from allauth.socialaccount.models import SocialAccount
+from django.contrib import admin as administration
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import audit, removal, vouching
+from accounts.models import AuditEntry, AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.tokens import create_token
+from agents.models import (
+    AgentIdentity,
+    AgentProcessor,
+    AgentService,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Offering,
+    SubscriptionQueue,
+    Sweep,
+)
+from core import locks, sealing
+from core.models import Lease, Removal
+from message_store import applications
+from notifications import sending
+from notifications.models import Channel, Notification
+from queues import actions
+from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
+from queues.monitor import run_pass
+from rabbit.management import NotOnBroker
+from tests.support.chromium import sign_in
+from tests.support.toolbox import (
+    AWAY,
+    AWAY_AMQP,
+    in_parallel,
+    login_without_configure,
+    messages_of,
+    queue_names,
+    stored_queue,
+)
+
+SECRET = "s3cret-marker"
+ODD = "queue/alice/<script>\u202e'\""
+NOW = timezone.now()
+
+# What the admin's forms may do to a row: add, change, delete. And the reason.
+# fmt: off
+ALLOWED = {
+    "accounts.Owner": ("add change delete", "a person; who owns an account isn't deleted, nor is oneself"),
+    "accounts.Vouching": ("", "a record; it goes with its owner"),
+    "accounts.AuthToken": ("", "made by its owner, who sees it once; revoked by an action"),
+    "accounts.PulseUser": ("change", "made and removed with the broker; here its thresholds"),
+    "accounts.NotificationAddress": ("delete", "somebody there has to confirm it first"),
+    "accounts.Invitation": ("", "owners send it, and its invitee answers it; it goes with its owner"),
+    "accounts.AuditEntry": ("", "a record"),
+    "account.EmailAddress": ("", "a proven one lets somebody in; it goes with its owner"),
+    "socialaccount.SocialAccount": ("", "it lets somebody in; it goes with its owner"),
+    "queues.Queue": ("change", "made on the broker, deleted by an action there; here its limits"),
+    "queues.QueueEvent": ("", "a record"),
+    "queues.Archive": ("", "its owners delete it; it has no messages here, since looking at them is recorded"),
+    "queues.Replay": ("", "its owners start and stop it"),
+    "notifications.Notification": ("", "written with its cause; sent again by an action"),
+    "notifications.Channel": ("delete", "its address is its owner's secret"),
+    "queues.Pass": ("", "a record"),
+    "agents.Sweep": ("", "a record"),
+    "queues.Watch": ("", "the monitor's state: the brake, outages"),
+    "core.Lease": ("", "taken and given back by processes"),
+    "core.Removal": ("", "what is still to go from the broker"),
+    "agents.AgentVhost": ("", "it goes with its owner, from the broker too"),
+    "agents.Offering": ("add change delete", "what it had on the broker goes with it"),
+    "agents.AgentIdentity": ("delete", "agents register; what it had on the broker goes with it"),
+    "agents.AgentService": ("delete", "agents report it"),
+    "agents.AgentProcessor": ("delete", "agents report it"),
+    "agents.EventSubscription": ("delete", "agents register; what it had on the broker goes with it"),
+    "agents.SubscriptionQueue": ("delete", "agents register; it goes from the broker too"),
+    "agents.Consumer": ("delete", "agents register; it goes from the broker too"),
+    "message_store.Application": ("add", "the store knows its queues by its name; removed by an action"),
+    "message_store.ApplicationKey": ("", "shown once, when it is made; revoked by an action"),
+}
+# fmt: on
+NOT_SHOWN = {
+    "accounts.SignInLink": "it signs somebody in",
+    "queues.QueueSample": "a queue's page has them as a chart",
+    "queues.ArchiveChunk": "the messages of archives",
+    **dict.fromkeys(
+        (
+            f"message_store.{model}"
+            for model in ("QueueRow", "PrincipalRow", "PartitionRow", "MessageRow", "Discarded", "Position")
+        ),
+        "one store's own; the pages of the message store show what is in any",
+    ),
+    **dict.fromkeys(("message_store.Worker", "message_store.PartitionLease"), "written by workers all the time"),
+}
+WITHOUT_PAGES = {"accounts.AuthToken": "its address would have its digest in it"}
+numbers = itertools.count()
+
+
+def make_queue(**fields):
+    defaults = {"name": f"queue/alice/{next(numbers)}", "ready": 3, "unacknowledged": 1, "first_seen": NOW}
+    return stored_queue(**{**defaults, "last_seen": NOW, **fields})
+
+
+def make_owner():
+    return Owner.objects.create_user(f"owner-{next(numbers)}@example.org", vouched=True, last_login=NOW)
+
+
+def make_account():
+    account = PulseUser.objects.create(username=f"account-{next(numbers)}", ready=True)
+    account.owners.set([make_owner(), make_owner()])
+    make_queue(pulse_user=account)
+    return account
+
+
+def make_invitation():
+    account = make_account()
+    return Invitation.objects.create(pulse_user=account, inviter=account.owners.first(), invitee=make_owner())
+
+
+def make_notification(**fields):
+    fields = {"kind": "warning", "about": f"queue {next(numbers)}", "recipient": "alice@example.org", **fields}
+    return Notification.objects.create(**{"facts": {}, "created": NOW, "due_at": NOW, "state": "failed", **fields})
+
+
+def make_identity():
+    offering = Offering.objects.create(name="Compute")
+    offering.members.add(owner := make_owner())
+    return AgentIdentity.objects.create(owner=owner, offering=offering, name="agent", sealed_config=SECRET)
+
+
+def make_service():
+    return AgentService.objects.create(identity=make_identity(), name="orders")
+
+
+def make_subscription():
+    identity = make_identity()
+    return EventSubscription.objects.create(owner=identity.owner, identity=identity, object_type="order")
+
+
+def make_subscription_queue():
+    subscription, name = make_subscription(), f"subscription_{next(numbers)}"
+    return SubscriptionQueue.objects.create(
+        subscription=subscription, offering=subscription.identity.offering, object_type="order", vhost="v",
+        queue_name=name,
+    )  # fmt: skip
+
+
+def make_token():
+    token, _ = create_token(make_owner(), "nightly")
+    AuthToken.objects.filter(pk=token.pk).update(digest=f"{SECRET}{next(numbers)}")
+    return AuthToken.objects.get(uuid=token.uuid)
+
+
+def make_archive():
+    return Archive.objects.create(
+        queue=make_queue(), pulse_user=make_account(), vhost="/", queue_name="q", state="kept", by=make_owner(),
+        created=NOW, expires=NOW,
+    )  # fmt: skip
+
+
+def make_entry():
+    audit.record(make_owner(), "purged", make_queue(), outcome_of="a test")
+    return AuditEntry.objects.latest("pk")
+
+
+def make_application_key():
+    key, _ = applications.create_key(applications.create_application(f"application-{next(numbers)}"))
+    key.digest = f"{SECRET}{key.pk}"
+    key.save()
+    return key
+
+
+MAKE = {
+    "accounts.Owner": make_owner,
+    "accounts.Vouching": lambda: Vouching.objects.create(owner=make_owner(), by=make_owner(), vouched=True),
+    "accounts.AuthToken": make_token,
+    "accounts.PulseUser": make_account,
+    "accounts.NotificationAddress": lambda: NotificationAddress.objects.create(
+        pulse_user=make_account(), email="team@example.org", added_by=make_owner()
+    ),
+    "accounts.Invitation": make_invitation,
+    "accounts.AuditEntry": make_entry,
+    "account.EmailAddress": lambda: EmailAddress.objects.create(user=(one := make_owner()), email=one.email),
+    "socialaccount.SocialAccount": lambda: SocialAccount.objects.create(
+        user=make_owner(), provider="oidc", uid=str(next(numbers)), extra_data={"secret": SECRET}
+    ),
+    "queues.Queue": lambda: make_queue(pulse_user=make_account(), owner=make_owner()),
+    "queues.QueueEvent": lambda: QueueEvent.objects.create(
+        queue=make_queue(), vhost="/", queue_name="q", kind="warned", at=NOW, by=make_owner()
+    ),
+    "queues.Archive": make_archive,
+    "queues.Replay": lambda: Replay.objects.create(
+        archive=make_archive(), to_queue="q", first=1, last=1, by=make_owner(), created=NOW
+    ),
+    "notifications.Notification": lambda: make_notification(about=f"queue {make_queue().pk}"),
+    "notifications.Channel": lambda: Channel.objects.create(
+        owner=make_owner(), name="chat", service="Slack", sealed_url=sealing.seal(sealing.CHANNELS, SECRET)
+    ),
+    "queues.Pass": lambda: Pass.objects.create(at=NOW),
+    "agents.Sweep": lambda: Sweep.objects.create(kind="orphans", at=NOW),
+    "queues.Watch": lambda: Watch.objects.create(id=next(numbers) % 30_000),
+    "core.Lease": lambda: Lease.objects.create(name=f"lease {next(numbers)}"),
+    "core.Removal": lambda: Removal.objects.create(kind="queue", vhost="v", name=f"{next(numbers)}"),
+    "agents.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
+    "agents.Offering": lambda: make_identity().offering,
+    "agents.AgentIdentity": make_identity,
+    "agents.AgentService": make_service,
+    "agents.AgentProcessor": lambda: AgentProcessor.objects.create(service=make_service(), name="slurm", last_run=NOW),
+    "agents.EventSubscription": make_subscription,
+    "agents.SubscriptionQueue": make_subscription_queue,
+    "agents.Consumer": lambda: Consumer.objects.create(
+        identity=make_identity(), vhost="v", queue_name=f"consumer_{next(numbers)}"
+    ),
+    "message_store.Application": lambda: applications.create_application(f"application-{next(numbers)}"),
+    "message_store.ApplicationKey": make_application_key,
+}
+
+
+def path_of(label):
+    return f"/admin/{label.lower().replace('.', '/')}/"
+
+
+def choose_action(client, model, action, *rows, **answers):
+    """Choose an action in a list and submit it."""
+    chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
+    form = {"action": action, "_selected_action": chosen, **answers}
+    return client.post(path_of(model._meta.label), form)
+
+
+def confirm(client, page, **answers):
+    """Submit the confirmation page with these answers."""
+    fields = {"action": "", "_selected_action": "", "select_across": "", "chosen": "", "post": ""}
+    for name in fields:
+        [_, field] = page.text.split(f'name="{name}" value="')
+        fields[name] = field.partition('"')[0]
+    fields["confirm"] = confirmation_in(page)
+    return client.post(page.request["PATH_INFO"], {**fields, **answers}, follow=False)
+
+
+def confirmation_in(page):
+    """Return the confirmation that queues are deleted, as the page would send it; empty: the page asks for none."""
+    return page.text.partition('name="confirm" value="')[2].partition('"')[0]
+
+
+# Every model
+
+
+def test_every_model_is_in_the_admin_or_has_a_reason_not_to_be():
+    registered = {model._meta.label for model in administration.site._registry}
+    ours = {
+        model._meta.label
+        for app in ("accounts", "queues", "message_store")
+        for model in administration.sites.apps.get_app_config(app).get_models()
+    }
+    assert ours <= registered | set(NOT_SHOWN)
+    assert registered == set(ALLOWED) == set(MAKE)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_forms_allow_only_changes_that_keep_database_and_broker_consistent(admin, operator, label):
+    row = MAKE[label]()
+    allowed, _ = ALLOWED[label]
+    page = path_of(label)
+    refused = 404 if label in WITHOUT_PAGES else 403
+    assert admin.get(f"{page}add/").status_code == (200 if "add" in allowed else 403)
+    assert admin.get(f"{page}{row.pk}/change/").status_code == (404 if label in WITHOUT_PAGES else 200)
+    assert (admin.post(f"{page}{row.pk}/change/", {}).status_code == refused) is ("change" not in allowed)
+    assert admin.get(f"{page}{row.pk}/delete/").status_code == (200 if "delete" in allowed else refused)
+    assert admin.post(f"{page}{row.pk}/delete/", {"post": "yes"}).status_code == (
+        302 if "delete" in allowed else refused
+    )
+    assert type(row).objects.filter(pk=row.pk).exists() is ("delete" not in allowed)
+    assert Owner.objects.filter(pk=operator.pk).exists()
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_rows_that_cannot_be_deleted_cannot_be_deleted_in_bulk(admin, label):
+    rows = [MAKE[label](), MAKE[label]()]
+    allowed, _ = ALLOWED[label]
+    form = {"action": "delete_selected", "_selected_action": [row.pk for row in rows], "post": "yes"}
+    admin.post(path_of(label), form)
+    left = type(rows[0]).objects.filter(pk__in=[row.pk for row in rows]).count()
+    assert left == (0 if "delete" in allowed and label != "accounts.Owner" else 2)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_a_list_takes_a_constant_number_of_statements(admin, label):
+    def statements(rows):
+        for _ in range(rows):
+            MAKE[label]()
+        with CaptureQueriesContext(connection) as captured:
+            page = admin.get(path_of(label))
+        assert page.status_code == 200
+        assert page.context["cl"].result_count >= rows
+        return len(captured)
+
+    assert statements(3) == statements(12)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_no_page_shows_a_secret(admin, label):
+    row = MAKE[label]()
+    for page in (path_of(label), f"{path_of(label)}{row.pk}/change/", f"{path_of(label)}{row.pk}/delete/"):
+        text = admin.get(page).text
+        assert SECRET not in text
+        assert sealing.seal(sealing.CHANNELS, "x")[:6] not in text
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_regex_filters_in_urls_are_refused(admin, label):
+    model = next(one for one in administration.site._registry if one._meta.label == label)
+    fields = [field.name for field in model._meta.fields if field.get_internal_type() in ("CharField", "EmailField")]
+    for name in [*fields, "pk"]:
+        for lookup in ("regex", "iregex"):
+            assert admin.get(path_of(label), {f"{name}__{lookup}": "(a+)+$"}).status_code == 400, (name, lookup)
+
+
+@pytest.mark.parametrize("parameter", ["ready__contained_by", "name__range", "first_seen__date__range"])
+def test_range_filters_in_urls_are_refused(admin, parameter):
+    assert admin.get("/admin/queues/queue/", {parameter: "1"}).status_code == 400
+
+
+ODD_LOOKUPS = {
+    "CharField": ["exact=\0", "icontains=\0", "in=\0,a", "gt=\0"],
+    "DateTimeField": [
+        "year=99999999",
+        "year=-1",
+        "year__gte=10000",
+        "gte=\0",
+        "gte=99999-01-01",
+        "month=10e99",
+        "week_day__contains=1",
+    ],
+    "IntegerField": ["exact=99999999999999999999999", "gte=-9e999", "in=\0", "lt=99999999999999999999999"],
+    "TimeField": ["exact=\0", "hour=99999999", "gte=x"],
+    "FloatField": ["exact=1e9999", "exact=nan", "gt=\0"],
+    "JSONField": ["exact=\0", "a=\0", "contains=\0", "a__lt=\0", "has_key=\0"],
+    "BooleanField": ["exact=\0", "isnull=\0"],
+    "UUIDField": ["exact=\0", "exact=x", "gt=\0"],
+    "BinaryField": ["exact=\0"],
+    "ForeignKey": ["id__exact=\0", "id__exact=99999999999999999999999", "pk__in=\0", "isnull=\0"],
+}
+KINDS = {"TextField": "CharField", "EmailField": "CharField", "GenericIPAddressField": "CharField",
+         "OneToOneField": "ForeignKey"}  # fmt: skip
+
+
+def odd_filters(model_admin):
+    """Yield parameters of a list's URL that the database can't compare with.
+
+    They are for each field that the page offers as a filter, and one of each other kind.
+    """
+    offered = {one[0] if isinstance(one, tuple) else one for one in model_admin.list_filter}
+    kinds = set()
+    for field in model_admin.model._meta.concrete_fields:
+        kind = field.get_internal_type()
+        kind = "IntegerField" if "Integer" in kind or "AutoField" in kind else KINDS.get(kind, kind)
+        if kind in kinds and field.name not in offered:
+            continue
+        kinds.add(kind)
+        for lookup in ODD_LOOKUPS[kind]:
+            name, _, value = lookup.partition("=")
+            yield {f"{field.name}__{name}": value}
+    for name in model_admin.list_filter:
+        if isinstance(name, type):
+            yield {name.parameter_name: "\0"}
+    yield {"q": "\0"}
+    yield {"p": "9" * 30}
+    yield {"o": "\0"}
+    if model_admin.date_hierarchy:
+        for year in ("0", "9999", "10000", "9" * 30, "\0"):
+            yield {f"{model_admin.date_hierarchy}__year": year}
+
+
+def test_no_value_in_the_url_of_a_list_is_a_server_error(transactional_db, admin):
+    failed = []
+    admin.raise_request_exception = False
+    for model, model_admin in administration.site._registry.items():
+        for parameters in odd_filters(model_admin):
+            answer = admin.get(path_of(model._meta.label), parameters)
+            if answer.status_code not in (200, 302, 400):
+                failed.append((model._meta.label, parameters, answer.status_code))
+    assert failed == []
+
+
+@pytest.mark.parametrize("parameters", [{"state__exact": "\0"}, {"first_seen__year": "99999999"}])
+def test_a_list_with_a_filter_that_has_no_answer_is_shown_without_it(admin, parameters):
+    answer = admin.get("/admin/queues/queue/", parameters)
+    assert (answer.status_code, answer.url) == (302, "/admin/queues/queue/?e=1")
+    assert admin.get(answer.url).status_code == 200
+
+
+def test_a_search_of_members_for_a_nul_character_finds_nobody(admin):
+    where = {"app_label": "agents", "model_name": "offering", "field_name": "members", "term": "\0"}
+    answer = admin.get("/admin/autocomplete/", where)
+    assert (answer.status_code, answer.json()["results"]) == (200, [])
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_lists_with_search_fields_can_be_searched(admin, label):
+    MAKE[label]()
+    model_admin = next(one for model, one in administration.site._registry.items() if model._meta.label == label)
+    found = admin.get(path_of(label), {"q": "nothing-like-this"})
+    assert found.status_code == 200
+    assert (found.context["cl"].result_count == 0) is bool(model_admin.search_fields)
+
+
+@pytest.fixture
+def staff_only(db):
+    """Return an operator without other rights, like one created on an owner's page."""
+    return Owner.objects.create_user("helper@example.org", is_staff=True)
+
+
+def test_operators_have_all_permissions_of_a_superuser(client, operator, staff_only):
+    request = RequestFactory().get("/")
+    seen = []
+    for one in (operator, staff_only):
+        request.user = one
+        registered = administration.site._registry.items()
+        seen.append(
+            {model: (admin.get_model_perms(request), [*admin.get_actions(request)]) for model, admin in registered}
+        )
+    assert seen[0] == seen[1]
+    assert all(rights["view"] for rights, _ in seen[1].values())
+    client.force_login(staff_only)
+    assert {label: client.get(path_of(label)).status_code for label in ALLOWED} == dict.fromkeys(ALLOWED, 200)
+
+
+def test_an_operator_makes_another_owner_an_operator(client, staff_only):
+    alice = make_owner()
+    client.force_login(staff_only)
+    form = {"email": alice.email, "is_staff": "on", "is_active": "on"}
+    assert client.post(f"/admin/accounts/owner/{alice.pk}/change/", form).status_code == 302
+    client.force_login(alice)
+    assert client.get("/admin/queues/pass/").status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"is_staff": True, "is_active": False}, {"is_superuser": True}, {"vouched": True}])
+def test_owners_who_are_no_active_operators_are_refused(client, db, fields):
+    one = Owner.objects.create_user("helper@example.org", **fields)
+    assert not one.has_perm("queues.view_pass")
+    assert not one.has_module_perms("queues")
+    client.force_login(one)
+    assert client.get("/admin/queues/pass/").status_code == 302
+
+
+def test_operators_cannot_delete_themselves(admin, operator):
+    assert admin.post(f"/admin/accounts/owner/{operator.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Owner.objects.filter(pk=operator.pk).exists()
+
+
+def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
+    owner, account = make_owner(), make_account()
+    save = Owner.save
+
+    def slow(self, *args, **options):
+        Owner.objects.filter(pk=owner.pk).update(vouched=False)
+        return save(self, *args, **options)
+
+    monkeypatch.setattr(Owner, "save", slow)
+    form = {"email": owner.email, "full_name": "Else", "is_active": "on"}
+    assert admin.post(f"/admin/accounts/owner/{owner.pk}/change/", form).status_code == 302
+    owner.refresh_from_db()
+    assert (owner.full_name, owner.vouched) == ("Else", False)
+    monkeypatch.undo()
+    clean = PulseUser.full_clean
+
+    def late(self, *args, **options):
+        PulseUser.objects.filter(pk=account.pk).update(removing_since=NOW)
+        return clean(self, *args, **options)
+
+    monkeypatch.setattr(PulseUser, "full_clean", late)
+    form = {"warn_length": "6", "max_length": "9"}
+    assert admin.post(f"/admin/accounts/pulseuser/{account.pk}/change/", form).status_code == 302
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length, account.removing_since) == (6, 9, NOW)
+
+
+# Queues, on a real broker
+
+
+@pytest.fixture
+def queues(guarded, amqp, operator):
+    """Return three queues with 1, 2 and 3 messages, as stored by a pass. The last has an odd name."""
+    for number, name in enumerate(["queue/alice/a", "queue/alice/b", ODD], 1):
+        amqp.queue(name, number)
+    run_pass()
+    return list(Queue.objects.order_by("ready"))
+
+
+def test_the_confirmation_page_lists_queues_and_deletes_nothing(admin, queues, management, guarded):
+    page = choose_action(admin, Queue, "delete_on_broker", *queues)
+    assert page.status_code == 200
+    for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "Everything else is lost"):
+        assert text in page.text
+    assert "<script>\u202e" not in page.text
+    assert queue_names(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
+
+
+def test_an_operator_deletes_queues_after_confirming(admin, queues, management, guarded, operator):
+    answer = confirm(admin, choose_action(admin, Queue, "delete_on_broker", *queues[1:]))
+    assert answer.status_code == 302
+    [text] = messages_of(answer)
+    assert text.startswith("2 are deleted: ")
+    assert "queue/alice/b in " in text
+    assert queue_names(management, guarded) == {"queue/alice/a"}
+    assert list(Queue.objects.order_by("pk").values_list("state", flat=True)).count("gone") == 2
+    assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {operator.pk}
+
+
+def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, management, guarded):
+    form = {"action": "delete_on_broker", "_selected_action": [queues[0].pk], "select_across": "1"}
+    page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
+    assert "3 queues" in page.text
+    make_queue(vhost=guarded, name="queue/alice/newer")
+    answer = confirm(admin, page)
+    assert messages_of(answer)[0].startswith("3 are deleted")
+    assert Queue.objects.get(name="queue/alice/newer").state == "ok"
+
+
+def test_an_operator_purges_queues(admin, queues, amqp):
+    answer = confirm(admin, choose_action(admin, Queue, "purge", *queues))
+    assert messages_of(answer)[0].startswith("3 are purged")
+    assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
+
+
+def test_one_failure_is_reported_and_the_other_queues_are_deleted(admin, queues, management, guarded):
+    management.delete_queue(guarded, "queue/alice/a")
+    page = choose_action(admin, Queue, "delete_on_broker", *queues)
+    [failed, done] = messages_of(confirm(admin, page))
+    assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't list the queue at the moment.")
+    assert done.startswith("2 are deleted")
+    assert queue_names(management, guarded) == set()
+
+
+def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, management, guarded, broker, settings):
+    page = choose_action(admin, Queue, "delete_on_broker", *queues[:2])
+    with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
+        answer = confirm(admin, page)
+    assert len(messages_of(answer)) == 2
+    assert all("the broker refuses" in text and "ACCESS_REFUSED" in text for text in messages_of(answer))
+    assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
+    assert not QueueEvent.objects.filter(kind="removing").exists()
+
+
+@pytest.mark.parametrize("action", ["delete_on_broker", "purge"])
+def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queues, settings, action):
+    page = choose_action(admin, Queue, action, *queues)
+    settings.RABBIT_URL = AWAY_AMQP
+    answer = confirm(admin, page)
+    [failed, left] = messages_of(answer)
+    assert "can't connect" in failed
+    assert left.startswith("2 are not tried, because the broker does not answer; try again when it does: ")
+    assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
+
+
+def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, management, guarded):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for action in ("delete_on_broker", "purge"):
+        [text] = messages_of(choose_action(admin, Queue, action, *queues))
+        assert text == (
+            "These are 3 queues, and at most 2 may be deleted at once (GUARDIAN_DELETE_BRAKE, or a quarter of all). "
+            "Nothing was done. Select fewer."
+        )
+        page = choose_action(admin, Queue, action, *queues[:2])
+        assert "2 queues" in page.text
+    # A forged confirmation is refused too.
+    forged = {"post": "yes", "select_across": "1", "chosen": ",".join(str(queue.pk) for queue in queues)}
+    assert "Nothing was done" in messages_of(choose_action(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
+    assert len(queue_names(management, guarded)) == 3
+
+
+def test_deleting_gone_queues_does_nothing(admin, db):
+    gone = make_queue(state="gone")
+    assert messages_of(choose_action(admin, Queue, "delete_on_broker", gone)) == [
+        "None of these queues is on the broker any more."
+    ]
+
+
+def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
+    queues = [make_queue(), make_queue()]
+    page = choose_action(admin, Queue, "set_limits", *queues)
+    assert "Deletion limit (messages)" in page.text
+    assert "the deletion limit 10" in confirm(admin, page, warn_length="20", max_length="10").text
+    account = make_account()
+    PulseUser.objects.filter(pk=account.pk).update(max_length=15)
+    Queue.objects.filter(pk=queues[0].pk).update(pulse_user=account)
+    [failed, done] = messages_of(confirm(admin, page, warn_length="20", max_length=""))
+    assert failed.startswith(f"'{queues[0]}': ")
+    assert "the deletion limit 15" in failed
+    assert done == f"1 is updated: {queues[1]}."
+    account.queues.all().delete()
+    queues[0].save(force_insert=True)
+    assert messages_of(confirm(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are updated")
+    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
+    assert messages_of(confirm(admin, page, warn_length="", max_length=""))[0].startswith("2 are updated")
+    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(None, None)}
+    assert "Enter a whole number" in confirm(admin, page, warn_length="many").text
+
+
+def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, monkeypatch):
+    def statements(queues):
+        with CaptureQueriesContext(connection) as captured:
+            answer = choose_action(admin, Queue, "make_unbounded", *queues)
+        assert messages_of(answer)[0].startswith(f"{len(queues)} ")
+        return len(captured)
+
+    queues = [make_queue() for _ in range(40)]
+    ContentType.objects.get_for_model(Queue)  # cached from now on
+    assert statements(queues[:5]) == statements(queues[5:])
+    assert QueueEvent.objects.filter(kind="adjusted").count() == 40
+    entries = AuditEntry.objects.filter(event="changed", content_type__model="queue")
+    assert {entry.object_id for entry in entries} == {queue.pk for queue in queues}
+    assert {(entry.actor_email, *entry.changes["unbounded"]) for entry in entries} == {
+        ("ops@example.org", "False", "True")
+    }
+    account = make_account()
+    PulseUser.objects.filter(pk=account.pk).update(max_length=15)
+    Queue.objects.update(pulse_user=account)
+    monkeypatch.setattr("accounts.each.MAX_ROWS_SHOWN", 3)
+    texts = messages_of(
+        confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="20", max_length="")
+    )
+    assert len(texts) == 4
+    assert texts[3].startswith("37 more failed: ")
+    assert texts[3].endswith(", and 34 more.")
+
+
+@pytest.mark.parametrize("page", ["/admin/queues/queue/{0.pk}/change/", "/queues/{0.uuid}/limits/"])
+def test_a_stale_limits_form_changes_only_the_edited_fields(admin, operator, page):
+    queue = make_queue(warn_length=6, max_length=9, last_seen=timezone.now())
+    path = page.format(queue)
+    form = fields_of(admin.get(path))
+    assert (form["warn_length"], form["initial-warn_length"]) == ("6", "6")
+    actions.set_limits(queue, operator, unbounded=True, warn_length=5)
+    assert admin.post(path, {**form, "max_length": "20"}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 5, 20)
+    form = fields_of(admin.get(path))
+    assert form["unbounded"] == "on"
+    del form["unbounded"]
+    assert admin.post(path, {**form, "max_length": ""}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (False, 5, None)
+
+
+def test_limits_that_conflict_with_a_concurrent_change_are_refused(admin, operator):
+    queue = make_queue(warn_length=6, max_length=9)
+    path = f"/admin/queues/queue/{queue.pk}/change/"
+    form = fields_of(admin.get(path))
+    actions.set_limits(queue, operator, max_length=7)
+    answer = admin.post(path, {**form, "warn_length": "8"})
+    assert answer.status_code == 302
+    [text] = messages_of(answer)
+    assert text.startswith("Nothing was changed. The warning threshold would be 8 messages and the deletion limit 7.")
+
+
+def fields_of(page):
+    """Return the fields of the form on a page, as a browser would send them."""
+    fields = {}
+    for tag in re.findall(r"<input[^>]*>", page.text):
+        given = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
+        if given.get("type") == "checkbox" and "checked" not in tag:
+            continue
+        if given.get("type") not in ("submit", "search") and given.get("name", "_").lstrip("_") == given.get("name"):
+            fields[given["name"]] = given.get("value", "on" if given["type"] == "checkbox" else "")
+    return fields
+
+
+@pytest.mark.parametrize(("make", "label"), [(make_queue, "queue"), (lambda: make_account(), "pulseuser")])
+def test_a_limit_larger_than_its_column_is_refused(admin, db, make, label):
+    row = make()
+    path = f"{path_of(row._meta.label)}{row.pk}/change/"
+    for most in ("3000000000", "9" * 40):
+        answer = admin.post(path, {"warn_length": "5", "max_length": most})
+        assert answer.status_code == 200
+        assert 'class="errorlist' in answer.text
+    row.refresh_from_db()
+    assert row.max_length is None
+
+
+def test_an_action_on_rows_deleted_meanwhile_says_so(admin, db):
+    account, token, queue = make_account(), make_token(), make_queue()
+    pages = [
+        (choose_action(admin, PulseUser, "set_thresholds", account), {"warn_length": "6", "max_length": "9"}),
+        (choose_action(admin, AuthToken, "revoke", token), {}),
+        (choose_action(admin, Queue, "set_limits", queue), {"warn_length": "6", "max_length": "9"}),
+    ]
+    account.delete()
+    token.delete()
+    queue.delete()
+    for page, answers in pages:
+        assert messages_of(confirm(admin, page, **answers)) == ["None of these exists any more."]
+
+
+@pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
+def test_invalid_keys_select_no_rows(admin, db, odd):
+    queue, token = make_queue(), make_token()
+    for model, action, row in ((Queue, "set_limits", queue), (AuthToken, "revoke", token)):
+        answers = {"post": "yes", "select_across": "1", "warn_length": "6", "max_length": "9"}
+        assert choose_action(admin, model, action, row, chosen=odd, **answers).status_code == 302
+        form = {"action": action, "_selected_action": [odd]}
+        assert admin.post(path_of(model._meta.label), form).status_code == 302
+    queue.refresh_from_db()
+    assert queue.max_length is None
+    assert AuthToken.objects.filter(pk=token.pk).exists()
+
+
+@pytest.mark.parametrize("key", ["x", "9" * 30])
+def test_the_history_of_an_unknown_audit_entry_is_404(admin, db, key):
+    assert admin.get(f"/admin/accounts/auditentry/{key}/history/").status_code == 404
+
+
+def test_making_long_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admin, db):
+    queue = make_queue(warn_length=20, max_length=30, ready=31)
+    assert messages_of(choose_action(admin, Queue, "make_unbounded", queue))[0].startswith("1 is unbounded from now on")
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.max_length) == (True, 30)
+    page = choose_action(admin, Queue, "make_bounded", queue)
+    assert "This deletes 1 queue with 32 messages." in page.text
+    queue.refresh_from_db()
+    assert queue.unbounded
+    confirm(admin, page)
+    queue.refresh_from_db()
+    assert not queue.unbounded
+
+
+# Accounts
+
+
+@pytest.fixture
+def create_account(guarded, management):
+    """Return a function that creates an account on the broker, with a queue, and its row."""
+    created = []
+
+    def create(username):
+        management.put_user(username, "irrelevant")
+        management.declare_queue(guarded, f"queue/{username}/builds")
+        created.append(username)
+        account = PulseUser.objects.create(username=username, ready=True)
+        account.owners.set([make_owner()])
+        return account
+
+    yield create
+    for username in created:
+        try:
+            management.delete_user(username)
+        except NotOnBroker:
+            continue
+
+
+def test_an_operator_removes_accounts_with_their_queues(admin, operator, create_account, management, guarded):
+    accounts = [create_account("remove-1"), create_account("remove-2")]
+    run_pass()
+    page = choose_action(admin, PulseUser, "remove", *accounts)
+    assert "remove-1" in page.text
+    assert "Their queues and exchanges" in page.text
+    assert PulseUser.objects.count() == 2
+    answer = confirm(admin, page)
+    assert messages_of(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
+    assert not PulseUser.objects.exists()
+    assert queue_names(management, guarded) == set()
+    for account in accounts:
+        with pytest.raises(NotOnBroker):
+            management.user(account.username)
+
+
+def test_a_busy_or_unfinished_removal_of_an_account_continues_later(
+    admin, operator, create_account, guarded, monkeypatch
+):
+    accounts = [create_account("remove-1"), create_account("remove-2"), create_account("remove-3")]
+    page = choose_action(admin, PulseUser, "remove", *accounts)
+    remove = removal._remove_from_broker
+
+    def refuses_one(clients, pulse_user, *arguments):
+        if pulse_user.username == "remove-2":
+            raise removal.StillOnBroker("Still there: 'queue/remove-2/builds'")
+        remove(clients, pulse_user, *arguments)
+
+    monkeypatch.setattr(removal, "_remove_from_broker", refuses_one)
+    with locks.lock("remove-1"):
+        busy, stubborn, done = messages_of(confirm(admin, page))
+    continues = "The account is being removed, and Guardian continues until all is gone."
+    assert busy == f"'remove-1': {continues} Another process is changing it."
+    assert stubborn == f"'remove-2': {continues} Still there: 'queue/remove-2/builds'"
+    assert done == "1 is removed, with queues and exchanges: remove-3."
+    assert PulseUser.objects.filter(removing_since__isnull=False).count() == 2
+
+
+def test_without_the_broker_no_account_is_removed(admin, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    accounts = [make_account(), make_account()]
+    [failed, left] = messages_of(confirm(admin, choose_action(admin, PulseUser, "remove", *accounts)))
+    assert "can't connect" in failed
+    assert left.startswith("1 is not tried, because the broker does not answer")
+    assert PulseUser.objects.filter(removing_since=None).count() == 2
+
+
+def test_the_brake_limits_the_queues_of_removed_accounts(admin, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    accounts = [make_account(), make_account()]
+    make_queue(pulse_user=accounts[0])
+    [text] = messages_of(choose_action(admin, PulseUser, "remove", *accounts, post="yes"))
+    assert text.startswith("These are 3 queues, and at most 2 may be deleted at once")
+    assert PulseUser.objects.filter(removing_since=None).count() == 2
+
+
+def test_an_operator_sets_thresholds_of_accounts(admin):
+    accounts = [make_account(), make_account()]
+    page = choose_action(admin, PulseUser, "set_thresholds", *accounts)
+    assert "2,000 (default) / 8,000 (default)" in page.text
+    assert "below the deletion limit" in confirm(admin, page, warn_length="9", max_length="6").text
+    assert messages_of(confirm(admin, page, warn_length="6", max_length="9"))[0].startswith("2 are updated")
+    assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
+
+
+def test_the_list_of_accounts_links_to_the_adoption_form(guarded, admin):
+    page = admin.get("/admin/accounts/pulseuser/").text
+    assert '<a href="/pulse-users/?adopt=1#adopt">Adopt an account</a>' in page
+    adopting = admin.get("/pulse-users/?adopt=1")
+    assert adopting.status_code == 200
+    assert 'id="adopt"' in adopting.text
+
+
+# Owners
+
+
+def test_an_operator_withdraws_access_with_a_reason(admin, operator):
+    owner = make_owner()
+    create_token(owner, "kept")
+    page = choose_action(admin, Owner, "withdraw", owner)
+    assert owner.email in page.text
+    answer = confirm(admin, page, **{"reason": "has left"})
+    assert messages_of(answer)[0].startswith("1 is no longer able to create accounts and tokens")
+    assert owner.vouchings.get().reason == "has left"
+    assert AuthToken.objects.filter(user=owner).exists()
+
+
+def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    account = make_account()
+    owners = list(account.owners.all())
+    page = confirm(admin, choose_action(admin, Owner, "withdraw", *owners), remove="on")
+    assert "removed for one owner at a time" in page.text
+    assert all(Owner.objects.values_list("vouched", flat=True))
+    for owner in owners:
+        answer = confirm(admin, choose_action(admin, Owner, "withdraw", owner), remove="on")
+        if owner == owners[-1]:
+            answer = confirm(admin, answer, remove="on")  # it deletes a queue
+        assert "Guardian removes the accounts that only they owned" in messages_of(answer)[0]
+    account.refresh_from_db()
+    assert (account.owners.count(), account.removing_since is not None) == (1, True)
+
+
+def test_an_operator_is_skipped_when_access_is_withdrawn_in_bulk(admin, operator):
+    owner = make_owner()
+    answer = confirm(admin, choose_action(admin, Owner, "withdraw", operator, owner))
+    assert sorted(text.partition(" ")[0] for text in messages_of(answer)) == ["'ops@example.org':", "1"]
+    owner.refresh_from_db()
+    assert not owner.vouched
+
+
+def test_operators_cannot_deactivate_themselves(admin, operator):
+    form = {"email": operator.email, "full_name": "Ops"}
+    assert admin.post(f"/admin/accounts/owner/{operator.pk}/change/", form).status_code == 302
+    operator.refresh_from_db()
+    assert (operator.full_name, operator.is_active, operator.is_staff) == ("Ops", True, True)
+
+
+def test_an_owner_who_just_got_an_account_is_not_deleted(admin, monkeypatch):
+    owner = make_owner()
+    lock_existing = vouching.lock_existing
+
+    def late(owners):
+        account = PulseUser.objects.create(username="late", ready=True)
+        account.owners.set([owner])
+        return lock_existing(owners)
+
+    monkeypatch.setattr(vouching, "lock_existing", late)
+    assert admin.post(f"/admin/accounts/owner/{owner.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Owner.objects.filter(pk=owner.pk).exists()
+
+
+# Tokens
+
+
+def test_an_operator_revokes_tokens_after_confirming(admin):
+    tokens = [make_token(), make_token(), make_token()]
+    page = choose_action(admin, AuthToken, "revoke", *tokens[1:])
+    assert "2 tokens" in page.text
+    assert tokens[1].user.email in page.text
+    assert SECRET not in page.text
+    assert AuthToken.objects.count() == 3
+    assert messages_of(confirm(admin, page)) == ["2 are revoked: nightly, nightly."]
+    assert AuthToken.objects.get() == tokens[0]
+    for odd in ("x", ""):
+        assert (
+            choose_action(admin, AuthToken, "revoke", tokens[0], post="yes", chosen=odd, select_across="1").status_code
+            == 302
+        )
+    assert AuthToken.objects.get() == tokens[0]
+
+
+def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
+    token = make_token()
+    page = admin.get(f"/admin/accounts/owner/{token.user_id}/delete/")
+    assert "nightly" in page.text
+    assert SECRET not in page.text
+
+
+# Agents
+
+
+def test_the_brake_limits_the_agents_queues_of_an_action(admin, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    rows = [make_subscription_queue() for _ in range(3)]
+    for label, picked in (
+        ("agents.SubscriptionQueue", rows),
+        ("agents.EventSubscription", [row.subscription for row in rows]),
+        ("agents.AgentIdentity", [row.subscription.identity for row in rows]),
+        ("agents.Offering", [row.offering for row in rows]),
+    ):
+        form = {"action": "delete_selected", "_selected_action": [row.pk for row in picked], "post": "yes"}
+        [text] = messages_of(admin.post(path_of(label), form))
+        assert text.startswith("These are 3 queues, and at most 2 may be deleted at once")
+    assert SubscriptionQueue.objects.count() == 3
+    answer = choose_action(admin, SubscriptionQueue, "delete_selected", *rows[:2], post="yes")
+    assert "'Removals' lists what is still pending" in messages_of(answer)[0]
+    assert set(Removal.objects.filter(kind="queue").values_list("name", flat=True)) == {
+        row.queue_name for row in rows[:2]
+    }
+
+
+# The outbox
+
+
+def test_an_operator_sends_a_failed_notification_again(admin, mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
+    given_up = make_notification(
+        kind="outage", about="the broker", facts={"error": "no answer"}, attempts=100, last_error="refused"
+    )
+    assert messages_of(choose_action(admin, Notification, "send_again", given_up)) == [
+        "1 notification will be sent again within half a minute."
+    ]
+    assert sending.send_due().sent == 1
+    given_up.refresh_from_db()
+    assert (given_up.state, given_up.attempts, given_up.last_error) == ("sent", 0, "")
+    assert len(mailbox.mails) == 1
+    assert "1 will not be sent again" in messages_of(choose_action(admin, Notification, "send_again", given_up))[0]
+    assert sending.send_due().claimed == 0
+
+
+def test_two_operators_who_send_a_notification_again_send_it_once(transactional_db):
+    given_up = make_notification()
+    assert sorted(in_parallel(*[lambda: sending.send_again([given_up.pk])] * 2)) == [0, 1]
+    assert AuditEntry.objects.filter(event="sent again").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("later", "together", "again"),
+    [("sent", False, 0), ("failed", False, 0), ("failed", True, 2), ("due", False, 1), (None, False, 1)],
+)
+def test_an_outdated_notification_is_not_sent_again(db, later, together, again):
+    first = make_notification(about="queue 1")
+    picked = [first.pk]
+    if later:
+        second = make_notification(about="queue 1", kind="recovery", state=later)
+        picked += [second.pk] if together else []
+    assert sending.send_again(picked) == again
+    first.refresh_from_db()
+    assert first.state == ("due" if again else "failed")
+
+
+def test_a_weekly_report_is_sent_again_after_a_later_one(db):
+    first = make_notification(kind="weekly", about="weekly")
+    make_notification(kind="weekly", about="weekly", state="sent")
+    assert sending.send_again([first.pk]) == 1
+
+
+# Access to actions
+
+
+def test_only_operators_are_offered_actions(db):
+    request = RequestFactory().get("/")
+    request.user = make_owner()
+    for model_admin in administration.site._registry.values():
+        assert list(model_admin.get_actions(request)) == [], model_admin
+
+
+def test_an_action_needs_the_csrf_token(operator):
+    queue = make_queue()
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(operator)
+    assert choose_action(strict, Queue, "make_unbounded", queue).status_code == 403
+    queue.refresh_from_db()
+    assert not queue.unbounded
+
+
+def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, settings, mailbox):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    operator = Owner.objects.create_superuser("ops@example.org")
+    for _ in range(3):
+        make_queue(name=f"queue/alice/{'long-' * 20}{next(numbers)}")
+    sign_in(page, operator)
+    for width in (360, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto("/admin/queues/queue/")
+        page.check("#action-toggle")
+        page.select_option("select[name=action]", "set_limits")
+        page.click("button[name=index]")
+        # Wait for the form: between the click and the next page there is no document to measure.
+        page.get_by_label("Warning threshold (messages)").fill(str(width))
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_label("Deletion limit (messages)").fill("4000")
+        page.keyboard.press("Enter")
+        page.get_by_text("3 are updated").wait_for()
+    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(1600, 4000)}
+    page.goto("/admin/accounts/auditentry/")
+    page.get_by_text("warning threshold: 360 → 1600").first.wait_for()
+    assert page.get_by_text("ops@example.org", exact=True).count() >= 6

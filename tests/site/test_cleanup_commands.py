@@ -1,0 +1,151 @@
+"""The commands ``cleanup_orphan_queues`` and ``cleanup_stale_subscriptions``."""
+
+import io
+import json
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.core.management import call_command
+from django.db import OperationalError
+from django.utils import timezone
+
+from accounts.models import AuthToken
+from agents import stale, sweep
+from agents.models import SubscriptionQueue, Sweep
+from core.models import Lease, Removal
+from notifications.models import Notification
+from tests.conftest import Amqp
+from tests.site.test_commands import run
+from tests.support.agents import RegisteredAgent, lose_registrations
+from tests.support.toolbox import AWAY
+
+COMMANDS = ["cleanup_orphan_queues", "cleanup_stale_subscriptions"]
+
+
+def run_command(*arguments):
+    """Run a command in this process and return its exit code and output."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as end:
+        call_command(*arguments, stdout=out, stderr=err)
+    return end.value.code, out.getvalue() + err.getvalue()
+
+
+def test_a_dry_run_lists_exactly_the_orphans(agent, agents, environment, amqp, broker, management):
+    bob = RegisteredAgent(agents, "bob")
+    inside = Amqp(broker.amqp_url, agent.vhost)
+
+    def orphan(name, of=agent, **declared):
+        return of.orphan(name, **declared)
+
+    gone = [
+        orphan("subscription_empty"),
+        orphan("subscription_full"),
+        orphan("consumer_empty"),
+        orphan("subscription_other_arguments", arguments={"x-max-length": 5}),
+        orphan("subscription_of_bob", of=bob),
+        orphan("subscription_<b>%2F'\"\N{GREEK SMALL LETTER ALPHA}"),
+    ]
+    inside.publish("subscription_full", 3)
+    kept = [orphan("subscription_in_use"), orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})]
+    inside.channel.basic_consume("subscription_in_use", lambda *_: None)
+    inside.channel.queue_declare("subscription_exclusive", exclusive=True)
+    for foreign in ("queue/alice/builds", "subscriptions", "a_subscription_", "CONSUMER_1", "amq_", "é"):
+        orphan(foreign)
+    amqp.queue("subscription_elsewhere")
+    amqp.queue("consumer_elsewhere")
+    # Registered: ready, ready without its queue, an abandoned registration, and one in progress.
+    lost_one = {"vhost": bob.vhost, "queue": bob.queue.queue_name}
+    management.delete_queue(bob.vhost, bob.queue.queue_name)
+    for name, minutes in (("subscription_left", 5), ("subscription_under_way", 0)):
+        row = SubscriptionQueue.objects.create(
+            subscription=agent.subscription, offering=agents.offering(agent.owner), object_type="call",
+            vhost=agent.vhost, queue_name=name,
+        )  # fmt: skip
+        SubscriptionQueue.objects.filter(pk=row.pk).update(created=timezone.now() - timedelta(minutes=minutes))
+    orphan("subscription_under_way")
+    # Its row is deleted and its removal pending.
+    orphan("subscription_being_removed")
+    Removal.objects.create(kind="queue", vhost=agent.vhost, name="subscription_being_removed")
+    before = agent.agents.queues(agent.vhost), bob.agents.queues(bob.vhost)
+
+    code, out, err = run(environment, "cleanup_orphan_queues", "--dry-run", "--json")
+
+    report = json.loads(out)
+    by_name = lambda queue: (queue["vhost"], queue["queue"])  # noqa: E731
+    assert code == 0, err
+    assert report["would_delete"] == sorted(gone, key=by_name)
+    assert sorted(report["in_use"], key=by_name) == sorted(kept, key=by_name)
+    left = {"vhost": agent.vhost, "queue": "subscription_left"}
+    assert sorted(report["would_repair"], key=by_name) == sorted([lost_one, left], key=by_name)
+    assert (report["found"], report["kept"], report["deleted"], report["brake_held"]) == (8, 2, 0, False)
+    assert (report["dry_run"], report["away"], report["another_sweep"]) == (True, False, False)
+    assert (agent.agents.queues(agent.vhost), bob.agents.queues(bob.vhost)) == before
+    assert not Sweep.objects.exists()
+    assert not Notification.objects.exists()
+    inside.connection.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_clean_up_without_work_exits_with_0(agent, environment, command):
+    code, out, err = run(environment, command, "--once")
+    assert (code, err.count("Traceback")) == (0, 0)
+    assert "queues in" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_clean_up_beside_another_exits_with_0(agent, command):
+    name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
+    Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
+    assert run_command(command) == (0, "Another clean-up is running; nothing was done.\n")
+    code, out = run_command(command, "--json")
+    assert (code, json.loads(out)["another_sweep"]) == (0, True)
+
+
+def test_without_the_broker_a_clean_up_exits_with_1(agent, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY.replace("guest@", "secret-word@")
+    code, out = run_command("cleanup_orphan_queues")
+    assert (code, "Error: " in out, "secret-word" in out) == (1, True, False)
+    code, out = run_command("cleanup_orphan_queues", "--json", "--dry-run")
+    assert (code, json.loads(out)["away"]) == (1, True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_the_database_a_clean_up_exits_with_1(agent, monkeypatch, command):
+    def away(**_):
+        raise OperationalError("no such table")
+
+    monkeypatch.setattr(sweep, "sweep_orphans", away)
+    monkeypatch.setattr(stale, "clean_up_stale", away)
+    code, out = run_command(command)
+    assert (code, "The database can't be used" in out) == (1, True)
+
+
+def test_a_sweep_past_the_brake_exits_with_3_and_with_0_if_forced(agent, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    newer = lose_registrations(agent, 3)
+    for options in ((), ("--dry-run",)):
+        code, out = run_command("cleanup_orphan_queues", *options)
+        assert (code, "the brake blocks" in out) == (3, True)
+        assert all(f"Would delete {name}" in out for name in newer)
+    code, out = run_command("cleanup_orphan_queues", "--force")
+    assert (code, "3 deleted" in out) == (0, True)
+    assert agent.names == agent.registered
+
+
+def test_a_stale_clean_up_past_the_brake_exits_with_3_and_with_0_if_forced(agent, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    AuthToken.objects.all().delete()
+    for options in ((), ("--dry-run",)):
+        code, out = run_command("cleanup_stale_subscriptions", *options)
+        assert (code, "alice@example.org has no valid token" in out) == (3, True)
+    code, out = run_command("cleanup_stale_subscriptions", "--force")
+    assert (code, "removed with 2 queues" in out) == (0, True)
+    assert agent.names == {"guardian.dlq"}
+
+
+def test_control_characters_of_a_queue_name_are_escaped(agent):
+    agent.orphan("subscription_\x1b[2J\u202eabc")
+    code, out = run_command("cleanup_orphan_queues", "--dry-run")
+    assert code == 0
+    assert r"Would delete subscription_\x1b[2J\u202eabc in" in out

@@ -1,0 +1,124 @@
+"""The page that a visitor sees first."""
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import Invitation, Owner, PulseUser
+from queues.models import Queue, QueueEvent, QueueSample, Watch
+from tests.support.toolbox import queue_row
+
+pytestmark = pytest.mark.django_db
+
+
+def new_queue(name, account, **fields):
+    row = queue_row(name, pulse_user=account, **{"ready": 3, "unacknowledged": 0, "consumers": 1, **fields})
+    row.save()
+    return row
+
+
+@pytest.fixture
+def visit(client, alice):
+    """Return a function that opens the page as Alice."""
+    client.force_login(alice)
+    return lambda: client.get("/")
+
+
+def test_an_owner_with_nothing_sees_the_first_steps(visit):
+    assert "Create an account" in visit().text
+
+
+def test_an_owner_with_an_account_and_no_queue_sees_how_to_connect(visit, account):
+    assert "Connect with it, and declare a queue" in visit().text
+
+
+def test_healthy_queues_are_one_sentence(visit, account):
+    new_queue("queue/alice/builds", account)
+    page = visit().text
+    assert "<h1>1 queue, healthy</h1>" in page
+    assert "queue/alice/builds" not in page
+
+
+def test_queues_that_need_attention_are_named_the_worst_first(visit, account):
+    new_queue("queue/alice/fine", account)
+    new_queue("queue/alice/long", account, ready=3_000, state=Queue.State.WARNED)
+    new_queue("queue/alice/over", account, ready=9_000, state=Queue.State.DELETING)
+    new_queue("queue/alice/unread", account, consumers=0)
+    new_queue("queue/alice/gone", account, consumers=0, state=Queue.State.GONE)
+    page = visit().text
+    assert "<h1>3 of 4 queues need attention</h1>" in page
+    positions = [page.index(f">queue/alice/{name}<") for name in ("over", "long", "unread")]
+    assert positions == sorted(positions)
+    assert "queue/alice/fine" not in page
+
+
+def test_a_queue_shows_its_rate_and_the_time_to_its_limit(visit, account):
+    queue = new_queue("queue/alice/long", account, ready=3_000, state=Queue.State.WARNED)
+    QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=2_800)
+    page = visit().text
+    assert re.search(r"\+1[12]\d/min", page)
+    assert "it reaches that in 42 minutes" in page
+    assert '<svg class="sparkline"' in page
+
+
+def test_events_are_those_of_own_queues(visit, account):
+    mine = new_queue("queue/alice/builds", account)
+    other = new_queue("queue/bob/jobs", None)
+    for queue in (mine, other):
+        QueueEvent.objects.create(
+            queue=queue, vhost="/", queue_name=queue.name, kind=QueueEvent.Kind.WARNED, at=timezone.now(), details={}
+        )
+    page = visit().text
+    assert "queue/alice/builds" in page
+    assert "queue/bob/jobs" not in page
+
+
+def test_an_operator_sees_alarms_an_outage_and_blocked_deletions(client, operator):
+    now = timezone.now()
+    Watch.objects.create(
+        id=1,
+        nodes=["rabbit@a"],
+        outage_since=now - timedelta(minutes=5),
+        alarms=[["memory", "rabbit@a", now.isoformat()], ["node", "rabbit@b", now.isoformat()]],
+    )
+    new_queue("celery", None, block_reason=Queue.BlockReason.BRAKE)
+    client.force_login(operator)
+    page = client.get("/").text
+    for sentence in (
+        "The broker has not answered for 5 minutes.",
+        "The broker blocks publishers: too little memory on rabbit@a.",
+        "The node rabbit@b is lost.",
+        "The deletion of 1 queue is blocked until you decide.",
+    ):
+        assert sentence in page
+
+
+def test_an_owner_sees_what_concerns_publishers(visit, account):
+    new_queue("queue/alice/jobs", account)
+    alarms = [["disk", node, timezone.now().isoformat()] for node in ("rabbit@a", "rabbit@b")]
+    Watch.objects.create(id=1, nodes=["rabbit@a"], alarms=[*alarms, ["node", "rabbit@c", timezone.now().isoformat()]])
+    page = visit().text
+    assert page.count("The broker blocks publishers: too little free disk space.") == 1
+    assert "rabbit@" not in page
+
+
+def test_the_statements_do_not_grow_with_the_queues(visit, account):
+    counts = []
+    for number in (5, 50):
+        for one in range(number):
+            new_queue(f"queue/alice/{number}/{one}", account, ready=3_000, state=Queue.State.WARNED)
+        PulseUser.objects.create(username=f"more-{number}").owners.add(Owner.objects.get(email="alice@example.org"))
+        with CaptureQueriesContext(connection) as captured:
+            assert visit().status_code == 200
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+
+
+def test_an_invitation_is_the_first_thing_that_its_recipient_sees(client, account, bob):
+    Invitation.objects.create(pulse_user=account, invitee=bob, inviter=account.owners.get())
+    client.force_login(bob)
+    assert "alice@example.org invites you to own" in client.get("/").text

@@ -1,0 +1,89 @@
+"""Imports run one way: a package uses only those below it, also in functions, foreign keys and task names."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+
+from tests.support.plugin import ROOT
+
+LAYERS = ["rabbit", "core", "accounts", "notifications", "queues", "agents", "status", "guardian_site"]
+BESIDE = {"message_store": {"rabbit", "core", "accounts"}}
+"""Packages beside the layers, and the layers they may use. `status` and `guardian_site` may use them."""
+
+PACKAGES = [*LAYERS, *BESIDE]
+DISTRIBUTIONS = ["guardian_consumers", "guardian_store"]
+BY_NAME = re.compile(rf"(?P<package>{'|'.join(PACKAGES)})\.(?:tasks\.\w+|[A-Z]\w+)")
+"""A task, or a model as in a foreign key."""
+
+LOADS_BY_NAME = {"import_module", "import_string", "get_model", "get_app_config"}
+
+
+def related_names(package: str) -> set[str]:
+    """Return the names by which queries of this package could join the models of the packages above it."""
+    used = [model for model in apps.get_models() if model._meta.app_label in allowed(package)]
+    related = [field for model in used for field in model._meta.related_objects]
+    upward = {*PACKAGES} - allowed(package)
+    above = {field.name for field in related if field.related_model._meta.app_label in upward}
+    return above - {field.name for field in related if field.related_model._meta.app_label not in upward}
+
+
+def allowed(package: str) -> set[str]:
+    if package in BESIDE:
+        return {package} | BESIDE[package]
+    below = set(LAYERS[: LAYERS.index(package) + 1])
+    return below | set(BESIDE) if package in ("status", "guardian_site") else below
+
+
+def used(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the package of each use of another package in a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module.split(".")[0]
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                yield node.lineno, name.name.split(".")[0]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in LOADS_BY_NAME and node.args:
+            yield node.lineno, str(getattr(node.args[0], "value", "")).split(".")[0]
+        elif isinstance(node, ast.Constant) and (found := BY_NAME.fullmatch(str(node.value))):
+            yield node.lineno, found["package"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_packages_below_it(package):
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    upward = [
+        f"{path.relative_to(ROOT)}:{line} uses {other}"
+        for path in files
+        for line, other in used(path)
+        if other in {*PACKAGES, "tools", "tests"} - allowed(package)
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_query_joins_the_tables_of_a_package_above(package):
+    joins = {f"{name}__" for name in related_names(package)}
+    upward = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.arg if isinstance(node, ast.keyword) else getattr(node, "value", None)
+            if isinstance(name, str) and name.startswith(tuple(joins)):
+                upward.append(f"{path.relative_to(ROOT)}:{node.lineno} joins {name}")
+    assert upward == []
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_imports_nothing_of_the_site(name):
+    files = sorted((ROOT / "packages" / name.replace("_", "-")).rglob("*.py"))
+    assert files
+    assert [path for path in files for _, other in used(path) if other in PACKAGES] == []
+
+
+def test_rabbit_does_not_import_django():
+    files = (ROOT / "rabbit").rglob("*.py")
+    assert [path for path in files for _, other in used(path) if other == "django"] == []

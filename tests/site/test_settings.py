@@ -1,0 +1,304 @@
+"""Settings are taken literally from the environment and from .env, or refused with a reason."""
+
+import json
+import os
+import runpy
+import shutil
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from aiosmtpd.controller import Controller
+from django.core import mail
+from django.core.mail import get_connection
+
+from guardian_site import env_file, environment
+from guardian_site.environment import Unreadable, database, mail_server
+from tests.support.webhooks import make_certificate
+from tools.mail import MailCatcher
+from tools.pages import read_settings
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+READERS = read_settings()
+TEXTS = sorted(name for name, reader in READERS.items() if reader.kind == "str" and name != "GUARDIAN_VAR_DIR")
+LISTS = sorted(name for name, reader in READERS.items() if reader.kind == "items")
+URLS = sorted(name for name, reader in READERS.items() if reader.kind == "url")
+OTHERS = sorted(READERS.keys() - {*TEXTS, *LISTS, *URLS, "GUARDIAN_VAR_DIR"})
+PRINT_SETTINGS = """
+import json
+from guardian_site import settings
+print(json.dumps({name: str(value) for name, value in vars(settings).items() if name.isupper()}))
+print(json.dumps(settings.UNREADABLE))
+"""
+
+
+def loaded(variables, folder=PROJECT):
+    """Return the settings of a new process with these environment variables, and those that it could not read."""
+    answer = subprocess.run(
+        [sys.executable, "-c", PRINT_SETTINGS],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{PROJECT}", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return tuple(map(json.loads, answer.stdout.splitlines()))
+
+
+@pytest.fixture
+def installation(tmp_path):
+    """Return a function that loads the settings of an installation with this .env."""
+    shutil.copytree(PROJECT / "guardian_site", tmp_path / "guardian_site", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def load(text):
+        (tmp_path / ".env").write_text(text)
+        return loaded({}, tmp_path)
+
+    return load
+
+
+VALUES = ["$abc", "$", "pa$$word", "'abc'", '"abc"', "abc # def", "#abc", "a b", "a\\b", "a=b", "it's"]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_every_text_in_the_environment_is_taken_literally(value, tmp_path):
+    settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **dict.fromkeys(TEXTS, value)})
+    assert {name: settings[name] for name in TEXTS} == dict.fromkeys(TEXTS, value)
+    assert unreadable == {}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_every_text_in_the_env_file_is_the_same_as_in_the_environment(installation, value):
+    quoted = f"'{value}'" if "'" not in value else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    written = quoted if value.startswith(("'", '"')) else value
+    settings, unreadable = installation("\n".join(f"{name}={written}" for name in TEXTS))
+    assert {name: settings[name] for name in TEXTS} == dict.fromkeys(TEXTS, value)
+    assert unreadable == {}
+
+
+def test_every_entry_of_a_list_is_taken_literally(tmp_path):
+    value = "$a, 'b',\"c\" ,#d,e # f,g\\h"
+    settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **dict.fromkeys(LISTS, value)})
+    expected = str(["$a", "'b'", '"c"', "#d", "e # f", "g\\h"])
+    assert {name: settings[name] for name in LISTS} == dict.fromkeys(LISTS, expected)
+    assert unreadable == {}
+
+
+@pytest.mark.parametrize("value", ["$5", "'5'", '"5"', "5 # five", "#5", "5 5"])
+def test_every_setting_that_is_no_text_refuses_what_it_cannot_take_literally(value, tmp_path):
+    given = dict.fromkeys([*OTHERS, *URLS], value)
+    settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **given})
+    assert sorted(unreadable) == OTHERS
+    assert {name: settings[name] for name in URLS} == dict.fromkeys(URLS, value)  # a check refuses them
+
+
+@pytest.mark.parametrize("name", ["SECRET_KEY", "GUARDIAN_METRICS_TOKEN", "RABBIT_URL", "OIDC_CLIENT_SECRET"])
+def test_quotes_of_either_kind_around_a_value_in_the_env_file_are_removed(installation, name):
+    for written in ("'$abc #'", '"$abc #"'):
+        settings, unreadable = installation(f"{name}={written}\n")
+        assert (settings[name], unreadable) == ("$abc #", {})
+
+
+def test_no_setting_may_begin_or_end_with_a_blank(tmp_path):
+    values = {name: f"{reader.default or 'x'} " for name, reader in READERS.items()}
+    _, unreadable = loaded(values | {"GUARDIAN_VAR_DIR": f"{tmp_path}\n"})
+    assert unreadable == dict.fromkeys(READERS, "it begins or ends with a blank or a line break")
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("X=a", "a"),
+        ("export X=a", "a"),
+        ("X=", ""),
+        ("X=''", ""),
+        ("X=a'b", "a'b"),
+        ('X=a"b"', 'a"b"'),
+        ("X='a\\b'", "a\\b"),
+        ("X=a\\b", "a\\b"),
+        (r'X="a\"b\\c\$d\e"', r'a"b\c$d\e'),
+        ("X='\"a\"'", '"a"'),
+        ("X=a # b", "a # b"),
+        ("X=a\r", "a"),
+        ("\ufeffX=a", "a"),
+        ("X=a\u2028b", "a\u2028b"),
+    ],
+)
+def test_a_line_of_the_env_file_sets_a_variable(tmp_path, line, value):
+    (tmp_path / ".env").write_text(f"{line}\n\n   \n  # a comment\n", newline="")
+    assert env_file.parse(tmp_path / ".env") == ({"X": value}, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X = s3cret",
+        " X=s3cret",
+        "X",
+        "s3cret",
+        "2X=s3cret",
+        "X='s3cret",
+        'X="s3cret" # mine',
+        'X="s3cret","b"',
+        "X='",
+        "X=s3cret\0",
+    ],
+)
+def test_any_other_line_of_the_env_file_is_refused_without_its_content(tmp_path, line):
+    (tmp_path / ".env").write_text(f"A=b\n{line}\n")
+    variables, errors = env_file.parse(tmp_path / ".env")
+    assert (variables, list(errors)) == ({"A": "b"}, ["Line 2 of .env"])
+    assert "s3cret" not in str(errors)
+
+
+def test_an_env_file_that_cannot_be_read_is_refused(tmp_path):
+    assert env_file.parse(tmp_path / "none") == ({}, {})
+    (tmp_path / ".env").mkdir()
+    assert env_file.parse(tmp_path / ".env") == ({}, {".env": "Is a directory"})
+    (tmp_path / "latin").write_bytes(b"X=\xe9\n")
+    assert env_file.parse(tmp_path / "latin") == ({}, {"latin": "it is not UTF-8"})
+
+
+def test_the_check_names_the_line_of_the_env_file(installation):
+    _, unreadable = installation("SECRET_KEY = s3cret\n")
+    assert unreadable == {"Line 1 of .env": "write NAME=value, without blanks around the ="}
+
+
+def test_gunicorns_own_log_has_the_format_of_the_env_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOG_FORMAT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guardian_site").symlink_to(PROJECT / "guardian_site")
+    configuration = str(PROJECT / "gunicorn.conf.py")
+    assert "logconfig_dict" not in runpy.run_path(configuration)
+    (tmp_path / ".env").write_text("LOG_FORMAT=json\n")
+    assert "logconfig_dict" in runpy.run_path(configuration)
+    monkeypatch.setenv("LOG_FORMAT", "line")
+    assert "logconfig_dict" not in runpy.run_path(configuration)
+
+
+def test_gunicorn_keeps_idle_connections_longer_than_clients():
+    configured = runpy.run_path(str(PROJECT / "gunicorn.conf.py"))["keepalive"]
+    assert configured > httpx.Limits().keepalive_expiry
+
+
+# Words and numbers
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Return a function that reads a setting with this value. ``environment.unreadable`` is empty before."""
+    monkeypatch.setattr(environment, "unreadable", {})
+
+    def read(reader, text, default=None):
+        monkeypatch.setenv("GUARDIAN_TRIED", text)
+        return reader("GUARDIAN_TRIED", default=default)
+
+    return read
+
+
+@pytest.mark.parametrize(("text", "value"), [("TRUE", True), ("1", True), ("off", False), ("No", False), ("", False)])
+def test_words_for_true_and_false_are_read(given, text, value):
+    assert given(environment.env.bool, text, default="default") is value
+
+
+@pytest.mark.parametrize("text", ["ture", "'true'", '"true"', "$true", "true # yes", "2", "-"])
+def test_other_words_are_refused(given, text):
+    assert given(environment.env.bool, text, default=False) is False
+    assert environment.unreadable == {"GUARDIAN_TRIED": "write true or false"}
+
+
+@pytest.mark.parametrize("text", ["5 s", "$5", "'5'", "1e3s", "1,5", "nan", "inf", ""])
+def test_text_that_is_no_number_is_refused(given, text):
+    assert given(environment.env.float, text, default=7.0) == 7
+    assert environment.unreadable == {"GUARDIAN_TRIED": "write a number"}
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "security", "port"),
+    [
+        ("smtp://mail.example.org", "", None),
+        ("smtp://mail.example.org:25", "", 25),
+        ("smtp+tls://mail.example.org:587", "TLS", 587),
+        ("smtps://mail.example.org:465", "SSL", 465),
+        ("smtps://mail.example.org", "SSL", None),
+        ("SMTPS://mail.example.org:4465", "SSL", 4465),
+        ("smtp+ssl://mail.example.org:465", "SSL", 465),
+    ],
+)
+def test_the_scheme_of_a_mail_server_says_how_it_encrypts(given, text, security, port):
+    found = given(mail_server, text)
+    assert found["EMAIL_BACKEND"] == "django.core.mail.backends.smtp.EmailBackend"
+    assert (found["EMAIL_HOST"], found["EMAIL_PORT"]) == ("mail.example.org", port)
+    assert [kind for kind in ("TLS", "SSL") if found.get(f"EMAIL_USE_{kind}")] == ([security] if security else [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "smtps://mail.example.org:587", "smtps://mail.example.org:25", "smtp+ssl://mail.example.org:587",
+        "smtp+tls://mail.example.org:465", "smtp://mail.example.org:465", "smtp://mail.example.org/path",
+        "smtp://mail.example.org?timeout=5", "smtp://mail.example.org:25?email_use_tls=false", "smtp://u:#p@mail",
+        "smtp://u:?p@mail", "smtp://u:/p@mail", "smtp://", "smtp:///path",
+    ],
+)  # fmt: skip
+def test_a_mail_server_that_would_be_half_understood_is_refused(given, text):
+    with pytest.raises(Unreadable):
+        given(mail_server, text)
+
+
+def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(given, settings, tmp_path, monkeypatch):
+    certificate = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    catcher = MailCatcher()
+    controller = Controller(catcher, hostname="127.0.0.1", port=catcher.port, ssl_context=tls)
+    controller.start()
+    try:
+        for name, value in given(mail_server, f"smtps://127.0.0.1:{catcher.port}").items():
+            setattr(settings, name, value)
+        message = mail.EmailMessage("Sealed", "text", "guardian@example.org", ["alice@example.org"])
+        message.connection = get_connection(settings.EMAIL_BACKEND, timeout=5)
+        assert message.send() == 1
+    finally:
+        controller.stop()
+    assert [one.subject for one in catcher.to("alice@example.org")] == ["Sealed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgres://u:$p@db:5432/guardian", {"PASSWORD": "$p", "HOST": "db", "PORT": 5432, "NAME": "guardian"}),
+        ("postgres://u:%23%40%2F%3F%25@db/guardian", {"PASSWORD": "#@/?%", "HOST": "db"}),
+        ("postgresql://db/guardian?sslmode=require", {"OPTIONS": {"sslmode": "require"}}),
+        ("sqlite:////srv/guardian.sqlite3", {"NAME": "/srv/guardian.sqlite3"}),
+        ("sqlite:///$HOME/x.sqlite3", {"NAME": "$HOME/x.sqlite3"}),
+        ("sqlite:////srv/a+b%20c.sqlite3", {"NAME": "/srv/a+b c.sqlite3"}),
+        ("postgres://u+v:p+w@db/a+b", {"USER": "u+v", "PASSWORD": "p+w", "NAME": "a+b"}),
+        ("sqlite://:memory:", {"NAME": ":memory:"}),
+    ],
+)
+def test_an_address_of_a_database_is_read(given, text, expected):
+    found = given(database, text)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$DATABASE_URL", "mysql://u:p@db/guardian", "sqlite://guardian.sqlite3", "sqlite:///gua#rdian.sqlite3",
+        "postgres://u:p#x@db/guardian", "postgres://u:1/x@db/guardian", "postgres://u:1?x@db/guardian",
+        "postgres://db/guardian#main", "'postgres://db/guardian'",
+    ],
+)  # fmt: skip
+def test_an_address_of_a_database_that_would_be_half_understood_is_refused(given, text):
+    with pytest.raises(Unreadable):
+        given(database, text)

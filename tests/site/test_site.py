@@ -1,0 +1,86 @@
+"""The front page, the health checks and the admin."""
+
+import pytest
+from django.test import Client
+
+from accounts.models import Owner
+from tests.support.api import answer_to
+
+
+@pytest.mark.django_db
+def test_the_front_page_mentions_rabbitmq(client):
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "RabbitMQ" in page.text
+
+
+def test_static_files_are_served_without_collectstatic(client):
+    sheet = client.get("/static/guardian.css")
+    assert sheet.status_code == 200
+    assert sheet["Content-Type"].startswith("text/css")
+
+
+def test_healthz_needs_no_database(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("host", ["10.42.0.17", "10.42.0.17:8000", "web", "no such host", ""])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probes_are_answered_on_any_host_and_nothing_is_logged(guarded, client, caplog, path, host):
+    answer = client.get(path, headers={"Host": host})
+    assert (answer.status_code, caplog.text) == (200, "")
+
+
+def test_pages_are_refused_on_another_host(client):
+    assert client.get("/signin/", headers={"Host": "10.42.0.17"}).status_code == 400
+
+
+def test_probes_are_answered_over_plain_http(client, settings):
+    settings.SECURE_SSL_REDIRECT = True
+    assert client.get("/healthz", headers={"Host": "10.42.0.17"}).status_code == 200
+    assert client.get("/signin/").status_code == 301
+
+
+@pytest.mark.parametrize("charset", ["rot13", "idna", "undefined", "utf-16"])
+def test_requests_are_read_as_utf_8_regardless_of_their_charset(charset):
+    kind = f"multipart/form-data; boundary=x; charset={charset}"
+    answer = answer_to(PATH_INFO="/healthz", QUERY_STRING="a=%ff%ed", CONTENT_TYPE=kind)
+    assert answer.content == b'{"status": "ok"}'
+
+
+def test_readyz_is_200_when_database_task_queue_and_broker_answer(guarded, client):
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"database": True, "task_queue": True, "broker": True})
+
+
+def test_readyz_is_503_without_the_broker_and_hides_the_password(guarded, client, settings, caplog):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["broker"]) == (503, False)
+    assert "secret-word" not in answer.text + caplog.text
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("page", ["accounts/owner", "accounts/pulseuser", "queues/queue", "queues/queueevent",
+                                  "notifications/notification", "queues/pass"])  # fmt: skip
+def test_only_operators_see_the_admin(page):
+    visitor = Client()
+    assert visitor.get(f"/admin/{page}/").status_code == 302
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    visitor.force_login(owner)
+    assert visitor.get(f"/admin/{page}/").status_code == 302
+    operator = Owner.objects.create_superuser("ops@example.org")
+    visitor.force_login(operator)
+    assert visitor.get(f"/admin/{page}/").status_code == 200
+
+
+@pytest.mark.django_db
+def test_owners_addresses_are_unique_regardless_of_case():
+    from django.core.exceptions import ValidationError
+    from django.db import IntegrityError
+
+    Owner.objects.create_user("alice@example.org")
+    with pytest.raises(ValidationError):
+        Owner.objects.create_user("Alice@Example.org")
+    with pytest.raises(IntegrityError):
+        Owner.objects.bulk_create([Owner(email="Bob@Example.org")])

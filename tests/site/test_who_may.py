@@ -1,0 +1,856 @@
+"""Access to every page and endpoint, for every visitor and method.
+
+The table is compared with the site's URLs, so a missing page or method fails. Statuses are in the order of VISITORS.
+The broker is real. The database is rolled back after each request.
+"""
+
+import contextlib
+import copy
+import json
+import re
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import timezone
+
+from accounts.addresses import confirmation_token
+from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser
+from accounts.tokens import create_token
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
+from message_store.models import Application
+from message_store.store import store
+from notifications.models import Channel
+from queues.archive_chunks import pack
+from queues.models import Archive, Queue, Replay
+from rabbit.fetching import Fetched
+from rabbit.management import Management, NotOnBroker
+from tests.support.agents import broker_restored
+
+VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
+METHODS = ("get", "post", "put", "patch", "delete")
+ACCOUNT = "who-may"
+NEW_ACCOUNT = "who-may-new"
+ADOPTABLE_ACCOUNT = "who-may-adopt"
+SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
+QUEUE = UUID("5a3e0f9d2b764c1c8d5e6f7a8b9c0d1e")
+OFFERING = UUID("1f6a0c1d6c0f4d0e8a53c3f8b5d1a7e2")
+HARMLESS_POSTS = ("signin/oidc/", "signin/oidc/callback/")
+"""A POST changes nothing here: it redirects to the sign-in page, or is 404 without OpenID Connect."""
+
+CATCH_ALL = ("api/^", "v1/^")
+"""Routes for all other addresses under /api/ and /v1/."""
+
+
+# fmt: off
+TABLE: dict[str, dict[str, str]] = {
+    # nobody, unvouched, owner, co-owner, other, operator
+    "": {"get": "200 200 200 200 200 200"},
+    "signin/": {
+        "get": "200 302 302 302 302 302",
+        "post": "200 302 302 302 302 302",
+        "put": "200 302 302 302 302 302",
+        "patch": "405 302 302 302 302 302",
+        "delete": "405 302 302 302 302 302",
+    },
+    "signin/code/": dict.fromkeys(METHODS, "302 302 302 302 302 302"),
+    "signin/link/<str:token>/": {
+        "get": "410 410 410 410 410 410",
+        "post": "410 410 410 410 410 410",
+    },
+    "signin/oidc/": dict.fromkeys(METHODS, "404 404 404 404 404 404"),
+    "signin/oidc/callback/": dict.fromkeys(METHODS, "404 404 404 404 404 404"),
+    "signout/": {
+        "get": "302 200 200 200 200 200",
+        "post": "302 302 302 302 302 302",
+    },
+    "vouching/": {
+        "get": "302 200 200 200 200 200",
+        "post": "302 302 200 200 200 200",
+    },
+    "owners/": {
+        "get": "302 403 403 403 403 200",
+        "post": "302 403 403 403 403 200",
+    },
+    "owners/<uuid:uuid>/": {
+        "get": "302 403 403 403 403 200",
+        "post": "302 403 403 403 403 302",
+    },
+    "pulse-users/": {
+        "get": "302 200 200 200 200 200",
+        "post": "302 403 200 200 200 200",
+    },
+    "pulse-users/<account:username>/": {"get": "302 404 200 200 404 200"},
+    "pulse-users/<account:username>/password/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 200 200 404 200",
+    },
+    "pulse-users/<account:username>/owners/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 302 302 404 302",
+    },
+    "pulse-users/<account:username>/owners/<uuid:uuid>/remove/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "pulse-users/<account:username>/connections/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 302 302 404 302",
+    },
+    "pulse-users/<account:username>/notifications/": {
+        "get": "302 404 200 200 404 404",
+        "post": "302 404 302 302 404 404",
+    },
+    "pulse-users/<account:username>/addresses/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 200 200 404 200",
+    },
+    "pulse-users/<account:username>/thresholds/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 403 403 404 302",
+    },
+    "pulse-users/<account:username>/archives/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 302 302 404 302",
+    },
+    "pulse-users/<account:username>/delete/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 200 200 404 200",  # it has a queue, so it asks first: see test_effects.py
+    },
+    "invitations/<uuid:uuid>/": {
+        "get": "302 404 404 404 200 404",
+        "post": "302 404 404 404 302 404",
+    },
+    "addresses/<str:token>/": {
+        "get": "200 200 200 200 200 200",
+        "post": "200 200 200 200 200 200",
+    },
+    "tokens/": {
+        "get": "302 200 200 200 200 200",
+        "post": "302 403 201 201 201 201",
+    },
+    "tokens/<uuid:uuid>/revoke/": {
+        "get": "302 404 200 404 404 404",
+        "post": "302 404 302 404 404 404",
+    },
+    "queues/": {"get": "302 200 200 200 200 200"},
+    "queues/<uuid:uuid>/": {"get": "302 404 200 200 404 200"},
+    "queues/<uuid:uuid>/chart/": {"get": "302 404 302 302 404 302"},
+    "queues/<uuid:uuid>/delete/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "queues/<uuid:uuid>/purge/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "queues/selected/": {
+        "get": "302 302 302 302 302 302",
+        "post": "302 302 302 302 302 302",
+    },
+    "queues/<uuid:uuid>/limits/ask/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 200 200 404 200",
+    },
+    "queues/<uuid:uuid>/limits/decline/": {
+        "post": "302 404 403 403 404 200",
+    },
+    "queues/<uuid:uuid>/limits/": {
+        "get": "302 404 403 403 404 200",
+        "post": "302 404 403 403 404 302",
+    },
+    "queues/<uuid:uuid>/messages/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 200 200 404 200",
+    },
+    "archives/": {"get": "302 200 200 200 200 200"},
+    "archives/<uuid:uuid>/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/messages/<int:position>/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/messages/<int:position>/body/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/download/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/delete/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "archives/<uuid:uuid>/replay/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "archives/<uuid:uuid>/replays/<uuid:replay_uuid>/": {"get": "302 404 200 200 404 200"},
+    "archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/": {"post": "302 404 302 302 404 302"},
+    "exchanges/": {"get": "302 200 200 200 200 200"},
+    "exchanges/delete/": {
+        "get": "302 404 200 200 404 200",
+        "post": "302 404 302 302 404 302",
+    },
+    "subscriptions/": {"get": "302 200 200 200 200 200"},
+    "subscriptions/<uuid:uuid>/remove/": {
+        "get": "302 404 200 404 404 200",
+        "post": "302 404 302 404 404 302",
+    },
+    "subscriptions/agents/<uuid:uuid>/remove/": {
+        "get": "302 404 200 404 404 200",
+        "post": "302 404 302 404 404 302",
+    },
+    "subscriptions/consumers/<uuid:uuid>/remove/": {
+        "get": "302 404 200 404 404 200",
+        "post": "302 404 302 404 404 302",
+    },
+    "settings/": {
+        "get": "302 200 200 200 200 200",
+        "post": "302 200 200 200 200 200",
+    },
+    "settings/channels/<uuid:uuid>/test/": {"post": "302 404 302 404 404 404"},
+    "settings/channels/<uuid:uuid>/delete/": {
+        "get": "302 404 200 404 404 404",
+        "post": "302 404 302 404 404 404",
+    },
+    "message-store/": {"get": "302 200 200 200 200 200"},
+    "message-store/<str:application>/": {"get": "302 404 200 404 404 200"},
+    "message-store/<str:application>/<str:queue>/": {"get": "302 404 200 404 404 200"},
+    "api/pulse-users/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 201 201 201 201",
+    },
+    "api/pulse-users/<str:username>/": {
+        "get": "401 404 200 200 404 200",
+        "patch": "401 404 200 200 404 200",
+        "delete": "401 404 409 409 404 409",  # it has a queue, so it asks first: see test_effects.py
+    },
+    "api/pulse-users/<str:username>/rotate-password/": {"post": "401 404 200 200 404 200"},
+    "api/pulse-users/<str:username>/connections/": {
+        "get": "401 404 200 200 404 200",
+        "delete": "401 404 400 400 404 400",  # without a name
+    },
+    "api/pulse-users/<str:username>/notifications/": {
+        "get": "401 404 200 200 404 404",
+        "put": "401 404 200 200 404 404",
+    },
+    "api/pulse-users/<str:username>/belongings/": {"get": "401 404 200 200 404 200"},
+    "api/pulse-users/<str:username>/ask-again/": {"post": "401 404 204 204 404 204"},
+    "api/invitations/": {"get": "401 200 200 200 200 200"},
+    "api/invitations/<str:uuid>/": {"get": "401 404 404 404 200 404"},
+    "api/invitations/<str:uuid>/accept/": {"post": "401 404 404 404 204 404"},
+    "api/invitations/<str:uuid>/decline/": {"post": "401 404 404 404 204 404"},
+    "api/me/": {"get": "401 200 200 200 200 200"},
+    "api/vouching/ask/": {"post": "401 204 409 409 409 409"},
+    "api/owners/": {"get": "401 403 403 403 403 200"},
+    "api/owners/vouch/": {"post": "401 403 403 403 403 204"},
+    "api/owners/adopt/": {
+        "get": "401 403 403 403 403 200",
+        "post": "401 403 403 403 403 201",
+    },
+    "api/owners/<str:uuid>/": {"get": "401 404 404 404 404 200"},
+    "api/owners/<str:uuid>/vouch/": {"post": "401 404 404 404 404 200"},
+    "api/owners/<str:uuid>/withdraw/": {"post": "401 404 404 404 404 200"},
+    "api/tokens/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 201 201 201 201",
+    },
+    "api/tokens/current/": {"delete": "401 404 404 404 404 404"},
+    "api/tokens/<str:uuid>/": {
+        "get": "401 404 200 404 404 404",
+        "delete": "401 404 204 404 404 404",
+    },
+    "api/queues/": {"get": "401 200 200 200 200 200"},
+    "api/queues/<str:uuid>/": {
+        "get": "401 404 200 200 404 200",
+        "patch": "401 404 403 403 404 200",
+        "delete": "401 404 204 204 404 204",
+    },
+    "api/queues/<str:uuid>/purge/": {"post": "401 404 204 204 404 204"},
+    "api/queues/selected/delete/": {"post": "401 400 409 409 400 409"},  # it asks first
+    "api/queues/selected/purge/": {"post": "401 400 409 409 400 409"},
+    "api/queues/selected/limits/": {"post": "401 400 403 403 400 200"},
+    "api/queues/selected/release/": {"post": "401 400 403 403 400 200"},  # the queue is not blocked
+    "api/queues/<str:uuid>/limits/ask/": {"post": "401 404 204 204 404 204"},
+    "api/queues/<str:uuid>/limits/decline/": {"post": "401 404 403 403 404 400"},  # no request is open
+    "api/queues/<str:uuid>/live/": {"get": "401 404 200 200 404 200"},
+    "api/queues/<str:uuid>/bindings/": {"get": "401 404 200 200 404 200"},
+    "api/queues/<str:uuid>/samples/": {"get": "401 404 200 200 404 200"},
+    "api/queues/<str:uuid>/events/": {"get": "401 404 200 200 404 200"},
+    "api/queues/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
+    "api/archives/": {"get": "401 200 200 200 200 200"},
+    "api/archives/<str:uuid>/": {
+        "get": "401 404 200 200 404 200",
+        "delete": "401 404 204 204 404 204",
+    },
+    "api/archives/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
+    "api/archives/<str:uuid>/download/": {"get": "401 404 200 200 404 200"},
+    "api/archives/<str:uuid>/replay/": {"post": "401 404 202 202 404 202"},
+    "api/archives/<str:uuid>/replays/": {"get": "401 404 200 200 404 200"},
+    "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {
+        "get": "401 404 200 200 404 200",
+        "delete": "401 404 204 204 404 204",
+    },
+    "api/exchanges/": {
+        "get": "401 200 200 200 200 200",
+        "delete": "401 404 204 204 404 204",
+    },
+    "api/channels/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 201 201 201 201",
+    },
+    "api/channels/<str:uuid>/": {
+        "get": "401 404 200 404 404 404",
+        "delete": "401 404 204 404 404 404",
+    },
+    "api/channels/<str:uuid>/test/": {"post": "401 404 409 404 404 404"},
+    "api/settings/": {
+        "get": "401 200 200 200 200 200",
+        "patch": "401 200 200 200 200 200",
+    },
+    "api/offerings/": {"get": "401 200 200 200 200 200"},
+    "api/offerings/<str:uuid>/": {"get": "401 404 200 200 404 200"},
+    "api/offerings/<str:uuid>/events/": {"post": "401 404 403 200 404 200"},
+    "api/agent-identities/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 201 400 400 201",
+    },
+    "api/agent-identities/cleanup_orphaned/": {"post": "401 403 403 403 403 200"},
+    "api/agent-identities/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "put": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/<str:uuid>/register_queue/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/<str:uuid>/register_service/": {"post": "401 404 201 404 404 403"},
+    "api/marketplace-site-agent-services/": {"get": "401 200 200 200 200 200"},
+    "api/marketplace-site-agent-services/cleanup_stale/": {"post": "401 403 403 403 403 200"},
+    "api/marketplace-site-agent-services/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "401 404 201 404 404 403"},
+    "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "401 404 200 404 404 403"},
+    "api/marketplace-site-agent-processors/": {"get": "401 200 200 200 200 200"},
+    "api/marketplace-site-agent-processors/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/version/": {"get": "401 200 200 200 200 200"},
+    "api/users/me/": {"get": "401 200 200 200 200 200"},
+    "api/agent-consumers/": {"get": "401 200 200 200 200 200"},
+    "api/agent-consumers/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/event-consumers/": {"get": "401 200 200 200 200 200"},
+    "api/event-consumers/register/": {"post": "401 403 403 403 403 403"},
+    "api/event-consumers/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "patch": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/event-subscriptions/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 403 403 403 403",
+    },
+    "api/event-subscriptions/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
+    "api/event-subscription-queues/": {"get": "401 200 200 200 200 200"},
+    "api/event-subscription-queues/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/schema/": {"get": "200 200 200 200 200 200"},
+    "api/docs/": {"get": "200 200 200 200 200 200"},
+    "help/": {"get": "200 200 200 200 200 200"},
+    "help/<slug:name>/": {"get": "200 200 200 200 200 200"},
+    "help/examples/<str:name>": {"get": "200 200 200 200 200 200"},
+    # By key or token, never by session; test_message_store_api.py tests access.
+    "v1/<str:application>": dict.fromkeys(("get", "post"), "403 403 403 403 403 403"),
+    "v1/<str:application>/<str:queue>": dict.fromkeys(("get", "post", "put", "delete"), "403 403 403 403 403 403"),
+    "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(
+        ("get", "post", "put", "delete"), "403 403 403 403 403 403"
+    ),
+    "v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>": dict.fromkeys(
+        ("put", "post", "delete"), "403 403 403 403 403 403"
+    ),
+    "v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>": dict.fromkeys(
+        ("get", "post"), "403 403 403 403 403 403"
+    ),
+    "v1/<str:application>/<str:queue>/info": {"get": "403 403 403 403 403 403"},
+    "__heartbeat__": {"get": "200 200 200 200 200 200"},
+    "v1/<str:application>/<str:queue>/<str:message_ids>": dict.fromkeys(
+        ("get", "put", "delete"), "403 403 403 403 403 403"
+    ),
+    "healthz": {"get": "200 200 200 200 200 200"},
+    "readyz": {"get": "200 200 200 200 200 200"},
+    "admin/operate/pass/": dict.fromkeys(("get", "post"), "302 302 302 302 302 200"),
+    "admin/operate/brake/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
+    "admin/operate/orphans/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
+    "admin/operate/stale/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
+    "metrics": {"get": "401 403 403 403 403 200"},
+}
+
+SCOPES = ("agent", "all")
+
+# What reads tokens: the scopes that may send each method. Without a scope, a session is needed.
+BY_SCOPE: dict[str, dict[str, str]] = {
+    "api/pulse-users/": {"get": "all", "post": "all"},
+    "api/pulse-users/<str:username>/": {"get": "all", "patch": "all", "delete": "all"},
+    "api/pulse-users/<str:username>/rotate-password/": {"post": "all"},
+    "api/pulse-users/<str:username>/connections/": {"get": "all", "delete": "all"},
+    "api/pulse-users/<str:username>/notifications/": {"get": "all", "put": "all"},
+    "api/pulse-users/<str:username>/belongings/": {"get": "all"},
+    "api/pulse-users/<str:username>/ask-again/": {"post": "all"},
+    "api/invitations/": {"get": "all"},
+    "api/invitations/<str:uuid>/": {"get": "all"},
+    "api/invitations/<str:uuid>/accept/": {"post": "all"},
+    "api/invitations/<str:uuid>/decline/": {"post": "all"},
+    "api/me/": {"get": "all"},
+    "api/vouching/ask/": {"post": "all"},
+    "api/owners/": {"get": "all"},
+    "api/owners/vouch/": {"post": "all"},
+    "api/owners/adopt/": {"get": "all", "post": "all"},
+    "api/owners/<str:uuid>/": {"get": "all"},
+    "api/owners/<str:uuid>/vouch/": {"post": "all"},
+    "api/owners/<str:uuid>/withdraw/": {"post": "all"},
+    "api/tokens/": {"get": "", "post": ""},
+    "api/tokens/current/": {"delete": "agent all"},
+    "api/tokens/<str:uuid>/": {"get": "", "delete": "agent all"},
+    "api/queues/": {"get": "all"},
+    "api/queues/<str:uuid>/": {"get": "all", "patch": "all", "delete": "all"},
+    "api/queues/<str:uuid>/purge/": {"post": "all"},
+    "api/queues/selected/delete/": {"post": "all"},
+    "api/queues/selected/purge/": {"post": "all"},
+    "api/queues/selected/limits/": {"post": "all"},
+    "api/queues/selected/release/": {"post": "all"},
+    "api/queues/<str:uuid>/limits/ask/": {"post": "all"},
+    "api/queues/<str:uuid>/limits/decline/": {"post": "all"},
+    "api/queues/<str:uuid>/live/": {"get": "all"},
+    "api/queues/<str:uuid>/bindings/": {"get": "all"},
+    "api/queues/<str:uuid>/samples/": {"get": "all"},
+    "api/queues/<str:uuid>/events/": {"get": "all"},
+    "api/queues/<str:uuid>/messages/": {"get": "all"},
+    "api/archives/": {"get": "all"},
+    "api/archives/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/archives/<str:uuid>/messages/": {"get": "all"},
+    "api/archives/<str:uuid>/download/": {"get": "all"},
+    "api/archives/<str:uuid>/replay/": {"post": "all"},
+    "api/archives/<str:uuid>/replays/": {"get": "all"},
+    "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {"get": "all", "delete": "all"},
+    "api/exchanges/": {"get": "all", "delete": "all"},
+    "api/channels/": {"get": "all", "post": "all"},
+    "api/channels/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/channels/<str:uuid>/test/": {"post": "all"},
+    "api/settings/": {"get": "all", "patch": "all"},
+    "api/offerings/": {"get": "all"},
+    "api/offerings/<str:uuid>/": {"get": "all"},
+    "api/offerings/<str:uuid>/events/": {"post": "all"},
+    "api/agent-identities/": {"get": "agent all", "post": "agent all"},
+    "api/agent-identities/cleanup_orphaned/": {"post": "all"},
+    "api/agent-identities/<str:uuid>/": {"get": "agent all", "put": "agent all", "delete": "agent all"},
+    "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "agent all"},
+    "api/agent-identities/<str:uuid>/register_queue/": {"post": "agent all"},
+    "api/agent-identities/<str:uuid>/create_queue/": {"post": "agent all"},
+    "api/agent-identities/<str:uuid>/register_service/": {"post": "agent all"},
+    "api/marketplace-site-agent-services/": {"get": "all"},
+    "api/marketplace-site-agent-services/cleanup_stale/": {"post": "all"},
+    "api/marketplace-site-agent-services/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "agent all"},
+    "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "agent all"},
+    "api/marketplace-site-agent-processors/": {"get": "all"},
+    "api/marketplace-site-agent-processors/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/version/": {"get": "agent all"},
+    "api/users/me/": {"get": "agent all"},
+    "api/agent-consumers/": {"get": "all"},
+    "api/agent-consumers/<str:uuid>/": {"get": "all", "delete": "all"},
+    "api/event-consumers/": {"get": "agent all"},
+    "api/event-consumers/register/": {"post": "agent all"},
+    "api/event-consumers/<str:uuid>/": {"get": "agent all", "patch": "agent all", "delete": "agent all"},
+    "api/event-subscriptions/": {"get": "agent all", "post": "agent all"},
+    "api/event-subscriptions/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
+    "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "agent all"},
+    "api/event-subscription-queues/": {"get": "agent all"},
+    "api/event-subscription-queues/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
+    "v1/<str:application>": {"get": "all", "post": "all"},
+    "v1/<str:application>/<str:queue>": {"get": "all", "post": "all", "put": "all", "delete": "all"},
+    "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(("get", "post", "put", "delete"), "all"),
+    "v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>": dict.fromkeys(
+        ("put", "post", "delete"), "all"
+    ),
+    "v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>": dict.fromkeys(("get", "post"), "all"),
+    "v1/<str:application>/<str:queue>/info": {"get": "all"},
+    "v1/<str:application>/<str:queue>/<str:message_ids>": {"get": "all", "put": "all", "delete": "all"},
+    "metrics": {"get": "all"},
+}
+
+# Requests whose statuses by a token differ from those by a session.
+BY_TOKEN: dict[tuple[str, str], str] = {
+    ("api/schema/", "get"): "401 200 200 200 200 200",
+    ("api/tokens/current/", "delete"): "401 204 204 204 204 204",
+    ("api/tokens/<str:uuid>/", "delete"): "401 404 403 404 404 404",  # the owner's request names another token
+    ("api/agent-identities/<str:uuid>/register_event_subscription/", "post"): "401 404 201 404 404 403",
+    ("api/agent-identities/<str:uuid>/register_queue/", "post"): "401 404 201 404 404 403",
+    ("api/agent-identities/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
+    ("api/event-consumers/register/", "post"): "401 403 201 400 400 201",
+    ("api/event-subscriptions/", "post"): "401 403 201 400 400 201",
+    ("api/event-subscriptions/<str:uuid>/create_queue/", "post"): "401 404 201 404 404 403",
+    ("v1/<str:application>/<str:queue>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "post"): "401 403 400 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "put"): "401 403 400 403 403 403",
+    ("v1/<str:application>/<str:queue>/positions/<str:consumer>", "delete"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/info", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/<str:message_ids>", "get"): "401 403 200 403 403 403",
+    ("v1/<str:application>/<str:queue>/<str:message_ids>", "delete"): "401 403 200 403 403 403",
+}
+
+# Statuses of registering, by a token of any scope, for the owner without access, and after leaving the offering.
+REGISTERING: dict[str, str] = {
+    "api/agent-identities/": "403 400",
+    "api/agent-identities/<str:uuid>/register_event_subscription/": "403 403",
+    "api/agent-identities/<str:uuid>/register_queue/": "403 403",
+    "api/agent-identities/<str:uuid>/create_queue/": "403 400",
+    "api/event-consumers/register/": "403 400",
+    "api/event-subscriptions/": "403 400",
+    "api/event-subscriptions/<str:uuid>/create_queue/": "403 400",
+}
+# fmt: on
+
+OTHER_PATH = "api/agent-identities/", "api/marketplace-site-agent-identities/"
+"""Identities have two paths."""
+
+for table in (TABLE, BY_SCOPE, REGISTERING):
+    table |= {route.replace(*OTHER_PATH): row for route, row in table.items() if route.startswith(OTHER_PATH[0])}
+BY_TOKEN |= {
+    (route.replace(*OTHER_PATH), method): statuses
+    for (route, method), statuses in BY_TOKEN.items()
+    if route.startswith(OTHER_PATH[0])
+}
+
+
+def expected_by_token(scope: str, route: str, method: str, by_session: str) -> str:
+    """Return the statuses of VISITORS with a token of this scope; "nobody" presents an unknown token."""
+    if route not in BY_SCOPE and (route, method) not in BY_TOKEN:  # it reads no token
+        return " ".join([by_session.split()[0]] * len(VISITORS))
+    if route in BY_SCOPE and scope not in BY_SCOPE[route][method].split():
+        return "401 " + " ".join(["403"] * (len(VISITORS) - 1))
+    return BY_TOKEN.get((route, method), "401" + by_session[3:])
+
+
+EXPECTED = {
+    "session": {(route, method): statuses for route, rows in TABLE.items() for method, statuses in rows.items()}
+}
+EXPECTED |= {
+    scope: {one: expected_by_token(scope, *one, statuses) for one, statuses in EXPECTED["session"].items()}
+    for scope in SCOPES
+}
+
+QUEUE_WANTED = {"offering_uuid": OFFERING.hex, "object_type": "call"}
+
+# Bodies of requests that need one to succeed; API endpoints get JSON.
+BODIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
+    ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
+    ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
+    ("archives/<uuid:uuid>/replay/", "post"): {"to": "back", "first": 1, "last": 1},
+    ("exchanges/delete/", "post"): {"typed": f"exchange/{ACCOUNT}/events"},
+    ("pulse-users/<account:username>/delete/", "post"): {"name": ACCOUNT},
+    ("pulse-users/<account:username>/owners/", "post"): {"email": "operator@example.org"},
+    ("invitations/<uuid:uuid>/", "post"): {"accept": "1"},
+    ("subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},
+    ("subscriptions/agents/<uuid:uuid>/remove/", "post"): {"typed": "cellar"},
+    ("subscriptions/consumers/<uuid:uuid>/remove/", "post"): {"typed": "consumer_1"},
+    ("tokens/", "post"): {"name": "another", "days": 7},
+    ("vouching/", "post"): {"reason": "I build things"},
+    ("api/pulse-users/", "post"): {"username": NEW_ACCOUNT},
+    ("api/pulse-users/<str:username>/", "patch"): {"owners": ["owner@example.org"]},
+    ("api/pulse-users/<str:username>/ask-again/", "post"): {"email": "team@example.org"},
+    ("api/vouching/ask/", "post"): {"reason": "I build things"},
+    ("api/owners/vouch/", "post"): {"email": "unvouched@example.org"},
+    ("api/owners/adopt/", "post"): {"username": ADOPTABLE_ACCOUNT, "owners": ["owner@example.org"]},
+    ("api/tokens/", "post"): {"name": "another"},
+    ("api/queues/<str:uuid>/", "patch"): {"unbounded": True},
+    ("api/queues/selected/delete/", "post"): {"uuids": [QUEUE.hex]},
+    ("api/queues/selected/purge/", "post"): {"uuids": [QUEUE.hex]},
+    ("api/queues/selected/limits/", "post"): {"uuids": [QUEUE.hex], "unbounded": True},
+    ("api/queues/selected/release/", "post"): {"uuids": [QUEUE.hex]},
+    ("api/queues/<str:uuid>/limits/decline/", "post"): {"reason": "no memory left"},
+    ("api/queues/<str:uuid>/limits/ask/", "post"): {"max_length": 1_000_000, "reason": "a nightly import"},
+    ("api/pulse-users/<str:username>/notifications/", "put"): {"muted": [{"topic": "length", "channel": "email"}]},
+    ("api/archives/<str:uuid>/replay/", "post"): {"to": {"queue": f"queue/{ACCOUNT}/builds"}},
+    ("api/channels/", "post"): {"name": "another", "url": "https://1.1.1.1/hook"},
+    ("api/settings/", "patch"): {"weekly_summary": False},
+    ("api/offerings/<str:uuid>/events/", "post"): {"object_type": "order", "payload": {}},
+    ("api/event-consumers/register/", "post"): {"scopes": [{"type": "offering", "uuid": OFFERING.hex}]},
+    ("api/event-consumers/<str:uuid>/", "patch"): {"object_types": ["order"]},
+    ("api/event-subscriptions/", "post"): {"observable_objects": [QUEUE_WANTED]},
+    ("api/event-subscriptions/<str:uuid>/create_queue/", "post"): QUEUE_WANTED,
+    ("api/agent-identities/", "post"): {"offering": OFFERING.hex, "name": "attic"},
+    ("api/agent-identities/<str:uuid>/", "put"): {"offering": OFFERING.hex, "name": "attic"},
+    ("api/agent-identities/<str:uuid>/register_event_subscription/", "post"): {"observable_object_type": "call"},
+    ("api/agent-identities/<str:uuid>/create_queue/", "post"): QUEUE_WANTED,
+    ("api/agent-identities/<str:uuid>/register_service/", "post"): {"name": "orders"},
+    ("api/marketplace-site-agent-services/<str:uuid>/register_processor/", "post"): {
+        "name": "another",
+        "backend_type": "SLURM",
+    },
+    ("api/marketplace-site-agent-services/<str:uuid>/set_statistics/", "post"): {"statistics": {"orders": 1}},
+}
+
+
+def routes(patterns: Any = None, prefix: str = "") -> list[str]:
+    found = []
+    for pattern in patterns if patterns is not None else get_resolver().url_patterns:
+        route = prefix + str(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            found += routes(pattern.url_patterns, route)
+        elif isinstance(pattern, URLPattern):
+            found.append(route)
+    return found
+
+
+@contextlib.contextmanager
+def undone() -> Iterator[None]:
+    """Roll back the block's changes of the database."""
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+
+
+class World:
+    """One owner's belongings, and every kind of visitor."""
+
+    def __init__(self, vhost: str) -> None:
+        self.vhost = vhost
+        self.people: dict[str, Owner | None] = {
+            "nobody": None,
+            "unvouched": Owner.objects.create_user("unvouched@example.org", last_login=timezone.now()),
+            "owner": Owner.objects.create_user("owner@example.org", vouched=True, last_login=timezone.now()),
+            "co-owner": Owner.objects.create_user("co-owner@example.org", vouched=True, last_login=timezone.now()),
+            "other": Owner.objects.create_user("other@example.org", vouched=True, last_login=timezone.now()),
+            "operator": Owner.objects.create_superuser("operator@example.org"),
+        }
+        self.keys = {
+            (visitor, scope): AuthToken.objects.create(user=person, scope=scope)[1] if person else "0" * 64
+            for visitor, person in self.people.items()
+            for scope in SCOPES
+        }
+        self.clients = {
+            one: Client(headers={"Authorization": f"Token {key}"}, raise_request_exception=False)
+            for one, key in self.keys.items()
+        }
+        self.cookies: dict[str, SimpleCookie] = {}
+        owner = self.people["owner"]
+        self.account = PulseUser.objects.create(username=ACCOUNT, ready=True)
+        self.account.owners.set([owner, self.people["co-owner"]])
+        self.queue = Queue.objects.create(
+            uuid=QUEUE, vhost=vhost, name=f"queue/{ACCOUNT}/builds", type="classic", durable=True, auto_delete=False,
+            exclusive=False, ready=1, unacknowledged=0, pulse_user=self.account,
+            first_seen=timezone.now(), last_seen=timezone.now(),
+        )  # fmt: skip
+        self.archive = Archive.objects.create(
+            vhost=vhost, queue_name=self.queue.name, pulse_user=self.account, queue=self.queue, reason="length",
+            state="kept", messages=1, created=timezone.now(), expires=timezone.now(),
+        )  # fmt: skip
+        message = Fetched(b"1", {}, {}, "", self.queue.name, False)
+        self.archive.chunks.create(first=1, count=1, data=pack([message]))
+        self.replay = Replay.objects.create(
+            archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
+        )
+        self.invitation = Invitation.objects.create(
+            pulse_user=self.account, inviter=owner, invitee=self.people["other"]
+        )
+        self.address = NotificationAddress.objects.create(pulse_user=self.account, email="team@example.org")
+        self.token, _ = create_token(owner, "theirs")
+        self.channel = Channel.objects.create(owner=owner, name="chat", service="json", sealed_url="")
+        self.offering = Offering.objects.create(uuid=OFFERING, name="theirs")
+        self.offering.members.add(owner)
+        self.offering.publishers.add(self.people["co-owner"])
+        self.identity = AgentIdentity.objects.create(owner=owner, offering=self.offering, name="cellar")
+        self.service = self.identity.services.create(name="membership")
+        self.processor = self.service.processors.create(name="slurm", backend_type="SLURM", last_run=timezone.now())
+        self.consumer = Consumer.objects.create(
+            identity=AgentIdentity.objects.create(owner=owner, offering=self.offering, name="barn"),
+            vhost=owner.uuid.hex, queue_name="consumer_1",
+        )  # fmt: skip
+        self.subscription = EventSubscription.objects.create(
+            uuid=SUBSCRIPTION, owner=owner, identity=self.identity, object_type="order"
+        )
+        self.subscription_queue = SubscriptionQueue.objects.create(
+            subscription=self.subscription, offering=self.offering, object_type="order",
+            vhost=owner.uuid.hex, queue_name="subscription_1",
+        )  # fmt: skip
+        Application.objects.create(name="shop")
+        store().register("shop", "theirs", principals=["bid:owner@example.org"])
+
+    def sign_in(self) -> None:
+        """Open a session for each visitor but nobody."""
+        for visitor, person in self.people.items():
+            client = self.clients[visitor, "session"] = Client(raise_request_exception=False)
+            if person:
+                client.force_login(person)
+            self.cookies[visitor] = copy.deepcopy(client.cookies)
+
+    def client(self, visitor: str, by: str = "session") -> Client:
+        """Return a client with this visitor's session or token of a scope ("nobody": no session, an unknown token)."""
+        client = self.clients[visitor, by]
+        cookies = self.cookies.get(visitor) if by == "session" else None
+        client.cookies = copy.deepcopy(cookies or SimpleCookie())
+        return client
+
+    def address_of(self, route: str) -> str:
+        """Return the address of the owner's object for this route."""
+        uuid = self.queue.uuid
+        for part, thing in (
+            ("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"]),
+            ("pulse-users/", self.people["co-owner"]), ("invitations/", self.invitation),
+            ("subscriptions/", self.subscription), ("subscriptions/agents/", self.identity),
+            ("subscriptions/consumers/", self.consumer),
+            ("archives/", self.archive), ("agent-services/", self.service), ("agent-processors/", self.processor),
+            ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
+            ("event-consumers/", self.consumer),
+            ("event-subscriptions/", self.subscription), ("event-subscription-queues/", self.subscription_queue),
+        ):  # fmt: skip
+            if part in route:
+                uuid = thing.uuid
+        token = confirmation_token(self.address) if route.startswith("addresses/") else "no-such-token"
+        for placeholder, value in (
+            ("<uuid:uuid>", uuid), ("<str:uuid>", uuid), ("<account:username>", ACCOUNT), ("<str:username>", ACCOUNT),
+            ("<str:replay_uuid>", self.replay.uuid), ("<uuid:replay_uuid>", self.replay.uuid),
+            ("<int:position>", 1), ("<str:token>", token),
+            ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
+            ("<str:message_ids>", "00000000000010008000000000000000"), ("<str:worker>", "0" * 32),
+            ("<slug:name>", "owners"), ("<str:name>", "shop.py"),
+        ):  # fmt: skip
+            route = route.replace(placeholder, str(value))
+        return f"/{route}?name=exchange/{ACCOUNT}/events" if "exchanges/" in route else f"/{route}"
+
+
+def restore_broker(management: Management, vhost: str) -> None:
+    """Restore the account with its queue and exchange on the broker, and delete the new account."""
+    management.put_user(ACCOUNT, "irrelevant")
+    management.declare_queue(vhost, f"queue/{ACCOUNT}/builds")
+    management.declare_exchange(vhost, f"exchange/{ACCOUNT}/events")
+    with contextlib.suppress(NotOnBroker):
+        management.delete_user(NEW_ACCOUNT)
+
+
+@pytest.fixture
+def world(db, settings, broker, management: Management, vhost) -> Iterator[World]:
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.RABBIT_URL = broker.amqp_url
+    settings.GUARDIAN_VHOSTS = [vhost]
+    settings.GUARDIAN_PULSE_VHOST = vhost
+    world = World(vhost)
+    world.sign_in()
+    with broker_restored(management):
+        management.put_user(ADOPTABLE_ACCOUNT, "irrelevant")
+        restore_broker(management, vhost)
+        yield world
+        for name in (ACCOUNT, ADOPTABLE_ACCOUNT):
+            management.delete_user(name)
+
+
+def ask(world: World, client: Client, method: str, route: str) -> Any:
+    """Send the table's request to the owner's object, and roll back its changes."""
+    body: Any = BODIES.get((route.replace(*OTHER_PATH[::-1]), method), {})
+    if route.startswith("api/"):
+        content = json.dumps(body), "application/json"
+    else:
+        content = urlencode(body), "application/x-www-form-urlencoded"
+    with undone():
+        return client.generic(method.upper(), world.address_of(route), *content)
+
+
+@pytest.mark.parametrize("by", ["session", *SCOPES])
+def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
+    wrong = []
+    for (route, method), statuses in EXPECTED[by].items():
+        for visitor, status in zip(VISITORS, map(int, statuses.split()), strict=True):
+            got = ask(world, world.client(visitor, by), method, route).status_code
+            if method != "get" and got < 400 and re.search("pulse-users/|queues/|exchanges/", route):
+                restore_broker(management, world.vhost)
+            if got != status:
+                wrong.append(f"{method} {route} by {visitor}: {got}, not {status}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_endpoint_that_reads_tokens_is_in_the_table_of_scopes():
+    public = {"api/schema/", "api/docs/"}
+    read_tokens = {route for route in TABLE if route.startswith(("api/", "v1/", "metrics"))} - public
+    assert {route: {*methods} for route, methods in BY_SCOPE.items()} == {
+        route: {*TABLE[route]} for route in read_tokens
+    }
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", ["uuid", "current"])
+def test_a_token_may_revoke_itself(world, scope, name):
+    token = AuthToken.objects.get(user=world.people["owner"], scope=scope, name="")
+    path = f"/api/tokens/{token.uuid.hex if name == 'uuid' else name}/"
+    assert world.client("owner", scope).delete(path).status_code == 204
+    assert world.client("owner", scope).delete(path).status_code == 401
+    assert AuthToken.objects.filter(user=world.people["owner"]).count() == 2
+
+
+def test_registration_needs_access_and_membership_of_the_offering(world):
+    losses = {
+        "access": lambda: Owner.objects.filter(pk=world.people["owner"].pk).update(vouched=False),
+        "the offering": world.offering.members.clear,
+    }
+    wrong = []
+    for route, statuses in REGISTERING.items():
+        for (lost, lose), status in zip(losses.items(), map(int, statuses.split()), strict=True):
+            with undone():
+                lose()
+                got = ask(world, world.client("owner", "agent"), "post", route).status_code
+            if got != status:
+                wrong.append(f"{route} without {lost}: {got}, not {status}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_methods_missing_from_the_table_are_405(world):
+    """Try one method that is not in the table: the answer's Allow header names all allowed methods."""
+    wrong = []
+    for route, methods in TABLE.items():
+        for method in [method for method in METHODS if method not in methods][:1]:
+            refused = ask(world, world.client("operator"), method, route)
+            allowed = {*refused.get("Allow", "").lower().split(", ")} - {"head", "options"}
+            if (refused.status_code, allowed) != (405, {*methods}):
+                wrong.append(f"{method} {route}: {refused.status_code}, allowed: {allowed}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_session_without_a_csrf_token_changes_nothing(world):
+    client, done = Client(enforce_csrf_checks=True), []
+    client.cookies = world.cookies["operator"]
+    for route in TABLE:
+        if route in HARMLESS_POSTS or route.startswith("v1/"):  # the message store reads no session
+            continue
+        for method in {*TABLE[route]} - {"get"}:
+            refused = ask(world, client, method, route)
+            if refused.status_code != 403 or not re.search("CSRF Failed|The form was not accepted", refused.text):
+                done.append(f"{method} {route}: {refused.status_code}")
+    assert not done, "\n".join(done)
+
+
+def test_every_page_and_endpoint_is_in_the_table():
+    admin_pages = re.compile("admin/(?!operate/)")
+    all_routes = {route for route in routes() if not admin_pages.match(route) and route not in CATCH_ALL}
+    assert all_routes == set(TABLE)
+
+
+def test_the_admin_is_for_operators_only(world):
+    """Each page of the admin checks access, whatever row its address names."""
+    named = [route for route in routes() if route.startswith("admin/") and "(?P" not in route]
+    pages = [f"/{re.sub('<[^>]+>', '1', route)}" for route in named]
+    assert len(pages) > 100
+    for visitor in ("nobody", "owner"):
+        client = world.client(visitor)
+        answers = {page: client.get(page).status_code for page in pages}
+        assert answers == {page: 403 if (visitor, page) == ("owner", "/admin/login/") else 302 for page in pages}

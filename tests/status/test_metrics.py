@@ -1,0 +1,688 @@
+"""The figures of /metrics, their cost, who may read them, and the alerts and dashboard built on them."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from accounts.models import Owner, PulseUser
+from accounts.tokens import create_token
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
+from core import broker
+from core.models import Removal
+from notifications.models import Notification
+from queues import monitor
+from queues.models import Archive, Pass, Queue, Replay, Watch
+from rabbit.management import BrokerUnavailable, Call
+from status import counters
+from tests.support.toolbox import queue_row
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "guardian.json"
+
+
+def scrape(client=None, **headers):
+    answer = (client or Client()).get("/metrics", headers={"Host": "127.0.0.1:8000", **headers})
+    assert answer.status_code == 200, answer.text
+    return read(answer.text)
+
+
+def read(text):
+    """Return each sample's value by its name and labels."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(figures, name, **labels):
+    return figures[(name, *sorted(labels.items()))]
+
+
+def increase(before, after, name, **labels):
+    key = (name, *sorted(labels.items()))
+    return after[key] - before.get(key, 0)
+
+
+def make_queue(number, **fields):
+    return queue_row(f"queue {number}", **{"ready": number, "unacknowledged": 1, "state": "ok", **fields})
+
+
+def make_notification(now, **fields):
+    fields = {"state": "due", "created": now, "due_at": now, **fields}
+    return Notification(kind="outage", about="the broker", recipient="ops@example.org", facts={}, **fields)
+
+
+@pytest.fixture
+def registered(db):
+    """Give a subscription without queues."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    offering = Offering.objects.create(name="compute")
+    identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
+    return EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
+
+
+@pytest.mark.django_db
+def test_an_empty_installation_has_every_gauge_at_zero():
+    figures = scrape()
+    of_database = {key: figure for key, figure in figures.items() if key[0] in GAUGES}
+    assert {key[0] for key in of_database} == GAUGES
+    assert {key: figure for key, figure in of_database.items() if figure} == {
+        ("guardian_poll_seconds",): 5.0,
+        ("guardian_poll_max_seconds",): 60.0,
+    }
+    assert value(figures, "guardian_passes_total") == 0
+
+
+GAUGES = {
+    "guardian_agents_queues",
+    "guardian_archive_bytes",
+    "guardian_archived_messages",
+    "guardian_archives",
+    "guardian_archives_failed",
+    "guardian_brake_held",
+    "guardian_deletions_refused",
+    "guardian_last_pass_errors",
+    "guardian_last_pass_listing_seconds",
+    "guardian_last_pass_seconds",
+    "guardian_last_pass_timestamp_seconds",
+    "guardian_longest_queue_messages",
+    "guardian_messages",
+    "guardian_notifications",
+    "guardian_notifications_given_up",
+    "guardian_oldest_notification_seconds",
+    "guardian_oldest_removal_seconds",
+    "guardian_outage",
+    "guardian_passes_failed_in_a_row",
+    "guardian_poll_max_seconds",
+    "guardian_poll_seconds",
+    "guardian_queue_unresponsive",
+    "guardian_queues",
+    "guardian_queues_of_unknown_length",
+    "guardian_queues_stalled",
+    "guardian_removals_pending",
+    "guardian_replays",
+    "guardian_subscriptions",
+}
+
+
+@pytest.mark.django_db
+def test_queues_are_counted_by_state_and_owner(registered):
+    account = PulseUser.objects.create(username="alice", ready=True)
+    Queue.objects.bulk_create(
+        [
+            make_queue(1, pulse_user=account),
+            make_queue(20, pulse_user=account, state="warned"),
+            make_queue(300, registered=True),
+            make_queue(4000, owner=registered.owner, state="deleting"),
+            make_queue(5, ready=None),
+            make_queue(6, ready=None, unacknowledged=None, type="stream"),
+            make_queue(60000, state="gone"),
+        ]
+    )
+    figures = scrape()
+    number = {key[1:]: figure for key, figure in figures.items() if key[0] == "guardian_queues" and figure}
+    assert number == {
+        (("owner", "account"), ("state", "ok")): 1,
+        (("owner", "account"), ("state", "warned")): 1,
+        (("owner", "agents"), ("state", "ok")): 1,
+        (("owner", "agents"), ("state", "deleting")): 1,
+        (("owner", "nobody"), ("state", "ok")): 2,
+    }
+    assert value(figures, "guardian_messages", kind="ready") == 4321
+    assert value(figures, "guardian_messages", kind="unacknowledged") == 5
+    assert value(figures, "guardian_longest_queue_messages") == 4001
+    assert value(figures, "guardian_queues_of_unknown_length") == 1
+
+
+@pytest.mark.django_db
+def test_queues_with_stalled_consumers_are_counted():
+    stalled = {"stalled_notified_at": timezone.now()}
+    Queue.objects.bulk_create(
+        [
+            make_queue(1, consumers=1, **stalled),
+            make_queue(2, consumers=None, state="warned", **stalled),
+            make_queue(3, consumers=0, **stalled),
+            make_queue(4, consumers=1, state="gone", **stalled),
+            make_queue(5, consumers=1, stalled_since=timezone.now()),
+        ]
+    )
+    assert value(scrape(), "guardian_queues_stalled") == 2
+
+
+@pytest.mark.django_db
+def test_the_last_pass_is_shown_and_pruning_does_not_lower_the_total():
+    for minutes in (30, 20, 10):
+        at = timezone.now() - timedelta(minutes=minutes)
+        last = Pass.objects.create(at=at, seconds=1.5, listing_seconds=0.25, errors=["one", "two"])
+    figures = scrape()
+    passes = value(figures, "guardian_passes_total")
+    assert passes >= 3
+    assert value(figures, "guardian_last_pass_timestamp_seconds") == pytest.approx(last.at.timestamp())
+    assert value(figures, "guardian_last_pass_seconds") == 1.5
+    assert value(figures, "guardian_last_pass_listing_seconds") == 0.25
+    assert value(figures, "guardian_last_pass_errors") == 2
+    Pass.objects.exclude(pk=last.pk).delete()
+    Pass.objects.create(at=timezone.now())
+    assert value(scrape(), "guardian_passes_total") == passes + 1
+
+
+@pytest.mark.django_db
+def test_problems_of_the_broker_are_gauges():
+    now = timezone.now()
+    Watch.objects.create(
+        failures=3, outage_since=now, brake_since=now, braked=60, refused_since=now, unresponsive_since=now,
+        listed_at=now,
+    )  # fmt: skip
+    figures = scrape()
+    for name in ("outage", "brake_held", "deletions_refused", "queue_unresponsive"):
+        assert value(figures, f"guardian_{name}") == 1, name
+    assert value(figures, "guardian_passes_failed_in_a_row") == 3
+
+
+@pytest.mark.django_db
+def test_notifications_are_counted_by_state_with_the_oldest_age():
+    now = timezone.now()
+    Notification.objects.bulk_create(
+        [
+            make_notification(now - timedelta(hours=9), deferred_until=now + timedelta(hours=1)),
+            make_notification(now - timedelta(hours=8), deferred_until=now - timedelta(seconds=50)),
+            make_notification(now - timedelta(seconds=100), due_at=now + timedelta(minutes=10)),
+            make_notification(now - timedelta(seconds=20), state="sending"),
+            make_notification(now - timedelta(hours=1), state="sent"),
+            make_notification(now - timedelta(hours=1), state="failed"),
+            make_notification(now - timedelta(hours=1), state="failed", attempts=100),
+            make_notification(now - timedelta(hours=80), state="failed", attempts=100),
+        ]
+    )
+    figures = scrape()
+    states = {state: value(figures, "guardian_notifications", state=state) for state in Notification.State.values}
+    assert states == {"due": 3, "sending": 1, "sent": 1, "failed": 3}
+    assert value(figures, "guardian_notifications_given_up") == 1
+    assert 100 <= value(figures, "guardian_oldest_notification_seconds") < 110
+
+
+@pytest.mark.django_db
+def test_registrations_and_pending_removals_are_counted(registered):
+    for state in ("creating", "ready", "ready"):
+        number = SubscriptionQueue.objects.count()
+        SubscriptionQueue.objects.create(
+            subscription=registered, offering=registered.identity.offering, object_type=f"type-{number}",
+            vhost="agents", queue_name=f"queue-{number}", state=state,
+        )  # fmt: skip
+    Consumer.objects.create(identity=registered.identity, vhost="agents", queue_name="consumer_1")
+    Removal.objects.create(kind="user", name="somebody")
+    Removal.objects.update(created=timezone.now() - timedelta(seconds=100))
+    Removal.objects.create(kind="account", name="bob")
+    figures = scrape()
+    assert value(figures, "guardian_subscriptions") == 1
+    assert value(figures, "guardian_agents_queues", kind="subscription", state="creating") == 1
+    assert value(figures, "guardian_agents_queues", kind="subscription", state="ready") == 2
+    assert value(figures, "guardian_agents_queues", kind="consumer", state="creating") == 1
+    pending = {kind: value(figures, "guardian_removals_pending", kind=kind) for kind in Removal.Kind.values}
+    assert pending == {"password": 0, "user": 1, "vhost": 0, "queue": 0, "account": 1}
+    assert 100 <= value(figures, "guardian_oldest_removal_seconds") < 110
+
+
+@pytest.mark.django_db
+def test_archives_and_replays_are_counted():
+    now = timezone.now()
+    common = {"vhost": "/", "queue_name": "secret-name", "created": now, "expires": now}
+    kept = Archive.objects.create(state="kept", messages=40, stored_bytes=5000, **common)
+    Archive.objects.create(state="open", messages=2, stored_bytes=100, **common)
+    Archive.objects.create(state="failed", **common)
+    Archive.objects.create(state="failed", **{**common, "created": now - timedelta(days=3)})
+    Replay.objects.create(archive=kept, first=1, last=40, state="running", created=now)
+    figures = scrape()
+    states = {state: value(figures, "guardian_archives", state=state) for state in Archive.State.values}
+    assert states == {"open": 1, "fetched": 0, "kept": 1, "failed": 2}
+    assert value(figures, "guardian_archived_messages") == 42
+    assert value(figures, "guardian_archive_bytes") == 5100
+    assert value(figures, "guardian_archives_failed") == 1
+    assert value(figures, "guardian_replays", state="running") == 1
+
+
+@pytest.mark.django_db
+def test_the_number_of_statements_does_not_grow_with_the_rows():
+    numbers = []
+    for rows in (10, 300):
+        now = timezone.now()
+        Queue.objects.all().delete()
+        Queue.objects.bulk_create([make_queue(number) for number in range(rows)])
+        Notification.objects.bulk_create([make_notification(now) for _ in range(rows)])
+        Pass.objects.bulk_create([Pass(at=now) for _ in range(rows)])
+        Removal.objects.bulk_create([Removal(kind="queue", name=f"{rows} {number}") for number in range(rows)])
+        with CaptureQueriesContext(connection) as statements:
+            scrape()
+        numbers.append(len(statements))
+    assert numbers == [13, 13]
+
+
+@pytest.mark.django_db
+def test_no_queue_and_no_owner_is_named(registered):
+    account = PulseUser.objects.create(username="pulse-alice", ready=True)
+    Queue.objects.bulk_create([make_queue(7, pulse_user=account)])
+    Client().get("/api/queues/secret-name/", headers={"Authorization": "Token wrong"})
+    text = Client().get("/metrics", headers={"Host": "localhost"}).text
+    for name in ("alice", "example.org", "queue 7", "secret-name", "compute", "cellar"):
+        assert name not in text
+
+
+# Access
+
+
+@pytest.mark.django_db
+def test_with_a_metrics_token_only_its_bearer_and_operators_may_read(settings):
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-wörd"
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    bearer = "Bearer scrape-wörd".encode().decode("latin-1")
+    assert value(scrape(Authorization=bearer), "guardian_passes_total") == 0
+    operator, owner = (
+        Owner.objects.create_superuser("ops@example.org"),
+        Owner.objects.create_user("al@example.org", vouched=True),
+    )
+    for somebody, status in ((operator, 200), (owner, 403)):
+        signed_in = Client()
+        signed_in.force_login(somebody)
+        assert signed_in.get("/metrics").status_code == status
+        for scope, by_token in (("all", status), ("agent", 403)):
+            token = create_token(somebody, "for scraping", scope=scope)[1]
+            assert Client().get("/metrics", headers={"Authorization": f"Token {token}"}).status_code == by_token
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer scrape", "scrape-word", "Basic scrape-word",
+               "Token scrape-word", f"Token {'0' * 64}", "Bearer scrape-word x", "Bearer \xff"]
+)  # fmt: skip
+def test_a_wrong_metrics_token_is_401(settings, header):
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
+    answer = Client().get("/metrics", headers={} if header is None else {"Authorization": header})
+    assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Bearer")
+    assert "guardian_passes" not in answer.text
+    assert "scrape-word" not in answer.text
+
+
+@pytest.mark.django_db
+def test_with_its_token_metrics_are_answered_on_any_host(settings):
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
+    assert scrape(Host="10.42.0.17:8000", Authorization="Bearer scrape-word")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_without_a_metrics_token_in_the_settings_this_machine_may_read(host, address):
+    assert scrape(Client(REMOTE_ADDR=address), Host=host)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("address", "headers"),
+    [
+        ("192.0.2.7", {"Host": "127.0.0.1:8000"}),
+        ("", {"Host": "127.0.0.1:8000"}),
+        # Through a proxy on this machine:
+        ("127.0.0.1", {"Host": "guardian.example.org"}),
+        ("127.0.0.1", {"Host": "127.0.0.1:8000", "X-Forwarded-For": "192.0.2.7"}),
+        ("127.0.0.1", {"Host": "localhost", "X-Forwarded-For": "127.0.0.1"}),
+        ("127.0.0.1", {"Host": "localhost", "X-Forwarded-For": "127.0.0.1, 192.0.2.7"}),
+    ],
+)
+@pytest.mark.parametrize("proxies", [0, 1, 2])
+def test_without_a_metrics_token_in_the_settings_nobody_else_may_read(settings, address, headers, proxies):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
+    answer = Client(REMOTE_ADDR=address).get("/metrics", headers=headers)
+    assert answer.status_code == 401
+    assert "Set GUARDIAN_METRICS_TOKEN" in answer.text
+
+
+@pytest.mark.django_db
+def test_only_get_and_head_are_allowed(client):
+    local = {"Host": "localhost"}
+    assert client.post("/metrics", headers=local).status_code == 405
+    assert client.head("/metrics", headers=local).status_code == 200
+
+
+@pytest.mark.django_db
+def test_openmetrics_is_sent_to_clients_that_accept_it(client):
+    accepted = "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"
+    answer = client.get("/metrics", headers={"Host": "localhost", "Accept": accepted})
+    assert answer["Content-Type"].startswith("application/openmetrics-text")
+    assert "guardian_queues" in {family.name for family in read_openmetrics(answer.text)}
+    assert "no-store" in answer["Cache-Control"]
+
+
+def test_without_the_database_the_answer_is_503(environment):
+    program = (
+        "from django.test import Client; a = Client().get('/metrics', headers={'Host': 'localhost'}); "
+        "print(a.status_code)"
+    )
+    answer = manage(environment, program, DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")
+    assert answer.stdout.split() == ["503"]
+    assert "secret-word" not in answer.stderr
+
+
+# Counters of processes
+
+
+@pytest.fixture
+def environment():
+    return dict(os.environ)
+
+
+@pytest.fixture
+def own_folder(monkeypatch, tmp_path):
+    """Have this process write its counters to a new folder."""
+    folder = tmp_path / "metrics"
+    monkeypatch.setattr(counters, "FOLDER", folder)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+    monkeypatch.setattr(counters, "HOST", tmp_path.name)
+    return folder
+
+
+COUNT = """
+from status import counters
+from rabbit.management import Call
+
+def count():
+    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+
+def counted():
+    calls = [metric for metric in counters.collect() if metric.name == "guardian_broker_calls"]
+    return sum(sample.value for metric in calls for sample in metric.samples)
+
+count()
+"""
+
+
+def manage(environment, code, **changes):
+    """Run this code in another process of Guardian."""
+    code = f"import django; django.setup()\n{textwrap.dedent(code)}"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings", **changes},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_a_pass_counts_its_calls_and_deletions(guarded, amqp):
+    monitor.run_pass()
+    before = scrape()
+    amqp.queue("long", 11)
+    assert monitor.run_pass().deleted == 1
+    after = scrape()
+    assert increase(before, after, "guardian_queues_deleted_total", by="pass") == 1
+    assert increase(before, after, "guardian_passes_total") == 1
+    assert increase(before, after, "guardian_passes_failed_total", why="away") == 0
+    calls = increase(before, after, "guardian_broker_calls_total", method="GET", outcome="ok")
+    assert calls >= 3
+    assert increase(before, after, "guardian_broker_call_seconds_count", method="GET") >= calls
+    assert increase(before, after, "guardian_broker_call_seconds_sum", method="GET") > 0
+    assert value(after, "guardian_queues", state="ok", owner="nobody") == 0
+
+
+def test_a_pass_without_the_broker_is_counted_as_failed(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    before = scrape()
+    monitor.run_pass()
+    after = scrape()
+    assert increase(before, after, "guardian_passes_failed_total", why="away") == 1
+    assert increase(before, after, "guardian_passes_failed_total", why="errors") == 0
+    assert increase(before, after, "guardian_broker_calls_total", method="GET", outcome="away") == 1
+    assert value(after, "guardian_outage") == 1
+
+
+def test_a_refused_call_is_counted_as_refused(guarded, settings, broker):
+    settings.RABBITMQ_MANAGEMENT_URL = re.sub("//.*@", "//nobody:wrong@", broker.management_url)
+    before = scrape()
+    monitor.run_pass()
+    assert increase(before, scrape(), "guardian_broker_calls_total", method="GET", outcome="refused") == 1
+
+
+@pytest.mark.django_db
+def test_deletions_of_sweeps_are_counted_once_if_a_report_is_saved_twice():
+    before = scrape()
+    for kind, deleted in (("orphans", 2), ("stale", 5)):
+        Sweep.objects.create(kind=kind, at=timezone.now(), deleted=deleted).save()
+    Pass.objects.create(at=timezone.now(), deleted=3, listing_seconds=1, errors=["one"]).save()
+    after = scrape()
+    deleted = {by: increase(before, after, "guardian_queues_deleted_total", by=by) for by in counters.DELETED_BY}
+    assert deleted == {"pass": 3, "orphans": 2, "stale": 5}
+    assert increase(before, after, "guardian_passes_failed_total", why="errors") == 1
+
+
+@pytest.mark.django_db
+def test_api_requests_are_counted_by_status_and_pages_are_not(client):
+    before = scrape()
+    client.get("/api/queues/")
+    client.get("/api/schema/")
+    client.generic("BREW", "/api/queues/")
+    client.get("/")
+    after = scrape()
+    assert increase(before, after, "guardian_api_requests_total", method="GET", status="4xx") == 1
+    assert increase(before, after, "guardian_api_requests_total", method="GET", status="2xx") == 1
+    assert increase(before, after, "guardian_api_requests_total", method="other", status="4xx") == 1
+    assert increase(before, after, "guardian_api_request_seconds_count", method="GET") == 2
+
+
+@pytest.mark.django_db
+def test_counters_of_ended_and_forked_processes_are_kept(environment):
+    before = scrape()
+    code = """
+        import os
+        from status.counters import count_call
+        from rabbit.management import Call
+
+        count_call(Call("PUT", "/api/queues", "ok", 0.003))
+        if os.fork() == 0:
+            count_call(Call("PUT", "/api/queues", "ok", 0.003))
+            os._exit(0)
+        os.wait()
+        os.kill(os.getpid(), 9) if os.environ.get("KILLED") else None
+    """
+    manage(environment, code)
+    with pytest.raises(subprocess.CalledProcessError):
+        manage(environment, code, KILLED="yes")
+    for _ in range(2):
+        after = scrape()
+        assert increase(before, after, "guardian_broker_calls_total", method="PUT", outcome="ok") == 4
+        assert increase(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="0.005") == 4
+        assert increase(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="+Inf") == 4
+
+
+def test_only_the_first_process_clears_the_folder(environment, tmp_path):
+    environment["GUARDIAN_VAR_DIR"] = str(tmp_path)
+    then = "print('counts', flush=True), input(), print(counted())"
+    manage(environment, COUNT)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import django; django.setup()\n{COUNT}{then}"],
+        cwd=ROOT, env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "counts\n"
+    manage(environment, COUNT)
+    assert process.communicate("\n", timeout=30)[0] == "2.0\n"
+
+
+def test_counter_files_are_named_after_host_and_process_and_preallocated(environment, tmp_path):
+    pid = manage(environment, f"{COUNT}import os; print(os.getpid())", GUARDIAN_VAR_DIR=str(tmp_path)).stdout.strip()
+    files = {path.name: path.stat().st_blocks * 512 for path in (tmp_path / "metrics").iterdir()}
+    names = [f"{kind}_{socket.gethostname()}-{pid}.db" for kind in ("counter", "histogram")]
+    assert sorted(files) == [*names, "lock"]
+    assert min(files[name] for name in names) >= counters.FILE_BYTES
+
+
+@pytest.mark.django_db
+def test_requests_work_without_a_folder_for_counters(environment, tmp_path):
+    (tmp_path / "metrics").write_text("a file where the folder should be")
+    answer = manage(
+        environment,
+        """
+        from django.test import Client
+        from status.counters import count_call
+        from rabbit.management import Call
+
+        for _ in range(3):
+            count_call(Call("GET", "/api/queues", "ok", 0.003))
+        print(Client().get("/healthz").status_code, Client().get("/api/schema/").status_code)
+        """,
+        GUARDIAN_VAR_DIR=str(tmp_path),
+    )
+    assert answer.stdout.split() == ["200", "200"]
+    assert answer.stderr.count("counters for /metrics can't be written") == 1
+
+
+@pytest.mark.django_db
+def test_without_counter_files_gauges_are_shown(settings, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(counters, "FOLDER", tmp_path / "file")
+    assert value(scrape(), "guardian_outage") == 0
+
+
+def called(figures, method):
+    return value(figures, "guardian_broker_calls_total", method=method, outcome="ok")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "content", [b"", b"\x30\0\0\0\0\0\0\0\x08\0\0\0no JSON!" + b"\0" * 100], ids=["empty", "no JSON"]
+)
+def test_a_damaged_counter_file_hides_only_the_counters(own_folder, content):
+    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+    assert called(scrape(), "GET") == 1
+    (own_folder / "counter_dead.db").write_bytes(content)
+    figures = scrape()
+    assert value(figures, "guardian_outage") == 0
+    assert "guardian_broker_calls_total" not in {key[0] for key in figures}
+
+
+def test_while_the_disk_is_full_nothing_is_counted(environment, tmp_path):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))\n"
+    code = f"""
+{limit.format(4096)}{COUNT}
+print(counted(), list(counters.FOLDER.glob("*.db")))
+{limit.format("resource.RLIM_INFINITY")}
+count()
+print(counted())
+"""
+    answer = manage(environment, code, GUARDIAN_VAR_DIR=str(tmp_path))
+    assert answer.stdout.splitlines() == ["0 []", "1.0"]
+
+
+def test_counting_a_call_takes_under_100_microseconds():
+    call = Call("GET", "/api/queues/{vhost}/{name}", "ok", 0.01)
+    counters.count_call(call)
+    began = time.process_time()
+    for _ in range(5000):
+        counters.count_call(call)
+    assert time.process_time() - began < 0.5  # 100 microseconds each
+
+
+def test_an_error_in_counting_a_call_does_not_break_the_call(guarded, settings):
+    broker.management().whoami()
+    counters.count_call(Call("GET", "/api", "ok", "no number"))
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    with pytest.raises(BrokerUnavailable):
+        broker.management().whoami()
+
+
+# Alerts and dashboard
+
+
+def rules():
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def expressions():
+    dashboard = json.loads(DASHBOARD.read_text())
+    used = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    used += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    return [*(rule["expr"] for rule in rules()), *used]
+
+
+def test_every_metric_that_alerts_and_dashboard_use_exists(guarded, client):
+    monitor.run_pass()
+    client.get("/api/schema/")
+    exposed = {key[0] for key in scrape()}
+    used = {name for expression in expressions() for name in re.findall(r"\bguardian_\w+", expression)}
+    assert len(used) > 20
+    assert used - exposed == set()
+
+
+@pytest.mark.django_db
+def test_every_label_value_that_alerts_and_dashboard_use_exists():
+    exposed = scrape()
+    for expression in expressions():
+        for name, labels in re.findall(r"(guardian_\w+)\{([^}]*)\}", expression):
+            for label, wanted in re.findall(r'(\w+)="([^"$]+)"', labels):
+                if name in GAUGES:
+                    assert any(key[0] == name and (label, wanted) in key[1:] for key in exposed), expression
+
+
+def test_every_alert_has_a_severity_a_description_and_a_runbook():
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names)) > 10
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, rule["alert"]
+        assert rule["annotations"]["runbook"].startswith("docs/operators.md#"), rule["alert"]
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_the_runbook_of_an_alert_is_a_section_of_the_docs(rule):
+    path, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ +(.+?) *$", (ROOT / path).read_text(), re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    assert anchor in anchors
+
+
+def test_every_panel_has_a_description_and_uses_the_chosen_data_source():
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert dashboard["schemaVersion"] >= 39
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "job"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}, panel["title"]
+
+
+def test_no_two_panels_of_the_dashboard_overlap():
+    taken = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        x, y, width, height = (panel["gridPos"][key] for key in "xywh")
+        cells = {(column, row) for column in range(x, x + width) for row in range(y, y + height)}
+        assert x + width <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_the_example_scrape_configuration_uses_the_token_and_the_alerts():
+    example = yaml.safe_load((ALERTS.parent / "scrape.yml").read_text())
+    (job,) = example["scrape_configs"]
+    assert (job["job_name"], job["metrics_path"], job["authorization"]["type"]) == ("guardian", "/metrics", "Bearer")
+    assert example["rule_files"] == [ALERTS.name]

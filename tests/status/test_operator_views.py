@@ -1,0 +1,384 @@
+"""The operators' actions on the front page of the admin."""
+
+import re
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import AuditEntry, AuthToken, Owner
+from agents.models import EventSubscription, Sweep
+from core.leases import lease
+from queues.brake import brake, release_brake, released_queues
+from queues.models import Pass, Queue, Watch
+from queues.monitor import run_pass
+from rabbit import snapshot
+from status import views
+from status.views import NAMES_SHOWN, names
+from tests.support.agents import lose_registrations
+from tests.support.toolbox import AWAY, queue_names, stored_queue
+
+PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))
+
+
+@pytest.fixture
+def ops(client, operator):
+    client.force_login(operator)
+    return client
+
+
+def words(page):
+    """Return the text of a page, without markup."""
+    text = page.text[page.text.index('id="content-start"') :]
+    return " ".join(re.sub(r"<[^>]*>", " ", text).replace("&#x27;", "'").split())
+
+
+def key(page):
+    """Return the confirmation key of a page."""
+    return re.search(r'name="shown" value="([^"]+)"', page.text)[1]
+
+
+def confirm(ops, address, **more):
+    """Open a page and confirm what it shows."""
+    return ops.post(address, {"shown": key(ops.get(address)), **more}, follow=True)
+
+
+def audited_actions():
+    return [(entry.actor_email, entry.event) for entry in AuditEntry.objects.order_by("id") if entry.event != "created"]
+
+
+# Access
+
+
+@pytest.mark.parametrize("address", [PASS, BRAKE, ORPHANS, STALE])
+@pytest.mark.parametrize("email", [None, "alice@example.org"])
+def test_only_operators_reach_the_actions(client, guarded, address, email):
+    if email:
+        client.force_login(Owner.objects.create_user(email, vouched=True))
+    for answer in (client.get(address), client.post(address, {"shown": uuid4()})):
+        assert (answer.status_code, answer["Location"].split("?")[0]) == (302, "/admin/login/")
+    assert (Pass.objects.count(), Sweep.objects.count(), audited_actions()) == (0, 0, [])
+
+
+# A pass
+
+
+def test_an_operator_runs_a_pass_by_post_and_sees_its_result(ops, guarded, amqp):
+    amqp.queue("long", 6)
+    assert ops.get(PASS).status_code == 200
+    assert Pass.objects.count() == 0
+    page = ops.post(PASS)
+    assert page.status_code == 200
+    assert "OK The pass is done." in words(page)
+    assert "1 queue in " in words(page)
+    assert "1 over their warning threshold, 0 back to normal" in words(page)
+    assert Queue.objects.get().state == "warned"
+    assert audited_actions() == [("ops@example.org", "requested a pass")]
+
+
+def test_a_pass_during_another_pass_is_409(ops, guarded):
+    with lease("pass"):
+        page = ops.post(PASS)
+    assert page.status_code == 409
+    assert "Another pass is running, so this one did nothing." in words(page)
+    assert Pass.objects.count() == 0
+
+
+def test_a_pass_without_the_broker_is_503_with_the_reason(ops, guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    page = ops.post(PASS)
+    assert page.status_code == 503
+    assert "Critical The broker does not answer, so nothing was done." in words(page)
+    assert "Connection refused" in words(page)
+
+
+# The brake
+
+
+@pytest.fixture
+def braked_queues(guarded, amqp, settings):
+    """Have the brake block the deletion of three queues."""
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    run_pass()
+    assert brake().since is not None
+
+
+def release(ops, address=BRAKE, *numbers):
+    """Open the brake's page, select these rows or all, and release them."""
+    selected = {"queue": [str(number) for number in numbers]} if numbers else {"all": "on"}
+    return ops.post(BRAKE, {"shown": key(ops.get(address)), **selected}, follow=True)
+
+
+def test_without_a_blocked_deletion_there_is_nothing_to_release(ops, guarded):
+    page = ops.get(BRAKE)
+    assert "No deletion is blocked, so there is nothing to release." in words(page)
+    assert 'method="post" data-once' not in page.text
+
+
+def test_an_operator_releases_all_queues_and_the_next_pass_deletes_them(ops, braked_queues, guarded, management):
+    page = ops.get(BRAKE)
+    assert all(f"long-{number} in {guarded}" in words(page) for number in range(3))
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 3
+    page = release(ops)
+    assert "You released 3 queues. The next pass within ten minutes deletes those that are still too long." in words(
+        page
+    )
+    assert "ops@example.org released 3 of them." in words(page)
+    assert "ops@example.org released the brake for 3 queues." in words(ops.get("/admin/"))
+    assert "3 deleted, 0 kept" in words(ops.post(PASS))
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert audited_actions() == [("ops@example.org", "released the brake"), ("ops@example.org", "requested a pass")]
+
+
+def test_an_operator_releases_selected_queues(ops, braked_queues, guarded, management):
+    page = release(ops, f"{BRAKE}?order=-queue", 0, 2)  # long-2 and long-0
+    assert "You released 2 queues." in words(page)
+    assert "Release this queue" in words(page)
+    assert "The deletion of 1 queue has been blocked" in words(ops.get("/admin/"))
+    assert "2 deleted, 0 kept" in words(ops.post(PASS))
+    assert queue_names(management, guarded) == {"long-1"}
+
+
+def test_a_release_without_a_selected_queue_is_400(ops, braked_queues):
+    page = ops.post(BRAKE, {"shown": key(ops.get(BRAKE))})
+    assert (page.status_code, "You selected no queue, so nothing was done." in words(page)) == (400, True)
+    assert ops.post(BRAKE, {"shown": key(page), "queue": ["3", "-1", "x", "\u00b2"]}).status_code == 400
+    assert brake().released == 0
+
+
+def test_the_brakes_page_lists_figures_and_totals(ops, guarded, account, amqp, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 0
+    amqp.queue("queue/alice/builds", 12)
+    amqp.queue("queue/alice/more", 11)
+    run_pass()
+    Queue.objects.filter(name="queue/alice/more").update(consumers=2)
+    page = words(ops.get(BRAKE))
+    growth = "(unknown|not growing)"  # the passes are half a second apart or less
+    assert re.search(f"queue/alice/builds in {guarded} alice 12 10 {growth} unknown too many at once", page)
+    assert re.search(f"2 queues in all 23 {growth} 2 ", page)
+
+
+def test_a_total_of_unknown_figures_is_unknown(ops):
+    stored_queue("queue/alice/builds", ready=12, unacknowledged=0, consumers=None, block_reason="brake")
+    assert "1 queue in all 12 unknown unknown" in words(ops.get(BRAKE))
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("", ["bob", "anna", "carl"]),
+        ("?order=length", ["carl", "anna", "bob"]),
+        ("?order=queue", ["anna", "bob", "carl"]),
+        ("?order=-queue", ["carl", "bob", "anna"]),
+        ("?order=consumers", ["anna", "carl", "bob"]),
+        ("?order=password", ["bob", "anna", "carl"]),
+    ],
+)
+def test_an_operator_sorts_the_brakes_page(ops, guarded, order, names):
+    for name, length, consumers in (("anna", 20, 1), ("bob", 30, None), ("carl", 10, 2)):
+        stored_queue(name, ready=length, unacknowledged=0, consumers=consumers, block_reason="brake")
+    page = ops.get(f"{BRAKE}{order}")
+    assert re.findall(r'<th scope="row"><span class="name">(\w+)</span>', page.text) == names
+
+
+def test_a_long_list_of_blocked_queues_has_pages_and_is_released_as_a_whole(ops, guarded, monkeypatch):
+    monkeypatch.setattr(views, "ROWS", 2)
+    for number in range(5):
+        stored_queue(f"long-{number}", ready=20, unacknowledged=0, block_reason="brake")
+    page = ops.get(f"{BRAKE}?order=queue&page=2")
+    assert "3 to 4 of 5." in words(page)
+    assert "Release all 5 queues" in words(page)
+    ops.post(BRAKE, {"shown": key(page), "queue": ["2"]})
+    assert released_queues(Watch.objects.get(), timezone.now()) == {("/", "long-2")}
+    assert "You released 4 queues." in words(release(ops))
+
+
+def test_the_brakes_page_takes_constant_statements(ops, guarded):
+    found = []
+    for number in (3, 30):
+        for one in range(number):
+            stored_queue(f"long-{number}-{one}", ready=20, unacknowledged=0, block_reason="brake")
+        with CaptureQueriesContext(connection) as captured:
+            ops.get(BRAKE)
+        found.append(len(captured))
+    assert found[0] == found[1]
+
+
+def test_only_the_queues_that_were_shown_are_released(ops, braked_queues, guarded, amqp, management):
+    shown = key(ops.get(BRAKE))
+    for number in range(2):
+        amqp.take(f"long-{number}", 11)
+    for number in range(3):
+        amqp.queue(f"precious-{number}", 11)
+    run_pass()
+    page = ops.post(BRAKE, {"shown": shown, "all": "on"}, follow=True)
+    assert "You released 1 queue." in words(page)
+    assert "The deletion of 2 queues is not blocked any more." in words(page)
+    page = ops.post(PASS)
+    assert "The deletion of some queues is blocked until you decide." in words(page)
+    left = queue_names(management, guarded)
+    assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
+
+
+def test_two_operators_release_each_queue_once(client, ops, braked_queues, operator):
+    other = Owner.objects.create_superuser("others@example.org")
+    shown = key(ops.get(BRAKE))
+    release_brake(other, [(queue.vhost, queue.name) for queue in Queue.objects.all()])
+    page = ops.post(BRAKE, {"shown": shown, "all": "on"}, follow=True)
+    assert "There was nothing left to release. others@example.org had already released 3 queues." in words(page)
+    assert [event for _, event in audited_actions()] == ["released the brake"]
+
+
+def test_a_confirmation_works_once_and_for_its_operator_only(client, ops, braked_queues):
+    shown = key(ops.get(BRAKE))
+    ops.logout()
+    ops.force_login(Owner.objects.create_superuser("others@example.org"))
+    page = ops.post(BRAKE, {"shown": shown, "all": "on"})
+    assert (page.status_code, "so nothing was done. This is a new preview." in words(page)) == (409, True)
+    assert brake().released == 0
+    shown = key(page)
+    assert ops.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 302
+    assert brake().released == 3
+    assert ops.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 409
+
+
+def test_an_expired_confirmation_is_409(ops, braked_queues, monkeypatch):
+    monkeypatch.setattr(views, "PREVIEW_SECONDS", 0)
+    assert release(ops).status_code == 409
+    assert brake().released == 0
+
+
+def test_queues_that_need_a_recheck_are_released_with_the_others(ops, braked_queues, guarded, management, monkeypatch):
+    take = snapshot.take
+    monkeypatch.setattr(snapshot, "take", lambda *given: take(*given)._replace(exact=False))
+    release(ops)
+    ops.post(PASS)
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+
+
+def test_blocked_queues_that_became_short_need_no_release(ops, braked_queues, amqp):
+    for number in range(3):
+        amqp.take(f"long-{number}", 11)
+    run_pass()
+    assert "No deletion is blocked" in words(ops.get(BRAKE))
+
+
+def test_the_brakes_page_needs_no_broker(ops, braked_queues, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert "Release all 3 queues" in words(ops.get(BRAKE))
+
+
+@pytest.mark.parametrize("address", [BRAKE, ORPHANS, STALE])
+@pytest.mark.parametrize("shown", ["", "3", "x", "1" * 5000, "0" * 32])
+def test_an_unknown_confirmation_is_409(ops, braked_queues, address, shown):
+    page = ops.post(address, {"shown": shown, "force": "on"})
+    assert (page.status_code, "The preview has expired" in words(page)) == (409, True)
+    assert (brake().released, Sweep.objects.count()) == (0, 0)
+
+
+# Clean-ups
+
+
+def test_an_operator_previews_and_confirms_a_sweep(ops, agent, reader):
+    agent.orphan("subscription_<b>odd\u202e")
+    agent.orphan("subscription_in_use")
+    reader("subscription_in_use")
+    page = ops.get(ORPHANS)
+    assert "Delete 1 of 5 queues, with all messages, and keep 1 that have consumers" in words(page)
+    assert "subscription_&lt;b&gt;odd\\u202e" in page.text
+    assert 'name="force"' not in page.text
+    assert "subscription_in_use" in agent.names
+    assert Sweep.objects.count() == 0
+    page = ops.post(ORPHANS, {"shown": key(page)})
+    assert "OK It is done. 1 queue deleted of 5 1 kept" in words(page)
+    assert "Kept, because they have consumers subscription_in_use" in words(page)
+    assert agent.names == {*agent.registered, "subscription_in_use"}
+    assert audited_actions()[-1] == ("ops@example.org", "requested a sweep of orphans")
+
+
+@pytest.mark.parametrize("more", [{}, {"force": "on"}])
+def test_an_orphan_newer_than_the_preview_is_not_deleted_even_by_force(ops, agent, management, more):
+    for name in ("subscription_shown", "subscription_removed"):
+        agent.orphan(name)
+    shown = key(ops.get(ORPHANS))
+    management.delete_queue(agent.vhost, "subscription_removed")
+    agent.orphan("subscription_another")
+    page = ops.post(ORPHANS, {"shown": shown, **more})
+    assert "It is done. What the preview did not show was kept. Refresh to see it." in words(page)
+    assert "Kept, because they were not in the preview subscription_another" in words(page)
+    assert agent.names == {*agent.registered, "subscription_another"}
+    confirm(ops, ORPHANS)
+    assert agent.names == agent.registered
+
+
+def test_an_operator_overrides_the_brake_of_a_sweep(
+    ops, agent, reader, settings
+):  # fmt: skip
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    names_lost = lose_registrations(agent, 3)
+    reader(sorted(names_lost)[0])
+    page = ops.get(ORPHANS)
+    assert "The brake would block this. the brake blocks the deletion of 3 of 6 queues; at most 2 are allowed" in words(
+        page
+    )
+    assert "delete all 3 queues, even those that have consumers (1 now)" in words(page)
+    page = confirm(ops, ORPHANS)
+    assert "The brake blocked it: too many queues would be deleted at once, so none was." in words(page)
+    assert names_lost <= agent.names
+    page = confirm(ops, ORPHANS, force="on")
+    assert "3 queues deleted of 6" in words(page)
+    assert agent.names == agent.registered
+    entry = AuditEntry.objects.latest("id")
+    assert (entry.additional_data["agreed_to"], entry.additional_data["force"]) == (3, True)
+
+
+def test_an_operator_previews_and_confirms_a_clean_up_of_stale_subscriptions(ops, agent):
+    assert "There is nothing to clean up" in words(ops.get(STALE))
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
+    page = ops.get(STALE)
+    assert "Delete 2 of 2 queues" in words(page)
+    assert "of 1 owner without a valid token: alice@example.org" in words(page)
+    assert agent.names == agent.registered
+    page = ops.post(STALE, {"shown": key(page)})
+    assert "2 subscriptions and consumers removed, 1 expired token removed" in words(page)
+    assert agent.names == {"guardian.dlq"}
+    assert ("ops@example.org", "requested a clean-up of stale subscriptions") in audited_actions()
+
+
+def test_a_stale_subscription_newer_than_the_preview_is_kept(ops, agent):
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
+    shown = key(ops.get(STALE))
+    owner = Owner.objects.get(email="alice@example.org")
+    another = EventSubscription.objects.create(owner=owner)
+    page = ops.post(STALE, {"shown": shown})
+    assert "2 subscriptions and consumers" in words(page)
+    assert EventSubscription.objects.get() == another
+
+
+@pytest.mark.parametrize(("address", "kind"), [(ORPHANS, "orphans"), (STALE, "stale")])
+def test_a_clean_up_during_another_clean_up_is_409(ops, operator, guarded, address, kind):
+    shown = views.store_preview(operator, kind, frozenset())
+    with lease(kind):
+        page = ops.post(address, {"shown": shown})
+    assert (page.status_code, "Another clean-up is running" in words(page)) == (409, True)
+    assert Sweep.objects.count() == 0
+
+
+def test_a_sweep_without_the_broker_is_503(ops, agent, settings):
+    agent.orphan()
+    shown = key(ops.get(ORPHANS))
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    for page in (ops.get(ORPHANS), ops.post(ORPHANS, {"shown": shown})):
+        assert page.status_code == 503
+        assert "The broker does not answer, or stopped answering." in words(page)
+        assert "Connection refused" in words(page)
+
+
+def test_a_long_list_of_queues_is_shortened_and_counted():
+    shown = names([{"vhost": "a", "queue": f"q{number}\n"} for number in range(NAMES_SHOWN + 7)])
+    assert (shown.shown[0], len(shown.shown), shown.more) == (("q0\\x0a", "a"), NAMES_SHOWN, 7)

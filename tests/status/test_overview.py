@@ -1,0 +1,457 @@
+"""The front page of the admin: its verdicts, its figures, and their cost."""
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+
+from accounts.models import Owner, PulseUser
+from agents.models import Sweep
+from core.formatting import rate_in_words
+from core.models import Removal
+from notifications.models import Notification
+from queues.consumer_health import _as_stored
+from queues.facts import Facts as QueueFacts
+from queues.models import Pass, Queue, QueueSample, Watch
+from queues.monitor import run_pass
+from queues.thresholds import of_queue
+from rabbit.management import Node
+from status import facts, overview, rules
+from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox, Removals
+from status.overview import Line, of_broker, of_guardian
+from status.rules import Level
+from tests.queues.test_queue_list import make_queue
+from tests.support.chromium import sign_in, violations
+from tests.support.proxy import Proxy
+from tests.support.toolbox import AWAY
+from tools.benchmarks.passes import counted_requests
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())
+
+
+def minutes_ago(minutes: float, now: datetime = NOW) -> datetime:
+    return now - timedelta(minutes=minutes)
+
+
+# The broker's verdict
+
+
+def cluster(*nodes):
+    return BrokerFacts(Measurement(rules.BROKER, 0.1), nodes, {"rabbitmq_version": "3.10.8"})
+
+
+def test_a_broker_without_alarms_is_healthy():
+    summary = of_broker(cluster(NODE))
+    sentence = "The broker is healthy: 1 node runs RabbitMQ 3.10.8, no alarms."
+    assert summary == (Line(Level.OK, sentence), [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({"running": False, "mem_used": None}, Level.CRITICAL, "rabbit@a is not running"),
+        ({"mem_alarm": True, "mem_used": 1000}, Level.CRITICAL, "The memory alarm is raised on rabbit@a: publishers"),
+        ({"disk_alarm": True, "disk_free": 10}, Level.CRITICAL, "The disk alarm is raised on rabbit@a"),
+        ({"partitions": ("rabbit@b",)}, Level.CRITICAL, "rabbit@a has lost rabbit@b: the cluster is split"),
+        ({"mem_used": 800}, Level.WARNING, "The memory of rabbit@a is at 80 % of its watermark"),
+        ({"disk_free": 100}, Level.WARNING, "The disk of rabbit@a is nearly full: 100 bytes free"),
+        ({"fd_used": 900}, Level.WARNING, "rabbit@a has few file descriptors left: 900 of 1,000"),
+    ],
+)
+def test_a_problem_of_a_node_is_shown_once_with_the_next_step(changed, level, words):
+    worst, others = of_broker(cluster(NODE._replace(**changed), NODE._replace(name="rabbit@b")))
+    assert worst.level is level
+    assert words in worst.sentence
+    assert worst.next_step.endswith(".")
+    assert others == []
+
+
+def test_the_worst_problem_is_first_and_the_others_follow():
+    worst, others = of_broker(cluster(NODE._replace(mem_used=900), NODE._replace(name="rabbit@b", running=False)))
+    assert worst.sentence == "rabbit@b is not running."
+    assert [other.sentence for other in others] == ["The memory of rabbit@a is at 90 % of its watermark."]
+
+
+def test_an_alarm_missing_from_the_list_of_nodes_is_found():
+    class WithoutAlarms:
+        def nodes(self):
+            return [NODE]
+
+        def alarms(self):
+            return ["disk on rabbit@a"]
+
+    (node,) = facts.fetch_nodes(WithoutAlarms())
+    assert (node.mem_alarm, node.disk_alarm) == (False, True)
+
+
+def test_a_node_has_bars_with_text():
+    shown = overview.show_node(NODE._replace(mem_used=850, mem_alarm=False))
+    assert shown.memory == (85.0, "850 bytes of 1000 bytes", Level.WARNING)
+    assert shown.disk == (5.0, "1000 bytes free, at least 50 bytes needed", Level.OK)
+    assert (shown.files.words, shown.uptime, shown.state) == ("10 of 1,000", "2 hours", "running, no alarm")
+    full = overview.show_node(NODE._replace(disk_alarm=True, disk_free=0, mem_alarm=True, mem_limit=0))
+    assert (full.disk.full, full.disk.level, full.memory.full, full.memory.level) == (100, Level.CRITICAL) * 2
+
+
+def test_a_stopped_node_has_no_bars():
+    shown = overview.show_node(Node("rabbit@a", False, None, None, False, None, None, False))
+    assert (shown.memory, shown.disk, shown.files, shown.uptime) == (None, None, None, "")
+    assert (shown.state, shown.level) == ("not running", Level.CRITICAL)
+
+
+# Guardian's verdict
+
+
+def guardian(watch=None, last_pass=None, **more):
+    """Return the facts of a healthy Guardian with these changes."""
+    last = Pass(**{"at": NOW - timedelta(seconds=4), "queues": 12, "seconds": 0.25, **(last_pass or {})})
+    stored = Watch(**{"consumers_counted_at": NOW, **(watch or {})})
+    return GuardianFacts(NOW, stored, [last], **more)
+
+
+def test_guardian_is_healthy_after_a_recent_pass():
+    sentence = "Guardian is healthy: it listed 12 queues 4 seconds ago, in 0.25 s."
+    assert of_guardian(guardian()) == (Line(Level.OK, sentence), [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({"last_pass": {"at": minutes_ago(3)}}, Level.CRITICAL, "The last pass began 3 minutes ago."),
+        ({"last_pass": {"seconds": 36}}, Level.WARNING, "The last pass took 36 seconds."),
+        ({"last_pass": {"errors": ["oh"]}}, Level.WARNING, "The last pass reported 1 error: oh"),
+        ({"watch": {"outage_since": minutes_ago(4)}}, Level.CRITICAL, "could not query the broker for 4 minutes"),
+        (
+            {"watch": {"brake_since": minutes_ago(5), "braked": 312}},
+            Level.CRITICAL,
+            "The deletion of 312 queues has been blocked for 5 minutes.",
+        ),
+        ({"watch": {"short_lists": 1}}, Level.WARNING, "lacks far more stored queues"),
+        ({"watch": {"refused_since": minutes_ago(2)}}, Level.CRITICAL, "refused to delete a queue for 2 minutes"),
+        ({"watch": {"unresponsive_since": minutes_ago(2)}}, Level.WARNING, "has not responded for 2 minutes"),
+        ({"watch": {"consumers_counted_at": None}}, Level.WARNING, "Tasks other than passes have never run."),
+        (
+            {"outbox": Outbox(due=3, oldest=minutes_ago(16), last_error="refused")},
+            Level.WARNING,
+            "has waited for 16 minutes. Its last error: refused",
+        ),
+        ({"outbox": Outbox(failed=4, given_up=2)}, Level.WARNING, "Guardian gave up 2 notifications after a day"),
+        ({"removals": Removals({}, minutes_ago(40))}, Level.WARNING, "removal from the broker has waited for 40 min"),
+    ],
+)
+def test_a_problem_of_guardian_is_shown_once_with_the_next_step(changed, level, words):
+    worst, others = of_guardian(guardian(**changed))
+    assert worst.level is level
+    assert words in worst.sentence
+    assert worst.next_step.endswith(".")
+    assert others == []
+
+
+def test_a_brake_links_to_its_release_and_a_released_one_names_the_operator():
+    brake = {"brake_since": minutes_ago(5), "braked": 312}
+    assert of_guardian(guardian(brake)).worst.page == "operate_brake"
+    names = [["/", str(number)] for number in range(312)]
+    released = of_guardian(guardian({**brake, "released": names, "released_at": NOW, "released_by": "ops@example.org"}))
+    assert released.others == []
+    assert (released.worst.level, released.worst.page) == (Level.WARNING, "")
+    assert released.worst.sentence == "ops@example.org released the brake for 312 queues."
+
+
+@pytest.mark.parametrize("known", ["outage_since", "brake_since", "refused_since", "unresponsive_since"])
+def test_errors_explained_by_another_line_are_not_repeated(known):
+    assert of_guardian(guardian({known: NOW}, {"errors": ["away"]})).others == []
+
+
+def test_only_the_last_clean_up_of_each_kind_counts(transactional_db):
+    Sweep.objects.create(kind="orphans", at=minutes_ago(9), found=90, brake_held=True)
+    Sweep.objects.create(kind="orphans", at=minutes_ago(1))
+    Sweep.objects.create(kind="stale", at=minutes_ago(20), found=80, brake_held=True)
+    sweeps = facts.measure_guardian(NOW).sweeps
+    worst, others = of_guardian(guardian(sweeps=sweeps))
+    assert (worst.level, worst.page, others) == (Level.WARNING, "operate_stale", [])
+    assert "80 queues would be deleted at once" in worst.sentence
+
+
+# The chart of passes
+
+
+def drawn(*passes):
+    rows = [(minutes_ago(minutes), seconds) for minutes, seconds in passes]
+    return overview.chart_of_passes(rows, minutes_ago(60), NOW, timedelta(minutes=2))
+
+
+def test_the_chart_shows_the_longest_pass_and_no_gap():
+    passes = drawn(*((minutes, 3.5 if minutes == 30 else 0.5) for minutes in range(59, 0, -1)))
+    assert (passes.number, passes.longest, list(passes.gaps)) == (59, 3.5, [])
+    assert (passes.chart.lowest, passes.chart.highest) == (500, 3500)
+
+
+def test_a_time_without_a_pass_is_a_gap_in_the_chart():
+    passes = drawn((50, 0), (30, 60), (3, 0))
+    gaps = [gap.words for gap in passes.gaps]
+    assert gaps == ["from 11:10 for 20 minutes", "from 11:31 for 26 minutes", "from 11:57 for 3 minutes"]
+    assert (passes.gaps[0].left, passes.gaps[0].width) == (pytest.approx(16.67), pytest.approx(33.33))
+
+
+def test_without_a_pass_there_is_no_chart():
+    assert drawn() is None
+
+
+# The figures
+
+
+def create_rows(number: int, now: datetime) -> None:
+    """Create this many queues of each kind, and this many rows of everything else."""
+    account = PulseUser.objects.create(username=f"alice-{number}", ready=True)
+    given = {
+        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
+        "unacknowledged": 0, "first_seen": minutes_ago(9, now), "last_seen": now,
+    }  # fmt: skip
+    owned = [
+        Queue(name=f"queue/alice-{number}/{index}", pulse_user=account, ready=number + index, **given)
+        for index in range(number)
+    ]
+    names = (f"{start}{number}/{index}" for index in range(number) for start in ("nobody's-", "exchange/alice-"))
+    Queue.objects.bulk_create([*owned, *(Queue(name=name, ready=1, **given) for name in names)])
+    samples = [
+        QueueSample(queue=queue, at=minutes_ago(minutes, now), length=6 - minutes)
+        for queue in owned
+        for minutes in (5, 1)
+    ]
+    QueueSample.objects.bulk_create(samples)
+    message = {"kind": "warning", "about": "x", "recipient": "a", "facts": {}, "created": now, "due_at": now}
+    Notification.objects.bulk_create([Notification(**message) for _ in range(number)])
+    Removal.objects.bulk_create([Removal(kind="queue", vhost="a", name=f"{number}-{i}") for i in range(number)])
+    Removal.objects.update(created=minutes_ago(60, now))
+    Pass.objects.bulk_create([Pass(at=minutes_ago(1, now), seconds=0.1) for _ in range(number)])
+    Sweep.objects.bulk_create([Sweep(kind="orphans", at=now) for _ in range(number)])
+
+
+def test_the_front_page_takes_constant_statements_and_three_requests(guarded, settings):
+    settings.GUARDIAN_PULSE_VHOST = "/"
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    costs = []
+    for number in (10, 300):
+        now = timezone.now()
+        create_rows(number, now)
+        Queue.objects.filter(pulse_user__username=f"alice-{number}").update(stalled_notified_at=now)
+        with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
+            found = overview.overview(now)
+        costs.append((len(statements), requests))
+        assert len(found.growing) == len(found.longest) == overview.QUEUES_SHOWN
+        assert len(found.unowned.shown) == len(found.misnamed.shown) == overview.NAMES_SHOWN
+        assert len(found.stalled.shown) == overview.NAMES_SHOWN
+        assert (len(found.removals.shown), found.facts.outbox.due > 0) == (overview.REMOVALS_SHOWN, True)
+    assert costs[0] == costs[1]
+    assert costs[0][0] <= 20
+    assert costs[0][1] == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
+
+
+def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
+    amqp.queue("long", 6)
+    run_pass()
+    Watch.objects.update(consumers_counted_at=timezone.now())
+    found = overview.overview(timezone.now())
+    assert found.broker.worst.sentence.startswith("The broker is healthy: 1 node runs RabbitMQ ")
+    assert "it listed 1 queue " in found.guardian.worst.sentence
+    (node,) = found.nodes
+    assert node.state == "running, no alarm"
+    assert "queue" in dict(found.totals)
+    assert (found.counts.total, found.counts.attention, found.counts.warned) == (1, 1, 1)
+    (line,) = found.longest
+    assert (line.name, line.whose, line.figure, line.more) == (
+        "long",
+        "nobody",
+        "6 messages",
+        "60 % of its deletion limit 10",
+    )
+    assert (found.unowned.number, found.unpatterned.number, found.misnamed.number) == (1, 1, 0)
+    assert (found.passes.number, found.passes.longest) == (1, found.facts.passes[0].seconds)
+    assert found.passes.gaps == []
+
+
+def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded, management, broker):
+    now = timezone.now()
+    account = PulseUser.objects.create(username="alice", ready=True, max_length=1_000)
+    lengths = {"slow": (10, 20), "fast": (0, 600), "shrinks": (50, 5), "stands": (7, 7), "over": (100, 2_000)}
+    for name, (first, last) in lengths.items():
+        queue = make_queue(name, account=account, ready=last)
+        for minutes, length in ((3, 10_000), (1.5, first), (0.5, 3)):  # samples older than two minutes do not count
+            QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
+    made = {queue.name: queue for queue in Queue.objects.all()}
+    gathered = QueueFacts.gather(management, broker.amqp_url, [_as_stored(queue) for queue in made.values()], now)
+    found = overview.overview(now).growing
+    assert [line.name for line in found] == ["over", "fast", "slow"]
+    for line in found:
+        recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
+        assert line.figure == rate_in_words(recipients["per_second"])
+    assert [line.more.partition(", ")[2] for line in found] == [
+        "over its deletion limit", "at its deletion limit in 60 seconds", "at its deletion limit in 2 hours",
+    ]  # fmt: skip
+    assert found[0].full == 100
+    assert found[1].full == pytest.approx(600 / 1_900 * 100, abs=0.1)
+
+
+def test_an_unbounded_queue_has_no_percentage(guarded):
+    make_queue("free", ready=9, unbounded=True)
+    assert overview.overview(timezone.now()).longest[0].more == "never deleted for its length"
+
+
+def test_the_outbox_counts_deferred_and_given_up_notifications_apart(transactional_db):
+    now = timezone.now()
+
+    def message(**fields):
+        given = {"kind": "warning", "about": "x", "recipient": "a", "facts": {}, "created": now, "due_at": now}
+        Notification.objects.create(**{**given, **fields})
+
+    message(created=minutes_ago(2, now), last_error="refused")
+    message(created=minutes_ago(90, now), deferred_until=now + timedelta(hours=1))
+    message(created=minutes_ago(90, now), deferred_until=minutes_ago(1, now))
+    message(state="sending")
+    message(state="sent", deferred_until=now + timedelta(hours=1))
+    message(state="failed", attempts=100)
+    message(state="failed", attempts=0)
+    message(state="failed", attempts=100, due_at=now - timedelta(days=3))
+    assert facts.measure_guardian(now).outbox == Outbox(
+        due=3, sending=1, sent=1, failed=3, deferred=1, given_up=1, oldest=minutes_ago(2, now), last_error="refused"
+    )
+
+
+def test_the_chart_shows_passes_of_the_last_hour(transactional_db):
+    ages = {61: 0.9, 59: 0.1, 31: 0.2, 1: 0.3}
+    Pass.objects.bulk_create(Pass(at=minutes_ago(age), seconds=seconds) for age, seconds in ages.items())
+    shown = overview._passes(NOW)
+    assert (shown.number, shown.longest, shown.chart.highest) == (3, 0.3, 300)
+    assert [gap.words for gap in shown.gaps] == ["from 11:01 for 28 minutes", "from 11:29 for 30 minutes"]
+
+
+def test_a_hanging_broker_does_not_block_the_page(guarded, settings, broker):
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.delay(30)
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        began = time.monotonic()
+        found = overview.overview(timezone.now())
+        assert time.monotonic() - began < rules.BROKER_TIMEOUT_SECONDS + 1.5
+    assert (found.broker.worst.level, list(found.nodes)) == (Level.WARNING, [])
+
+
+# The page
+
+
+@pytest.fixture
+def visit(client, operator):
+    client.force_login(operator)
+    return lambda **headers: client.get("/admin/", headers=headers)
+
+
+def test_the_page_links_to_queues_and_filtered_lists(visit, guarded):
+    queue = make_queue('queue/a/<script>alert("1")</script>\u202e\n', ready=3)
+    Notification.objects.create(
+        kind="warning",
+        about="x",
+        recipient="a",
+        facts={},
+        state="failed",
+        created=timezone.now(),
+        due_at=timezone.now(),
+    )
+    page = visit()
+    assert page.status_code == 200
+    assert f'href="/queues/{queue.uuid}/"' in page.text
+    assert "<script>alert" not in page.text
+    assert "\u202e" not in page.text
+    assert 'href="/admin/notifications/notification/?state__exact=failed"' in page.text
+    assert 'href="/admin/accounts/owner/"' in page.text
+    assert "No pass has run yet, so no queue is guarded." in page.text
+
+
+def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit, guarded, settings):
+    now = timezone.now()
+    account = PulseUser.objects.create(username="alice", ready=True)
+    for name, minutes, more in (
+        ("later", 7, {}), ("builds", 12, {"account": account, "ready": 3}), ("deserted", 9, {"consumers": 0}),
+    ):  # fmt: skip
+        since = minutes_ago(minutes, now)
+        make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
+    assert "Guardian does not check consumers" in visit().text
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    stalled = overview.overview(now).stalled
+    assert [(line.name, line.figure.partition(",")[0]) for line in stalled.shown] == [
+        ("builds", "owner alice"), ("later", "owner nobody"),
+    ]  # fmt: skip
+    assert (stalled.number, stalled.more) == (2, 0)
+    text = visit().text
+    assert "Stalled consumers: 2</h3>" in text
+    assert "owner alice, 3 messages, nothing acknowledged for 12 minutes</span>" in text
+
+
+def test_the_linked_lists_exist(visit, client, guarded):
+    for number in range(overview.NAMES_SHOWN + 1):
+        make_queue(f"nobody's {number}")
+    Removal.objects.create(kind="queue", vhost="a", name="b")
+    links = set(re.findall(r'href="(/(?:admin/queues|queues)/[^"]+)"', visit().text))
+    assert (
+        "/admin/queues/queue/?pulse_user__isnull=True&amp;owner__isnull=True&amp;state__in=ok,warned,deleting" in links
+    )
+    assert {link: client.get(link.replace("&amp;", "&")).status_code for link in links} == dict.fromkeys(links, 200)
+
+
+def test_without_the_broker_the_page_says_so(visit, guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    make_queue("queue/alice/builds", ready=9)
+    page = visit()
+    assert page.status_code == 200
+    assert "The broker can&#x27;t be queried:" in page.text
+    assert "guest:guest" not in page.text
+    assert "queue/alice/builds" in page.text
+
+
+def test_without_a_configured_broker_the_page_says_so(visit, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = ""
+    assert "no broker is configured" in visit().text
+
+
+def test_a_refresh_returns_only_the_figures(visit, guarded):
+    part = visit(**{"HX-Request": "true"}).text
+    assert 'id="verdicts" hx-swap-oob="true"' in part
+    assert 'id="figures" hx-swap-oob="true"' in part
+    assert "<html" not in part
+
+
+@pytest.mark.parametrize("email", [None, "alice@example.org"])
+def test_a_refresh_by_a_non_operator_reloads_the_page(client, transactional_db, email):
+    if email:
+        client.force_login(Owner.objects.create_user(email, vouched=True))
+    answer = client.get("/admin/", headers={"HX-Request": "true"})
+    assert answer["HX-Refresh"] == "true"
+    assert answer.content == b""
+
+
+def test_an_owner_who_is_no_operator_is_redirected(client, transactional_db):
+    client.force_login(Owner.objects.create_user("alice@example.org", vouched=True))
+    assert client.get("/admin/").status_code == 302
+
+
+def test_the_front_page_is_accessible_and_refreshes_itself(page: Page, guarded, amqp, operator, settings):
+    settings.GUARDIAN_POLL_SECONDS = 60
+    amqp.queue("celery", 6)
+    run_pass()
+    Watch.objects.update(consumers_counted_at=timezone.now())
+    sign_in(page, operator)
+    addresses = ["/admin/", *(f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))]
+    assert [found for address in addresses for found in violations(page, address)] == []
+    page.clock.install()
+    page.goto("/admin/")
+    expect(page.get_by_role("region", name="Guardian")).to_contain_text("Guardian is healthy")
+    Watch.objects.update(brake_since=timezone.now(), braked=90)
+    page.clock.fast_forward("00:10")
+    expect(page.get_by_role("region", name="Guardian")).to_contain_text("The deletion of 90 queues has been blocked")
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert list(violations(page, "/admin/")) == []
+    expect(page.get_by_role("region", name="The broker Critical")).to_contain_text("The broker can't be queried")
