@@ -15,17 +15,19 @@ WORKERS =
 RABBITMQ = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # make test BROKER=4.3: on the RabbitMQ of that series, from a newer Debian.
 RABBITMQ_OF_TESTS = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server) $(if $(BROKER),rabbitmq-$(BROKER))
-test soak: export GUARDIAN_TEST_BROKER = $(BROKER)
-FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server zookeeper cassandra nginx chromium site-agents production-packages
+test test-slow soak: export GUARDIAN_TEST_BROKER = $(BROKER)
+FOR_TESTS = $(RABBITMQ_OF_TESTS) postgresql redis-server
+FOR_SLOW_TESTS = $(FOR_TESTS) zookeeper cassandra nginx chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7 1.0.8rc12
 
 # Each has a broker and a database of its own, and waits for others for half of its time.
-WORKERS_OF_TESTS = 4
+WORKERS_OF_TESTS = $(shell expr 2 \* $$(nproc))
+IN_PARALLEL = -n $(WORKERS_OF_TESTS)
 
-# The order of the files is that of tests/conftest.py.
-IN_PARALLEL = -n $(WORKERS_OF_TESTS) --dist loadfile --no-loadscope-reorder
+# Tests of one file may share a RabbitMQ of their own.
+BY_FILE = $(IN_PARALLEL) --dist loadfile
 
 # Distributions of their own, which the project uses as installed packages.
 PACKAGES = packages/guardian-consumers packages/guardian-store
@@ -40,7 +42,7 @@ AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotat
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run soak test lint audit bench docs pictures lock clean \
+.PHONY: help setup demo run soak test test-slow test-all lint audit bench docs pictures lock clean \
 	rabbitmq-server postgresql redis-server zookeeper cassandra machines nginx chromium site-agents production-packages
 
 help:
@@ -53,8 +55,11 @@ help:
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7;"
 	@echo "             make soak CLUSTER=yes: with three nodes of RabbitMQ;"
 	@echo "             make soak STORE=cassandra: only the message store, on three nodes of Cassandra; needs root)"
-	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: those of one file, or several;"
+	@echo "make test    run the tests that people run while they work"
+	@echo "             (make test ONLY=queues/test_brake.py: all of one file or folder, or of several;"
 	@echo "             make test BROKER=4.3: on RabbitMQ 4.3, or 4.0; needs root)"
+	@echo "make test-all  run all tests but the long ones: also those that kill processes or need a browser, clusters,"
+	@echo "             Cassandra, agents of all versions, SQLite or RabbitMQ 4.3"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
 	@echo "make audit   check the installed packages for known vulnerabilities"
 	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them)"
@@ -75,19 +80,27 @@ ifdef STORE
 soak: setup postgresql cassandra machines
 	@$(CHAOS) --store $(STORE)
 else
-soak: setup $(FOR_TESTS) machines
+soak: setup $(FOR_SLOW_TESTS) machines
 	@$(CHAOS) $(if $(CLUSTER),--cluster)
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/queues/test_fuzz.py
-	$(PYTHON) -m pytest $(IN_PARALLEL) -m soak
+	$(PYTHON) -m pytest $(BY_FILE) -m soak
 endif
 
-test: setup $(FOR_TESTS)
 ifdef ONLY
-	$(PYTHON) -m pytest $(if $(word 2,$(ONLY)),$(IN_PARALLEL)) $(ONLY:%=tests/%.py) -m "not soak"
+test: setup $(FOR_SLOW_TESTS)
+	$(PYTHON) -m pytest $(BY_FILE) -m "not soak" $(ONLY:%=tests/%)
 else
-	$(PYTHON) -m pytest $(IN_PARALLEL) -m "not soak"
-	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest $(IN_PARALLEL) -m "sqlite and not soak"
+test: setup $(FOR_TESTS)
+	$(PYTHON) -m pytest $(IN_PARALLEL) --dist worksteal -m "not slow and not soak"
 endif
+
+test-slow: setup $(FOR_SLOW_TESTS)
+	$(PYTHON) -m pytest $(BY_FILE) -m "slow and not soak"
+	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest $(BY_FILE) -m "sqlite and not soak" -k "not cassandra"
+	if tools/make-rabbitmq 4.3; then GUARDIAN_TEST_BROKER=4.3 $(PYTHON) -m pytest $(BY_FILE) -m "rabbitmq and not soak"; \
+	else echo "Nothing was tested on RabbitMQ 4.3, because it could not be installed."; fi
+
+test-all: test test-slow
 
 lint: setup
 	$(PYTHON) -m ruff check .

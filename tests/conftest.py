@@ -61,36 +61,22 @@ KEPT_TABLES = {"django_content_type", "auth_permission"}
 CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
 """The table of the cache, which has the counts of rate limits. No model has it."""
 
-ON_SQLITE_TOO = {
-    "test_backup", "test_bulk", "test_grouping", "test_limits", "test_locks", "test_message_store", "test_migrations",
-    "test_outages", "test_outbox", "test_work_store",
-}  # fmt: skip
-"""Files whose tests depend on how a database locks, upserts, migrates or fails: they run on SQLite too."""
-
-LONG_FILES = {
-    "test_account_pages", "test_admin", "test_commands", "test_consumer", "test_docs", "test_doctor", "test_failures",
-    "test_fuzz", "test_kills", "test_logs", "test_orphans", "test_outages", "test_production", "test_publishing",
-    "test_removals", "test_shape", "test_subscriptions", "test_walk", "test_who_may", "test_work_store",
-}  # fmt: skip
-"""Files that take more than 40 s. They run first: the last file of a run has one worker to itself."""
+SLOW_FIXTURES = {"browser", "own_node"}
+SLOW_STORES = ("cassandra", "zookeeper")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files without tests for SQLite if only those run: importing them takes 12 s in each process."""
-    is_other = collection_path.name.startswith("test_") and collection_path.stem not in ON_SQLITE_TOO
-    return True if is_other and config.option.markexpr.startswith("sqlite") else None
+    """Skip files without a marked test if only those run: importing all files takes 12 s in each process."""
+    marker = config.option.markexpr.partition(" ")[0]
+    if marker not in ("sqlite", "rabbitmq") or not collection_path.name.startswith("test_"):
+        return None
+    return True if f"mark.{marker}" not in collection_path.read_text() else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that run on SQLite too."""
-    if item.path.stem in ON_SQLITE_TOO and "cassandra" not in item.name:
-        item.add_marker(pytest.mark.sqlite)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the long files first, after pytest-randomly and pytest-django have ordered the tests."""
-    items.sort(key=lambda item: item.path.stem not in LONG_FILES)
+    """Mark tests as slow that need a browser, a RabbitMQ of their own, Cassandra or ZooKeeper."""
+    if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())) or any(name in item.name for name in SLOW_STORES):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

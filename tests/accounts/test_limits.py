@@ -20,6 +20,8 @@ from message_store.store import store
 from tests.support.api import Program, Visitor
 from tests.support.toolbox import in_parallel
 
+pytestmark = pytest.mark.sqlite
+
 THREE = RateLimit("tries", 3, 60)
 WRONG = {"Authorization": f"Token {'0' * 64}"}
 

@@ -16,6 +16,8 @@ from rabbit.management import NotOnBroker
 from tests.support.toolbox import wait_until
 from tools.processes import ProcessGroup
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).resolve().parents[2]
 VERSIONS = ("1.0.5", "1.0.7", "1.0.8rc12")
 HEARTBEAT = Path("/tmp/waldur-site-agent-heartbeat")  # the agent cannot be configured to use another path

@@ -21,6 +21,8 @@ from tests.support.plugin import ROOT
 from tests.support.recorder import Recorder
 from tools.nginx import PrivateNginx
 
+pytestmark = pytest.mark.slow
+
 WALDUR_TOKEN = "Token 0123456789abcdef0123456789abcdef01234567"
 
 

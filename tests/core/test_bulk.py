@@ -9,7 +9,7 @@ from django.utils import timezone
 from core import bulk
 from queues.models import Queue, QueueEvent
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sqlite]
 
 FIELDS = (
     "uuid", "vhost", "name", "type", "durable", "auto_delete", "exclusive", "node", "ready", "unacknowledged", "state",

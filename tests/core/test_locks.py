@@ -10,6 +10,8 @@ from django.utils import timezone
 from core import locks
 from core.models import Lease
 
+pytestmark = pytest.mark.sqlite
+
 
 def test_a_lock_left_by_a_crash_expires_although_the_clock_was_set_back(db):
     locks.Lock("alice").acquire()

@@ -26,6 +26,8 @@ from message_store.models import Discarded, MessageRow, PartitionRow, Position, 
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
 from tests.support.toolbox import in_parallel
 
+pytestmark = pytest.mark.sqlite
+
 STORES = [
     pytest.param("database", marks=pytest.mark.django_db(transaction=True)),
     pytest.param("cassandra"),

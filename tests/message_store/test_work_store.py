@@ -63,6 +63,8 @@ from tools.cassandra import PrivateRing
 from tools.processes import StartError
 from tools.zookeeper import PrivateZooKeeper
 
+pytestmark = pytest.mark.sqlite
+
 logger = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -51,7 +51,7 @@ from tools.invariants import duplicate_mails, missing_notifications
 from tools.mail import MailCatcher
 from tools.processes import free_port
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels"), pytest.mark.sqlite]
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from tests.packages.test_consumer import settings_at
 from tests.support.toolbox import wait_until
 from tools import no_package
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = Path(__file__).resolve().parents[2] / "packages"
 
 

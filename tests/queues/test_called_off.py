@@ -14,6 +14,8 @@ from queues.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
 from tests.support.toolbox import Killed, broker_version, queue_lengths, stored_queue, wait_until_equal
 
+pytestmark = pytest.mark.rabbitmq
+
 NAME = "queue/alice/jobs"
 LIMIT = 100
 

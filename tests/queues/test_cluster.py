@@ -31,7 +31,7 @@ from tests.support.toolbox import wait_until
 from tools.rabbitmq import ControlError
 from tools.rabbitmq_cluster import RabbitCluster
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 KINDS = (
     ("classic", 16, {"x-queue-type": "classic"}),

@@ -21,6 +21,8 @@ from tools.mail import MailCatcher
 from tools.processes import ProcessGroup, StartError
 from tools.stack import MIN_FREE_BYTES, Stack, documented_defaults, free_bytes
 
+pytestmark = pytest.mark.slow
+
 
 class Disk:
     """A small disk that can be filled and emptied."""

@@ -50,6 +50,8 @@ from tests.site.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, r
 from tests.support.api import answer_to
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.slow
+
 LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
 CASES = int(LONG_FORM or 200)
 SEED = int(os.environ.get("GUARDIAN_FUZZ_SEED") or (secrets.randbelow(10**6) if LONG_FORM else 1))

@@ -20,7 +20,7 @@ from tests.support.proxy import http_answer
 from tests.support.toolbox import in_background, in_parallel, stored_queue, wait_until_blocked
 from tools.invariants import mail_breaches, undelivered_mails
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels"), pytest.mark.sqlite]
 
 MANY = grouping.MAX_SEPARATE + 1
 

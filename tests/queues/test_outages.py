@@ -39,7 +39,7 @@ from tools.invariants import (
     undelivered_mails,
 )
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = [pytest.mark.usefixtures("guarded", "account"), pytest.mark.sqlite, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = "queue/alice/builds"

@@ -19,6 +19,8 @@ from tests.support.toolbox import broker_version, queue_lengths, queue_names, wa
 from tools.processes import free_port
 from tools.rabbitmq import PrivateNode
 
+pytestmark = pytest.mark.rabbitmq
+
 PLUGINS = ("management", "mqtt", "stream", "federation", "shovel")
 
 

@@ -10,6 +10,8 @@ from queues.models import Queue
 from tests.conftest import Amqp
 from tests.support.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until, wait_until_equal
 
+pytestmark = pytest.mark.rabbitmq
+
 TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 LONG = {"purged", "consumed", "consumed-and-refilled", "acknowledged", "really-long"}
 

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from rabbit.arguments import Difference, differences, parse_inequivalent
 from rabbit.management import InequivalentArguments
 
+pytestmark = pytest.mark.rabbitmq
+
 plain = st.text(st.characters(codec="utf-8", exclude_characters="'\0\r\n"), min_size=1, max_size=20)
 values = st.one_of(st.booleans(), st.integers(-(2**31), 2**31), plain)
 arguments = st.dictionaries(st.sampled_from(["x-a", "x-b", "x-message-ttl", "x-expires"]), values)

@@ -34,6 +34,8 @@ from rabbit.permissions import FULL_ACCESS, NO_ACCESS
 from tests.support.proxy import http_answer
 from tests.support.toolbox import queue_names, wait_until
 
+pytestmark = pytest.mark.rabbitmq
+
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 HTML = b"<html><body>Welcome to the hotel's network</body></html>"
 

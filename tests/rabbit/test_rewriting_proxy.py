@@ -12,6 +12,8 @@ from tests.conftest import Amqp
 from tests.support.toolbox import queue_names, sent
 from tools.nginx import PrivateNginx
 
+pytestmark = pytest.mark.slow
+
 TRAVERSING = "queue/ann/../../other/billing-orders"
 
 

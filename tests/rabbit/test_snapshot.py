@@ -9,6 +9,8 @@ from rabbit.management import Management
 from rabbit.snapshot import ListedName
 from tools.benchmarks.passes import counted_requests
 
+pytestmark = pytest.mark.rabbitmq
+
 
 def test_several_vhosts_are_listed_concurrently(management, vhosts, monkeypatch):
     both = threading.Barrier(2, timeout=10)

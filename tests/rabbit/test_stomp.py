@@ -11,6 +11,8 @@ from accounts.tokens import create_token
 from rabbit.management import NotOnBroker
 from tools.stomp import Refused, StompReader
 
+pytestmark = pytest.mark.rabbitmq
+
 TIMEOUT_SECONDS = 15
 
 

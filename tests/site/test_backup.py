@@ -32,6 +32,8 @@ from tests.support.toolbox import wait_until
 from tools import invariants
 from tools.postgresql import binaries
 
+pytestmark = pytest.mark.sqlite
+
 
 def commands(begin, end):
     """Return the commands of manage.py between these two texts."""

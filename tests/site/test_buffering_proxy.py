@@ -16,6 +16,8 @@ from tests.support.served import serving
 from tests.support.toolbox import wait_until
 from tools.nginx import PrivateNginx
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "deploy" / "nginx"
 

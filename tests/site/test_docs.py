@@ -27,6 +27,8 @@ from queues import monitor, thresholds
 from queues.models import Queue
 from tools import pages, pictures
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 TESTED_ELSEWHERE = {

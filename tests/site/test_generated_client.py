@@ -27,6 +27,8 @@ from queues.models import Queue
 from queues.monitor import run_pass
 from rabbit.management import NotOnBroker
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = "generated_guardian_client"
 EXISTING = ("q", "purged", "deleted")
 """The queues of the account."""

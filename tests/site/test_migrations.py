@@ -24,6 +24,8 @@ from core.checks import is_older_than_version_1
 from guardian_site import api_urls
 from tests.support.served import database_url, serving
 
+pytestmark = pytest.mark.sqlite
+
 BASELINE = [
     ("core", "0001_version_1"), ("accounts", "0002_plain_names"), ("notifications", "0001_version_1"),
     ("queues", "0002_plain_names"), ("agents", "0001_version_1"),

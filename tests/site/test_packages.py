@@ -8,6 +8,8 @@ import pytest
 from tests.support.plugin import ROOT
 from tools import audit
 
+pytestmark = pytest.mark.slow
+
 SAFE = {"name": "django", "version": "5.2.19", "vulns": []}
 VULNERABLE = {
     "name": "pika",

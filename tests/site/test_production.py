@@ -27,6 +27,8 @@ from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, free_port
 from tools.redis import PrivateRedis
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).resolve().parents[2]
 SYSTEMD = PROJECT / "deploy" / "systemd"
 PRODUCTION = PROJECT / "var" / "production"

@@ -27,6 +27,8 @@ from queues import monitor
 from rabbit.management import NotOnBroker
 from tests.support.plugin import VAR
 
+pytestmark = pytest.mark.slow
+
 CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
 NOBODY = "127.0.0.1:1"
 

@@ -27,6 +27,8 @@ from tests.support.archives import store_archive
 from tests.support.chromium import sign_in, sizes_of_all_loaded, violations
 from tests.support.toolbox import queue_names, stored_queue
 
+pytestmark = pytest.mark.slow
+
 SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
 
 

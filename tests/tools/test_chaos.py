@@ -22,6 +22,8 @@ from tools.store_history import (
     outage_findings,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.soak
 def test_a_short_chaos_run_breaks_no_invariant(tmp_path):

@@ -27,7 +27,7 @@ from tools.rabbitmq import PrivateNode
 from tools.redis import PrivateRedis
 from tools.stack import Stack
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 
 def processes_of(directory):
@@ -191,7 +191,7 @@ def planned(*arguments, **environment):
     ("target", "name", "value", "command"),
     [
         ("test", "BROKER", "4.3", "tools/make-rabbitmq 4.3"),
-        ("test", "ONLY", "test_names", "pytest  tests/rabbit/test_names.py"),
+        ("test", "ONLY", "rabbit/test_names.py", "tests/rabbit/test_names.py"),
         ("run", "WEB", "2", "tools.run --web 2"),
         ("run", "WORKERS", "2", "tools.run  --workers 2"),
         ("soak", "SECONDS", "60", "tools.chaos --seconds 60"),
