@@ -4,8 +4,9 @@ The messages are fetched unacknowledged and stored in committed batches. Only th
 channel. After a crash in between, the messages are back in the queue, and the unfinished archive is discarded. After
 two interrupted attempts a queue is deleted without an archive.
 
-Returning messages may count as a delivery of a quorum queue, which drops a message after too many. After such a return
-the messages are not fetched for ``FETCH_PAUSE``. The archive of a message that may have been dropped is kept.
+Returning messages may count as a delivery of a quorum queue, which drops a message that was delivered too often. After
+such a return the messages are not fetched for ``FETCH_PAUSE``. The archive of a message that may have been dropped is
+kept.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Case, F, Q, QuerySet, Sum, When
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
@@ -36,7 +37,7 @@ from rabbit.arguments import QUORUM
 from rabbit.fetching import Bounds, Fetch, Fetched
 from rabbit.management import BrokerError, BrokerUnavailable, Refused
 from rabbit.policies import delivery_limit
-from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE
+from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 
 logger = logging.getLogger(__name__)
 
@@ -168,10 +169,10 @@ class _Attempt:
         bounds = Bounds(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES, settings.GUARDIAN_ARCHIVE_MAX_BYTES, seconds)
         try:
             for batch in self.fetch.batches(ready, bounds):
-                self.between()
                 if self.fetch.has_exhausted:
                     archive.state = Archive.State.FETCHED  # after a crash it may be the only copy
                 _store(archive, batch)
+                self.between()
             archive.dropped = max(0, ready - self.fetch.kept)  # so far; exact once the queue is deleted
             Archive.objects.filter(pk=archive.pk).update(
                 state=Archive.State.FETCHED, dropped=archive.dropped, expires=_expires()
@@ -194,23 +195,23 @@ class _Attempt:
             self.result.dropped += self.fetch.kept
             _record_failure(self.target, self.result)
             self._keep_earlier()
-        if self.attempts_before:
-            self._row.update(**NO_ATTEMPTS)
+        self._write_attempts(NO_ATTEMPTS)
         return confirm(self.result)
 
     def call_off(self) -> None:
         """Return the fetched messages, and discard the archive unless the broker may drop one of them."""
         self.is_called_off = True
-        archive, fetch = self.result.archive, self.fetch
-        returned_at = {"attempted_at": timezone.now(), "returned_at": timezone.now()} if fetch.requeue_counts else {}
-        if archive is not None and fetch.requeue_counts and fetch.has_exhausted:
+        archive, fetch, now = self.result.archive, self.fetch, timezone.now()
+        counts = fetch.requeue_counts
+        if not _requeue(self):  # the connection was closed, which counts on every version
+            counts = fetch.fetched > 0 and fetch.delivery_limit is not None
+        if archive is not None and counts and fetch.has_exhausted:
             kept = {"state": Archive.State.KEPT, "reason": Archive.Reason.CALLED_OFF, "dropped": 0, "held": 0}
-            Archive.objects.filter(pk=archive.pk).update(**kept, expires=timezone.now() + UNFINISHED_EXPIRES)
+            Archive.objects.filter(pk=archive.pk).update(**kept, expires=now + UNFINISHED_EXPIRES)
         elif archive is not None:
             _discard(archive)
-        _requeue(self)
-        if self.attempts_before:
-            self._row.update(**self.attempts_before | returned_at)
+        returned = {"attempted_at": now, "returned_at": now} if counts else {}
+        self._write_attempts(self.attempts_before | returned)
 
     def _begin(self) -> Archive | None:
         """Count this attempt, and return a new, open archive instead of the unfinished one.
@@ -248,9 +249,18 @@ class _Attempt:
                 expires=now + UNFINISHED_EXPIRES,
             )
 
+    def _write_attempts(self, columns: Mapping[str, Any]) -> None:
+        """Write these columns of the queue, if an attempt was counted."""
+        if not self.attempts_before:
+            return
+        try:
+            self._row.update(**columns)
+        except DatabaseError as error:
+            logger.warning("An attempt to archive %s counts until the next day: %s", self.target.name, error)
+
     @property
     def _row(self) -> QuerySet[Queue]:
-        """The queue's row; none if no pass has listed the queue."""
+        """The queue's row, if a pass has listed the queue."""
         return Queue.objects.filter(vhost=self.target.vhost, name=self.target.name)
 
     def _keep_earlier(self) -> None:
@@ -318,7 +328,7 @@ def delete_queue(
             renew_lock()
         except (NotSent, locks.LockTaken):
             if not attempt.is_called_off:
-                _requeue(attempt)
+                attempt.call_off()
             raise
         except BrokerUnavailable as error:
             raise NotSent(str(error), is_unreachable=error.never_reached) from error
@@ -337,32 +347,32 @@ def _require_over(attempt: _Attempt, limit: int, ready: int) -> None:
         ready = _declare_again(attempt)
     if fetch.fetched + ready > limit:
         return
-    held = _held(attempt)
-    if held is None:
-        attempt.call_off()
+    listed = _list_again(attempt)
+    if listed is None or listed.length is None or listed.unacknowledged is None:
         raise NotSent("the broker does not list how many messages its consumers hold")
+    ready = _declare_again(attempt)
+    # Messages that were requeued since the list count as ready.
+    held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
     attempt.result.held = held
-    if fetch.fetched + _declare_again(attempt) + held <= limit:
+    if fetch.fetched + ready + held <= limit:
         attempt.call_off()
         raise WithinLimit
 
 
-def _held(attempt: _Attempt) -> int | None:
-    """Return how many messages other consumers of the queue hold now; None: unknown."""
+def _list_again(attempt: _Attempt) -> ListedQueue | None:
+    """Return the queue as the broker lists it now, or None if it does not list it."""
     fetch, target = attempt.fetch, attempt.target
     if target.type == QUORUM:
         listed_from = fetch.last_arrival + QUORUM_TICK_SECONDS
         while (seconds := listed_from - time.monotonic()) > 0:
             time.sleep(min(1.0, seconds))
+            fetch.declare_passively()  # an answer of the broker extends the time that a page may take
             attempt.between()
     try:
-        listed = snapshot.find(broker.management(), target.vhost, target.name)
+        return snapshot.find(broker.management(), target.vhost, target.name)
     except BrokerError as error:
-        logger.warning("The messages that consumers of %s hold could not be listed: %s", target.name, error)
+        logger.warning("%s could not be listed again: %s", target.name, error)
         return None
-    if listed is None or listed.unacknowledged is None:
-        return None
-    return max(0, listed.unacknowledged - fetch.fetched)
 
 
 @contextlib.contextmanager
@@ -372,8 +382,8 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
     Raises:
         NotSent: another process has the lock, at first or when it is renewed.
     """
-    if why_not(target):
-        yield lambda: None  # nothing is fetched
+    if why_not(target) and not target.is_fetch_paused:
+        yield lambda: None  # nothing is fetched, by nobody
         return
     key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
     lock = locks.Lock(f"queue {key}")
@@ -471,6 +481,10 @@ def enforce_bounds(pulse_user_id: int | None = None) -> int:
     now = timezone.now()
     # The process that fetched these ended before it knew the outcome.
     interrupted = Archive.objects.filter(state=Archive.State.FETCHED, created__lt=now - UNKNOWN_OUTCOME)
+    of_live_queues = interrupted.filter(queue__isnull=False).exclude(queue__state=Queue.State.GONE)
+    of_live_queues.update(
+        state=Archive.State.KEPT, reason=Archive.Reason.CALLED_OFF, expires=F("created") + UNFINISHED_EXPIRES
+    )
     interrupted.update(state=Archive.State.KEPT)
     deleted = Archive.objects.filter(expires__lte=now).delete()[0]
     total = settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
@@ -484,7 +498,9 @@ def _delete_oldest(of: Q, most: int) -> int:
     excess = (kept.aggregate(sum=Sum("stored_bytes"))["sum"] or 0) - most
     oldest = []
     if excess > 0:
-        for pk, size in kept.order_by("created", "id").values_list("id", "stored_bytes"):
+        # The messages of a queue that was kept are most likely still in it.
+        of_live_queue = Case(When(reason=Archive.Reason.CALLED_OFF, then=0), default=1)
+        for pk, size in kept.order_by(of_live_queue, "created", "id").values_list("id", "stored_bytes"):
             oldest.append(pk)
             excess -= size
             if excess <= 0:
@@ -506,7 +522,7 @@ def _attempt(
 
 
 def _delivery_limit(target: Target) -> int | None:
-    """Return how often the messages of this queue may be returned; None: without limit."""
+    """Return how often the messages of this queue may be returned, or None for no limit."""
     if target.type != QUORUM:
         return None
     management = broker.management()
@@ -561,13 +577,15 @@ def _store(archive: Archive, batch: Sequence[Fetched]) -> None:
         archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
 
 
-def _requeue(attempt: _Attempt) -> None:
-    """Requeue the fetched messages."""
+def _requeue(attempt: _Attempt) -> bool:
+    """Requeue the fetched messages. Return False if the broker requeues them because the connection is closed."""
     try:
         attempt.fetch.requeue()
     except BrokerError as error:
         logger.warning("The messages of %s are requeued when the connection closes: %s", attempt.target.name, error)
         attempt.session.close()
+        return False
+    return True
 
 
 def _discard(archive: Archive) -> None:

@@ -46,7 +46,7 @@ def what_happened(archive: Archive) -> str:
         Archive.Reason.DELETED: f"{who} deleted the queue.",
         Archive.Reason.PURGED: f"{who} purged the queue.",
         Archive.Reason.CALLED_OFF: (
-            "Guardian kept the queue, because consumers read it meanwhile. It returned these messages to the queue. "
+            "Guardian kept the queue, and returned these messages to it. "
             "RabbitMQ may have dropped those that were delivered too often."
         ),
     }[Archive.Reason(archive.reason)]

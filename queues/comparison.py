@@ -47,9 +47,9 @@ from rabbit.snapshot import (
     with_type,
 )
 
-DELETION_TIME = timedelta(seconds=60)
+DELETION_TIME = timedelta(seconds=90)
 """While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. Archiving
-before it takes up to 35 s."""
+before it takes up to 66 s."""
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
@@ -221,7 +221,7 @@ class Message(NamedTuple):
 class Condemned(NamedTuple):
     """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
 
-    ``without_copy``: its messages must not be fetched now (see ``FETCH_PAUSE``).
+    ``without_copy``: its messages must not be fetched now, so it is deleted past twice its limit (see ``FETCH_PAUSE``).
     ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
     """
 
@@ -235,6 +235,11 @@ class Condemned(NamedTuple):
     def key(self) -> QueueName:
         """The vhost and the name."""
         return (self.queue.vhost, self.queue.name)
+
+    @property
+    def limit(self) -> int:
+        """The length past which the queue is deleted."""
+        return 2 * self.thresholds.max if self.without_copy else self.thresholds.max
 
 
 @dataclass
@@ -563,15 +568,19 @@ class _Comparison:
         if listed.length is None:
             self.changes.unknown += 1
         queue = self._updated_row(key, listed, ownership)
-        if queue.attempted_at is not None and (listed.length == 0 or self.stored[key].state == GONE):
-            self.changes.emptied.append(queue)
+        if queue.attempted_at is not None:
+            row = self.stored[key]
+            if listed.length == 0 or row.state == GONE or row.type != listed.type:
+                self.changes.emptied.append(queue)
         if self._may_be_under_deletion(queue):
             self._record_row(queue)
             return
         thresholds = self._thresholds(queue, self.rules, broker)
-        queue = _with_over_unacked(queue, thresholds, self.now)
-        spared = self._is_spared(queue, thresholds)
-        verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=spared)
+        is_paused = is_fetch_paused(queue.returned_at, self.now)
+        judged_by = thresholds._replace(max=2 * thresholds.max) if is_paused else thresholds
+        queue = _with_over_unacked(queue, judged_by, self.now)
+        spared = self._is_spared(queue) or (is_paused and not self._was_over(key, judged_by))
+        verdict = judge(queue.last_notified_state, listed.length, judged_by, spared=spared)
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
         if verdict.action is Action.DELETE and thresholds.max < self._thresholds(queue, self.rules, BrokerState()).max:
@@ -589,7 +598,7 @@ class _Comparison:
         elif queue.block_reason:
             self._record_blocked(Condemned(queue, thresholds, for_its_name))
         else:
-            without_copy = is_fetch_paused(queue.returned_at, self.now)
+            without_copy = is_paused and not for_its_name
             self.changes.condemned.append(Condemned(queue, thresholds, for_its_name, without_copy))
 
     def _may_be_under_deletion(self, queue: StoredQueue) -> bool:
@@ -602,10 +611,7 @@ class _Comparison:
         """Return the thresholds of a queue by these rules."""
         of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
         load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
-        thresholds = resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
-        if is_fetch_paused(queue.returned_at, self.now):
-            return thresholds._replace(max=2 * thresholds.max)
-        return thresholds
+        return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
 
     def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
         """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
@@ -670,14 +676,15 @@ class _Comparison:
             self.changes.events.append(Event(updated, QueueEvent.Kind.RETURNED))
         return updated
 
-    def _is_spared(self, queue: StoredQueue, thresholds: Thresholds) -> bool:
+    def _was_over(self, key: QueueName, thresholds: Thresholds) -> bool:
+        """Return whether the list before this one showed the queue over this limit, too."""
+        length = self.stored[key].length
+        return length is not None and length > thresholds.max
+
+    def _is_spared(self, queue: StoredQueue) -> bool:
         """Return whether a queue must not be deleted for its length now."""
         if is_spared(queue) or self.removes_nothing:
             return True
-        if is_fetch_paused(queue.returned_at, self.now):
-            length_before = self.stored[queue.vhost, queue.name].length
-            if length_before is None or length_before <= thresholds.max:
-                return True
         since = queue.over_unacked_since
         # With Prometheus figures a deletion verdict only makes the pass fetch the list, so it need not wait.
         return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging

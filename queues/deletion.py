@@ -103,13 +103,13 @@ class Deletion:
         unclear: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
-            if depth is not None and depth.ready > one.thresholds.max:
+            if depth is not None and depth.ready > one.limit:
                 recheck.over.append(one)
             elif depth is None or one.queue.type == CLASSIC:
                 unclear.append(one)
             else:
                 minimum = depth.ready + (one.queue.unacknowledged or 0)
-                if one.queue.over_unacked_since is not None and minimum > one.thresholds.max:
+                if one.queue.over_unacked_since is not None and minimum > one.limit:
                     recheck.over.append(one._replace(unacknowledged=one.queue.unacknowledged or 0))
                 else:
                     kept = with_ready(one.queue, depth.ready)._replace(over_unacked_since=None)
@@ -125,7 +125,7 @@ class Deletion:
                     recheck.unsure.append(one)
             elif seen.length is None or seen.type != CLASSIC:
                 recheck.unsure.append(one)
-            elif seen.length > one.thresholds.max:
+            elif seen.length > one.limit:
                 recheck.over.append(one._replace(unacknowledged=seen.unacknowledged or 0))
             else:
                 now = one.queue._replace(ready=seen.ready, unacknowledged=seen.unacknowledged)
@@ -291,7 +291,7 @@ class Deletion:
                     removed = archive.delete_queue(
                         sessions.of(queue.vhost),
                         target,
-                        limit=None if one.for_its_name else one.thresholds.max,
+                        limit=None if one.for_its_name else one.limit,
                         unacknowledged=one.unacknowledged,
                         until=end_of_archiving,
                         between=lease.renew_if_due,

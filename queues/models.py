@@ -230,7 +230,7 @@ class ArchiveQuerySet(models.QuerySet["Archive"]):
 
 
 class Archive(models.Model):
-    """The messages of a deleted or purged queue, kept for its Pulse user's owners for a while."""
+    """The messages of a queue that was deleted, purged or fetched to be deleted, kept for its owners for a while."""
 
     class Reason(models.TextChoices):
         """Why the messages were archived."""

@@ -97,7 +97,7 @@ def is_fetch_paused(returned_at: datetime | None, now: datetime) -> bool:
 
 
 def fetch_paused_until(queue: "Queue", now: datetime) -> datetime | None:
-    """Return until when the messages of a queue must not be fetched to decide about its deletion; None: they may be."""
+    """Return until when the messages of a queue must not be fetched, or None if they may be."""
     return queue.returned_at + FETCH_PAUSE if queue.returned_at and is_fetch_paused(queue.returned_at, now) else None
 
 

@@ -69,8 +69,8 @@ class Fetch:
     ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. Every method may raise a
     ``BrokerError``. Then all fetched messages are requeued, and no other method may be called.
     An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
-    With a ``delivery_limit``, the broker drops a message that was delivered more often. It ``has_exhausted`` messages
-    if one would be dropped when it is returned. ``last_arrival`` is when the last message arrived, in monotonic time.
+    With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
+    drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Fetch:
         self._is_cancelled = False
         self._consumer = ""
         self._arrived: list[Fetched] = []
+        self._has_exhausted_arrived = False
         self._arrived_bytes = 0
         self._last_tag = 0
         self._bounds = Bounds(0, 0, 0)
@@ -189,7 +190,7 @@ class Fetch:
                 room = max(1, (self._bounds.bytes - self.kept_bytes) // mean)
                 self.cancel()
                 self._consume(min(target - self.fetched, room, MAX_PREFETCH))
-            if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
+            if self._is_batch_full():
                 yield self._batch()
         if self._arrived:
             yield self._batch()  # before the cancel: while the caller stores it, the consumer notices a deletion
@@ -202,7 +203,7 @@ class Fetch:
             if message is None:
                 break
             self._on_message(message)
-            if len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES:
+            if self._is_batch_full():
                 yield self._batch()
 
     def _needs_more(self, target: int, deadline: float) -> bool:
@@ -251,7 +252,9 @@ class Fetch:
         body = bytes(message.body or b"")  # type: ignore[arg-type]  # py-amqp's body of no bytes is a str
         properties = dict(message.properties)
         headers = properties.pop("application_headers", {})
-        is_exhausted = self._is_exhausted(headers.get(DELIVERY_COUNT))
+        # Publishers may set the header, but not the redelivered flag.
+        is_exhausted = self._is_exhausted(headers.get(DELIVERY_COUNT, 0) if info["redelivered"] else 0)
+        self._has_exhausted_arrived |= is_exhausted
         self.has_exhausted |= is_exhausted
         self.last_arrival = time.monotonic()
         is_excess = self.kept >= self._bounds.messages or self.kept_bytes + len(body) > self._bounds.bytes
@@ -278,7 +281,13 @@ class Fetch:
 
     def _batch(self) -> list[Fetched]:
         batch, self._arrived, self._arrived_bytes = self._arrived, [], 0
+        self._has_exhausted_arrived = False
         return batch
+
+    def _is_batch_full(self) -> bool:
+        """Return whether the messages that arrived are due to be stored, at once if one may have no other copy."""
+        is_large = len(self._arrived) >= BATCH_MESSAGES or self._arrived_bytes >= BATCH_BYTES
+        return is_large or self._has_exhausted_arrived
 
     def _request(self, request: Any) -> Any:
         try:

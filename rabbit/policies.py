@@ -62,13 +62,13 @@ def limit_of(
 
 DELIVERY_LIMIT = "delivery-limit"
 DEFAULT_DELIVERY_LIMIT = 20
-"""RabbitMQ's from 4.0 on. Earlier ones have none, but a message may outlive an upgrade."""
+"""RabbitMQ applies this limit from 4.0 on. Earlier versions have none, but a message may outlive an upgrade."""
 
 
 def delivery_limit(
     row: Mapping[str, Any], policies: Iterable[BrokerPolicy], operator_policies: Iterable[BrokerPolicy]
 ) -> int | None:
-    """Return how often the messages of a listed quorum queue may be returned; None: without limit. See ``limit_of``."""
+    """Return how often messages may be returned to a listed quorum queue, or None for no limit. See ``limit_of``."""
     arguments = row.get("arguments")
     numbers = [
         arguments.get(f"x-{DELIVERY_LIMIT}") if isinstance(arguments, dict) else None,

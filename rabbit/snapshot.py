@@ -197,7 +197,7 @@ def list_names(
 
 
 def find(management: Management, vhost: str, name: str) -> ListedQueue | None:
-    """Return one queue from the cheapest list, filtered by its name; None: it is not listed. See ``TOTALS``.
+    """Return one queue from the cheapest list, filtered by its name, or None if it is not listed. See ``TOTALS``.
 
     The broker ignores the filter without ``page``. Its regular expressions ignore case, so others may match, too.
     """

@@ -207,3 +207,11 @@ def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
         assert jobs.found() == jobs.published
     else:
         assert (Archive.objects.get().messages, Archive.objects.get().held) == (60, 60)
+
+
+def test_with_a_delivery_limit_of_0_the_first_return_leaves_the_messages_in_an_archive(jobs, while_fetched):
+    jobs.declare("quorum", **{"x-delivery-limit": 0})
+    jobs.fill(LIMIT + 10)
+    while_fetched(lambda: jobs.consume(10))
+    assert run_pass().deleted == 0
+    assert jobs.found() == jobs.published

@@ -415,7 +415,7 @@ def test_a_quorum_queue_that_the_broker_did_not_delete_is_judged_again():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 11, type="quorum")))
     monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now)
-    changes = monitor.run(snapshot(listed_queue("a", 11, type="quorum")), seconds=60)
+    changes = monitor.run(snapshot(listed_queue("a", 11, type="quorum")), seconds=90)
     assert [one.queue.name for one in changes.condemned] == ["a"]
 
 
