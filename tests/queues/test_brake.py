@@ -37,13 +37,19 @@ def long_queues(guarded, queues=3, prefix="long"):
     return [(guarded, f"{prefix}-{number}") for number in range(queues)]
 
 
+@pytest.fixture
+def released(blocked, operator):
+    """Release the three blocked queues."""
+    brake.release_brake(operator, long_queues(blocked))
+    return blocked
+
+
 def test_force_overrides_the_brake(blocked):
     report = monitor.run_pass(force=True)
     assert (report.deleted, report.brake_held) == (3, False)
 
 
-def test_a_release_lets_the_next_pass_delete_the_named_queues_once(blocked, amqp, operator):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_release_lets_the_next_pass_delete_the_named_queues_once(released, amqp):
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (3, False)
     assert brake.brake() == brake.Brake()
@@ -53,18 +59,16 @@ def test_a_release_lets_the_next_pass_delete_the_named_queues_once(blocked, amqp
     assert other_notifications() == ["brake", "brake"]
 
 
-def test_a_release_deletes_only_the_queues_it_names(blocked, amqp, operator, management):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_release_deletes_only_the_queues_it_names(released, amqp, management):
     for number in range(3):
         amqp.channel.queue_purge(f"long-{number}")
         amqp.queue(f"precious-{number}", 11)
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (0, True)
-    assert len(queue_names(management, blocked)) == 6
+    assert len(queue_names(management, released)) == 6
 
 
-def test_the_brake_still_blocks_other_queues_during_a_release(blocked, amqp, operator):
-    brake.release_brake(operator, long_queues(blocked))
+def test_the_brake_still_blocks_other_queues_during_a_release(released, amqp):
     for number in range(3):
         amqp.queue(f"more-{number}", 11)
     report = monitor.run_pass()
@@ -73,15 +77,13 @@ def test_the_brake_still_blocks_other_queues_during_a_release(blocked, amqp, ope
     assert other_notifications() == ["brake", "brake"]
 
 
-def test_a_few_other_queues_are_deleted_along_with_released_ones(blocked, amqp, operator):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_few_other_queues_are_deleted_along_with_released_ones(released, amqp):
     for number in range(2):
         amqp.queue(f"more-{number}", 11)
     assert monitor.run_pass().deleted == 5
 
 
-def test_a_release_that_is_no_longer_needed_is_used_up(blocked, amqp, operator):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_release_that_is_no_longer_needed_is_used_up(released, amqp):
     amqp.channel.queue_purge("long-0")
     assert monitor.run_pass().deleted == 2
     for number in range(3):
@@ -89,8 +91,7 @@ def test_a_release_that_is_no_longer_needed_is_used_up(blocked, amqp, operator):
     assert monitor.run_pass().brake_held
 
 
-def test_a_release_is_valid_for_ten_minutes(blocked, operator):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_release_is_valid_for_ten_minutes(released):
     Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
     assert brake.brake().released == 0
     assert monitor.run_pass().brake_held
@@ -101,8 +102,7 @@ def kill(*arguments, **options):
 
 
 @pytest.mark.parametrize("step", ["the decision", "the deletion"])
-def test_a_release_survives_a_killed_pass(blocked, operator, monkeypatch, step):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_release_survives_a_killed_pass(released, monkeypatch, step):
     with monkeypatch.context() as patch:
         patch.setattr(
             *((persistence, "_update_watch", kill) if step == "the decision" else (Deletion, "carry_out", kill))
@@ -334,8 +334,7 @@ def test_one_operator_releases_while_another_spares(blocked, operator, managemen
 # The time for deletions
 
 
-def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(blocked, operator, amqp, monkeypatch):
-    brake.release_brake(operator, long_queues(blocked))
+def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(released, amqp, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(deletion, "SECONDS_PER_PASS", 0)
         report = monitor.run_pass()

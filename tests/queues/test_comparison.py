@@ -182,13 +182,6 @@ def test_a_row_without_a_type_keeps_the_stored_type():
     assert (monitor.row("a").type, monitor.row("a").length) == ("quorum", 2)
 
 
-def test_a_new_queue_without_a_type_is_stored_with_an_unknown_type():
-    monitor = InMemoryMonitor()
-    for _ in range(2):
-        monitor.run(snapshot(listed_queue("a", 1, type="unknown")))
-    assert monitor.row("a").type == "unknown"
-
-
 def test_a_queue_that_was_gone_may_have_another_type():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 1, type="stream"), listed_queue("b", 1)))

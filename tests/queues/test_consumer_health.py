@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pika
 import pytest
+from django.db.models import F
 from django.utils import timezone
 
 from accounts.models import PulseUser
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 NOW = timezone.now()
 NAME = "queue/alice/builds"
+
+
+@pytest.fixture(autouse=True)
+def five_minutes(settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = settings.GUARDIAN_STALLED_MINUTES = 5
 
 
 def answer(broker_proxy, body):
@@ -42,8 +48,8 @@ def stored_state(name=NAME):
 
 def let_minutes_pass(minutes):
     """Let these minutes pass for every queue."""
-    for queue in Queue.objects.exclude(unattended_since=None):
-        Queue.objects.filter(id=queue.id).update(unattended_since=queue.unattended_since - timedelta(minutes=minutes))
+    for field in ("unattended_since", "stalled_since"):
+        Queue.objects.update(**{field: F(field) - timedelta(minutes=minutes)})
 
 
 def start_consumer(amqp):
@@ -110,8 +116,7 @@ def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
 # On the broker
 
 
-def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(amqp, settings, broker):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.queue(NAME, 3)
     monitor.run_pass()
     count_until(lambda: stored_state()[0] == 0)
@@ -141,8 +146,7 @@ def count_until(true, connection: pika.BlockingConnection | None = None):
         count_consumers()
 
 
-def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(amqp, broker_proxy, guarded, settings, broker):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     start_consumer(amqp)
     store_without_consumers(broker_proxy, guarded)  # an outdated list
@@ -151,8 +155,7 @@ def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(amqp, broker_pr
     assert stored_state()[2] is None
 
 
-def test_a_vanished_queue_is_not_notified_as_without_consumers(amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_vanished_queue_is_not_notified_as_without_consumers(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     amqp.channel.queue_delete(NAME)
@@ -162,9 +165,8 @@ def test_a_vanished_queue_is_not_notified_as_without_consumers(amqp, broker_prox
 
 @pytest.mark.parametrize("state", ["gone", "deleting"])
 def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
-    amqp, broker_proxy, guarded, settings, monkeypatch, state
+    amqp, broker_proxy, guarded, monkeypatch, state
 ):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     gather = consumer_health._gather_facts
@@ -180,8 +182,7 @@ def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
     assert stored_state()[2] is None
 
 
-def test_a_recovery_is_notified_only_after_a_recheck(amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_recovery_is_notified_only_after_a_recheck(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
@@ -198,7 +199,6 @@ def test_a_recovery_is_notified_only_after_a_recheck(amqp, broker_proxy, guarded
 def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     alice, amqp, broker_proxy, guarded, settings, broker, how
 ):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
@@ -223,14 +223,13 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     assert "There is nothing to do." in text
 
 
-def test_a_count_stores_the_bytes_of_the_messages(amqp, broker):
+def test_a_count_stores_the_bytes_of_the_messages(amqp):
     amqp.queue(NAME, 3)
     monitor.run_pass()
     count_until(lambda: Queue.objects.get(name=NAME).bytes == 3)
 
 
-def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
@@ -335,11 +334,6 @@ def stored_stall():
     return Queue.objects.values_list("acknowledged_total", "stalled_since", "stalled_notified_at").get(name=NAME)
 
 
-def let_stalled_minutes_pass(minutes):
-    for queue in Queue.objects.exclude(stalled_since=None):
-        Queue.objects.filter(id=queue.id).update(stalled_since=queue.stalled_since - timedelta(minutes=minutes))
-
-
 def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
     return (
         f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}, "messages_ready": {ready},'
@@ -347,8 +341,7 @@ def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats=
     ).encode()
 
 
-def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.queue(NAME, 4)
     in_hand = []
     amqp.channel.basic_qos(prefetch_count=2)
@@ -358,7 +351,7 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp, set
     monitor.run_pass()
     count_until(lambda: stored_stall()[0] == 1 and stored_stall()[1] is not None, amqp.connection)
     assert sent("alice@example.org") == []
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     assert (count_consumers(), count_consumers()) == (2, 0)
     assert sent("alice@example.org") == sent("ops@example.org") == ["stalled"]
     facts = Notification.objects.first().facts
@@ -373,32 +366,29 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp, set
     assert count_consumers() == 0
 
 
-def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     start_consumer(amqp)
     monitor.run_pass()
     answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
     count_consumers()
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
     assert count_consumers() == 0
     assert stored_stall()[0] == 5
 
 
-def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(working_row(guarded)))  # an outdated list
     count_consumers()
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stored_stall()[2]) == ([], None)
 
 
-def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     before = NOW - timedelta(minutes=9)
@@ -418,14 +408,13 @@ def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, g
 
 
 @pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
-def test_without_message_statistics_stalls_are_not_judged(amqp, broker_proxy, guarded, settings, stats):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_without_message_statistics_stalls_are_not_judged(amqp, broker_proxy, guarded, stats):
     amqp.queue(NAME)
     start_consumer(amqp)
     monitor.run_pass()
     answer(broker_proxy, listing(working_row(guarded)))
     count_consumers()
-    let_stalled_minutes_pass(minutes=9)
+    let_minutes_pass(minutes=9)
     before = stored_stall()
     answer(broker_proxy, listing(working_row(guarded, stats=stats)))
     assert count_consumers() == 0
@@ -438,8 +427,7 @@ BOTH_KINDS = pytest.mark.parametrize(
 
 
 @BOTH_KINDS
-def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, settings, row, consumers):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, row, consumers):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(row(guarded, NAME, consumers)))
@@ -452,9 +440,8 @@ def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, settings, row, c
 @BOTH_KINDS
 @pytest.mark.parametrize("queues", [3, 80])
 def test_counting_takes_one_request_and_constant_statements(
-    amqp, broker_proxy, guarded, queues, row, consumers, django_assert_num_queries, settings
+    amqp, broker_proxy, guarded, queues, row, consumers, django_assert_num_queries
 ):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = settings.GUARDIAN_STALLED_MINUTES = 5
     account = PulseUser.objects.get()
     names = [f"queue/alice/{number}" for number in range(queues)]
     for name in names:
@@ -472,6 +459,5 @@ def test_counting_takes_one_request_and_constant_statements(
         count_consumers()
     assert broker_proxy.connections - before == 1
     let_minutes_pass(minutes=5)
-    let_stalled_minutes_pass(minutes=5)
     with django_assert_num_queries(17):
         assert count_consumers() == 2 * queues

@@ -42,6 +42,13 @@ from tools.invariants import breaches
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
+@pytest.fixture
+def builds(guarded, account, amqp):
+    """Declare a queue of Alice's that is over its limit, and return its name."""
+    amqp.queue("queue/alice/builds", 11)
+    return "queue/alice/builds"
+
+
 def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(settings, broker, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     for _ in range(3):
@@ -135,40 +142,37 @@ def after_recheck(monkeypatch, action):
     monkeypatch.setattr(deletion.amqp, "declare_passively", ask_and_act)
 
 
-def test_a_queue_consumed_since_the_list_is_kept(amqp, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
-    once_after(monkeypatch, "the list", lambda: amqp.take("queue/alice/builds", 4))
+def test_a_queue_consumed_since_the_list_is_kept(builds, amqp, monkeypatch, management, guarded):
+    once_after(monkeypatch, "the list", lambda: amqp.take(builds, 4))
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (0, 1)
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_names(management, guarded) == {builds}
     assert Queue.objects.get().state == "warned"
     (warning,) = Notification.objects.filter(recipient="alice@example.org")
     assert (warning.kind, warning.facts["length"]) == ("warning", 7)
 
 
-def test_the_recheck_of_unacknowledged_messages_uses_the_list(amqp):
-    amqp.queue("queue/alice/builds", 11)
+def test_the_recheck_of_unacknowledged_messages_uses_the_list(builds, amqp):
     for _ in range(6):
-        amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
+        amqp.channel.basic_get(builds, auto_ack=False)
     assert monitor.run_pass().deleted == 1
 
 
-def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(amqp, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(builds, amqp, monkeypatch):
     amqp.queue("another")
     calls = []
 
     def delete_at_the_second_look():
         calls.append(1)
         if len(calls) == 2:  # the first is for the mail's consumers
-            amqp.channel.queue_delete("queue/alice/builds")
+            amqp.channel.queue_delete(builds)
 
     after_recheck(monkeypatch, delete_at_the_second_look)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
     assert sent("alice@example.org") == []
-    assert queue_events("queue/alice/builds") == ["condemned", "gone"]
+    assert queue_events(builds) == ["condemned", "gone"]
 
 
 @pytest.mark.parametrize("by", ["the queue's limit", "the account's limit", "unbounded"])
@@ -195,8 +199,7 @@ def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, manage
     assert sorted(sent("alice@example.org")) == ["deletion", "warning"]
 
 
-def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, monkeypatch, management):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(builds, monkeypatch, management):
     delete = Fetch.delete_queue
 
     def delete_and_declare(self):
@@ -209,11 +212,12 @@ def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, mon
     monitor.run_pass()
     assert sent("alice@example.org") == ["deletion"]
     assert Queue.objects.get().state == "ok"
-    assert queue_events("queue/alice/builds") == ["condemned", "deleted", "returned"]
+    assert queue_events(builds) == ["condemned", "deleted", "returned"]
 
 
-def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue(amqp, monkeypatch, settings, broker):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue(
+    builds, amqp, monkeypatch, settings, broker
+):
     amqp.queue("another")
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"):
         report = monitor.run_pass()
@@ -223,8 +227,7 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
 
 
 @pytest.mark.parametrize("when", ["before the second look", "at the second request"])
-def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, monkeypatch, when):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_deletion_carried_out_after_its_timeout_is_notified_once(builds, amqp, monkeypatch, when):
     amqp.queue("another")
     delete = Fetch.delete_queue
 
@@ -241,7 +244,7 @@ def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, monkeyp
         monkeypatch.setattr(Fetch, "delete_queue", carry_out_late)
     else:
         monkeypatch.setattr(Fetch, "delete_queue", delete)
-        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
+        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete(builds))
     assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
     assert sent("alice@example.org") == ["deletion"]
 
@@ -273,8 +276,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(am
     assert sent("alice@example.org") == ["warning", "recovery"]
 
 
-def test_a_rechecks_age_starts_with_its_first_request(amqp, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_rechecks_age_starts_with_its_first_request(builds, monkeypatch):
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
     after_recheck(monkeypatch, lambda: time.sleep(0.3))
     report = monitor.run_pass()
@@ -380,8 +382,9 @@ def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, settin
 
 
 @pytest.mark.parametrize("after_the_broker_did_it", [False, True], ids=["before", "after"])
-def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, monkeypatch, after_the_broker_did_it):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(
+    builds, amqp, monkeypatch, after_the_broker_did_it
+):
     amqp.queue("another")
     delete = Fetch.delete_queue
 
@@ -393,26 +396,23 @@ def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, monke
     monkeypatch.setattr(Fetch, "delete_queue", die)
     with pytest.raises(Killed):
         monitor.run_pass()
-    assert Queue.objects.get(name="queue/alice/builds").state == "deleting"
+    assert Queue.objects.get(name=builds).state == "deleting"
     monkeypatch.setattr(Fetch, "delete_queue", delete)
     assert monitor.run_pass().deleted == 1
     monitor.run_pass()
     assert sent("alice@example.org") == ["deletion"]
-    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+    assert Queue.objects.get(name=builds).state == "gone"
 
 
-def test_a_pass_that_lost_its_lease_deletes_nothing(amqp, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_pass_that_lost_its_lease_deletes_nothing(builds, monkeypatch, management, guarded):
     after_recheck(monkeypatch, expire_lease)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "lease" in report.errors[-1]
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_names(management, guarded) == {builds}
 
 
-def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
-
+def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(builds, monkeypatch):
     def gone(*_, **__):
         expire_lease()
         raise NotOnBroker("no such queue")
@@ -421,12 +421,12 @@ def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, monkey
     assert "lease" in monitor.run_pass().errors[-1]
 
 
-def test_messages_published_after_a_purge_survive_a_slow_network(amqp, monkeypatch, settings, broker, management):
-    amqp.queue("queue/alice/builds", 11)
-
+def test_messages_published_after_a_purge_survive_a_slow_network(
+    builds, amqp, monkeypatch, settings, broker, management
+):
     def purge_and_publish():
-        amqp.channel.queue_purge("queue/alice/builds")
-        amqp.publish("queue/alice/builds", 1)
+        amqp.channel.queue_purge(builds)
+        amqp.publish(builds, 1)
 
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
@@ -434,24 +434,22 @@ def test_messages_published_after_a_purge_survive_a_slow_network(amqp, monkeypat
         once_after(monkeypatch, "the announcement", purge_and_publish)
         report = monitor.run_pass()
     assert (report.deleted, report.kept, report.errors) == (0, 1, [])
-    assert amqp.channel.queue_declare("queue/alice/builds", passive=True).method.message_count == 1
+    assert amqp.channel.queue_declare(builds, passive=True).method.message_count == 1
     assert monitor.run_pass().deleted == 0
     assert Queue.objects.get().state == "ok"
     assert sent("alice@example.org") == []
 
 
-def test_an_expired_recheck_deletes_nothing(amqp, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
+def test_an_expired_recheck_deletes_nothing(builds, monkeypatch, management, guarded):
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     report = monitor.run_pass()
     assert (report.deleted, report.errors, sent("alice@example.org")) == (0, [], [])
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_names(management, guarded) == {builds}
     monkeypatch.undo()
     assert monitor.run_pass().deleted == 1
 
 
-def test_an_expired_recheck_keeps_an_earlier_deletion_request(amqp, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
+def test_an_expired_recheck_keeps_an_earlier_deletion_request(builds, monkeypatch):
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     monitor.run_pass()
     assert Queue.objects.get().delete_sent_at is None
@@ -461,8 +459,7 @@ def test_an_expired_recheck_keeps_an_earlier_deletion_request(amqp, monkeypatch)
     assert Queue.objects.get().delete_sent_at == earlier
 
 
-def test_ten_concurrent_passes_delete_and_notify_once(amqp):
-    amqp.queue("queue/alice/builds", 11)
+def test_ten_concurrent_passes_delete_and_notify_once(builds):
     reports = in_parallel(*[monitor.run_pass] * 10)
     assert sum(report.deleted for report in reports) == 1
     assert sent("alice@example.org") == ["deletion"]

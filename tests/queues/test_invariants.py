@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from agents import registration
 from agents.models import SubscriptionQueue
 from core.models import Removal
 from notifications import claims, retries, sending
@@ -200,17 +199,6 @@ def test_an_ignored_queue_breaks_no_invariant(after_pass, management, amqp, sett
     assert invariants.disagreements(management, [after_pass]) == []
 
 
-@pytest.fixture
-def registered(agents):
-    """Return a registered queue of a subscription."""
-    owner = agents.owner()
-    offering = agents.offering(owner)
-    presented = agents.token(owner)
-    identity = agents.identity(owner, offering)
-    subscription, _ = registration.register_subscription(identity, "order", presented)
-    return registration.create_queue(subscription, offering, "order", presented)[0]
-
-
 LOGIN = "0f1e2d3c4b5a49788796a5b4c3d2e1f0"
 
 
@@ -241,10 +229,10 @@ DIFFERENCES = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize("expected", DIFFERENCES)
-def test_a_registration_that_differs_on_the_broker_is_found(registered, management, expected):
-    vhost, queue = registered.vhost, registered.queue_name
+def test_a_registration_that_differs_on_the_broker_is_found(agent, management, expected):
+    vhost, queue = agent.vhost, agent.queue.queue_name
     assert invariants.disagreements(management, [vhost]) + invariants.missing_registrations([(vhost, queue)]) == []
-    DIFFERENCES[expected](management, registered)
+    DIFFERENCES[expected](management, agent.queue)
     [breach] = invariants.disagreements(management, [vhost])
     assert breach.endswith(expected.format(queue=queue, vhost=vhost))
     assert len(invariants.missing_registrations([(vhost, queue)])) == ("still creating" in expected)

@@ -279,6 +279,15 @@ def test_a_queue_of_any_name_is_guarded(amqp, management, guarded, name):
 # Changes by owners and operators during a pass
 
 
+@pytest.fixture
+def builds(guarded, account, amqp):
+    """Return a queue of Alice's with one message, after a pass. Another queue stays, so that no list is empty."""
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    return Queue.objects.get(name="queue/alice/builds")
+
+
 def test_an_account_can_be_removed_during_a_pass(amqp, management, monkeypatch):
     amqp.queue("queue/alice/old", 1)
     monitor.run_pass()
@@ -298,40 +307,18 @@ def test_an_account_can_be_removed_during_a_pass(amqp, management, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [1, 6, 20])
-def test_a_queue_deleted_manually_during_a_pass_stays_gone(amqp, alice, monkeypatch, more):
-    amqp.queue("another")
-    amqp.queue("queue/alice/builds", 1)
-    monitor.run_pass()
-    queue = Queue.objects.get(name="queue/alice/builds")
-    amqp.publish(queue.name, more)
-    once_before(monkeypatch, "the decision", lambda: actions.delete_queue(queue, alice))
+@pytest.mark.parametrize("during", [(once_after, "the list"), (once_before, "the decision")], ids=lambda one: one[1])
+def test_a_queue_deleted_manually_during_a_pass_stays_gone(builds, amqp, alice, monkeypatch, more, during):
+    amqp.publish(builds.name, more)
+    once, step = during
+    once(monkeypatch, step, lambda: actions.delete_queue(builds, alice))
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
-    queue.refresh_from_db()
-    assert (queue.state, queue.length) == ("gone", None)
-    assert queue_events(queue.name) == ["removing", "removed"]
-    assert list(QueueSample.objects.filter(queue=queue).values_list("length", flat=True)) == [1]
+    builds.refresh_from_db()
+    assert (builds.state, builds.length) == ("gone", None)
+    assert queue_events(builds.name) == ["removing", "removed"]
+    assert list(QueueSample.objects.filter(queue=builds).values_list("length", flat=True)) == [1]
     assert not Notification.objects.exists()
-
-
-def test_a_queue_deleted_manually_after_the_list_has_not_returned(amqp, alice, monkeypatch):
-    amqp.queue("another")
-    amqp.queue("queue/alice/builds", 6)
-    monitor.run_pass()
-    queue = Queue.objects.get(name="queue/alice/builds")
-    known = monitor.stored_queues
-
-    def delete_and_read():
-        monkeypatch.setattr(monitor, "stored_queues", known)
-        actions.delete_queue(queue, alice)
-        return known()
-
-    monkeypatch.setattr(monitor, "stored_queues", delete_and_read)
-    for _ in range(3):
-        monitor.run_pass()
-    queue.refresh_from_db()
-    assert queue.state == "gone"
-    assert queue_events(queue.name) == ["warned", "removing", "removed"]
 
 
 @pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete"])
@@ -365,16 +352,13 @@ def test_a_condemned_queue_that_was_redeclared_is_not_deleted(amqp, alice, monke
     assert queue_names(management, vhost) == {"queue/alice/builds"}
 
 
-def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(amqp, monkeypatch):
-    amqp.queue("another")
-    amqp.queue("queue/alice/builds", 1)
-    monitor.run_pass()
-    Queue.objects.filter(name="queue/alice/builds").update(state="deleting", delete_sent_at=timezone.now())
-    queue = Queue.objects.get(name="queue/alice/builds")
-    amqp.channel.queue_delete(queue.name)
-    once_before(monkeypatch, "the decision", lambda: Queue.objects.filter(pk=queue.pk).update(state="gone"))
+def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, amqp, monkeypatch):
+    row = Queue.objects.filter(pk=builds.pk)
+    row.update(state="deleting", delete_sent_at=timezone.now())
+    amqp.channel.queue_delete(builds.name)
+    once_before(monkeypatch, "the decision", lambda: row.update(state="gone"))
     assert monitor.run_pass().deleted == 0
-    assert queue_events(queue.name) == []
+    assert queue_events(builds.name) == []
     assert sent("alice@example.org") == []
 
 
