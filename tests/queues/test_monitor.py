@@ -83,6 +83,7 @@ def test_a_queue_over_its_deletion_limit_is_deleted_and_its_owner_notified(amqp,
     assert facts["bindings"] == [{"exchange": "exchange/alice/events", "routing_key": "build.#"}]
     row = Pass.objects.get()
     assert (row.queues, row.new, row.deleted, row.brake_held, row.errors) == (1, 1, 1, False, [])
+    assert row.seconds > row.listing_seconds > 0
 
 
 def test_if_the_recheck_list_times_out_queues_over_the_limit_by_ready_are_deleted(amqp, monkeypatch):
@@ -165,8 +166,10 @@ def test_a_queue_that_becomes_ignored_is_gone(amqp, settings):
     amqp.queue("another")
     monitor.run_pass()
     settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    amqp.queue("keep-that", 20)
     monitor.run_pass()
     assert Queue.objects.get(name="keep-this").state == "gone"
+    assert not Queue.objects.filter(name="keep-that").exists()
     settings.GUARDIAN_IGNORED_QUEUES = ""
     monitor.run_pass()
     assert Queue.objects.get(name="keep-this").state == "warned"
