@@ -16,7 +16,6 @@ from queues.comparison import (
     PulseAccount,
     Registrations,
     Rules,
-    StoredQueue,
     compare,
     from_listed,
     judge_kept,
@@ -103,9 +102,8 @@ def test_only_queues_with_an_owner_are_notified_to_an_owner(history):
     st.booleans(),
 )
 def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy, force):
-    monitor = InMemoryMonitor(
-        Rules(RULES.policy, "/", None, re.compile("") if why == "ignored" else None, policy, 50, 900)
-    )
+    ignored = re.compile("") if why == "ignored" else None
+    monitor = InMemoryMonitor(replace(RULES, ignored=ignored, namespace_policy=policy))
     for queues in history:
         shot = snapshot(
             *(
@@ -133,14 +131,6 @@ def test_a_queue_is_gone_only_after_two_lists_in_a_row_lack_it(history):
         before.append(there)
 
 
-def test_lists_during_a_change_of_nodes_count_no_queue_as_missing():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0)))
-    for _ in range(5):
-        assert not monitor.run(snapshot(listed_queue("a", 0), nodes_unchanged=False)).gone
-    assert monitor.row("b").misses == 0
-
-
 def test_lists_from_different_nodes_do_not_add_up():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0)))
@@ -150,12 +140,23 @@ def test_lists_from_different_nodes_do_not_add_up():
     assert monitor.run(snapshot(listed_queue("a", 0), nodes=other)).gone
 
 
-def test_a_queue_on_a_stopped_node_is_not_missing():
+@pytest.mark.parametrize(
+    ("fields", "observed"),
+    [
+        ({"nodes_unchanged": False}, {}),
+        ({"down": frozenset({"rabbit@two"})}, {}),
+        ({"unlisted": {"other": "refused"}}, {}),
+        ({}, {"stopped_vhosts": frozenset({"other"})}),
+    ],
+    ids=["nodes change", "stopped node", "unlisted vhost", "stopped vhost"],
+)
+def test_a_queue_that_may_exist_is_not_missing(fields, observed):
     monitor = InMemoryMonitor()
-    nodes = NODES | {"rabbit@two"}
-    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, node="rabbit@two"), nodes=nodes))
+    missing = listed_queue("b", 0, vhost="other", node="rabbit@two")
+    monitor.run(snapshot(listed_queue("a", 0), missing, nodes=NODES | {"rabbit@two"}))
     for _ in range(5):
-        assert not monitor.run(snapshot(listed_queue("a", 0), down=frozenset({"rabbit@two"}))).gone
+        assert not monitor.run(snapshot(listed_queue("a", 0), **fields), **observed).gone
+    assert (monitor.rows["other", "b"].state, monitor.rows["other", "b"].misses) == (OK, 0)
 
 
 def test_a_queue_on_a_removed_node_is_gone():
@@ -174,33 +175,11 @@ def test_while_a_node_is_down_only_classic_queues_are_missing():
     assert gone == ["classic"]
 
 
-def test_queues_of_an_unlisted_vhost_stay_as_they_were():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, vhost="other")))
-    for _ in range(5):
-        assert not monitor.run(snapshot(listed_queue("a", 0), unlisted={"other": "refused"})).gone
-    assert monitor.rows["other", "b"].state == OK
-
-
-def test_queues_of_a_stopped_vhost_are_not_missing():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 0), listed_queue("b", 0, vhost="other")))
-    for _ in range(5):
-        assert not monitor.run(snapshot(listed_queue("a", 0)), stopped_vhosts=frozenset({"other"})).gone
-
-
 def test_a_row_without_a_type_keeps_the_stored_type():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 1, type="quorum")))
     monitor.run(snapshot(listed_queue("a", 2, type="unknown")))
     assert (monitor.row("a").type, monitor.row("a").length) == ("quorum", 2)
-
-
-def test_a_new_queue_without_a_type_is_stored_with_an_unknown_type():
-    monitor = InMemoryMonitor()
-    for _ in range(2):
-        monitor.run(snapshot(listed_queue("a", 1, type="unknown")))
-    assert monitor.row("a").type == "unknown"
 
 
 def test_a_queue_that_was_gone_may_have_another_type():
@@ -220,8 +199,7 @@ def test_a_stream_without_a_type_is_not_deleted_for_its_length():
 
 
 def test_an_mqtt_subscription_without_a_type_is_not_deleted_for_its_name():
-    rules = Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900)
-    monitor = InMemoryMonitor(rules)
+    monitor = InMemoryMonitor(replace(RULES, namespace_policy="delete-unpatterned"))
     monitor.run(snapshot(listed_queue("a", None, type=MQTT_QOS_0, exclusive=True)))
     changes = monitor.run(snapshot(listed_queue("a", None, type="unknown")))
     assert (changes.condemned, monitor.row("a").exclusive) == ([], True)
@@ -328,7 +306,7 @@ def test_a_later_registration_is_stored_once():
 @pytest.mark.parametrize("policy", ["report", "delete-unpatterned"])
 def test_a_registered_queue_is_warned_about_but_never_condemned(policy):
     agents, _ = of_agents(registered=["consumer_1"])
-    monitor = InMemoryMonitor(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
+    monitor = InMemoryMonitor(replace(RULES, pulse_vhost=AGENTS, namespace_policy=policy), agents=agents)
     changes = monitor.run(snapshot(listed_queue("consumer_1", 11, vhost=AGENTS)), force=True)
     assert [(message.kind, message.queue.ownership) for message in changes.messages] == [
         (MessageKind.WARNING, (None, BOB))
@@ -358,7 +336,7 @@ def test_a_registered_queue_no_longer_guarded_has_not_vanished():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
     monitor = InMemoryMonitor(agents=agents)
     monitor.run(snapshot(*queues, listed_queue("a", 0)))
-    monitor.rules = Rules(RULES.policy, "/", frozenset({"/"}), None, "report", 50, 900)
+    monitor.rules = replace(RULES, vhosts=frozenset({"/"}))
     changes = monitor.run(snapshot(*queues, listed_queue("a", 0)))
     assert ([row.name for row in changes.gone], changes.vanished) == (["consumer_1"], [])
 
@@ -429,7 +407,7 @@ def test_a_missing_condemned_queue_without_a_sent_deletion_is_gone():
 
 
 def test_past_the_brake_no_queue_is_condemned_and_all_are_warned_about():
-    monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "report", 2, 900))
+    monitor = InMemoryMonitor(replace(RULES, brake=2))
     changes = monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 11), listed_queue("c", 11)))
     assert (changes.condemned, len(changes.blocked)) == ([], 3)
     assert [message.kind for message in changes.messages] == [MessageKind.WARNING] * 3
@@ -445,13 +423,6 @@ def test_a_blocked_queue_that_was_warned_about_is_notified_once_more_and_then_as
     assert [messages(length) for length in (1, 11, 12)] == [[MessageKind.RECOVERY], [], []]
     assert messages(12, seconds=901) == [MessageKind.SUMMARY]
     assert messages(12, seconds=901) == []
-
-
-def test_a_quarter_of_all_queues_may_exceed_the_brake():
-    monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "report", 2, 900))
-    assert (
-        len(monitor.run(snapshot(*short_queues(30), *(listed_queue(f"long{n}", 11) for n in range(9)))).condemned) == 9
-    )
 
 
 # Changed settings
@@ -535,7 +506,7 @@ def test_a_policy_that_lowers_limits_under_memory_pressure_is_a_change_and_the_p
 
 
 def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
-    monitor = InMemoryMonitor(Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900))
+    monitor = InMemoryMonitor(replace(RULES, namespace_policy="delete-unpatterned"))
     changes = monitor.run(
         snapshot(listed_queue("queue/alice/a", 0, vhost="other"), listed_queue("stray", 0, vhost="other"))
     )
@@ -550,20 +521,6 @@ def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
     assert (queue.state, message.kind) == (WARNED, MessageKind.WARNING)
     queue, message = judge_kept(monitor.row("a")._replace(ready=2), Thresholds(5, 10), RULES, monitor.now)
     assert (queue.state, message) == (OK, None)
-
-
-def test_stored_rows_have_fields_of_the_model():
-    from queues.models import Queue
-
-    columns = {field.attname for field in Queue._meta.concrete_fields}
-    assert set(StoredQueue._fields) <= columns
-
-
-@pytest.mark.parametrize("name", ["queue/alice", "queue//x", "queue/alice.b/x", "Queue/alice/x"])
-def test_names_that_resemble_an_accounts_pattern_have_no_owner(name):
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue(name, 0)))
-    assert monitor.row(name).pulse_user_id is None
 
 
 class TestOutdatedLengths:

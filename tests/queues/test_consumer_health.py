@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pika
 import pytest
+from django.db.models import F
 from django.utils import timezone
 
 from accounts.models import PulseUser
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 NOW = timezone.now()
 NAME = "queue/alice/builds"
+
+
+@pytest.fixture(autouse=True)
+def five_minutes(settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = settings.GUARDIAN_STALLED_MINUTES = 5
 
 
 def answer(broker_proxy, body):
@@ -42,8 +48,21 @@ def stored_state(name=NAME):
 
 def let_minutes_pass(minutes):
     """Let these minutes pass for every queue."""
-    for queue in Queue.objects.exclude(unattended_since=None):
-        Queue.objects.filter(id=queue.id).update(unattended_since=queue.unattended_since - timedelta(minutes=minutes))
+    for field in ("unattended_since", "stalled_since"):
+        Queue.objects.update(**{field: F(field) - timedelta(minutes=minutes)})
+
+
+def start_consumer(amqp):
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    amqp.connection.process_data_events()
+
+
+def store_without_consumers(broker_proxy, guarded, minutes=5):
+    """Store that the queue has had no consumer for these minutes."""
+    monitor.run_pass()
+    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    count_consumers()
+    let_minutes_pass(minutes=minutes)
 
 
 # The rule
@@ -53,35 +72,25 @@ def consumer_state(**values):
     return ConsumerState(1, "/", "q", "classic", False, False, *[None] * 7)._replace(**values)
 
 
+def minutes_ago(minutes):
+    return NOW - timedelta(minutes=minutes)
+
+
+ALONE_4_MINUTES = consumer_state(unattended_since=minutes_ago(4))
+ALONE_5_MINUTES = consumer_state(unattended_since=minutes_ago(5))
+
+
 @pytest.mark.parametrize(
     ("before", "consumers", "minutes", "since", "notified_at"),
     [
         (consumer_state(), 0, 5, NOW, None),
         (consumer_state(), 2, 5, None, None),
-        (consumer_state(unattended_since=NOW - timedelta(minutes=4)), 0, 5, NOW - timedelta(minutes=4), None),
-        (consumer_state(unattended_since=NOW - timedelta(minutes=5)), 0, 5, NOW - timedelta(minutes=5), NOW),
-        (consumer_state(unattended_since=NOW - timedelta(minutes=5)), 0, 0, NOW - timedelta(minutes=5), None),
-        (
-            consumer_state(unattended_since=NOW - timedelta(minutes=5), exclusive=True),
-            0,
-            5,
-            NOW - timedelta(minutes=5),
-            None,
-        ),
-        (
-            consumer_state(unattended_since=NOW - timedelta(minutes=5), registered=True, name="guardian.dlq"),
-            0,
-            5,
-            NOW - timedelta(minutes=5),
-            None,
-        ),
-        (
-            consumer_state(unattended_since=NOW - timedelta(minutes=5), registered=True),
-            0,
-            5,
-            NOW - timedelta(minutes=5),
-            NOW,
-        ),
+        (ALONE_4_MINUTES, 0, 5, minutes_ago(4), None),
+        (ALONE_5_MINUTES, 0, 5, minutes_ago(5), NOW),
+        (ALONE_5_MINUTES, 0, 0, minutes_ago(5), None),
+        (ALONE_5_MINUTES._replace(exclusive=True), 0, 5, minutes_ago(5), None),
+        (ALONE_5_MINUTES._replace(registered=True, name="guardian.dlq"), 0, 5, minutes_ago(5), None),
+        (ALONE_5_MINUTES._replace(registered=True), 0, 5, minutes_ago(5), NOW),
         (consumer_state(unattended_since=NOW, unattended_notified_at=NOW), 0, 5, NOW, NOW),
         (consumer_state(unattended_since=NOW, unattended_notified_at=NOW), 1, 5, None, None),
     ],
@@ -100,15 +109,14 @@ def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes,
     ],
 )  # fmt: skip
 def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
-    alone = consumer_state(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
+    alone = ALONE_5_MINUTES._replace(name=name).with_consumers(0, NOW, minutes=5)
     assert (alone.unattended_notified_at is not None) is is_notified
 
 
 # On the broker
 
 
-def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(alice, amqp, settings, broker):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.queue(NAME, 3)
     monitor.run_pass()
     count_until(lambda: stored_state()[0] == 0)
@@ -121,8 +129,7 @@ def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(al
     facts = Notification.objects.filter(kind="no-consumers").first().facts
     assert (facts["queue"], facts["length"], facts["consumers"]) == (NAME, 3, 0)
     assert 300 <= facts["seconds"] < 360
-    amqp.channel.basic_consume(NAME, lambda *_: None)
-    amqp.connection.process_data_events()
+    start_consumer(amqp)
     count_until(lambda: stored_state()[0] == 1, amqp.connection)
     assert stored_state() == (1, None, None)
     assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers", "consumers-back"]
@@ -139,46 +146,16 @@ def count_until(true, connection: pika.BlockingConnection | None = None):
         count_consumers()
 
 
-def test_without_the_setting_nobody_is_notified_of_missing_consumers(alice, amqp, broker_proxy, guarded):
+def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
-    monitor.run_pass()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
-    count_consumers()
-    let_minutes_pass(minutes=10_000)
-    assert count_consumers() == 0
-    assert stored_state()[0] == 0
-    assert sent("alice@example.org") == []
-
-
-def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(alice, amqp, broker_proxy, guarded, settings, broker):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
-    amqp.queue(NAME)
-    monitor.run_pass()
-    amqp.channel.basic_consume(NAME, lambda *_: None)
-    amqp.connection.process_data_events()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))  # an outdated list
-    count_consumers()
-    let_minutes_pass(minutes=5)
+    start_consumer(amqp)
+    store_without_consumers(broker_proxy, guarded)  # an outdated list
     assert count_consumers() == 0
     assert sent("alice@example.org") == []
     assert stored_state()[2] is None
 
 
-def start_consumer(amqp):
-    amqp.channel.basic_consume(NAME, lambda *_: None)
-    amqp.connection.process_data_events()
-
-
-def store_without_consumers(broker_proxy, guarded, minutes=5):
-    """Store that the queue has had no consumer for these minutes."""
-    monitor.run_pass()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
-    count_consumers()
-    let_minutes_pass(minutes=minutes)
-
-
-def test_a_vanished_queue_is_not_notified_as_without_consumers(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_vanished_queue_is_not_notified_as_without_consumers(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     amqp.channel.queue_delete(NAME)
@@ -188,9 +165,8 @@ def test_a_vanished_queue_is_not_notified_as_without_consumers(alice, amqp, brok
 
 @pytest.mark.parametrize("state", ["gone", "deleting"])
 def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
-    alice, amqp, broker_proxy, guarded, settings, monkeypatch, state
+    amqp, broker_proxy, guarded, monkeypatch, state
 ):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     gather = consumer_health._gather_facts
@@ -206,8 +182,7 @@ def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
     assert stored_state()[2] is None
 
 
-def test_a_recovery_is_notified_only_after_a_recheck(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_a_recovery_is_notified_only_after_a_recheck(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
@@ -224,7 +199,6 @@ def test_a_recovery_is_notified_only_after_a_recheck(alice, amqp, broker_proxy, 
 def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     alice, amqp, broker_proxy, guarded, settings, broker, how
 ):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
@@ -249,14 +223,13 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     assert "There is nothing to do." in text
 
 
-def test_a_count_stores_the_bytes_of_the_messages(alice, amqp, broker):
+def test_a_count_stores_the_bytes_of_the_messages(amqp):
     amqp.queue(NAME, 3)
     monitor.run_pass()
     count_until(lambda: Queue.objects.get(name=NAME).bytes == 3)
 
 
-def test_an_incomplete_answer_keeps_the_stored_counts(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
@@ -279,17 +252,7 @@ def test_an_incomplete_answer_keeps_the_stored_counts(alice, amqp, broker_proxy,
         assert stored_state() == before
 
 
-def test_a_gone_queue_has_no_consumer_state(alice, amqp, broker_proxy, guarded):
-    amqp.queue(NAME)
-    monitor.run_pass()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
-    count_consumers()
-    Queue.objects.update(state="gone")
-    count_consumers()
-    assert stored_state() == (None, None, None)
-
-
-def test_an_unavailable_broker_changes_nothing_and_is_logged_once(alice, amqp, broker_proxy, guarded, settings, caplog):
+def test_an_unavailable_broker_changes_nothing_and_is_logged_once(amqp, broker_proxy, guarded, settings, caplog):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
@@ -305,7 +268,7 @@ def test_an_unavailable_broker_changes_nothing_and_is_logged_once(alice, amqp, b
     assert stored_state() == before
 
 
-def test_two_concurrent_counts_run_once(alice, amqp, broker_proxy, guarded):
+def test_two_concurrent_counts_run_once(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 4)))
@@ -316,36 +279,7 @@ def test_two_concurrent_counts_run_once(alice, amqp, broker_proxy, guarded):
     assert stored_state()[0] == 4
 
 
-@pytest.mark.parametrize("queues", [3, 80])
-def test_counting_takes_one_request_and_constant_statements(
-    alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
-):
-    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
-    account = PulseUser.objects.get()
-    names = [f"queue/alice/{number}" for number in range(queues)]
-    for name in names:
-        amqp.queue(name)
-    Queue.objects.bulk_create(
-        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
-    )
-    answer(broker_proxy, listing())
-    count_consumers()  # the first count creates rows
-    answer(broker_proxy, listing(*(listed_row(guarded, name, 0) for name in names)))
-    before = broker_proxy.connections
-    with django_assert_num_queries(11):
-        count_consumers()
-    assert broker_proxy.connections - before == 1
-    assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
-    let_minutes_pass(minutes=5)
-    with django_assert_num_queries(17):
-        assert count_consumers() == 2 * queues
-
-
 # Stalled
-
-
-def minutes_ago(minutes):
-    return NOW - timedelta(minutes=minutes)
 
 
 AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
@@ -400,11 +334,6 @@ def stored_stall():
     return Queue.objects.values_list("acknowledged_total", "stalled_since", "stalled_notified_at").get(name=NAME)
 
 
-def let_stalled_minutes_pass(minutes):
-    for queue in Queue.objects.exclude(stalled_since=None):
-        Queue.objects.filter(id=queue.id).update(stalled_since=queue.stalled_since - timedelta(minutes=minutes))
-
-
 def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
     return (
         f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}, "messages_ready": {ready},'
@@ -412,8 +341,7 @@ def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats=
     ).encode()
 
 
-def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, amqp, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.queue(NAME, 4)
     in_hand = []
     amqp.channel.basic_qos(prefetch_count=2)
@@ -423,7 +351,7 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, am
     monitor.run_pass()
     count_until(lambda: stored_stall()[0] == 1 and stored_stall()[1] is not None, amqp.connection)
     assert sent("alice@example.org") == []
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     assert (count_consumers(), count_consumers()) == (2, 0)
     assert sent("alice@example.org") == sent("ops@example.org") == ["stalled"]
     facts = Notification.objects.first().facts
@@ -438,62 +366,29 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, am
     assert count_consumers() == 0
 
 
-def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     start_consumer(amqp)
     monitor.run_pass()
     answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
     count_consumers()
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
     assert count_consumers() == 0
     assert stored_stall()[0] == 5
 
 
-def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded, settings, client):
-    settings.GUARDIAN_STALLED_MINUTES = 5
-    amqp.queue(NAME)
-    monitor.run_pass()
-    client.force_login(alice)
-    page = f"/queues/{Queue.objects.get().uuid}/"
-    amqp.channel.basic_consume(NAME, lambda *_: None)
-    Queue.objects.update(consumers=1)
-    assert ">stalled<" not in client.get(page).content.decode()
-    Queue.objects.update(stalled_notified_at=NOW)
-    assert ">stalled<" in client.get(page).content.decode()
-    assert ">stalled<" in client.get("/queues/").content.decode()
-
-
-@pytest.mark.parametrize("minutes", [0, 5])
-def test_without_the_setting_nobody_is_notified_of_stalls(alice, amqp, broker_proxy, guarded, settings, minutes):
-    settings.GUARDIAN_STALLED_MINUTES = 5
-    amqp.queue(NAME)
-    start_consumer(amqp)
-    monitor.run_pass()
-    answer(broker_proxy, listing(working_row(guarded)))
-    count_consumers()
-    let_stalled_minutes_pass(minutes=10)
-    settings.GUARDIAN_STALLED_MINUTES = minutes
-    assert count_consumers() == (2 if minutes else 0)
-    settings.GUARDIAN_STALLED_MINUTES = 0
-    assert count_consumers() == 0  # nor a recovery
-    assert stored_stall() == NOTHING
-
-
-def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listing(working_row(guarded)))  # an outdated list
     count_consumers()
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stored_stall()[2]) == ([], None)
 
 
-def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     before = NOW - timedelta(minutes=9)
@@ -513,52 +408,56 @@ def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_p
 
 
 @pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
-def test_without_message_statistics_stalls_are_not_judged(alice, amqp, broker_proxy, guarded, settings, stats):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+def test_without_message_statistics_stalls_are_not_judged(amqp, broker_proxy, guarded, stats):
     amqp.queue(NAME)
     start_consumer(amqp)
     monitor.run_pass()
     answer(broker_proxy, listing(working_row(guarded)))
     count_consumers()
-    let_stalled_minutes_pass(minutes=9)
+    let_minutes_pass(minutes=9)
     before = stored_stall()
     answer(broker_proxy, listing(working_row(guarded, stats=stats)))
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stored_stall()) == ([], before)
 
 
-def test_a_gone_queue_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
-    settings.GUARDIAN_STALLED_MINUTES = 5
+BOTH_KINDS = pytest.mark.parametrize(
+    ("row", "consumers"), [(listed_row, 0), (working_row, 1)], ids=["unattended", "stalled"]
+)
+
+
+@BOTH_KINDS
+def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, row, consumers):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listing(working_row(guarded)))
+    answer(broker_proxy, listing(row(guarded, NAME, consumers)))
     count_consumers()
     Queue.objects.update(state="gone")
     count_consumers()
-    assert stored_stall() == NOTHING
+    assert (stored_state(), stored_stall()) == (NOTHING, NOTHING)
 
 
+@BOTH_KINDS
 @pytest.mark.parametrize("queues", [3, 80])
-def test_detecting_stalls_takes_no_extra_request_and_constant_statements(
-    alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
+def test_counting_takes_one_request_and_constant_statements(
+    amqp, broker_proxy, guarded, queues, row, consumers, django_assert_num_queries
 ):
-    settings.GUARDIAN_STALLED_MINUTES = 5
     account = PulseUser.objects.get()
     names = [f"queue/alice/{number}" for number in range(queues)]
     for name in names:
         amqp.queue(name)
-        amqp.channel.basic_consume(name, lambda *_: None)
+        for _ in range(consumers):
+            amqp.channel.basic_consume(name, lambda *_: None)
     Queue.objects.bulk_create(
-        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, first_seen=NOW, last_seen=NOW, pulse_user=account)
-        for name in names
+        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
     )
     answer(broker_proxy, listing())
     count_consumers()  # the first count creates rows
-    answer(broker_proxy, listing(*(working_row(guarded, name) for name in names)))
+    answer(broker_proxy, listing(*(row(guarded, name, consumers) for name in names)))
     before = broker_proxy.connections
     with django_assert_num_queries(11):
         count_consumers()
     assert broker_proxy.connections - before == 1
-    let_stalled_minutes_pass(minutes=5)
+    let_minutes_pass(minutes=5)
     with django_assert_num_queries(17):
         assert count_consumers() == 2 * queues

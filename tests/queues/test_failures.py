@@ -1,7 +1,5 @@
 """Failures of everything around Guardian: nothing is lost or repeated, and the right people are notified."""
 
-import itertools
-import threading
 import time
 import uuid
 from contextlib import ExitStack
@@ -24,11 +22,11 @@ from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
 from tests.support.faults import STEPS, let_time_pass, once_after, run_scheduled_work
-from tests.support.fixtures import guard
 from tests.support.proxy import Proxy, http_answer
 from tests.support.toolbox import (
     AWAY_AMQP,
     Killed,
+    amqp_answers_lost,
     disk_alarm,
     in_parallel,
     login_without_configure,
@@ -40,12 +38,18 @@ from tests.support.toolbox import (
     wait_until_equal,
 )
 from tools.invariants import breaches
-from tools.rabbitmq import PrivateNode
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
-def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(guarded, settings, broker, caplog):
+@pytest.fixture
+def builds(guarded, account, amqp):
+    """Declare a queue of Alice's that is over its limit, and return its name."""
+    amqp.queue("queue/alice/builds", 11)
+    return "queue/alice/builds"
+
+
+def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(settings, broker, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     for _ in range(3):
         assert monitor.run_pass().away
@@ -58,7 +62,7 @@ def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(guarded, se
     assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
-def test_the_backoff_during_an_outage_grows_to_its_maximum(guarded, settings):
+def test_the_backoff_during_an_outage_grows_to_its_maximum(settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     waits = []
     for _ in range(6):
@@ -68,14 +72,14 @@ def test_the_backoff_during_an_outage_grows_to_its_maximum(guarded, settings):
     assert not monitor.is_due()
 
 
-def test_the_task_runs_no_pass_during_the_backoff(guarded, settings):
+def test_the_task_runs_no_pass_during_the_backoff(settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     for _ in range(3):
         tasks.monitor_queues()
     assert Pass.objects.count() == 1
 
 
-def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, guarded, broker, settings, monkeypatch):
+def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, broker, settings, monkeypatch):
     listed, broken_vhost = Management.list_queues, vhosts[0]
     settings.GUARDIAN_VHOSTS = vhosts[:2]
     monitor.run_pass()
@@ -94,18 +98,8 @@ def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, guar
     assert Queue.objects.get(vhost=vhosts[1]).state == "gone"
 
 
-def test_wrong_credentials_are_an_outage(guarded, settings, broker):
-    host = broker.management_url.rpartition("@")[2]
-    settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:wrong-word@{host}"
-    report = monitor.run_pass()
-    assert report.away
-    assert "401" in report.errors[0]
-    assert "wrong-word" not in report.errors[0]
-
-
-@pytest.mark.parametrize("url", ["", "not an address", "http://", "amqp://guest:word@127.0.0.1", "http://h:port"])
-def test_an_invalid_management_url_is_an_outage_that_names_the_setting(guarded, settings, url):
-    settings.RABBITMQ_MANAGEMENT_URL = url
+def test_an_invalid_management_url_is_an_outage_that_names_the_setting(settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "not an address"
     report = monitor.run_pass()
     assert report.away
     assert "RABBITMQ_MANAGEMENT_URL" in report.errors[0]
@@ -115,28 +109,14 @@ def test_an_invalid_management_url_is_an_outage_that_names_the_setting(guarded, 
     "answer",
     [
         http_answer("200 OK", b"<html>maintenance</html>"),
-        http_answer("200 OK", b'[{"name": "a", "vhost"'),
-        http_answer("200 OK", b'{"queues": 3}'),
         http_answer("200 OK", b'[{"name": "a"}]'),
         http_answer("200 OK", b""),
         http_answer("500 Internal Server Error", b'{"error": "internal_error", "reason": "badmatch"}'),
-        http_answer("502 Bad Gateway", b"nginx"),
-        http_answer("302 Found", b"", "Location: /login"),
         b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n[{",
     ],
-    ids=[
-        "html",
-        "truncated JSON",
-        "a JSON object",
-        "incomplete rows",
-        "an empty body",
-        "a 500",
-        "a 502",
-        "a redirect",
-        "a truncated answer",
-    ],
+    ids=["html", "incomplete rows", "an empty body", "a 500", "a truncated answer"],
 )
-def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, broker_proxy, management, guarded, answer):
+def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, broker_proxy, management, guarded, answer):
     amqp.queue("queue/alice/builds", 3)
     amqp.queue("long", 3)
     monitor.run_pass()
@@ -148,43 +128,6 @@ def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, broker
     assert list(Queue.objects.order_by("id").values()) == before
     assert queue_names(management, guarded) == {"long", "queue/alice/builds"}
     assert sent("ops@example.org") == ["outage"]
-
-
-def test_an_endless_answer_is_abandoned_and_removes_nothing(amqp, broker_proxy, settings, management, guarded):
-    amqp.queue("a", 3)
-    monitor.run_pass()
-    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
-    begins = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n["
-    broker_proxy.answer_slowly(itertools.chain([begins], itertools.repeat(b'{"name": "a"},' * 100)), pause=0.01)
-    reports = [monitor.run_pass() for _ in range(2)]
-    assert all(report.away and report.seconds < 15 for report in reports)
-    assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
-
-
-def test_a_pass_waits_for_a_slow_management_api(amqp, alice, broker_proxy, management, guarded, mailbox):
-    amqp.queue("queue/alice/builds", 11)
-    broker_proxy.delay(0.3)
-    assert monitor.run_pass().deleted == 1
-    broker_proxy.forward()
-    run_scheduled_work()
-    assert breaches(management, [guarded], mailbox.mails) == []
-    assert sent("alice@example.org") == ["deletion"]
-
-
-def test_an_answer_that_stops_arriving_is_abandoned(amqp, broker_proxy, settings):
-    amqp.queue("a")
-    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
-    broker_proxy.delay(5)
-    report = monitor.run_pass()
-    assert report.away
-    assert report.seconds < 3
-
-
-def test_a_connection_cut_in_the_middle_of_a_list_is_retried(amqp, broker_proxy):
-    amqp.queue("a")
-    assert monitor.run_pass().queues == 1
-    broker_proxy.cut_after(300)
-    assert monitor.run_pass().queues == 1
 
 
 def after_recheck(monkeypatch, action):
@@ -199,60 +142,41 @@ def after_recheck(monkeypatch, action):
     monkeypatch.setattr(deletion.amqp, "declare_passively", ask_and_act)
 
 
-def test_a_queue_consumed_since_the_list_is_kept(amqp, alice, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
-    take = Management.list_queues
-
-    def list_and_empty(self, *arguments):
-        rows = take(self, *arguments)
-        monkeypatch.setattr(Management, "list_queues", take)
-        amqp.take("queue/alice/builds", 4)
-        return rows
-
-    monkeypatch.setattr(Management, "list_queues", list_and_empty)
+def test_a_queue_consumed_since_the_list_is_kept(builds, amqp, monkeypatch, management, guarded):
+    once_after(monkeypatch, "the list", lambda: amqp.take(builds, 4))
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (0, 1)
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_names(management, guarded) == {builds}
     assert Queue.objects.get().state == "warned"
     (warning,) = Notification.objects.filter(recipient="alice@example.org")
     assert (warning.kind, warning.facts["length"]) == ("warning", 7)
 
 
-def test_the_recheck_of_unacknowledged_messages_uses_the_list(amqp, alice):
-    amqp.queue("queue/alice/builds", 11)
+def test_the_recheck_of_unacknowledged_messages_uses_the_list(builds, amqp):
     for _ in range(6):
-        amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
+        amqp.channel.basic_get(builds, auto_ack=False)
     assert monitor.run_pass().deleted == 1
 
 
-def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(amqp, alice, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(builds, amqp, monkeypatch):
     amqp.queue("another")
     calls = []
 
     def delete_at_the_second_look():
         calls.append(1)
         if len(calls) == 2:  # the first is for the mail's consumers
-            amqp.channel.queue_delete("queue/alice/builds")
+            amqp.channel.queue_delete(builds)
 
     after_recheck(monkeypatch, delete_at_the_second_look)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
     assert sent("alice@example.org") == []
-    assert queue_events("queue/alice/builds") == ["condemned", "gone"]
-
-
-def test_a_queue_made_unbounded_before_its_deletion_is_kept(amqp, alice, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
-    after_recheck(monkeypatch, lambda: Queue.objects.update(unbounded=True))
-    report = monitor.run_pass()
-    assert (report.deleted, report.kept) == (0, 1)
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_events(builds) == ["condemned", "gone"]
 
 
 @pytest.mark.parametrize("by", ["the queue's limit", "the account's limit", "unbounded"])
-def test_a_queue_spared_while_others_are_deleted_stays(amqp, alice, monkeypatch, management, guarded, by):
+def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, management, guarded, by):
     monkeypatch.setattr(deletion, "SPARED_CHECK_SECONDS", 0)
     for name, length in (("first", 12), ("second", 11)):
         amqp.queue(f"queue/alice/{name}", length)
@@ -275,8 +199,7 @@ def test_a_queue_spared_while_others_are_deleted_stays(amqp, alice, monkeypatch,
     assert sorted(sent("alice@example.org")) == ["deletion", "warning"]
 
 
-def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, alice, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(builds, monkeypatch, management):
     delete = Fetch.delete_queue
 
     def delete_and_declare(self):
@@ -289,24 +212,14 @@ def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, ali
     monitor.run_pass()
     assert sent("alice@example.org") == ["deletion"]
     assert Queue.objects.get().state == "ok"
-    assert queue_events("queue/alice/builds") == ["condemned", "deleted", "returned"]
+    assert queue_events(builds) == ["condemned", "deleted", "returned"]
 
 
 def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue(
-    amqp, alice, monkeypatch, settings, broker
+    builds, amqp, monkeypatch, settings, broker
 ):
-    amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
-    delete = Fetch.delete_queue
-
-    with Proxy.before(broker.amqp_url) as proxy:
-
-        def lose_the_answer(self):
-            proxy.cut_after(0)
-            return delete(self)
-
-        settings.RABBIT_URL = proxy.url(broker.amqp_url)
-        monkeypatch.setattr(Fetch, "delete_queue", lose_the_answer)
+    with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"):
         report = monitor.run_pass()
         assert (report.deleted, len(report.errors), sent("alice@example.org")) == (0, 1, [])
         assert monitor.run_pass().deleted == 1
@@ -314,8 +227,7 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
 
 
 @pytest.mark.parametrize("when", ["before the second look", "at the second request"])
-def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, alice, monkeypatch, when):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_deletion_carried_out_after_its_timeout_is_notified_once(builds, amqp, monkeypatch, when):
     amqp.queue("another")
     delete = Fetch.delete_queue
 
@@ -332,13 +244,13 @@ def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, alice, 
         monkeypatch.setattr(Fetch, "delete_queue", carry_out_late)
     else:
         monkeypatch.setattr(Fetch, "delete_queue", delete)
-        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
+        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete(builds))
     assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
     assert sent("alice@example.org") == ["deletion"]
 
 
 def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
-    amqp, alice, settings, broker, management, guarded
+    amqp, settings, broker, management, guarded
 ):
     with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
         amqp.queue("queue/alice/builds", 11)
@@ -352,7 +264,7 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     assert Watch.objects.get().refused_since is None
 
 
-def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(amqp, alice, monkeypatch):
+def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(amqp, monkeypatch):
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     amqp.publish("queue/alice/builds", 6)
@@ -364,8 +276,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(am
     assert sent("alice@example.org") == ["warning", "recovery"]
 
 
-def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_rechecks_age_starts_with_its_first_request(builds, monkeypatch):
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
     after_recheck(monkeypatch, lambda: time.sleep(0.3))
     report = monitor.run_pass()
@@ -373,55 +284,59 @@ def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
     assert "refused" not in sent("ops@example.org")
 
 
-def test_a_killed_pass_and_a_short_list_do_not_confirm_a_deletion(amqp, alice, settings, monkeypatch):
+def shorten_lists(monkeypatch):
+    listed = Management.list_queues
+    monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
+
+
+def test_a_killed_pass_and_a_short_list_do_not_confirm_a_deletion(amqp, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(12):
         amqp.queue(f"q{number}")
     monitor.run_pass()
     Queue.objects.filter(name="q11").update(state="deleting", delete_sent_at=timezone.now())
-    listed = Management.list_queues
-    monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
+    shorten_lists(monkeypatch)
     assert monitor.run_pass().deleted == 0
     assert "deletion" not in sent("ops@example.org")
 
 
-def test_intermittent_short_lists_are_notified_once_an_hour(guarded, amqp, settings, monkeypatch):
+def test_intermittent_short_lists_are_notified_once_an_hour(amqp, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(12):
         amqp.queue(f"q{number}")
     monitor.run_pass()
-    listed = Management.list_queues
     for _ in range(3):
-        monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
-        monitor.run_pass()
-        monkeypatch.setattr(Management, "list_queues", listed)
+        with monkeypatch.context() as patched:
+            shorten_lists(patched)
+            monitor.run_pass()
         monitor.run_pass()
     assert sent("ops@example.org") == ["short-list"]
 
 
-def test_a_pass_that_lost_its_lease_says_so_in_its_report(guarded, amqp, monkeypatch):
+def expire_lease():
+    Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+
+
+def test_a_pass_that_lost_its_lease_says_so_in_its_report(amqp, monkeypatch):
     amqp.queue("a")
-    take = monitor.snapshot.take
-
-    def slow(*arguments):
-        answer = take(*arguments)
-        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
-        return answer
-
-    monkeypatch.setattr(monitor.snapshot, "take", slow)
+    once_after(monkeypatch, "the list", expire_lease)
     assert monitor.run_pass().given_up
     assert "lease" in Pass.objects.get().errors[0]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"messages_ready": "7"}, {"messages_ready": -3}, {"messages_ready": 2**70}, {"messages_ready": True}],
-    ids=str,
-)
-def test_an_invalid_length_is_unknown(guarded, amqp, monkeypatch, wrong):
-    amqp.queue("a", 11)
+def change_listed_row(monkeypatch, name, changed):
     listed = Management.list_queues
-    monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
+
+    def list_with_a_changed_row(*arguments):
+        return [{**row, **changed} if row["name"] == name else row for row in listed(*arguments)]
+
+    monkeypatch.setattr(Management, "list_queues", list_with_a_changed_row)
+
+
+@pytest.mark.parametrize("length", ["7", -3, 2**70, True])
+def test_an_invalid_length_is_unknown(amqp, monkeypatch, length):
+    amqp.queue("a", 11)
+    change_listed_row(monkeypatch, "a", {"messages_ready": length})
     report = monitor.run_pass()
     assert (report.unknown, report.deleted) == (1, 0)
 
@@ -434,12 +349,7 @@ def test_an_invalid_length_is_unknown(guarded, amqp, monkeypatch, wrong):
 def test_a_row_with_an_invalid_column_is_guarded_like_the_others(guarded, amqp, management, monkeypatch, wrong):
     amqp.queue("odd", 11)
     amqp.queue("long", 11)
-    listed = Management.list_queues
-
-    def list_with_an_odd_row(*arguments):
-        return [{**row, **wrong} if row["name"] == "odd" else row for row in listed(*arguments)]
-
-    monkeypatch.setattr(Management, "list_queues", list_with_an_odd_row)
+    change_listed_row(monkeypatch, "odd", wrong)
     report = monitor.run_pass()
     assert (report.queues, report.deleted, report.errors) == (2, 2, [])
     monkeypatch.undo()
@@ -460,7 +370,7 @@ def test_a_missing_guarded_vhost_is_an_error_in_the_report(amqp, guarded, settin
     assert report.errors == ["vhost 'no-such-vhost' isn't on the broker; see GUARDIAN_VHOSTS"]
 
 
-def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, alice, settings, broker):
+def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, settings, broker):
     settings.RABBIT_URL = AWAY_AMQP
     amqp.queue("queue/alice/builds", 11)
     for _ in range(2):
@@ -472,8 +382,9 @@ def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, alice,
 
 
 @pytest.mark.parametrize("after_the_broker_did_it", [False, True], ids=["before", "after"])
-def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, alice, monkeypatch, after_the_broker_did_it):
-    amqp.queue("queue/alice/builds", 11)
+def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(
+    builds, amqp, monkeypatch, after_the_broker_did_it
+):
     amqp.queue("another")
     delete = Fetch.delete_queue
 
@@ -485,32 +396,25 @@ def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, alice
     monkeypatch.setattr(Fetch, "delete_queue", die)
     with pytest.raises(Killed):
         monitor.run_pass()
-    assert Queue.objects.get(name="queue/alice/builds").state == "deleting"
+    assert Queue.objects.get(name=builds).state == "deleting"
     monkeypatch.setattr(Fetch, "delete_queue", delete)
     assert monitor.run_pass().deleted == 1
     monitor.run_pass()
     assert sent("alice@example.org") == ["deletion"]
-    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+    assert Queue.objects.get(name=builds).state == "gone"
 
 
-def test_a_pass_that_lost_its_lease_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
-
-    def run_out():
-        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
-
-    after_recheck(monkeypatch, run_out)
+def test_a_pass_that_lost_its_lease_deletes_nothing(builds, monkeypatch, management, guarded):
+    after_recheck(monkeypatch, expire_lease)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "lease" in report.errors[-1]
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_names(management, guarded) == {builds}
 
 
-def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, alice, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
-
+def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(builds, monkeypatch):
     def gone(*_, **__):
-        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        expire_lease()
         raise NotOnBroker("no such queue")
 
     monkeypatch.setattr(Fetch, "delete_queue", gone)
@@ -518,13 +422,11 @@ def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, alice,
 
 
 def test_messages_published_after_a_purge_survive_a_slow_network(
-    amqp, alice, monkeypatch, settings, broker, management, guarded
+    builds, amqp, monkeypatch, settings, broker, management
 ):
-    amqp.queue("queue/alice/builds", 11)
-
     def purge_and_publish():
-        amqp.channel.queue_purge("queue/alice/builds")
-        amqp.publish("queue/alice/builds", 1)
+        amqp.channel.queue_purge(builds)
+        amqp.publish(builds, 1)
 
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
@@ -532,24 +434,22 @@ def test_messages_published_after_a_purge_survive_a_slow_network(
         once_after(monkeypatch, "the announcement", purge_and_publish)
         report = monitor.run_pass()
     assert (report.deleted, report.kept, report.errors) == (0, 1, [])
-    assert amqp.channel.queue_declare("queue/alice/builds", passive=True).method.message_count == 1
+    assert amqp.channel.queue_declare(builds, passive=True).method.message_count == 1
     assert monitor.run_pass().deleted == 0
     assert Queue.objects.get().state == "ok"
     assert sent("alice@example.org") == []
 
 
-def test_an_expired_recheck_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
-    amqp.queue("queue/alice/builds", 11)
+def test_an_expired_recheck_deletes_nothing(builds, monkeypatch, management, guarded):
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     report = monitor.run_pass()
     assert (report.deleted, report.errors, sent("alice@example.org")) == (0, [], [])
-    assert queue_names(management, guarded) == {"queue/alice/builds"}
+    assert queue_names(management, guarded) == {builds}
     monkeypatch.undo()
     assert monitor.run_pass().deleted == 1
 
 
-def test_an_expired_recheck_keeps_an_earlier_deletion_request(amqp, alice, monkeypatch):
-    amqp.queue("queue/alice/builds", 11)
+def test_an_expired_recheck_keeps_an_earlier_deletion_request(builds, monkeypatch):
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     monitor.run_pass()
     assert Queue.objects.get().delete_sent_at is None
@@ -559,8 +459,7 @@ def test_an_expired_recheck_keeps_an_earlier_deletion_request(amqp, alice, monke
     assert Queue.objects.get().delete_sent_at == earlier
 
 
-def test_ten_concurrent_passes_delete_and_notify_once(amqp, alice):
-    amqp.queue("queue/alice/builds", 11)
+def test_ten_concurrent_passes_delete_and_notify_once(builds):
     reports = in_parallel(*[monitor.run_pass] * 10)
     assert sum(report.deleted for report in reports) == 1
     assert sent("alice@example.org") == ["deletion"]
@@ -569,7 +468,7 @@ def test_ten_concurrent_passes_delete_and_notify_once(amqp, alice):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
-    amqp, alice, guarded, settings, management, mailbox, broker, monkeypatch, step
+    amqp, guarded, settings, management, mailbox, broker, monkeypatch, step
 ):
     other = f"{guarded}-other"
     settings.GUARDIAN_VHOSTS = [guarded, other]
@@ -585,17 +484,13 @@ def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
 
     once_after(monkeypatch, step, delete)
     assert monitor.run_pass().deleted == (step == "the deletion")
-    assert not management_has(management, other)
+    assert other not in {one.name for one in management.vhosts()}
     let_time_pass()
     run_scheduled_work()
     assert breaches(management, [guarded], mailbox.mails) == []
     assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
     assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
     assert sent("alice@example.org") == ["warning"]
-
-
-def management_has(management, vhost):
-    return vhost in {one.name for one in management.vhosts()}
 
 
 @pytest.fixture
@@ -613,7 +508,7 @@ def guardian_account(guarded, settings, broker, management):
 
 @pytest.mark.parametrize("what", ["its password", "its permissions", "itself"])
 def test_guardians_account_that_is_restored_on_the_broker_lost_nothing(
-    guardian_account, amqp, alice, guarded, management, mailbox, what
+    guardian_account, amqp, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)
     monitor.run_pass()
@@ -678,19 +573,6 @@ def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):
     wait_until(lambda: monitor.run_pass().queues == 20)  # RabbitMQ 4 lists no queues in the moment after its start
     assert not Queue.objects.filter(state="gone").exists()
     assert [kind for kind in sent("ops@example.org") if kind != "short-list"] == ["outage", "outage-over"]
-
-
-def test_a_frozen_broker_is_an_outage_until_it_resumes(guarded_node, settings):
-    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
-    Amqp(guarded_node.amqp_url, "/").queue("a")
-    monitor.run_pass()
-    guarded_node.suspend()
-    try:
-        report = monitor.run_pass()
-    finally:
-        guarded_node.resume()
-    assert report.away
-    assert monitor.run_pass().queues == 1
 
 
 @pytest.mark.parametrize("alarm", ["memory", "disk"])
@@ -813,28 +695,3 @@ def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, 
     run_scheduled_work()
     assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert "deletion" not in sent("ops@example.org")
-
-
-@pytest.mark.soak
-def test_lists_while_a_node_stops_and_starts_remove_nothing(transactional_db, settings):
-    with (
-        PrivateNode(plugins=["rabbitmq_management"]) as first,
-        PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first) as second,
-    ):
-        guard(first, settings)
-        second.join(first)
-        first_amqp, second_amqp = Amqp(first.amqp_url, "/"), Amqp(second.amqp_url, "/")
-        for number in range(150):
-            first_amqp.queue(f"one-{number}")
-            second_amqp.queue(f"two-{number}")
-        assert monitor.run_pass().queues == 300
-        for change in (second.halt, second.start):
-            changing = threading.Thread(target=change)
-            changing.start()
-            while changing.is_alive():
-                assert monitor.run_pass().gone == 0
-            changing.join()
-            for _ in range(4):
-                assert monitor.run_pass().gone == 0
-    assert Queue.objects.exclude(state="gone").count() == 300
-    assert Watch.objects.get().failures == 0

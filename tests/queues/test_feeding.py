@@ -160,13 +160,3 @@ def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, account, alice, cl
     for text in (page, client.get(html.unescape(refreshed), headers={"HX-Request": "true"}).content.decode()):
         assert "The broker itself limits it" in text
         assert "it is deleted" not in text
-
-
-def test_a_queues_page_says_when_the_brokers_limit_is_not_reached_before_the_deletion_limit(
-    amqp, guarded, account, alice, client
-):
-    amqp.queue(NAME, 6, arguments={"x-max-length": 10})
-    monitor.run_pass()
-    client.force_login(alice)
-    page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
-    assert "Guardian deletes it past 10 messages" in page

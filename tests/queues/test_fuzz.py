@@ -40,14 +40,13 @@ from message_store.applications import create_key
 from message_store.models import Application
 from message_store.queues import MessageInput
 from notifications.models import Channel
-from queues.archive_chunks import pack
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Replay
-from rabbit.fetching import Fetched
 from rabbit.management import NotOnBroker
 from tests.site import test_who_may
 from tests.site.test_api_schema import ALL_OPERATIONS, OPERATIONS
 from tests.site.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone
 from tests.support.api import answer_to
+from tests.support.archives import store_archive
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.slow
@@ -178,7 +177,9 @@ class World:
         subscribed = SubscriptionQueue.objects.get_or_create(
             subscription=subscription, offering=offering, object_type="call", defaults=named
         )[0]
-        archive = self._archive(queue)
+        of_queue = {"vhost": queue.vhost, "queue": queue, "pulse_user": account}
+        archive = Archive.objects.filter(reason="length", state="kept", **of_queue).first()
+        archive = archive or store_archive(b"1", name=queue.name, **of_queue)
         self.replay = Replay.objects.get_or_create(
             archive=archive,
             to_queue=queue.name,
@@ -195,17 +196,6 @@ class World:
             **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
             "marketplace-site-agent-services": service.uuid, "marketplace-site-agent-processors": processor.uuid,
         }  # fmt: skip
-
-    def _archive(self, queue: Queue) -> Archive:
-        now = timezone.now()
-        archive, is_new = Archive.objects.get_or_create(
-            vhost=queue.vhost, queue_name=queue.name, pulse_user=queue.pulse_user, queue=queue, reason="length",
-            state="kept", messages=1, defaults={"created": now, "expires": now},
-        )  # fmt: skip
-        if is_new:
-            message = Fetched(b"1", {}, {}, "", queue.name, False)
-            archive.chunks.create(first=1, count=1, data=pack([message]))
-        return archive
 
     def point(self, case: schemathesis.Case) -> None:
         """Let this request name existing objects."""
@@ -257,20 +247,22 @@ def takes_something(operation: schemathesis.APIOperation) -> bool:
     return bool(operation.body or operation.query or operation.path_parameters)
 
 
+def valid_and_invalid(operation: schemathesis.APIOperation) -> Any:
+    """Return a decorator that calls a test with requests of this operation, to existing and missing objects."""
+    case = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    if takes_something(operation):
+        case |= operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    arguments = given(case=case, there=st.sampled_from([True, True, False]), number=st.integers(0, 10**6))
+    return lambda test: examples(-(-CASES // len(OPERATIONS)))(arguments(test))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_answer_matches_the_schema(world, counted, kind):
     """Send valid and invalid requests as anybody, about existing and missing objects."""
     for operation in [operation for operation in OPERATIONS if operation.path.split("/")[2] == kind]:
-        sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-        nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
         sent = 0
 
-        @examples(-(-CASES // len(OPERATIONS)))
-        @given(
-            case=sensible | nonsense if takes_something(operation) else sensible,
-            there=st.sampled_from([True, True, False]),
-            number=st.integers(0, 10**6),
-        )
+        @valid_and_invalid(operation)
         def send(case: schemathesis.Case, there: bool, number: int) -> None:
             nonlocal sent
             way = pick(WAYS, number, case.path_parameters, case.query, case.body)
@@ -303,15 +295,8 @@ def test_every_answer_of_the_message_store_matches_the_schema(transactional_db, 
 
     named = {"application": "shop", "queue": "orders", "consumer": "mail", "worker": "0" * 32, "message_ids": restore()}
     for operation in [operation for operation in ALL_OPERATIONS if operation not in OPERATIONS]:
-        sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
-        nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
-        @examples(-(-CASES // len(OPERATIONS)))
-        @given(
-            case=sensible | nonsense if takes_something(operation) else sensible,
-            there=st.sampled_from([True, True, False]),
-            number=st.integers(0, 10**6),
-        )
+        @valid_and_invalid(operation)
         def send(case: schemathesis.Case, there: bool, number: int) -> None:
             who = pick([(who, who) for who in headers], number, case.path_parameters, case.query, case.body)[0]
             if there:

@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from agents import registration
 from agents.models import SubscriptionQueue
 from core.models import Removal
 from notifications import claims, retries, sending
@@ -53,11 +52,28 @@ def test_a_good_run_breaks_no_invariant(after_pass, management, mailbox):
 # Notifications
 
 
+DAY = timedelta(days=1)
+
+
 @pytest.mark.soak
-def test_an_unsent_notification_is_lost(after_pass):
-    notification()
-    [breach] = invariants.missing_notifications()
-    assert breach == f"the outage to {OPERATOR} is still due after 0 attempts (no error)"
+@pytest.mark.parametrize(
+    ("values", "breach"),
+    [
+        ({}, "is still due after 0 attempts (no error)"),
+        ({"deferred_until": timezone.now() + DAY}, None),
+        ({"state": "failed", "last_error": claims.REPLACED}, None),
+        ({"state": "failed", "attempts": retries.MIN_ATTEMPTS, "created": timezone.now() - 2 * DAY}, None),
+        (
+            {"state": "failed", "last_error": "KeyError('queue')", "attempts": 1},
+            "was given up after 1 attempts: K",
+        ),
+    ],
+    ids=["unsent", "deferred by quiet hours", "replaced", "tried for a day", "given up for a wrong reason"],
+)
+def test_a_lost_notification_is_found(after_pass, values, breach):
+    notification(**values)
+    found = invariants.missing_notifications()
+    assert [one.startswith(f"the outage to {OPERATOR} {breach}") for one in found] == [True] * bool(breach)
 
 
 @pytest.mark.soak
@@ -65,29 +81,6 @@ def test_a_deferred_retry_is_lost_only_after_its_time(after_pass):
     notification(due_at=timezone.now() + timedelta(seconds=30), attempts=1, last_error="451")
     assert invariants.missing_notifications(settled=False) == []
     assert len(invariants.missing_notifications()) == 1
-
-
-@pytest.mark.soak
-def test_a_notification_deferred_by_quiet_hours_is_not_lost(after_pass):
-    notification(deferred_until=timezone.now() + timedelta(hours=1))
-    assert invariants.missing_notifications() == []
-
-
-@pytest.mark.soak
-def test_a_notification_given_up_for_a_wrong_reason_is_lost(after_pass):
-    notification(state="failed", last_error=claims.REPLACED)
-    assert invariants.missing_notifications() == []
-    notification(state="failed", last_error="KeyError('queue')", attempts=1)
-    assert invariants.missing_notifications() == [
-        f"the outage to {OPERATOR} was given up after 1 attempts: KeyError('queue')"
-    ]
-
-
-@pytest.mark.soak
-def test_a_notification_tried_for_a_day_may_be_given_up(after_pass):
-    before = timezone.now() - timedelta(hours=25)
-    notification(state="failed", last_error="451", attempts=retries.MIN_ATTEMPTS, created=before)
-    assert invariants.missing_notifications() == []
 
 
 def test_a_deletion_without_its_notification_is_found(after_pass):
@@ -206,59 +199,43 @@ def test_an_ignored_queue_breaks_no_invariant(after_pass, management, amqp, sett
     assert invariants.disagreements(management, [after_pass]) == []
 
 
+LOGIN = "0f1e2d3c4b5a49788796a5b4c3d2e1f0"
+
+
+def create_login(management, queue):
+    management.put_user(LOGIN, "secret")
+    management.set_permissions(queue.vhost, LOGIN, FULL_ACCESS)
+
+
+def create_removal(management, queue):
+    Removal.objects.create(kind="queue", vhost=queue.vhost, name="subscription_old", last_error="away")
+
+
+DIFFERENCES = {
+    "{queue} in {vhost} is registered, but not on the broker": lambda broker, queue: broker.delete_queue(
+        queue.vhost, queue.queue_name
+    ),
+    "{queue} in {vhost} is registered, but still creating": lambda *_: SubscriptionQueue.objects.update(
+        state="creating"
+    ),
+    "subscription_orphan in {vhost} is on the broker, but not registered": lambda broker, queue: broker.declare_queue(
+        queue.vhost, "subscription_orphan"
+    ),
+    "vhost {vhost} lacks its dead-letter queue": lambda broker, queue: broker.delete_queue(queue.vhost, "guardian.dlq"),
+    f"the RabbitMQ user {LOGIN} has permissions in {{vhost}}, but no row": create_login,
+    "is still to be removed (away)": create_removal,
+}
+
+
 @pytest.mark.soak
-class TestRegistrations:
-    """A registered queue, and each way in which the broker may differ."""
-
-    @pytest.fixture
-    def queue(self, agents):
-        owner = agents.owner()
-        offering = agents.offering(owner)
-        presented = agents.token(owner)
-        identity = agents.identity(owner, offering)
-        subscription, _ = registration.register_subscription(identity, "order", presented)
-        return registration.create_queue(subscription, offering, "order", presented)[0]
-
-    def test_a_registration_with_its_queue_breaks_no_invariant(self, queue, management):
-        assert invariants.disagreements(management, [queue.vhost]) == []
-        assert invariants.missing_registrations([(queue.vhost, queue.queue_name)]) == []
-
-    def test_a_registration_without_its_queue_is_found(self, queue, management):
-        management.delete_queue(queue.vhost, queue.queue_name)
-        assert invariants.disagreements(management, [queue.vhost]) == [
-            f"{queue.queue_name} in {queue.vhost} is registered, but not on the broker"
-        ]
-
-    def test_an_unfinished_registration_is_found(self, queue, management):
-        SubscriptionQueue.objects.update(state="creating")
-        assert invariants.disagreements(management, [queue.vhost]) == [
-            f"{queue.queue_name} in {queue.vhost} is registered, but still creating"
-        ]
-        assert len(invariants.missing_registrations([(queue.vhost, queue.queue_name)])) == 1
-
-    def test_an_orphan_is_found(self, queue, management):
-        management.declare_queue(queue.vhost, "subscription_orphan")
-        assert invariants.disagreements(management, [queue.vhost]) == [
-            f"subscription_orphan in {queue.vhost} is on the broker, but not registered"
-        ]
-
-    def test_a_vhost_without_its_dead_letter_queue_is_found(self, queue, management):
-        management.delete_queue(queue.vhost, "guardian.dlq")
-        assert invariants.disagreements(management, [queue.vhost]) == [
-            f"vhost {queue.vhost} lacks its dead-letter queue"
-        ]
-
-    def test_a_login_without_a_row_is_found(self, queue, management):
-        management.put_user(user := "0f1e2d3c4b5a49788796a5b4c3d2e1f0", "secret")
-        management.set_permissions(queue.vhost, user, FULL_ACCESS)
-        assert invariants.disagreements(management, [queue.vhost]) == [
-            f"the RabbitMQ user {user} has permissions in {queue.vhost}, but no row"
-        ]
-
-    def test_a_pending_removal_is_found(self, queue, management):
-        Removal.objects.create(kind="queue", vhost=queue.vhost, name="subscription_old", last_error="away")
-        [breach] = invariants.disagreements(management, [queue.vhost])
-        assert breach.endswith("is still to be removed (away)")
+@pytest.mark.parametrize("expected", DIFFERENCES)
+def test_a_registration_that_differs_on_the_broker_is_found(agent, management, expected):
+    vhost, queue = agent.vhost, agent.queue.queue_name
+    assert invariants.disagreements(management, [vhost]) + invariants.missing_registrations([(vhost, queue)]) == []
+    DIFFERENCES[expected](management, agent.queue)
+    [breach] = invariants.disagreements(management, [vhost])
+    assert breach.endswith(expected.format(queue=queue, vhost=vhost))
+    assert len(invariants.missing_registrations([(vhost, queue)])) == ("still creating" in expected)
 
 
 @pytest.mark.soak

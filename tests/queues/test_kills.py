@@ -88,7 +88,7 @@ def kill_after_each_effect(do, prepare, check):
         kills += 1
 
 
-def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, alice, guarded, management, mailbox):
+def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, guarded, management, mailbox):
     def prepare(number):
         amqp.queue(f"going-{number}")
         monitor.run_pass()
@@ -130,7 +130,7 @@ def test_a_killed_deletion_or_purge_by_a_person_loses_no_message(do, amqp, alice
     assert kill_after_each_effect(lambda queue: do(queue, alice), prepare, check) >= 8
 
 
-def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, guarded, monkeypatch):
+def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, monkeypatch):
     monkeypatch.setattr(replay, "BATCH", 2)
     name = "queue/alice/jobs"
     amqp.queue(name, 5)

@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from accounts.models import PulseUser
 from queues import monitor, thresholds
 from queues.comparison import PulseAccount, Registrations, Rules
 from queues.models import Watch
@@ -14,7 +13,7 @@ from rabbit import memory
 from rabbit.management import BrokerUnavailable
 from rabbit.memory import NodeMemory
 from tests.queues.test_comparison import InMemoryMonitor, listed_queue, snapshot
-from tests.support.toolbox import broker_version, queue_names, sent, wait_until
+from tests.support.toolbox import broker_version, queue_names, wait_until
 from tools.benchmarks.passes import counted_requests
 
 MIB = 2**20
@@ -41,15 +40,6 @@ def test_the_queue_that_holds_the_memory_is_condemned_and_not_the_longest():
     assert condemned({"heavy": (40, 160 * MIB), "light": (90, MIB)}) == {"heavy"}
 
 
-def test_no_more_queues_are_condemned_than_relieve_the_node():
-    queues = {f"heavy {number}": (50, (100 + number) * MIB) for number in range(6)}
-    assert condemned(queues) == {"heavy 5", "heavy 4"}
-
-
-def test_without_a_queue_that_holds_much_none_is_condemned():
-    assert condemned({f"light {number}": (90, 9 * MIB) for number in range(90)}) == set()
-
-
 def test_a_queue_within_its_warning_threshold_stays_and_others_relieve_the_node():
     assert condemned({"short": (5, 500 * MIB), "long": (50, 100 * MIB)}) == {"long"}
 
@@ -73,11 +63,6 @@ def test_only_queues_on_the_node_under_pressure_are_condemned():
     assert condemned({"heavy": (50, 500 * MIB)}, nodes=nodes) == set()
 
 
-def test_below_four_fifths_of_the_watermark_no_limit_is_lowered():
-    nodes = {"rabbit@one": NodeMemory(800 * MIB, 1000 * MIB)}
-    assert condemned({"heavy": (90, 500 * MIB)}, nodes=nodes) == set()
-
-
 # With a broker
 
 
@@ -89,52 +74,6 @@ def under_pressure(guarded, settings, monkeypatch, management):
     monkeypatch.setattr(MemoryPressure, "PRESSURE_START", 0.0)
     monkeypatch.setattr(thresholds, "MIN_RELIEF", 0.001)
     wait_until(lambda: memory.of_nodes(management))  # a new node reports it after some seconds
-
-
-@pytest.fixture
-def raise_pressure(guarded, settings, broker, management):
-    """Select the policy, and return a function that sets the watermark to just above the memory in use."""
-    if broker.node is None:
-        pytest.skip("nobody can set the watermark of a broker that was named")
-    settings.GUARDIAN_THRESHOLD_POLICY = "memory-pressure"
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 80
-    if broker_version(management) >= (4, 0):
-        pytest.skip("RabbitMQ 4 stores nearly all messages on disk, so no queue of a test holds much memory")
-
-    def node():
-        (reported,) = wait_until(lambda: memory.of_nodes(management)).values()
-        return reported
-
-    def is_under_pressure():
-        watermark = round(node().used / 0.94)
-        broker.node.eval(f"vm_memory_monitor:set_vm_memory_high_watermark({{absolute, {watermark}}})")
-        wait_until(lambda: abs(node().watermark - watermark) < MIB)
-        return 0.87 < node().share < 1
-
-    yield lambda: wait_until(is_under_pressure)  # the memory in use may change meanwhile
-    broker.node.eval("vm_memory_monitor:set_vm_memory_high_watermark(0.4)")
-    wait_until(lambda: node().share < 0.5)
-
-
-@pytest.mark.soak
-def test_near_the_watermark_the_largest_queue_in_memory_is_deleted_and_a_longer_one_stays(
-    amqp, guarded, raise_pressure, management, alice, bob
-):
-    for owner, name in ((alice, "alice"), (bob, "bob")):
-        PulseUser.objects.create(username=name, ready=True).owners.add(owner)
-    amqp.queue("queue/alice/heavy")
-    for _ in range(60):
-        amqp.channel.basic_publish("", "queue/alice/heavy", b"x" * 2 * MIB)
-    amqp.queue("queue/bob/light", 75)
-    heavy = (guarded, "queue/alice/heavy")
-    wait_until(lambda: memory.of_queues(management, [guarded]).get(heavy, 0) >= 120 * MIB)
-    assert monitor.run_pass().deleted == 0
-    raise_pressure()
-    report = monitor.run_pass()
-    assert (report.deleted, report.errors) == (1, [])
-    assert queue_names(management, guarded) == {"queue/bob/light"}
-    assert sent(alice.email)[-1] == "deletion"
-    assert sent(bob.email) == ["warning"]
 
 
 def test_the_largest_queue_in_memory_is_deleted_and_one_of_tiny_messages_stays(

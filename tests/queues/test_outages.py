@@ -90,7 +90,7 @@ def read_only():
 
 @pytest.mark.parametrize("step", ["the list", "the recheck", "the announcement", "the deletion"])
 def test_a_pass_interrupted_by_a_database_stop_is_finished_by_the_next(
-    cluster, amqp, alice, guarded, management, mailbox, monkeypatch, step
+    cluster, amqp, guarded, management, mailbox, monkeypatch, step
 ):
     amqp.queue("queue/alice/short", 1)
     monitor.run_pass()
@@ -159,7 +159,7 @@ def test_pages_and_the_api_are_503_while_the_database_is_stopped(cluster, alice,
 
 
 def test_the_monitor_continues_when_the_database_is_back(
-    cluster, amqp, alice, environment, guarded, management, mailbox, tmp_path
+    cluster, amqp, environment, guarded, management, mailbox, tmp_path
 ):
     log = tmp_path / "log"
     with log.open("w") as output:
@@ -237,7 +237,7 @@ def is_connected():
     return connection.connection is not None
 
 
-def test_a_pass_ended_by_a_deadlock_is_done_by_the_next(cluster, amqp, alice, guarded, management, mailbox):
+def test_a_pass_ended_by_a_deadlock_is_done_by_the_next(cluster, amqp, guarded, management, mailbox):
     for name in ("queue/alice/first", "queue/alice/second"):
         amqp.queue(name, 1)
     monitor.run_pass()
@@ -295,7 +295,7 @@ def write_until_full(write):
 
 @pytest.mark.parametrize("step", ["the list", "the announcement"])
 def test_a_pass_interrupted_by_a_full_disk_is_finished_later(
-    full_disk, amqp, alice, guarded, management, mailbox, monkeypatch, step
+    full_disk, amqp, guarded, management, mailbox, monkeypatch, step
 ):
     number = 30
     for one in range(number):
@@ -333,7 +333,7 @@ def test_with_a_full_disk_reads_work_and_writes_are_503(full_disk, alice):
 # The mail server
 
 
-def test_mails_arrive_after_a_cut_connection_with_few_duplicates(mailbox, guarded, settings):
+def test_mails_arrive_after_a_cut_connection_with_few_duplicates(mailbox, settings):
     with Proxy("127.0.0.1", mailbox.port) as between:
         settings.EMAIL_PORT = between.port
         cuts = range(0, 200, 7)  # the server sends about 180 bytes

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,23 +27,23 @@ def play(states, seconds_between=60, quiet_seconds=PERIOD):
     return messages, quiet, state, now
 
 
-def test_the_first_warning_is_sent_immediately():
-    assert play([WARNED])[0] == [(MessageKind.WARNING, WARNED)]
+FIRST_TWO = [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
 
 
-def test_the_first_recovery_in_the_period_is_sent_immediately():
-    assert play([WARNED, OK])[0] == [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
-
-
-def test_further_changes_in_the_period_are_folded():
-    assert len(play([WARNED, OK, WARNED, OK, WARNED])[0]) == 2
-
-
-def test_a_summary_at_the_end_states_the_current_state():
-    messages, quiet, *_ = play([WARNED, OK] + [WARNED] * 15)
-    assert messages[-1] == (MessageKind.SUMMARY, WARNED)
-    assert len(messages) == 3
-    assert quiet.notified_state == WARNED
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([WARNED], FIRST_TWO[:1]),
+        ([WARNED, OK], FIRST_TWO),
+        ([WARNED, OK, WARNED, OK, WARNED], FIRST_TWO),
+        ([WARNED, OK, WARNED] + [OK] * 20, FIRST_TWO),
+        ([WARNED, OK] + [WARNED] * 15, [*FIRST_TWO, (MessageKind.SUMMARY, WARNED)]),
+        ([WARNED] * 20 + [OK], FIRST_TWO),
+    ],
+    ids=["warning", "recovery", "folded changes", "no summary", "summary", "recovery after the period"],
+)
+def test_changes_of_state_lead_to_few_messages(states, expected):
+    assert play(states)[0] == expected
 
 
 def test_the_summary_counts_folded_changes():
@@ -50,23 +51,8 @@ def test_the_summary_counts_folded_changes():
     assert quiet.folded == 3
 
 
-def test_no_summary_follows_if_the_last_message_is_still_true():
-    assert len(play([WARNED, OK, WARNED] + [OK] * 20)[0]) == 2
-
-
-def test_a_recovery_after_the_period_is_notified():
-    messages, *_ = play([WARNED] * 20 + [OK])
-    assert messages == [(MessageKind.WARNING, WARNED), (MessageKind.RECOVERY, OK)]
-
-
 def test_without_a_quiet_period_every_change_is_notified():
-    messages, *_ = play([WARNED, OK, WARNED, OK], quiet_seconds=0)
-    assert [message for message, _ in messages] == [
-        MessageKind.WARNING,
-        MessageKind.RECOVERY,
-        MessageKind.WARNING,
-        MessageKind.RECOVERY,
-    ]
+    assert play([WARNED, OK, WARNED, OK], quiet_seconds=0)[0] == FIRST_TWO * 2
 
 
 histories = st.lists(st.sampled_from([OK, WARNED]), max_size=60)

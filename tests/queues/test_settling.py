@@ -11,38 +11,34 @@ A, B = "rabbit@a", "rabbit@b"
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 
-def after(earlier, nodes, listed, *, seconds=0, was_outage=False, **fields):
-    listing = snapshot(nodes=frozenset(listed), **fields)
-    return settling.after(earlier, nodes, listing, NOW + timedelta(seconds=seconds), was_outage=was_outage)
+def later(nodes):
+    """Return when these nodes began to settle, given in seconds after the first."""
+    return {node: (NOW + timedelta(seconds=seconds)).isoformat() for node, seconds in nodes.items()}
 
 
-def test_no_node_settles_while_the_same_nodes_run():
-    assert after(None, [A, B], [A, B]) == {}
+@pytest.mark.parametrize(
+    ("earlier", "nodes", "listed", "seconds", "expected"),
+    [
+        ({}, [A, B], [A, B], 0, {}),
+        ({}, [], [A, B], 0, {}),
+        ({}, [A], [A, B], 0, {B: 0}),
+        ({B: 0}, [A, B], [A, B], 14, {B: 0}),
+        ({B: 0}, [A, B], [A, B], 15, {}),
+        ({B: 0}, [A], [A, B], 10, {B: 10}),
+        ({B: 0}, [A, B], [A], 1, {A: 1}),
+    ],
+    ids=["same nodes", "first list", "came back", "a moment ago", "a while ago", "came back again", "another is lost"],
+)
+def test_a_node_settles_for_a_while(earlier, nodes, listed, seconds, expected):
+    now = NOW + timedelta(seconds=seconds)
+    found = settling.after(later(earlier), nodes, snapshot(nodes=frozenset(listed)), now, was_outage=False)
+    assert found == later(expected)
 
 
-def test_a_node_that_came_back_settles_for_a_while():
-    returned = after(None, [A], [A, B])
-    assert returned == {B: NOW.isoformat()}
-    assert after(returned, [A, B], [A, B], seconds=14) == returned
-    assert after(returned, [A, B], [A, B], seconds=15) == {}
-
-
-def test_the_other_nodes_settle_when_a_node_is_lost():
-    lost = NOW + timedelta(seconds=1)
-    assert after({B: NOW.isoformat()}, [A, B], [A], seconds=1) == {A: lost.isoformat()}
-
-
-def test_a_node_that_settles_twice_settles_anew():
-    assert after({B: NOW.isoformat()}, [A], [A, B], seconds=10) == {B: (NOW + timedelta(seconds=10)).isoformat()}
-
-
-@pytest.mark.parametrize("changed", [{"was_outage": True}, {"nodes_unchanged": False}])
-def test_all_nodes_settle_if_any_may_have_been_restarted(changed):
-    assert after(None, [A, B], [A, B], **changed).keys() == {A, B}
-
-
-def test_no_node_settles_at_the_first_list():
-    assert after(None, [], [A, B]) == {}
+@pytest.mark.parametrize(("was_outage", "nodes_unchanged"), [(True, True), (False, False)])
+def test_all_nodes_settle_if_any_may_have_been_restarted(was_outage, nodes_unchanged):
+    listing = snapshot(nodes=frozenset([A, B]), nodes_unchanged=nodes_unchanged)
+    assert settling.after(None, [A, B], listing, NOW, was_outage=was_outage).keys() == {A, B}
 
 
 @pytest.fixture

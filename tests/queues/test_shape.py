@@ -5,8 +5,6 @@ among many are also requested one by one, which costs the broker less than a lis
 steady passes: test_monitor.py; with Prometheus: test_prometheus.py; the list of queues: test_queue_list.py.
 """
 
-import uuid
-
 import httpx
 import pytest
 from django.db import connection, transaction
@@ -101,24 +99,6 @@ def test_statements_and_requests_of_warnings_do_not_grow(create_queues, settings
         found.append(count)
     assert found[0] == found[1]
     assert found[0][2] == 0
-
-
-def test_the_statements_of_a_claim_do_not_grow(db):
-    found = []
-    for number in (FEW, MANY):
-        Notification.objects.all().delete()
-        now = timezone.now()
-        Notification.objects.bulk_create(
-            Notification(
-                uuid=uuid.uuid4(), recipient=f"{one}@example.org", channel="email", kind="outage", about=f"{one}",
-                facts={"error": "away"}, state=Notification.State.DUE, created=now, due_at=now,
-            )
-            for one in range(number)
-        )  # fmt: skip
-        batch, statements, _, _ = counted(lambda: claims.claim(claims.MAX_CLAIMED))
-        assert len(batch) == claims.MAX_CLAIMED
-        found.append(statements)
-    assert found[0] == found[1]
 
 
 def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings):

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,20 +29,17 @@ lengths = st.integers(0, 20)
 pairs = st.tuples(st.integers(1, 1000), st.integers(1, 1000)).map(lambda pair: Thresholds(min(pair), max(pair) + 1))
 
 
-def test_a_queue_at_its_warning_threshold_is_warned_about():
-    assert judge(OK, 5, LIMITS, spared=False) == (WARNED, Action.WARN)
-
-
-def test_a_warned_queue_below_its_threshold_recovers():
-    assert judge(WARNED, 4, LIMITS, spared=False) == (OK, Action.RECOVER)
-
-
-def test_a_queue_at_its_deletion_limit_is_kept():
-    assert judge(WARNED, 10, LIMITS, spared=False) == (WARNED, Action.NOTHING)
-
-
-def test_a_queue_over_its_deletion_limit_is_deleted_without_a_warning():
-    assert judge(OK, 11, LIMITS, spared=False) == (DELETING, Action.DELETE)
+@pytest.mark.parametrize(
+    ("state", "length", "judgement"),
+    [
+        (OK, 5, (WARNED, Action.WARN)),
+        (WARNED, 4, (OK, Action.RECOVER)),
+        (WARNED, 10, (WARNED, Action.NOTHING)),
+        (OK, 11, (DELETING, Action.DELETE)),
+    ],
+)
+def test_a_queue_is_warned_about_at_its_threshold_and_deleted_past_its_limit(state, length, judgement):
+    assert judge(state, length, LIMITS, spared=False) == judgement
 
 
 @given(states, lengths)

@@ -29,9 +29,7 @@ def removed():
 
 
 @pytest.mark.parametrize("queues", [1, 60])
-def test_the_queues_of_a_removed_pulse_user_are_gone(
-    amqp, alice, management, vhost, queues, django_assert_max_num_queries
-):
+def test_the_queues_of_a_removed_pulse_user_are_gone(amqp, management, vhost, queues, django_assert_max_num_queries):
     amqp.queue("celery")
     for number in range(queues):
         amqp.queue(f"queue/alice/{number}")
@@ -49,7 +47,7 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(
     assert (report.gone, report.errors) == (0, [])
 
 
-def test_a_gone_queue_is_not_removed_again(alice):
+def test_a_gone_queue_is_not_removed_again():
     account = PulseUser.objects.get()
     rows("/", ["queue/alice/a"], state="gone", pulse_user=account)
     Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))

@@ -10,7 +10,7 @@ from core import broker as core_broker
 from notifications import mails
 from notifications.models import Notification
 from queues import monitor, unguarded
-from queues.models import Queue, QueueEvent, Watch
+from queues.models import Queue, Watch
 from rabbit import amqp as rabbit_amqp
 from rabbit import prometheus, streams
 from status import facts, overview, rules
@@ -29,18 +29,6 @@ def found(rule):
 
 
 # A name with a NUL
-
-
-def test_a_queue_with_a_nul_in_its_name_is_warned_about_and_deleted(amqp, account, alice, guarded, management):
-    amqp.queue(NUL, 6)
-    assert monitor.run_pass().warned == 1
-    amqp.publish(NUL, 5)
-    assert monitor.run_pass().deleted == 1
-    assert queue_names(management, guarded) == set()
-    assert sent(alice.email) == ["warning", "deletion"]
-    queue = Queue.objects.get(name=NUL)
-    assert (queue.pulse_user, queue.state) == (account, Queue.State.GONE)
-    assert QueueEvent.objects.filter(queue_name=NUL, kind="deleted").count() == 1
 
 
 def test_a_name_with_a_nul_is_readable_in_mails(amqp, account, guarded, alice):
