@@ -180,24 +180,6 @@ def test_a_reader_removes_empty_buckets_from_the_index(store, monkeypatch, consi
     assert [message.id for message in store.read(queue, 1, limit=1)] == [again]
 
 
-@pytest.mark.soak
-def test_a_million_deleted_messages_are_read_once(store, monkeypatch):
-    queue = store.register("app", "deep")
-    for number in range(1000):
-        made = store.push(queue, [new(str(number))] * 1000)
-        statements_ = store._at(cql.DELETE_MESSAGE, queue, [(1, message_id) for message_id in made])
-        store._connection.execute(cassandra_cluster.batch(statements_, ConsistencyLevel.LOCAL_QUORUM), 30)
-    (left,) = push(store, queue, "left")
-    monkeypatch.setattr(cassandra, "SETTLED_SECONDS", 0)
-    costs = []
-    for _ in range(2):
-        with statements(monkeypatch) as executed:
-            assert [message.id for message in store.read(queue, 1, limit=10)] == [left]
-        costs.append(len(executed))
-    assert costs[0] < 2000, costs
-    assert costs[1] < 20, costs
-
-
 def test_a_late_answer_of_a_second_node_changes_no_page(store, queue, monkeypatch):
     """The second node knew fewer messages, and its answer comes after the first one's."""
     made = push(store, queue, *map(str, range(3)))
@@ -525,16 +507,6 @@ def test_a_cluster_that_cannot_be_used_is_unavailable(store, settings, name, val
     assert not probes.Readiness({"message_store": probes._message_store}).answers()["message_store"]
     (nodes,) = metrics._message_store()
     assert [sample.value for sample in nodes.samples] == [0, 0]
-
-
-def test_an_unusable_cluster_is_503_with_the_field_storage(store, settings, db):
-    program = Program()
-    program.ok("POST", "", "queue_name=one")
-    settings.CASSANDRA_HOSTS = [f"127.0.0.1:{free_port()}"]
-    for method, path in (("GET", ""), ("POST", "/one"), ("GET", "/one"), ("GET", "/one/positions/me")):
-        status, data = program.ask(method, path)
-        assert status == 503
-        assert data["error_msg"] == {"storage": "The store is unreachable. Try again later"}
 
 
 def test_a_healthy_cluster_has_no_findings(store):

@@ -6,8 +6,6 @@ from html import unescape
 from urllib.parse import quote
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from accounts.models import AuditEntry
 from guardian_store import ids
@@ -119,27 +117,6 @@ def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator,
             page = visit(owner).get(page_of("notices"), {"from": beyond, "application": beyond})
             assert page.status_code == 200
             assert MARKUP not in page.text
-
-
-def test_the_statements_of_a_list_do_not_grow_with_its_queues(application, visit, alice, operator):
-    def statements(owner, page):
-        client = visit(owner)
-        with CaptureQueriesContext(connection) as captured:
-            assert client.get(page).status_code == 200
-        return len(captured)
-
-    pages = [
-        (operator, "/message-store/"),
-        (operator, page_of("notices")),
-        (alice, "/message-store/"),
-        (alice, page_of("notices")),
-    ]
-    queues.create("notices", "q", principals="bid:alice@example.org")
-    few = [statements(*page) for page in pages]
-    for number in range(40):
-        queues.create("notices", f"q{number}", principals="bid:alice@example.org")
-    assert [statements(*page) for page in pages] == few
-    assert max(few) <= 7
 
 
 # The navigation
@@ -279,20 +256,6 @@ def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monk
     assert "There are more consumers" not in page.text
     queues.set_positions(queue, "third", {"1": first.id.hex})
     assert "There are more consumers" in visit(alice).get(page_of("notices", "a")).text
-
-
-def test_the_statements_of_a_queues_page_do_not_grow_with_its_messages(application, visit, alice):
-    queue = queues.create("notices", "a", principals="bid:alice@example.org")
-    client = visit(alice)
-
-    def statements():
-        with CaptureQueriesContext(connection) as captured:
-            assert client.get(page_of("notices", "a")).status_code == 200
-        return len(captured)
-
-    few = statements()
-    queues.post_all(queue, [MessageInput(b"x")] * 100)
-    assert statements() == few <= 9
 
 
 # The store unavailable

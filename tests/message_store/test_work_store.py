@@ -57,10 +57,9 @@ from message_store.queues import MessageInput, MessageRef
 from message_store.store import STORES, StoreUnavailable, store
 from message_store.worker import StoreTransport
 from tests.support.proxy import Proxy
-from tests.support.served import serving
+from tests.support.served import database_url, serving
 from tests.support.toolbox import wait_until
 from tools.cassandra import PrivateRing
-from tools.processes import StartError
 from tools.zookeeper import PrivateZooKeeper
 
 pytestmark = pytest.mark.sqlite
@@ -380,12 +379,6 @@ def test_an_unavailable_zookeeper_is_reported_in_time(monkeypatch):
         one.join()
     with pytest.raises(LeasesLost):
         one.renew()
-
-
-def test_a_missing_zookeeper_names_its_package(monkeypatch, tmp_path):
-    monkeypatch.setattr("tools.zookeeper.JAR", tmp_path / "zookeeper.jar")
-    with pytest.raises(StartError, match="apt-get install zookeeper"):
-        PrivateZooKeeper()
 
 
 # Handling of messages
@@ -767,17 +760,6 @@ def test_messages_before_a_position_set_forward_are_skipped(database_store):
     assert seen == [str(number) for number in [*range(4), *range(41, 50)]]
 
 
-def test_a_position_advances_only_from_the_known_one(database_store):
-    queue = queues.create("shop", "orders", partitions=3)
-    a, b, c = post(queue, 1, 2, 3)
-    current_store = store()
-    assert current_store.advance_positions(queue, "mailer", {1: (None, a), 2: (None, a)}) == {1, 2}
-    assert current_store.advance_positions(queue, "mailer", {1: (b, c), 2: (a, b), 3: (None, c)}) == {2, 3}
-    assert current_store.advance_positions(queue, "mailer", {1: (None, c), 3: (b, a)}) == set()
-    assert queues.positions(queue, "mailer") == {1: a, 2: b, 3: c}
-    assert current_store.advance_positions(queue, "mailer", {}) == set()
-
-
 class Fragile(DatabaseStore):
     """A store that can be made unavailable, and can delay messages."""
 
@@ -1010,25 +992,8 @@ def test_the_command_pins_partitions(transactional_db, monkeypatch):
 GUIDE = (PROJECT / "docs" / "message-store-workers.md").read_text()
 
 
-def test_the_worker_of_the_guide_prints_messages_and_ends_by_a_signal(database_store):
-    [command] = re.findall(r"^    \.venv/bin/python (manage\.py .*)$", GUIDE, re.MULTILINE)
-    Application.objects.create(name="shop")
-    queue = queues.create("shop", "orders")
-    [last] = post(queue, "a book")
-    environment = {**os.environ, "DATABASE_URL": database_url(), "ZOOKEEPER_HOSTS": ""}
-    process = subprocess.Popen(
-        [sys.executable, *shlex.split(command)], cwd=PROJECT, env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout.readline() == "orders 1 a book\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
-    assert queues.positions(queue, "send") == {1: last}
-    assert not WorkerRow.objects.exists()
+[COMMAND] = re.findall(r"^    \.venv/bin/python (manage\.py .*)$", GUIDE, re.MULTILINE)
+[PROGRAM, *_] = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 def start_guides_worker(server, program, **settings):
@@ -1040,18 +1005,21 @@ def start_guides_worker(server, program, **settings):
     )  # fmt: skip
 
 
-def test_the_worker_over_http_of_the_guide_prints_messages_and_ends_by_a_signal(database_store, live_server):
-    program = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)[0]
+@pytest.mark.parametrize(
+    ("program", "consumer"), [(shlex.split(COMMAND), "send"), (["-c", PROGRAM], "mailer")], ids=["in process", "http"]
+)
+def test_a_worker_of_the_guide_prints_messages_and_ends_by_a_signal(database_store, live_server, program, consumer):
     queue = queues.create("shop", "orders")
     [last] = post(queue, "a book")
-    with start_guides_worker(live_server, ["-c", program]) as process:
+    settings = {"DATABASE_URL": database_url(), "ZOOKEEPER_HOSTS": ""}
+    with start_guides_worker(live_server, program, **settings) as process:
         try:
             assert process.stdout.readline() == "orders 1 a book\n"
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         finally:
             process.kill()
-    assert queues.positions(queue, "mailer") == {1: last}
+    assert queues.positions(queue, consumer) == {1: last}
     assert not WorkerRow.objects.exists()
 
 
@@ -1107,13 +1075,6 @@ def test_the_guide_names_each_option_of_the_command():
 
 
 # Processes
-
-
-def database_url():
-    database = connection.settings_dict
-    if connection.vendor == "sqlite":
-        return f"sqlite:///{database['NAME']}"
-    return "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
 
 
 class Processes:

@@ -1,13 +1,11 @@
 """The consumer on a real broker: outcomes of messages, and failures around them."""
 
-import contextlib
 import itertools
 import json
 import os
 import random
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -16,9 +14,8 @@ import uuid
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-import pika
 import pytest
 import yapw.clients
 
@@ -32,91 +29,35 @@ from guardian_consumers import (
     NotPublished,
     Outcome,
     Park,
-    PhysicalQueue,
     PlainQueue,
     Policy,
     Publisher,
     Refused,
     Requeue,
     Retry,
-    Settings,
     SettingsError,
     Unroutable,
     run_all,
 )
 from guardian_consumers.django import in_transaction
-from guardian_consumers.source import FifoBuffer
 from rabbit.management import Management
-from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
+from tests.support.consumers import (
+    PARKED,
+    QUEUE,
+    InMilliseconds,
+    consuming,
+    length,
+    publish_raw,
+    queue_exists,
+    settings_at,
+    take,
+)
 from tests.support.proxy import Proxy
 from tests.support.toolbox import memory_alarm, queue_names, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
-QUEUE = "shop_test_orders"
-PARKED = f"{QUEUE}.parked"
-
-
-def settings_at(amqp_url, vhost="/", **changes):
-    """Return the settings of a consumer in this vhost, with the grown prefetch and short delays."""
-    url = f"{amqp_url}/{quote(vhost, safe='')}"
-    policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
-    return Settings(**{"url": url, "exchange": "shop_test", "prefetch": "grown", "policy": policy, **changes})
-
-
-@pytest.fixture
-def consumer_settings(broker, vhost):
-    """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
-
-
-@contextlib.contextmanager
-def consuming(consumer):
-    """Consume until the end of the ``with``."""
-    consumer.start()
-    try:
-        wait_until(lambda: consumer.connected)
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def length(amqp, queue):
-    """Return the number of ready messages in a queue."""
-    return amqp.channel.queue_declare(queue, passive=True).method.message_count
-
-
-def take(amqp, queue):
-    """Take one message from a queue and return its properties and body."""
-    wait_until(lambda: length(amqp, queue))
-    _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
-    return properties, body
-
-
-def publish_raw(amqp, body=b"{}", queue=QUEUE, **properties):
-    """Publish like a client without this package, as soon as the queue is bound."""
-    made = pika.BasicProperties(**{"content_type": "application/json", **properties})
-
-    def is_routed():
-        try:
-            amqp.channel.basic_publish("shop_test", queue, body, made, mandatory=True)
-        except pika.exceptions.UnroutableError:
-            return False
-        return True
-
-    wait_until(is_routed)
-
-
 # Several addresses
-
-
-def test_a_consumer_and_a_publisher_connect_to_the_first_address_that_answers(consumer_settings):
-    seen, url = [], consumer_settings().url
-    away = url.replace(urlsplit(url).netloc, "guest:guest@127.0.0.1:1")
-    consumer = Consumer(consumer_settings(url=f"{away},{url}"), "work", seen.append)
-    with consuming(consumer):
-        consumer.publisher.publish({}, "work", mandatory=True)
-        wait_until(lambda: seen)
 
 
 def test_a_consumer_connects_to_the_first_address_that_accepts_the_login(consumer_settings):
@@ -182,44 +123,6 @@ def test_a_yapw_consumer_reads_what_our_publisher_sends(consumer_settings, amqp)
         {"order": 17}, "application/json", 2,
     )  # fmt: skip
     assert properties.message_id
-
-
-def test_messages_are_handled_once_each_in_up_to_20_threads(consumer_settings, amqp):
-    together = threading.Barrier(20, timeout=10)
-    threads = set()
-    bodies = []
-
-    def callback(message):
-        together.wait()  # blocks until twenty threads have arrived
-        threads.add(threading.current_thread().name)
-        bodies.append(message.body)
-
-    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
-        for number in range(60):
-            publish_raw(amqp, b"%d" % number)
-        wait_until(lambda: consumer.counts["done"] == 60)
-    assert sorted(bodies) == list(range(60))
-    assert len(threads) == 20
-    assert length(amqp, QUEUE) == 0
-
-
-def test_a_message_published_in_a_callback_is_confirmed_before_the_ack(consumer_settings, amqp):
-    def callback(message):
-        message.publish({"of": message.body["order"]}, "invoices", mandatory=True, message_id="invoice-17")
-
-    with (
-        consuming(Consumer(consumer_settings(), "orders", callback)) as consumer,
-        consuming(Consumer(consumer_settings(), "invoices", lambda message: None)),
-    ):
-        publish_raw(amqp, b'{"order": 17}')
-        wait_until(lambda: consumer.counts["done"] == 1)
-
-
-def test_only_a_mandatory_message_without_a_queue_raises_unroutable(consumer_settings):
-    with Publisher(consumer_settings()) as publisher:
-        publisher.publish({}, "nobody")
-        with pytest.raises(Unroutable, match="shop_test_nobody"):
-            publisher.publish({}, "nobody", mandatory=True)
 
 
 def test_threads_publish_at_once_and_wait_for_their_own_confirms(consumer_settings, amqp):
@@ -311,17 +214,6 @@ def test_an_unreadable_body_is_parked_and_the_next_message_handled(
     assert [message.body for message in seen] == [{"order": 18}]
 
 
-class InMilliseconds(pika.BasicProperties):
-    """Properties with a timestamp header in milliseconds, as some clients write it."""
-
-    SECONDS = 1_700_000_000
-
-    def encode(self):
-        """Return the encoded properties."""
-        seconds, milliseconds = (struct.pack(">cQ", b"T", self.SECONDS * factor) for factor in (1, 1000))
-        return [b"".join(super().encode()).replace(seconds, milliseconds)]
-
-
 def test_unreadable_headers_park_the_message_and_keep_the_connection(consumer_settings, amqp):
     at_ = datetime.fromtimestamp(InMilliseconds.SECONDS, UTC)
     seen = []
@@ -352,19 +244,6 @@ def test_bodies_are_decoded_by_content_type_and_custom_decoders(consumer_setting
         publish_raw(amqp, b"[1]", content_type="application/vnd.shop+json")
         wait_until(lambda: len(seen) == 4)
     assert sorted(map(repr, seen)) == sorted(map(repr, [b"\x00\xff", "å", "<order/>", [1]]))
-
-
-def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(consumer_settings, amqp):
-    consumer, seen = failing_consumer(consumer_settings, LookupError("no order"), policy=Policy(Outcome.HALT))
-    with consuming(consumer):
-        publish_raw(amqp)
-        ended, error = consumer.wait(10)
-    assert ended
-    assert isinstance(error, Halted)
-    assert str(error).endswith("LookupError: no order")
-    assert len(seen) == 1
-    wait_until(lambda: length(amqp, QUEUE) == 1)  # the broker requeues shortly after the connection is closed
-    assert length(amqp, PARKED) == 0
 
 
 @pytest.mark.parametrize(
@@ -452,15 +331,6 @@ def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_se
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_quorum_queue_retries_and_parks_likewise(consumer_settings, amqp):
-    consumer, seen = failing_consumer(consumer_settings, LookupError("no"), queue_type="quorum")
-    with consuming(consumer):
-        publish_raw(amqp, message_id="seventeen")
-        properties, _ = take(amqp, PARKED)
-    assert [attempts for attempts, _ in seen] == [0, 1, 2]
-    assert properties.message_id == "seventeen"
-
-
 # Prefetch
 
 
@@ -491,7 +361,8 @@ def test_the_prefetch_is_one_at_first_and_grows_to_twenty(consumer_settings, amq
 # Failures of the broker
 
 
-def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(consumer_settings, amqp, broker):
+@pytest.mark.parametrize("error", [None, Park("look")], ids=["done", "parked"])
+def test_a_message_of_a_lost_connection_is_redelivered_and_finished_once(consumer_settings, amqp, broker, error):
     calls = []
     going = threading.Event()
 
@@ -499,7 +370,8 @@ def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(consumer
         calls.append((message.body, message.redelivered))
         if len(calls) == 1:
             assert going.wait(10)
-            calls.append(("acknowledged", message.ack()))
+        if error:
+            raise error
 
     with Proxy.before(broker.amqp_url) as proxy:
         consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
@@ -509,41 +381,15 @@ def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(consumer
             proxy.cut_after(1)
             publish_raw(amqp, b"18")
             wait_until(lambda: not consumer.connected)
-            wait_until(lambda: consumer.counts["done"] == 2)
-            going.set()
-            wait_until(lambda: consumer.counts["void"])
-    assert calls[0] == (17, False)
-    assert set(calls[1:]) - {("acknowledged", False)} <= {(17, True), (18, False), (18, True)}
-    assert ("acknowledged", False) in calls
-    assert consumer.counts["reconnected"] == 1
-    assert length(amqp, QUEUE) == 0
-
-
-def test_a_message_that_fails_on_a_lost_connection_is_parked_once(consumer_settings, amqp, broker):
-    calls = []
-    going = threading.Event()
-
-    def callback(message):
-        calls.append(message.body)
-        if calls == [17]:
-            assert going.wait(10)
-        raise Park("look")
-
-    with Proxy.before(broker.amqp_url) as proxy:
-        consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", callback)
-        with consuming(consumer):
-            publish_raw(amqp, b"17")
-            wait_until(lambda: calls)
-            proxy.cut_after(1)
-            publish_raw(amqp, b"18")
-            wait_until(lambda: not consumer.connected)
-            wait_until(lambda: consumer.counts["park"] == 2)
+            wait_until(lambda: consumer.counts["park" if error else "done"] == 2)
             before = consumer.counts["void"]
             going.set()
             wait_until(lambda: consumer.counts["void"] > before)
-    assert calls.count(17) == 2
-    assert sorted(take(amqp, PARKED)[1] for _ in range(2)) == [b"17", b"18"]
-    assert length(amqp, PARKED) == 0
+    assert [redelivered for body, redelivered in calls if body == 17] == [False, True]
+    assert consumer.counts["reconnected"] == 1
+    assert length(amqp, QUEUE) == 0
+    parked = [take(amqp, PARKED)[1] for _ in range(length(amqp, PARKED))]
+    assert sorted(parked) == ([b"17", b"18"] if error else [])
 
 
 class HoldFirst:
@@ -679,14 +525,6 @@ def test_messages_that_wait_too_long_for_a_thread_are_requeued(consumer_settings
     assert sorted(holding.seen) == list(range(5))
 
 
-def test_a_queue_that_exists_with_other_arguments_is_an_error(consumer_settings, amqp):
-    amqp.queue(QUEUE, arguments={"x-max-length": 5})
-    consumer = Consumer(consumer_settings(), "orders", lambda message: None)
-    with pytest.raises(Refused, match=f"the queue {QUEUE}.*x-max-length") as raised:
-        consumer.run()
-    assert "406" in str(raised.value)
-
-
 def test_login_errors_do_not_show_the_password(consumer_settings):
     for url in (
         consumer_settings().url.replace("guardian:", "guardian:wrong-"),
@@ -775,16 +613,6 @@ def test_a_callback_that_would_do_nothing_is_an_error(callback):
     for create in (lambda: Consumer(settings_at("amqp://x"), "orders", callback), lambda: in_transaction(callback)):
         with pytest.raises(SettingsError, match=f"the callback {callback.__name__} is a coroutine or generator"):
             create()
-
-
-def test_a_key_that_makes_a_queue_name_too_long_is_an_error(consumer_settings):
-    consumer = Consumer(consumer_settings(), "o" * 245, lambda message: None)  # its queues' names are too long
-    consumer.start()
-    ended, error = consumer.wait(5)
-    consumer.close()
-    assert ended
-    assert isinstance(error, SettingsError)
-    assert "255 bytes" in str(error)
 
 
 def test_a_callback_over_its_time_limit_is_parked_with_its_stack(consumer_settings, amqp):
@@ -932,14 +760,6 @@ def test_run_all_stops_started_consumers_if_another_fails_to_start(consumer_sett
 # The connection's thread
 
 
-def test_a_message_waiting_for_the_broker_fails_when_the_publisher_closes(consumer_settings):
-    with Publisher(consumer_settings(url="amqp://127.0.0.1:1")) as publisher:
-        future = publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
-        wait_until(lambda: publisher._link._failures)
-    with pytest.raises(NotPublished, match="closed"):
-        future.result(5)
-
-
 def test_an_error_while_connecting_stops_the_consumer(consumer_settings, monkeypatch):
     def broken(*args, **keywords):
         raise RuntimeError("no more sockets")
@@ -978,21 +798,12 @@ def test_a_callback_longer_than_three_heartbeats_loses_no_connection(consumer_se
 # A Pulse user
 
 
-@pytest.fixture
-def pulse(broker, management, vhost):
-    """Return the settings of an account with only the permissions of a Pulse user."""
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    management.put_user(name, "sekret-word")
-    management.set_permissions(vhost, name, for_pulse_user(name))
-    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
-    yield settings_at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name)
-    management.delete_user(name)
-
-
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(pulse, management, vhost, amqp, queue_type):
-    name = pulse.pulse_user
-    settings = Settings(**{**vars(pulse), "queue_type": queue_type})
+def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(
+    pulse_settings, management, vhost, amqp, queue_type
+):
+    settings = pulse_settings(queue_type=queue_type)
+    name = settings.pulse_user
     seen = []
 
     def callback(message):
@@ -1015,96 +826,9 @@ def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(pulse, mana
     assert (json.loads(body), properties.headers["consumer-error"]) == ("poison", "LookupError: no")
 
 
-def test_a_pulse_user_without_the_setting_is_refused_with_the_exchanges_name(pulse):
-    settings = Settings(**{**vars(pulse), "pulse_user": None})
+def test_a_pulse_user_without_the_setting_is_refused_with_the_exchanges_name(pulse_settings):
     with pytest.raises(Refused, match=r"the exchange shop_test: .*ACCESS_REFUSED|access to exchange 'shop_test'"):
-        Consumer(settings, "orders", lambda message: None).run()
-
-
-# Sources and limiters
-
-
-class TwoQueues:
-    """A logical queue over two physical ones."""
-
-    key = "orders"
-
-    def queues(self, names, prefetch):
-        return [
-            PhysicalQueue(names.queue(f"orders_{level}"), [names.routing_key(f"orders_{level}")], prefetch, level)
-            for level in range(2)
-        ]
-
-    def create_buffer(self):
-        return FifoBuffer()
-
-
-def test_a_source_of_several_queues_retries_within_each(consumer_settings, amqp):
-    seen = []
-
-    def callback(message):
-        seen.append((message.queue, message.body, message.attempts))
-        if message.attempts == 0:
-            raise LookupError("not yet")
-
-    with consuming(Consumer(consumer_settings(), TwoQueues(), callback)) as consumer:
-        publish_raw(amqp, b"0", "shop_test_orders_0")
-        publish_raw(amqp, b"1", "shop_test_orders_1")
-        wait_until(lambda: consumer.counts["done"] == 2)
-    assert sorted(seen) == [
-        ("shop_test_orders_0", 0, 0), ("shop_test_orders_0", 0, 1),
-        ("shop_test_orders_1", 1, 0), ("shop_test_orders_1", 1, 1),
-    ]  # fmt: skip
-
-
-class LimitedTokens:
-    """A limiter that grants a number of tokens, and then returns the seconds to wait."""
-
-    def __init__(self, tokens, seconds):
-        self.tokens = tokens
-        self.seconds = seconds
-        self.refused = 0
-
-    def prefetch(self, most):
-        return min(most, 4)
-
-    def take(self, timeout):
-        if self.tokens:
-            self.tokens -= 1
-            return 0
-        self.refused += 1
-        time.sleep(min(timeout, 0.01))
-        return self.seconds
-
-    def give_back(self):
-        self.tokens += 1
-
-
-def test_a_limiter_delays_the_workers_and_sizes_the_prefetch(consumer_settings, amqp):
-    limiter = LimitedTokens(0, 0.1)
-    with consuming(Consumer(consumer_settings(), "orders", lambda message: None, limiter=limiter)) as consumer:
-        for number in range(10):
-            publish_raw(amqp, b"%d" % number)
-        wait_until(lambda: consumer.figures()["waiting"] == 4 + 1)
-        assert (consumer.figures()["prefetch"], length(amqp, QUEUE)) == (5, 5)
-        limiter.tokens = 3
-        wait_until(lambda: consumer.counts["done"] == 3)
-        refused = limiter.refused
-        wait_until(lambda: limiter.refused > refused + 2)
-        assert consumer.counts["done"] == 3
-        limiter.tokens = 7
-        wait_until(lambda: consumer.counts["done"] == 10)
-
-
-def test_messages_that_would_wait_long_for_the_limiter_are_requeued(consumer_settings, amqp):
-    limiter = LimitedTokens(2, 1.5)
-    with consuming(Consumer(consumer_settings(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
-        for number in range(6):
-            publish_raw(amqp, b"%d" % number)
-        wait_until(lambda: consumer.counts["done"] == 2)
-        wait_until(lambda: length(amqp, QUEUE) == 4)  # another consumer can get them
-        limiter.tokens = 100
-        wait_until(lambda: consumer.counts["done"] == 6)
+        Consumer(pulse_settings(pulse_user=None), "orders", lambda message: None).run()
 
 
 # As a separate process
@@ -1172,17 +896,6 @@ def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tm
     assert length(amqp, QUEUE) == 0
 
 
-def queue_exists(amqp, queue):
-    """Return whether a queue exists."""
-    channel = amqp.connection.channel()
-    try:
-        channel.queue_declare(queue, passive=True)
-    except pika.exceptions.ChannelClosedByBroker:
-        return False
-    channel.close()
-    return True
-
-
 def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp):
     process = program("shop:orders", SLEEP="60")
     wait_until(lambda: queue_exists(amqp, QUEUE))
@@ -1212,21 +925,6 @@ def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp
         out, _ = process.communicate(timeout=20)
         assert (process.returncode, expected in out) == (code, True), out
     assert take(amqp, QUEUE)[1] == b'"poison"'
-
-
-def test_a_killed_consumer_leaves_unacknowledged_messages_in_the_queue(program, amqp, tmp_path):
-    process = program("shop:orders", RABBIT_THREADS="2")
-    wait_until(lambda: queue_exists(amqp, QUEUE))
-    for number in range(20):
-        publish_raw(amqp, b"%d" % number)
-    done = tmp_path / "done"
-    wait_until(lambda: done.exists() and done.read_text())
-    process.kill()
-    process.wait()
-    handled = {int(line) for line in done.read_text().split()}
-    wait_until(lambda: length(amqp, QUEUE) >= 20 - len(handled))
-    left = {int(take(amqp, QUEUE)[1]) for _ in range(length(amqp, QUEUE))}
-    assert handled | left == set(range(20))
 
 
 # On a node of its own

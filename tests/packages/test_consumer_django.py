@@ -11,25 +11,19 @@ from pathlib import Path
 
 import pika
 import pytest
-from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
 from guardian_consumers import Consumer, Outcome, PlainQueue, Policy, Publisher
 from guardian_consumers.django import in_transaction, once, rewrite
 from guardian_consumers.processed.models import Processed
 from queues.models import QueueSample
-from tests.packages.test_consumer import consuming, length, publish_raw, settings_at, take
+from tests.support.consumers import consuming, length, publish_raw, take
 from tests.support.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
 from tests.support.toolbox import stored_queue, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 INVOICES = "shop_test_invoices"
-
-
-@pytest.fixture
-def consumer_settings(broker, vhost):
-    """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
 @pytest.fixture
@@ -157,21 +151,6 @@ def test_a_message_delivered_twice_at_once_is_processed_once(consumer_settings, 
         publish_raw(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["done"] == 2)
     assert (calls, work_rows()) == (["order-17"], ["17"])
-
-
-def test_failed_work_is_not_recorded_as_processed(consumer_settings, amqp, work_rows):
-    @once
-    def callback(message):
-        insert(message)
-        if not message.attempts:
-            raise LookupError("not yet")
-
-    with consuming(Consumer(consumer_settings(), "orders", callback)) as consumer:
-        publish_raw(amqp, b"17", message_id="order-17")
-        wait_until(lambda: consumer.counts["done"] == 1)
-        publish_raw(amqp, b"17", message_id="order-17")
-        wait_until(lambda: consumer.counts["done"] == 2)
-    assert work_rows() == ["17"]
 
 
 def test_two_consumers_of_the_same_message_both_process_it(consumer_settings, amqp, work_rows):
@@ -340,12 +319,6 @@ def test_a_lost_database_is_retried_with_a_new_connection(consumer_settings, amq
     assert (consumer.counts["retry"], consumer.counts["done"]) == (1, 1)
     assert work_rows() == ["17"]
     assert len(invoices()) == 1
-
-
-def test_the_policy_can_name_the_outcome_of_a_lost_database(consumer_settings, amqp, work_rows):
-    policy = Policy(by_error={OperationalError: Outcome.PARK}, delays=(0.05,))
-    consumer = handle_one(consumer_settings, amqp, in_transaction(lambda message: lose_the_database()), policy=policy)
-    assert consumer.counts["park"] == 1
 
 
 def test_a_database_lost_after_the_work_is_done_changes_nothing(consumer_settings, amqp, work_rows, invoices, caplog):

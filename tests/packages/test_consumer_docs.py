@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from guardian_consumers import settings as settings_module
-from tests.packages.test_consumer import settings_at
+from tests.support.consumers import settings_at
 from tests.support.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -17,17 +17,11 @@ from guardian_consumers import Consumer, Policy, Requeue, SettingsError
 from guardian_consumers.metrics import serve_metrics
 from queues import monitor
 from queues.models import Queue
-from tests.packages.test_consumer import PARKED, QUEUE, consuming, publish_raw, settings_at
+from tests.support.consumers import PARKED, QUEUE, consuming, publish_raw
 from tests.support.toolbox import wait_until
 from tools.processes import free_port
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def consumer_settings(broker, vhost):
-    """Return a function that returns the settings of a consumer in the test's vhost."""
-    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
 
 
 def scrape(port):

@@ -7,7 +7,7 @@ from pika.spec import Basic
 
 from guardian_consumers import NotPublished, Publisher, Unroutable
 from guardian_consumers.publisher import _PendingMessage
-from tests.packages.test_consumer import settings_at
+from tests.support.consumers import settings_at
 from tests.support.toolbox import wait_until
 
 AWAY = "amqp://127.0.0.1:1"

@@ -16,10 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
-from guardian_consumers.outcomes import Outcome
 from guardian_consumers.rate import SCRIPT, validate_rate
 from guardian_consumers.workers import RateLimited, Workers
-from tests.packages.test_consumer import QUEUE, consuming, length, publish_raw, settings_at
+from tests.support.consumers import QUEUE, consuming, length, publish_raw, settings_at
 from tests.support.toolbox import wait_until
 from tools.benchmarks.consumers_rate import max_excess, rate_deviation, taken
 from tools.redis import PrivateRedis
@@ -339,11 +338,6 @@ def test_four_processes_keep_to_one_rate(server):
 # In a consumer
 
 
-@pytest.fixture
-def consumer_settings(broker, vhost):
-    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
-
-
 def test_a_consumer_keeps_to_its_configured_rate(consumer_settings, amqp):
     times = []
     with consuming(Consumer(consumer_settings(rate=50), "orders", lambda message: times.append(time.monotonic()))):
@@ -398,29 +392,6 @@ def test_slow_callbacks_do_not_lower_the_rate(consumer_settings, amqp):
         finally:
             release.set()
     assert consumer.counts == {"done": len(begun)}
-
-
-def test_without_redis_messages_wait_in_the_queue_until_it_is_back(consumer_settings, amqp):
-    with PrivateRedis() as server:
-        settings = consumer_settings(rate=100, rate_redis_url=server.url, hold_seconds=0.2)
-        limiter = settings.limiter(QUEUE)
-        consumer = Consumer(settings, "orders", lambda message: None, limiter=limiter)
-        with counted_arrivals(consumer) as arrived:
-            for _ in range(30):
-                publish_raw(amqp)
-            wait_until(lambda: consumer.counts["done"] == 30)
-            server.kill()
-            wait_until(lambda: limiter.take(0) > 0)
-            for _ in range(30):
-                publish_raw(amqp)
-            wait_until(lambda: len(arrived) > 30)
-            wait_until(lambda: length(amqp, QUEUE) == 30)
-            seen = len(arrived)
-            time.sleep(1)
-            assert len(arrived) == seen
-            server.start()
-            wait_until(lambda: consumer.counts["done"] == 60)
-    assert consumer.counts[Outcome.DONE.value] == 60
 
 
 def test_a_consumer_waiting_for_a_token_stops_at_once(consumer_settings, amqp):

@@ -1,6 +1,5 @@
 """The consumer's pure parts: names, settings, outcomes of exceptions, and acknowledgements."""
 
-import threading
 import time
 
 import pika
@@ -286,18 +285,6 @@ def test_workers_take_each_of_a_thousand_messages():
     workers.end()
     assert workers.wait(time.monotonic() + 5, lambda: False)
     assert sorted(taken) == list(range(1000))
-
-
-def test_blocking_callbacks_run_concurrently():
-    barrier = threading.Barrier(6, timeout=5)
-    passed = []
-    workers, put = workers_of(5, lambda one: (barrier.wait(), passed.append(one)))
-    for number in range(5):
-        put(number)
-    barrier.wait()
-    workers.end()
-    assert workers.wait(time.monotonic() + 5, lambda: False)
-    assert sorted(passed) == list(range(5))
 
 
 def test_a_failing_worker_is_reported_and_the_others_continue():

@@ -120,15 +120,6 @@ def test_messages_are_read_in_pages_in_both_directions(client, page):
     assert read(after=references[6]) == ""
 
 
-def test_reading_after_the_last_id_returns_newer_messages(client):
-    client.create_queue("q")
-    seen = []
-    for number in range(3):
-        client.post("q", str(number))
-        seen += client.messages("q", after=seen[-1].id if seen else None)
-    assert bodies(seen) == ["0", "1", "2"]
-
-
 @pytest.mark.parametrize("descending", [False, True])
 def test_reading_continues_after_a_truncated_answer(client, monkeypatch, descending):
     monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 5)
@@ -204,21 +195,12 @@ def test_an_owners_token_reads_and_deletes_messages_only(client, live_server):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     _, token = create_token(alice, "reader", scope="all")
     client.create_queue("hers", principals=["bid:alice@example.org"])
-    client.create_queue("not-hers")
     posted = client.post("hers", "hello")
     with Client(live_server.url, "notices", token=token) as reader:
         assert bodies(reader.messages("hers")) == ["hello"]
-        for do in (
-            lambda: list(reader.queues()),
-            lambda: reader.create_queue("another"),
-            lambda: reader.post("hers", "x"),
-            lambda: list(reader.messages("not-hers")),
-            lambda: reader.delete_queue("hers"),
-        ):
-            with pytest.raises(Denied) as raised:
-                do()
-            assert raised.value.status == 403
-            assert "Access was denied" in str(raised.value)
+        with pytest.raises(Denied, match="Access was denied") as raised:
+            reader.post("hers", "x")
+        assert raised.value.status == 403
         reader.delete("hers", [(1, posted.id)])
         assert list(reader.messages("hers")) == []
 
@@ -240,21 +222,11 @@ def test_a_public_queue_is_read_without_credentials(client, live_server):
 def test_a_refusal_is_raised_with_the_servers_errors(client, live_server, key, settings):
     settings.MESSAGE_STORE_MAX_BODY = 100
     client.create_queue("q")
-    unknown_application = Client(live_server.url, "none", key=key)
     unknown_key = Client(live_server.url, "notices", key="0" * 64)
-    no_queue = {"queue_name": "There is no such queue"}
     cases = [
         (lambda: client.post("q", "x", partition=4), Invalid, 400, {"partition": "4 is greater than maximum value 1"}),
-        (lambda: client.post("q", ""), Invalid, 400, {"body": "Required"}),
         (lambda: client.post("q", "x" * 101), Invalid, 413, {"body": "More bytes than maximum value 100"}),
-        (lambda: client.get("q", [(1, "fred")]), Invalid, 400, {"message_id": '"fred" is not a message id'}),
-        (
-            lambda: list(client.messages("q", since="fred")), Invalid, 400,
-            {"since": '"fred" is not a timestamp or a message id'},
-        ),
-        (lambda: list(client.messages("none")), NotFound, 404, no_queue),
-        (lambda: client.post("x" * 51, "x"), NotFound, 404, no_queue),
-        (lambda: unknown_application.create_queue("q"), NotFound, 404, {"application": "There is no such application"}),
+        (lambda: client.post("x" * 51, "x"), NotFound, 404, {"queue_name": "There is no such queue"}),
         (lambda: unknown_key.create_queue("q"), Denied, 401, {"InvalidApplicationKey": "There is no such key"}),
     ]  # fmt: skip
     for do, kind, status, errors in cases:

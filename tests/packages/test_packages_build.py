@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from message_store import applications
-from tests.packages.test_consumer import settings_at
+from tests.support.consumers import settings_at
 from tests.support.toolbox import wait_until
 from tools import no_package
 

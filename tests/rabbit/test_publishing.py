@@ -182,15 +182,6 @@ def test_the_least_recently_used_connection_is_closed(account, management, vhost
     publisher.close()
 
 
-def test_a_call_to_more_vhosts_than_connections_succeeds(account, management, vhosts):
-    name, url = account
-    publisher = Publisher(url, max_connections=2)
-    results = publisher.publish([(vhost, "a") for vhost in vhosts], message())
-    assert list(results.values()) == [Result.DELIVERED] * 6
-    assert publisher.connections == len(management.connections_of(name)) == 2
-    publisher.close()
-
-
 def test_idle_connections_are_closed_without_further_publishing(account, management, vhosts):
     name, url = account
     publisher = Publisher(url, idle_seconds=0.3)
@@ -458,19 +449,6 @@ def test_closing_pooled_connections_does_not_hang_under_an_alarm(breakable):
         assert publisher.connections == 0
 
 
-@pytest.mark.soak
-def test_a_restarted_broker_gets_the_next_message(breakable):
-    publisher = Publisher(breakable.amqp_url)
-    queues = [("/", name) for name in "abc"]
-    publisher.publish(queues, message())
-    breakable.eval("mnesia:sync_log()")  # write declared queues to disk, as a clean stop does
-    breakable.kill()
-    breakable.start()
-    assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
-    assert queue_lengths(Management(breakable.management_url), "/") == {"a": 2, "b": 2, "c": 2}  # kept on disk
-    publisher.close()
-
-
 def test_a_frozen_broker_times_out_and_works_again_when_resumed(breakable):
     publisher, idle = Publisher(breakable.amqp_url, seconds=1), Publisher(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
@@ -492,16 +470,6 @@ def test_a_frozen_broker_times_out_and_works_again_when_resumed(breakable):
         breakable.resume()
     assert publisher.publish([("/", "a")], message()) == {("/", "a"): Result.DELIVERED}
     publisher.close()
-
-
-def test_under_an_alarm_a_call_to_many_vhosts_has_the_same_timeout(breakable, owners):
-    publisher = Publisher(breakable.amqp_url, max_connections=4, blocked_seconds=1)
-    with memory_alarm(breakable):
-        began = time.monotonic()
-        with pytest.raises(OutcomeUnknown, match="12 of 12 queues: the broker takes no messages"):
-            publisher.publish([(owner, "a") for owner in owners[:12]], message())
-        assert 0.9 < time.monotonic() - began < 3
-        assert publisher.connections == 0
 
 
 @pytest.mark.soak

@@ -20,12 +20,14 @@ import pytest
 import redis
 
 from tests.support.plugin import ROOT
+from tests.support.toolbox import wait_until
 from tools.machines import Clock, machines
 from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, StartError, port_answers, spawn
 from tools.rabbitmq import PrivateNode
 from tools.redis import PrivateRedis
 from tools.stack import Stack
+from tools.zookeeper import PrivateZooKeeper
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
@@ -38,13 +40,6 @@ def processes_of(directory):
             if os.fsencode(directory) in path.read_bytes():
                 found.add(int(path.parent.name))
     return found
-
-
-def wait_until(condition, timeout=10):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -81,10 +76,6 @@ def test_a_private_rabbitmq_listens_on_127_0_0_1_only(node):
             assert client.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
 
 
-def test_the_schedulers_of_a_private_rabbitmq_are_not_bound_to_cores(node):
-    assert node.eval("erlang:system_info(scheduler_bind_type).") == "unbound"
-
-
 def test_a_private_rabbitmq_that_cannot_start_says_why_and_is_removed():
     node = PrivateNode(config={"no.such.setting": "1"})
     with pytest.raises(StartError, match=r"no\.such\.setting"):
@@ -112,7 +103,11 @@ def test_a_private_redis_needs_its_password_and_is_removed():
 
 @pytest.mark.parametrize(
     ("server", "program_", "package"),
-    [(PrivateNode, "rabbitmq.SCRIPTS", "rabbitmq-server"), (PrivateRedis, "redis.PROGRAM", "redis-server")],
+    [
+        (PrivateNode, "rabbitmq.SCRIPTS", "rabbitmq-server"),
+        (PrivateRedis, "redis.PROGRAM", "redis-server"),
+        (PrivateZooKeeper, "zookeeper.JAR", "zookeeper"),
+    ],
 )
 def test_a_missing_server_names_its_package(monkeypatch, tmp_path, server, program_, package):
     monkeypatch.setattr("tools.rabbitmq.SERIES", "")
@@ -314,20 +309,6 @@ def test_a_process_outlives_the_thread_that_started_it(tmp_path):
         children[0].wait(0.5)
     children[0].kill()
     assert children[0].wait(5) == -signal.SIGKILL
-
-
-def test_processes_end_when_their_parent_is_killed(tmp_path):
-    text = """
-        import os, pathlib, sys, time
-        from tools.processes import ProcessGroup
-        here = pathlib.Path(sys.argv[1])
-        ProcessGroup({**os.environ, "MARK": sys.argv[1]}, directory=here, logs=here).start("one", ["sleep", "600"])
-    """
-    with program(text, str(tmp_path)) as process:
-        wait_until(lambda: processes_of(tmp_path))
-        process.kill()
-        process.wait()
-        wait_until(lambda: not processes_of(tmp_path))
 
 
 # The whole stack

@@ -1,0 +1,27 @@
+"""Settings of consumers on the tests' broker."""
+
+import uuid
+from urllib.parse import urlsplit
+
+import pytest
+
+from rabbit.permissions import for_pulse_user
+from tests.support.consumers import settings_at
+
+
+@pytest.fixture
+def consumer_settings(broker, vhost):
+    """Return a function that returns the settings of a consumer in the test's vhost."""
+    return lambda **changes: settings_at(broker.amqp_url, vhost, **changes)
+
+
+@pytest.fixture
+def pulse_settings(broker, management, vhost):
+    """Return such a function for a new account with only the permissions of a Pulse user."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.put_user(name, "sekret-word")
+    management.set_permissions(vhost, name, for_pulse_user(name))
+    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
+    given = {"pulse_user": name}
+    yield lambda **changes: settings_at(f"amqp://{name}:sekret-word@{address}", vhost, **{**given, **changes})
+    management.delete_user(name)

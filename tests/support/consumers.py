@@ -1,0 +1,79 @@
+"""Settings of consumers on the tests' broker, and what their queues contain."""
+
+import contextlib
+import struct
+from urllib.parse import quote
+
+import pika
+
+from guardian_consumers import Policy, Settings
+from tests.support.toolbox import wait_until
+
+QUEUE = "shop_test_orders"
+PARKED = f"{QUEUE}.parked"
+
+
+def settings_at(amqp_url, vhost="/", **changes):
+    """Return the settings of a consumer in this vhost, with the grown prefetch and short delays."""
+    url = f"{amqp_url}/{quote(vhost, safe='')}"
+    policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
+    return Settings(**{"url": url, "exchange": "shop_test", "prefetch": "grown", "policy": policy, **changes})
+
+
+@contextlib.contextmanager
+def consuming(consumer):
+    """Consume until the end of the ``with``."""
+    consumer.start()
+    try:
+        wait_until(lambda: consumer.connected)
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def length(amqp, queue):
+    """Return the number of ready messages in a queue."""
+    return amqp.channel.queue_declare(queue, passive=True).method.message_count
+
+
+def take(amqp, queue):
+    """Take one message from a queue and return its properties and body."""
+    wait_until(lambda: length(amqp, queue))
+    _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
+    return properties, body
+
+
+def publish_raw(amqp, body=b"{}", queue=QUEUE, **properties):
+    """Publish like a client without this package, as soon as the queue is bound."""
+    made = pika.BasicProperties(**{"content_type": "application/json", **properties})
+
+    def is_routed():
+        try:
+            amqp.channel.basic_publish("shop_test", queue, body, made, mandatory=True)
+        except pika.exceptions.UnroutableError:
+            return False
+        return True
+
+    wait_until(is_routed)
+
+
+def queue_exists(amqp, queue):
+    """Return whether a queue exists."""
+    channel = amqp.connection.channel()
+    try:
+        channel.queue_declare(queue, passive=True)
+    except pika.exceptions.ChannelClosedByBroker:
+        return False
+    channel.close()
+    return True
+
+
+class InMilliseconds(pika.BasicProperties):
+    """Properties with a timestamp header in milliseconds, as some clients write it."""
+
+    SECONDS = 1_700_000_000
+
+    def encode(self):
+        """Return the encoded properties."""
+        seconds, milliseconds = (struct.pack(">cQ", b"T", self.SECONDS * factor) for factor in (1, 1000))
+        return [b"".join(super().encode()).replace(seconds, milliseconds)]
