@@ -109,22 +109,16 @@ def source(empty_source):
 
 
 @pytest.fixture
-def create_account(management, guarded):
-    """Return a function that creates an account like PulseGuardian, with a unique name."""
-    created = []
+def create_account(create_account, management, guarded):
+    """Return a function that creates an account with the permissions that PulseGuardian sets, or these."""
 
-    def make(stem, tags=(), granted=None):
-        name = f"{stem}{uuid.uuid4().hex[:8]}"
+    def create(stem, tags=(), granted=None):
+        name = create_account(stem, tags)
         own = f"^(queue/{name}/.*|exchange/{name}/.*)"
-        management.put_user(name, "secret1", tags)
-        usual = Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)")
-        management.set_permissions(guarded, name, granted or usual)
-        created.append(name)
+        management.set_permissions(guarded, name, granted or Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)"))
         return name
 
-    yield make
-    for name in created:
-        management.delete_user(name)
+    return create
 
 
 @pytest.fixture
@@ -200,7 +194,7 @@ def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
     usernames, source, broker, guarded, management
 ):
     address = broker.amqp_url.rpartition("@")[2]
-    connected = Amqp(f"amqp://{usernames[0]}:secret1@{address}", guarded)
+    connected = Amqp(f"amqp://{usernames[0]}:secret@{address}", guarded)
     before = management.users(), management.all_permissions()
     report = run_import(source.url, "--apply")
     assert report["applied"] is True
