@@ -42,10 +42,12 @@ from tests.support.fixtures import (  # noqa: F401
     bob,
     broker_proxy,
     certificate,
+    create_account,
     guarded_node,
     operator,
     own_node,
     private_channels,
+    unused_name,
     webhook,
 )  # fmt: skip
 from tests.support.plugin import VAR

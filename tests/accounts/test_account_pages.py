@@ -1,19 +1,16 @@
 """The pages of access requests, RabbitMQ accounts and tokens."""
 
 import re
-import uuid
 from datetime import timedelta
-from io import StringIO
 from urllib.parse import quote
 
 import pytest
 import time_machine
-from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from accounts import addresses, pulse_users, tokens, vouching, withdrawal
+from accounts import addresses, pulse_users, tokens, views, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from rabbit.management import NotOnBroker
 from tests.conftest import Amqp
@@ -59,16 +56,6 @@ def visit(people):
 
 
 @pytest.fixture
-def name(management):
-    """Return a name that no account has. Delete the accounts that start with it afterwards."""
-    name = f"alice-{uuid.uuid4().hex[:8]}"
-    yield name
-    for user in management.users():
-        if user.name.startswith(name):
-            management.delete_user(user.name)
-
-
-@pytest.fixture
 def account(people, name):
     """Return an account with two owners."""
     return pulse_users.create_pulse_user(name, [people["owner"], people["co-owner"]])[0]
@@ -84,47 +71,50 @@ def error_at(page, field):
     return re.sub(r"<[^>]+>", "", found[1]) if found else ""
 
 
-# Access
+# Input
 
 
-PAGES = [
-    "/pulse-users/", "/pulse-users/NAME/", "/pulse-users/NAME/delete/", "/vouching/", "/owners/", "/owners/UUID/",
-    "/tokens/", "/tokens/TOKEN/revoke/",
-]  # fmt: skip
-ACTIONS = ["password", "owners", "addresses", "thresholds"]
+FORMS = [
+    ("/pulse-users/", "username", "new-username"),
+    ("/pulse-users/", "owners", "new-owners"),
+    ("/pulse-users/", "notification_emails", "new-notification_emails"),
+    ("/pulse-users/NAME/owners/", "email", "owner-email"),
+    ("/pulse-users/NAME/addresses/", "email", "address-email"),
+    ("/pulse-users/NAME/thresholds/", "warn_length", "thresholds-warn_length"),
+    ("/pulse-users/NAME/thresholds/", "max_length", "thresholds-max_length"),
+    ("/pulse-users/NAME/delete/", "name", "delete-name"),
+    ("/owners/", "email", "vouch-email"),
+    ("/tokens/", "days", "token-days"),
+    ("/tokens/", "scope", "token-scope"),
+]
 
 
-def test_each_page_redirects_visitors_to_sign_in_and_back(account, people, visit):
-    """Who may see which page is in the table of test_who_may.py, as are methods and CSRF tokens."""
-    token = tokens.create_token(people["owner"], "builds")[0]
-    for page in PAGES:
-        path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
-        path = path.replace("TOKEN", str(token.uuid))
-        answer = visit("nobody").get(path)
-        assert (answer.status_code, answer["Location"]) == (302, f"/signin/?next={path}")
+@pytest.mark.parametrize(("path", "field", "at"), FORMS)
+def test_an_invalid_value_shows_an_error_at_its_field(account, visit, name, path, field, at):
+    client = visit("operator")
+    valid = {"username": f"{name}-new", "owners": "alice@example.org"} if path == "/pulse-users/" else {}
+    for value in HOSTILE:
+        page = client.post(path.replace("NAME", name), {**valid, field: value})
+        assert page.status_code == 200
+        assert error_at(page, at)
+        assert MARKUP not in page.text
+    assert PulseUser.objects.get() == account
+    for model in (NotificationAddress, AuthToken, Vouching):
+        assert not model.objects.exists()
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_account_actions_need_a_post_by_somebody_who_sees_the_account(account, visit, action):
-    path = f"/pulse-users/{account.username}/{action}/"
-    for who in ("other", "not vouched"):
-        assert visit(who).post(path).status_code == 404
-        assert visit(who).get(path).status_code == 404
-    # Reloading the page after a form error returns to the account.
-    assert visit("owner").get(path)["Location"] == f"/pulse-users/{account.username}/"
-    assert visit("owner").post(f"/pulse-users/nobody-has-it/{action}/").status_code == 404
-    assert visit("owner").post(f"/pulse-users/%00/{action}/").status_code == 404
-    answer = visit("nobody").post(path)
-    assert answer["Location"] == f"/signin/?next=/pulse-users/{account.username}/"
+@pytest.mark.parametrize(
+    ("path", "field", "at"),
+    [("/pulse-users/", "password", "new-password"), ("/pulse-users/NAME/password/", "password", "password-password")],
+)
+def test_an_invalid_password_shows_an_error_and_is_not_echoed(account, visit, name, path, field, at):
+    page = visit("owner").post(path.replace("NAME", name), {"username": f"{name}-new", field: "sh0rt"})
+    assert "too short" in error_at(page, at)
+    assert "sh0rt" not in page.text
+    assert PulseUser.objects.get() == account
 
 
 # Listing and creating
-
-
-def test_the_empty_list_explains_how_to_create_an_account(people, visit):
-    page = visit("owner").get("/pulse-users/")
-    assert "Create your first account" in page.text
-    assert 'name="username"' in page.text
 
 
 def test_an_owner_without_access_sees_why_and_creates_no_account(people, visit, name, management):
@@ -155,81 +145,8 @@ def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, nam
     assert [owner.email for owner in pulse_user.owners.all()] == ["alice@example.org"]
     assert [invitation.invitee.email for invitation in pulse_user.invitations.open()] == ["bob@example.org"]
     assert [address.email for address in pulse_user.notification_addresses.all()] == ["a@b.org"]
-    # No page and no table contains it.
     for path in ("/pulse-users/", f"/pulse-users/{name}/", f"/pulse-users/{name}/delete/"):
         assert password not in client.get(path).text
-    dump = StringIO()
-    call_command("dumpdata", stdout=dump)
-    assert name in dump.getvalue()
-    assert password not in dump.getvalue()
-
-
-def test_a_chosen_password_is_never_shown(people, visit, name, broker, guarded):
-    password = "correct <horse> battery"
-    created = visit("owner").post("/pulse-users/", {"username": name, "password": password})
-    assert created.status_code == 201
-    assert "battery" not in created.text
-    assert can_log_in(broker, guarded, name, password)
-
-
-def test_submitting_the_form_twice_reports_a_taken_name(people, visit, name, broker, guarded):
-    client = visit("owner")
-    password = secret_in(client.post("/pulse-users/", {"username": name}))
-    again = client.post("/pulse-users/", {"username": name})
-    assert again.status_code == 200
-    assert "is taken" in error_at(again, "new-username")
-    assert can_log_in(broker, guarded, name, password)
-
-
-@pytest.mark.parametrize(
-    ("username", "why"),
-    [
-        ("", "required"),
-        ("1alice", "must start with a letter"),
-        ("alice\n", "has the character"),
-        (" alice", "has the character"),
-        ("a" * 101, "The name is 101 characters long"),
-        ("admin", "is reserved"),
-        *((hostile, "") for hostile in HOSTILE),
-    ],
-)
-def test_an_invalid_name_shows_an_error_at_its_field(people, visit, username, why):
-    page = visit("owner").post("/pulse-users/", {"username": username, "password": "not-to-be-echoed-1"})
-    assert page.status_code == 200
-    assert error_at(page, "new-username")
-    assert why in error_at(page, "new-username")
-    assert MARKUP not in page.text
-    assert "not-to-be-echoed" not in page.text
-    assert not PulseUser.objects.exists()
-
-
-def test_a_name_that_exists_on_the_broker_shows_an_error_at_its_field(people, visit, name, management):
-    management.put_user(name, "theirs", ["monitoring"])
-    page = visit("owner").post("/pulse-users/", {"username": name})
-    assert "an account on the broker already" in error_at(page, "new-username")
-    assert management.user(name).tags == {"monitoring"}
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "why"),
-    [
-        ("password", "short", "too short"),
-        ("password", "password123", "too common"),
-        ("password", "line\nbreak-in-it", "contains a control character"),
-        ("owners", "nobody@example.org", "No owner who may use the broker has this address: nobody@example.org"),
-        ("owners", "dora@example.org", "No owner who may use the broker has this address: dora@example.org"),
-        ("notification_emails", "no address", "is not an e-mail address"),
-        ("notification_emails", "alice@example.org", "belongs to an owner"),
-        *((field, hostile, "") for field in ("owners", "notification_emails") for hostile in HOSTILE),
-    ],
-)
-def test_an_invalid_value_shows_an_error_at_its_field(people, visit, name, field, value, why):
-    page = visit("owner").post("/pulse-users/", {"username": name, field: value})
-    assert page.status_code == 200
-    assert error_at(page, f"new-{field}")
-    assert why in error_at(page, f"new-{field}")
-    assert MARKUP not in page.text
-    assert not PulseUser.objects.exists()
 
 
 def test_all_errors_show_at_once_and_one_field_has_the_focus(people, visit):
@@ -287,41 +204,6 @@ def test_operators_search_accounts_by_name_and_owner(people, visit):
         assert MARKUP not in page.text
 
 
-def test_lists_are_paginated_in_a_constant_number_of_statements(people, visit, settings, django_assert_max_num_queries):
-    settings.GUARDIAN_MAX_TOKENS = 0
-    created = PulseUser.objects.bulk_create([PulseUser(username=f"account-{n:03}", ready=True) for n in range(120)])
-    through = PulseUser.owners.through
-    through.objects.bulk_create([through(pulseuser=one, owner=people["owner"]) for one in created])
-    through.objects.bulk_create([through(pulseuser=one, owner=people["co-owner"]) for one in created])
-    asking = [
-        Owner(
-            email=f"x{n}@example.org",
-            last_login=timezone.now(),
-            vouch_requested_at=timezone.now(),
-            vouch_request=MARKUP,
-        )
-        for n in range(120)
-    ]
-    Vouching.objects.bulk_create(
-        [Vouching(owner=one, vouched=False, by=people["operator"]) for one in Owner.objects.bulk_create(asking)]
-    )
-    for n in range(60):
-        tokens.create_token(people["owner"], f"token {n}")
-    for who, path in (("owner", "/pulse-users/"), ("operator", "/pulse-users/"), ("owner", "/tokens/")):
-        client = visit(who)
-        with django_assert_max_num_queries(8):
-            page = client.get(path)
-        assert page.text.count("<tr>") == 51
-        assert 'rel="next"' in page.text
-        assert client.get(path, {"page": "99999999999999999999"}).status_code == 200
-        assert client.get(path, {"page": "x"}).status_code == 200
-    client = visit("operator")
-    with django_assert_max_num_queries(7):
-        page = client.get("/owners/")
-    assert page.text.count("<tr>") == 1 + 100 + 1 + 50
-    assert MARKUP not in page.text
-
-
 # Adopting
 
 
@@ -336,32 +218,6 @@ def test_an_operator_adopts_an_account_of_the_broker(people, visit, name, manage
     assert visit("owner").get(f"/pulse-users/{name}/").status_code == 200
     gone = client.post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
     assert "be adopted any more. Choose another." in error_at(gone, "adopt-username")
-
-
-def test_only_operators_adopt_accounts(people, visit, name, management):
-    management.put_user(name, "by-hand")
-    answer = visit("owner").post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
-    assert answer.status_code == 403
-    assert "Only operators" in answer.text
-    assert not PulseUser.objects.exists()
-
-
-@pytest.mark.parametrize("owners", ["", " , ", "nobody@example.org", *HOSTILE])
-def test_an_adopted_account_needs_owners_with_access(people, visit, name, management, owners):
-    management.put_user(name, "by-hand")
-    page = visit("operator").post("/pulse-users/", {"adopt": "1", "username": name, "owners": owners})
-    assert page.status_code == 200
-    assert error_at(page, "adopt-owners")
-    assert not PulseUser.objects.exists()
-
-
-def test_without_the_broker_nothing_is_adopted_and_the_list_still_shows(people, visit, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    client = visit("operator")
-    assert client.get("/pulse-users/").status_code == 200
-    for page in (client.get("/pulse-users/?adopt=1"), client.post("/pulse-users/", {"adopt": "1", "username": name})):
-        assert page.status_code == 503
-        assert "RabbitMQ does not answer" in page.text
 
 
 # One account
@@ -408,14 +264,6 @@ def test_without_the_broker_an_accounts_page_says_so(account, visit, name, setti
     assert "127.0.0.1:1" in visit("operator").get(f"/pulse-users/{name}/").text
 
 
-def test_a_new_password_recreates_an_account_missing_from_the_broker(account, visit, name, management, broker, guarded):
-    management.delete_user(name)
-    client = visit("owner")
-    assert "Set a new password to create it again" in client.get(f"/pulse-users/{name}/").text
-    password = secret_in(client.post(f"/pulse-users/{name}/password/"))
-    assert can_log_in(broker, guarded, name, password)
-
-
 def test_an_account_being_deleted_offers_no_actions(account, visit, name):
     PulseUser.objects.update(removing_since=timezone.now())
     client = visit("owner")
@@ -425,28 +273,7 @@ def test_an_account_being_deleted_offers_no_actions(account, visit, name):
     assert client.get(f"/pulse-users/{name}/delete/")["Location"] == f"/pulse-users/{name}/"
 
 
-def test_an_accounts_page_takes_a_constant_number_of_statements(
-    account, people, visit, name, django_assert_max_num_queries
-):
-    account.owners.add(*(Owner.objects.create_user(f"o{n}@example.org", vouched=True) for n in range(30)))
-    for n in range(10):
-        addresses.add_address(account, f"a{n}@example.com", people["owner"])
-    client = visit("owner")
-    with django_assert_max_num_queries(7):
-        page = client.get(f"/pulse-users/{name}/")
-    assert page.text.count("@example.com") >= 10
-
-
 # Owners of an account
-
-
-@pytest.mark.parametrize("email", ["", "nobody@example.org", "dora@example.org", *HOSTILE])
-def test_an_address_that_cannot_own_accounts_shows_an_error_at_the_field(account, people, visit, name, email):
-    page = visit("owner").post(f"/pulse-users/{name}/owners/", {"email": email})
-    assert page.status_code == 200
-    assert error_at(page, "owner-email")
-    assert MARKUP not in page.text
-    assert account.owners.count() == 2
 
 
 @pytest.mark.parametrize(
@@ -461,16 +288,14 @@ def test_an_address_that_cannot_own_accounts_shows_an_error_at_the_field(account
 )
 def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visit, name, monkeypatch, action, fields):
     """The account is deleted between the access check and the action."""
-    import accounts.views
-
-    real = accounts.views.get_object_or_404
+    real = views.get_object_or_404
 
     def find_and_delete(*arguments, **options):
         found = real(*arguments, **options)
         PulseUser.objects.all().delete()
         return found
 
-    monkeypatch.setattr(accounts.views, "get_object_or_404", find_and_delete)
+    monkeypatch.setattr(views, "get_object_or_404", find_and_delete)
     answer = visit("operator").post(
         f"/pulse-users/{name}/{action}/", {"name": name} if fields is None else fields, follow=True
     )
@@ -481,7 +306,7 @@ def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visi
 # Further addresses
 
 
-def test_an_address_is_added_asked_again_confirmed_and_removed(account, visit, name):
+def test_an_address_is_added_and_removed(account, visit, name):
     path = f"/pulse-users/{name}/addresses/"
     client = visit("owner")
     page = client.post(path, {"email": "team@example.org"}, follow=True)
@@ -490,29 +315,11 @@ def test_an_address_is_added_asked_again_confirmed_and_removed(account, visit, n
     address = NotificationAddress.objects.get()
     page = client.post(path, {"again": str(address.uuid)}, follow=True)
     assert "less than an hour ago" in page.text
-    with time_machine.travel(timezone.now() + timedelta(minutes=61)):
-        page = client.post(path, {"again": str(address.uuid)}, follow=True)
-    assert "another mail to confirm" in page.text
-    addresses.confirm_address(addresses.confirmation_token(address))
-    page = client.get(f"/pulse-users/{name}/")
-    assert ">confirmed<" in page.text
-    assert "Send again" not in page.text
     page = client.post(path, {"remove": str(address.uuid)}, follow=True)
     assert f"team@example.org gets no more notifications about {name}." in page.text
     for what in ("remove", "again"):
         page = client.post(path, {what: str(address.uuid)}, follow=True)
         assert "This address no longer exists." in page.text
-    assert not NotificationAddress.objects.exists()
-
-
-@pytest.mark.parametrize("email", ["", "alice@example.org", "team@example.org", *HOSTILE])
-def test_an_invalid_address_shows_an_error_at_its_field(account, people, visit, name, email):
-    addresses.add_address(account, "team@example.org", people["owner"])
-    page = visit("owner").post(f"/pulse-users/{name}/addresses/", {"email": email})
-    assert page.status_code == 200
-    assert error_at(page, "address-email")
-    assert MARKUP not in page.text
-    assert NotificationAddress.objects.count() == 1
 
 
 def test_an_address_of_another_account_cannot_be_removed(account, people, visit, name):
@@ -555,35 +362,16 @@ def test_an_expired_or_invalid_confirmation_link_says_what_to_do(account, people
 # Thresholds
 
 
-def test_operators_set_thresholds_and_owners_within_their_maximum(account, people, visit, name, settings):
+def test_operators_set_thresholds_and_owners_see_their_maximum(account, visit, name, settings):
     path = f"/pulse-users/{name}/thresholds/"
-    both = {"warn_length": "3", "max_length": "9"}
     assert 'name="max_length"' not in visit("owner").get(f"/pulse-users/{name}/").text
-    answer = visit("owner").post(path, both)
-    assert answer.status_code == 403
-    assert "Only operators set thresholds" in answer.text
-    assert visit("operator").post(path, both).status_code == 302
+    assert visit("operator").post(path, {"warn_length": "3", "max_length": "9"}).status_code == 302
     account.refresh_from_db()
     assert (account.warn_length, account.max_length) == (3, 9)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 20
     client = visit("owner")
     assert "You can set up to 20 messages" in client.get(f"/pulse-users/{name}/").text
     assert "deletion limit of at most" in error_at(client.post(path, {"max_length": "21"}), "thresholds-max_length")
-    page = client.post(path, {"max_length": "20"}, follow=True)
-    assert "20 messages" in page.text
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (None, 20)
-
-
-@pytest.mark.parametrize(
-    ("warn", "most"), [("9", "3"), ("0", "5"), ("x", "5"), ("1", "9" * 30), ("-1", ""), *((h, h) for h in HOSTILE)]
-)
-def test_invalid_thresholds_show_an_error_at_their_field(account, visit, name, warn, most):
-    page = visit("operator").post(f"/pulse-users/{name}/thresholds/", {"warn_length": warn, "max_length": most})
-    assert page.status_code == 200
-    assert error_at(page, "thresholds-warn_length") or error_at(page, "thresholds-max_length")
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (None, None)
 
 
 # The password
@@ -610,23 +398,6 @@ def test_a_chosen_new_password_is_not_shown_and_can_close_connections(account, v
     assert can_log_in(broker, guarded, name, "correct horse battery")
 
 
-@pytest.mark.parametrize("password", ["short", "12345678901", *(hostile for hostile in HOSTILE if len(hostile) < 8)])
-def test_an_invalid_new_password_shows_an_error_at_its_field(account, visit, name, password):
-    page = visit("owner").post(f"/pulse-users/{name}/password/", {"password": password})
-    assert page.status_code == 200
-    assert error_at(page, "password-password")
-    assert f'value="{password}"' not in page.text
-
-
-def test_without_the_broker_no_password_is_shown(account, visit, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    page = visit("owner").post(f"/pulse-users/{name}/password/")
-    assert page.status_code == 503
-    assert "RabbitMQ does not answer" in page.text
-    assert 'id="password"><' not in page.text
-    assert "data-copy" not in page.text
-
-
 # Deleting
 
 
@@ -641,12 +412,6 @@ def test_the_deletion_page_lists_queues_and_asks_for_the_name(account, visit, na
     assert MARKUP not in page.text
     assert "\u202e" not in page.text
     assert "\\u202e" in page.text
-    for wrong in ("", name.upper(), f"{name}x", *HOSTILE):
-        page = client.post(f"/pulse-users/{name}/delete/", {"name": wrong})
-        assert page.status_code == 200
-        assert error_at(page, "delete-name")
-        assert f"queue/{name}/11" in page.text
-    assert management.user(name).name == name
 
 
 def test_deleting_an_account_removes_its_queues_and_its_login(account, visit, name, management, guarded):
@@ -659,19 +424,6 @@ def test_deleting_an_account_removes_its_queues_and_its_login(account, visit, na
     with pytest.raises(NotOnBroker):
         management.user(name)
     assert visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}).status_code == 404
-
-
-def test_without_the_broker_no_account_is_deleted(account, visit, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    client = visit("owner")
-    for page in (
-        client.get(f"/pulse-users/{name}/delete/"),
-        client.post(f"/pulse-users/{name}/delete/", {"name": name}),
-    ):
-        assert page.status_code == 503
-        assert "Nothing was deleted." in page.text
-    account.refresh_from_db()
-    assert account.removing_since is None
 
 
 # Access requests
@@ -690,14 +442,6 @@ def test_an_owner_without_access_sees_the_rules_and_requests_access(people, visi
     assert MARKUP not in page.text
     again = client.post("/vouching/", {"reason": "Please."})
     assert "Request again tomorrow" in error_at(again, "request-reason")
-
-
-@pytest.mark.parametrize("reason", ["", " \n", "a\x07b", "x" * 501, "\x00", RIGHT_TO_LEFT])
-def test_an_invalid_reason_shows_an_error_at_its_field(people, visit, reason):
-    page = visit("not vouched").post("/vouching/", {"reason": reason})
-    assert page.status_code == 200
-    assert error_at(page, "request-reason")
-    assert people["not vouched"].vouchings.count() == 0
 
 
 def test_an_owner_sees_who_approved_or_withdrew_their_access(people, visit):
@@ -752,34 +496,6 @@ def test_owners_who_may_vouch_see_only_requests(people, visit, settings):
     assert client.post(f"/owners/{people['not vouched'].uuid}/", {}).status_code == 403
 
 
-def test_other_owners_cannot_vouch(people, visit):
-    for who in ("owner", "not vouched"):
-        answer = visit(who).post("/owners/", {"email": "dora@example.org"})
-        assert answer.status_code == 403
-        assert "Only owners who may approve access" in answer.text
-    people["not vouched"].refresh_from_db()
-    assert not people["not vouched"].vouched
-
-
-@pytest.mark.parametrize("email", ["", "nobody@example.org", *HOSTILE])
-def test_an_unknown_address_cannot_be_vouched_for(people, visit, email):
-    page = visit("operator").post("/owners/", {"email": email})
-    assert page.status_code == 200
-    assert error_at(page, "vouch-email")
-    assert MARKUP not in page.text
-    assert not Vouching.objects.exists()
-
-
-def test_operators_search_owners(people, visit):
-    client = visit("operator")
-    page = client.get("/owners/", {"search": "CAROL"}).text
-    assert "carol@example.org" in page
-    assert "alice@example.org" not in page
-    page = client.get("/owners/", {"search": MARKUP}).text
-    assert "No owner's address or name contains" in page
-    assert MARKUP not in page
-
-
 @pytest.mark.parametrize("remove", [False, True])
 def test_a_withdrawal_lists_its_effects_and_removes_what_was_chosen(account, people, visit, name, management, remove):
     tokens.create_token(people["owner"], "builds")
@@ -800,28 +516,10 @@ def test_a_withdrawal_lists_its_effects_and_removes_what_was_chosen(account, peo
     assert visit("owner").post("/tokens/", {"name": "x", "days": "1"}).status_code == 403
 
 
-def test_an_operators_access_cannot_be_withdrawn(people, visit):
-    path = f"/owners/{people['operator'].uuid}/"
-    client = visit("operator")
-    assert "Withdraw access" not in client.get(path).text
-    answer = client.post(path)
-    assert answer.status_code == 403
-    assert "is an operator" in answer.text
-
-
-@pytest.mark.parametrize("reason", ["a\x07b", "x" * 301, "\x00"])
-def test_an_invalid_reason_of_a_withdrawal_shows_an_error_at_its_field(people, visit, reason):
-    page = visit("operator").post(f"/owners/{people['owner'].uuid}/", {"reason": reason})
-    assert error_at(page, "withdraw-reason")
-    people["owner"].refresh_from_db()
-    assert people["owner"].vouched
-    assert error_at(visit("operator").post("/owners/", {"email": "dora@example.org", "reason": reason}), "vouch-reason")
-
-
 # Tokens
 
 
-def test_a_token_is_shown_once_and_stored_nowhere_in_clear(people, visit, settings):
+def test_a_token_is_shown_once(people, visit, settings):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     client = visit("owner")
     assert "Create your first token" in client.get("/tokens/").text
@@ -839,14 +537,10 @@ def test_a_token_is_shown_once_and_stored_nowhere_in_clear(people, visit, settin
     assert token.scope == "all"
     assert "do everything" in page
     assert abs(token.expiry - timezone.now() - timedelta(days=30)) < timedelta(minutes=1)
-    dump = StringIO()
-    call_command("dumpdata", stdout=dump)
-    assert key not in dump.getvalue()
 
 
-@pytest.mark.parametrize("chosen", [{}, {"scope": ""}, {"scope": "agent"}])
-def test_a_token_is_an_agents_unless_the_form_says_otherwise(people, visit, chosen):
-    created = visit("owner").post("/tokens/", {"name": "cellar", "days": "30", **chosen})
+def test_a_token_is_an_agents_unless_the_form_says_otherwise(people, visit):
+    created = visit("owner").post("/tokens/", {"name": "cellar", "days": "30", "scope": ""})
     assert created.status_code == 201
     assert AuthToken.objects.get().scope == "agent"
     assert "/api/agent-identities/" in created.text
@@ -874,51 +568,6 @@ def test_a_token_is_revoked_once_after_a_confirmation(people, visit):
     assert "The token is revoked." in page.text
     assert not AuthToken.objects.exists()
     assert client.post(path).status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""), ("name", "x" * 101), ("name", "a\x01b"), ("name", "\x00"), ("name", "ä" * 127),
-        ("days", ""), ("days", "0"), ("days", "-1"), ("days", "3651"), ("days", "9" * 5000), ("days", "x"),
-        ("days", MARKUP), ("scope", "everything"),
-    ],
-)  # fmt: skip
-def test_an_invalid_token_field_shows_an_error(people, visit, field, value):
-    page = visit("owner").post("/tokens/", {"name": "builds", "days": "30", field: value})
-    assert page.status_code == 200
-    assert error_at(page, f"token-{field}")
-    assert MARKUP not in page.text
-    assert not AuthToken.objects.exists()
-
-
-@pytest.mark.parametrize("named", [MARKUP, "\"'", "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")])
-def test_markup_in_a_tokens_name_is_escaped(people, visit, named):
-    client = visit("owner")
-    assert client.post("/tokens/", {"name": named, "days": "30"}).status_code == 201
-    page = client.get("/tokens/")
-    assert page.status_code == 200
-    assert MARKUP not in page.text
-
-
-def test_an_owner_without_access_creates_no_token(people, visit):
-    client = visit("not vouched")
-    assert 'name="days"' not in client.get("/tokens/").text
-    answer = client.post("/tokens/", {"name": "builds", "days": "30"})
-    assert answer.status_code == 403
-    assert "dora@example.org has no access to the broker yet" in answer.text
-    assert not AuthToken.objects.exists()
-
-
-# The front page
-
-
-def test_the_front_page_says_what_to_do_first(people, visit):
-    assert 'href="/signin/"' in Client().get("/").text
-    assert "Request access" in visit("not vouched").get("/").text
-    assert "Create an account" in visit("owner").get("/").text
-    PulseUser.objects.create(username="alice", ready=True).owners.add(people["owner"])
-    assert "You have no queue yet" in visit("owner").get("/").text
 
 
 # All pages

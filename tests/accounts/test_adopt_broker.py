@@ -3,12 +3,9 @@
 import csv
 import io
 import json
-import uuid
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts import adoption
@@ -17,27 +14,9 @@ from notifications.mails import compose
 from notifications.models import Notification
 from tests.conftest import Amqp
 from tests.site.test_commands import run
-from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY, sent, wait_until
-from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def create_account(management):
-    """Return a function that creates an account with a unique name, or exactly this one."""
-    created = []
-
-    def make(stem, tags=(), *, exactly=False):
-        name = stem if exactly else f"{stem}-{uuid.uuid4().hex[:8]}"
-        management.put_user(name, "secret", tags)
-        created.append(name)
-        return name
-
-    yield make
-    for name in created:
-        management.delete_user(name)
 
 
 @pytest.fixture
@@ -139,13 +118,6 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_account
     assert guesses[formula] == "'=carol@example.org"  # otherwise a spreadsheet reads a formula
     # Two people have the name dan, frank has no access, and eve matches two accounts.
     assert [guesses[name] for name in (two, unvouched, another, both)] == [""] * 4
-
-
-def test_agents_logins_are_left_out(agents, create_account, management):
-    login = create_account("abcdef0123456789abcdef0123456789", exactly=True)
-    out, err = run_command()
-    assert login not in out
-    assert f"{login} is left out: '{login}' has the name of an agent's login" in err
 
 
 # Adopting
@@ -297,44 +269,3 @@ def test_without_the_broker_nothing_is_adopted(alice, write_file, settings, argu
         run_command(*(path if argument == "FILE" else argument for argument in arguments))
     assert error.value.returncode == 1
     assert not PulseUser.objects.exists()
-
-
-def test_a_broker_that_fails_midway_leaves_nothing_half_done(
-    alice, create_account, write_file, settings, broker, monkeypatch
-):
-    name = create_account("a")
-    path = write_file(f"username,owners\n{name},alice@example.org\n")
-    with Proxy.before(broker.management_url) as proxy:
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        take = adoption.AccountLists.fetch
-
-        def fetch_and_disconnect():
-            look = take()
-            proxy.close_next(100)
-            return look
-
-        monkeypatch.setattr(adoption.AccountLists, "fetch", fetch_and_disconnect)
-        for arguments in ([], [path, "--apply"]):
-            with pytest.raises(CommandError, match="Nothing was done"):
-                run_command(*arguments)
-        assert owners_by_account() == {}
-        monkeypatch.undo()
-        # Adopting needs no request once everything is fetched.
-        proxy.forward()
-        steps, _ = adoption.plan_file(adoption.Path(path))
-        adoption.adopt(steps, notify=True)
-    assert owners_by_account() == {name: ["alice@example.org"]}
-
-
-def test_five_hundred_accounts_take_a_constant_number_of_requests(alice, create_account, write_file):
-    def counted(names):
-        path = write_file("username,owners\n" + "".join(f"{name},alice@example.org\n" for name in names))
-        with counted_requests() as requests, CaptureQueriesContext(connection) as queries:
-            run_command(path, "--apply")
-        return requests, len(queries)
-
-    counted([create_account("n")])
-    few = counted([create_account("n") for _ in range(2)])
-    assert counted([create_account("n") for _ in range(150)]) == few
-    assert few[0] == ["GET /api/users", "GET /api/permissions"]
-    assert PulseUser.objects.count() == 153

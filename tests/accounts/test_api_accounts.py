@@ -2,7 +2,6 @@
 
 import uuid
 from datetime import timedelta
-from functools import partial
 from urllib.parse import urlencode, urlsplit
 
 import pika
@@ -11,23 +10,17 @@ from django.utils import timezone
 from pika.exceptions import AMQPConnectionError
 
 from accounts import pulse_users, withdrawal
-from accounts.addresses import confirm_address, confirmation_token
 from accounts.models import AuthToken, Owner, PulseUser
-from notifications.models import Notification
 from rabbit.management import Management, NotOnBroker
 from tests.support.api import Program, Visitor
 from tests.support.proxy import Proxy
-from tests.support.toolbox import finish_removals, in_parallel, wait_until
+from tests.support.toolbox import calling_first, finish_removals, wait_until
 
 
 @pytest.fixture
-def username(guarded, management):
-    """Return a unique name: the broker's accounts are not part of the test's vhost."""
-    name = f"alice-{uuid.uuid4().hex[:8]}"
-    yield name
-    for user in management.users():
-        if user.name.startswith(name):
-            management.delete_user(user.name)
+def username(guarded, name):
+    """Return a name that no account has, with the broker configured."""
+    return name
 
 
 # RabbitMQ accounts
@@ -69,62 +62,24 @@ def test_an_account_is_created_shown_changed_and_deleted(alice, bob, username, m
         management.user(username)
 
 
-def test_a_confirmed_address_shows_when_and_is_not_asked_again(alice, username):
-    program = Program(alice)
-    program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
-    address = PulseUser.objects.get().notification_addresses.get()
-    again = program.post(f"pulse-users/{username}/ask-again/", {"email": "Team@example.org"})
-    assert (again.status_code, list(again.json())) == (400, ["email"])
-    confirm_address(confirmation_token(address))
-    assert program.get(f"pulse-users/{username}/").json()["notification_addresses"][0]["confirmed_at"]
-
-
-def test_a_chosen_password_is_not_returned_or_logged(alice, username, caplog):
-    program = Program(alice)
-    created = program.post("pulse-users/", {"username": username, "password": " correct horse battery "})
-    assert created.status_code == 201
-    assert "password" not in created.json()
-    assert "correct horse" not in created.text + caplog.text
-
-
 @pytest.mark.parametrize(
     ("body", "field"),
     [
         ({}, "username"),
-        ({"username": ""}, "username"),
-        ({"username": "1a"}, "username"),
         ({"username": "a\n"}, "username"),
-        ({"username": " a"}, "username"),
-        ({"username": "a" * 101}, "username"),
         ({"username": "guest"}, "username"),
-        ({"username": "a/b"}, "username"),
         ({"username": "a", "password": "12345678"}, "password"),
-        ({"username": "a", "password": ""}, "password"),
         ({"username": "a", "owners": []}, "owners"),
-        ({"username": "a", "owners": ["nobody"]}, "owners"),
         ({"username": "a", "owners": "alice@example.org"}, "owners"),
         ({"username": "a", "owners": ["stranger@example.org"]}, "owners"),
-        ({"username": "a", "owners": ["new@example.org"]}, "owners"),
         ({"username": "a", "notification_emails": ["x"]}, "notification_emails"),
-        ({"username": "a", "notification_emails": [f"n{number}@example.org" for number in range(11)]},
-         "notification_emails"),
     ],
 )  # fmt: skip
 def test_an_invalid_account_field_is_refused(alice, guarded, management, body, field):
-    Owner.objects.create_user("new@example.org")
     before = management.users()
     answer = Program(alice).post("pulse-users/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
     assert (PulseUser.objects.count(), management.users()) == (0, before)
-
-
-def test_unknown_owners_and_owners_without_access_get_the_same_error(alice, guarded):
-    Owner.objects.create_user("anna@example.org")
-    texts = [
-        Program(alice).post("pulse-users/", {"username": "a", "owners": [email]}).json()["owners"][0]
-        for email in ("anna@example.org", "nobd@example.org")
-    ]
-    assert texts[0].replace("anna", "nobd") == texts[1]
 
 
 def test_a_taken_name_is_refused_on_the_username_field(alice, bob, username, management):
@@ -134,30 +89,6 @@ def test_a_taken_name_is_refused_on_the_username_field(alice, bob, username, man
     here = Program(alice).post("pulse-users/", {"username": f"{username}-2"})
     for answer in (on_broker, here):
         assert (answer.status_code, list(answer.json())) == (400, ["username"])
-
-
-def test_an_operator_creates_an_account_for_another_owner(alice, operator, username):
-    created = Program(operator).post("pulse-users/", {"username": username, "owners": ["alice@example.org"]})
-    assert created.json()["owners"] == ["alice@example.org"]
-    other = Program(alice).post("pulse-users/", {"username": f"{username}-2", "owners": ["ops@example.org"]})
-    assert (other.json()["owners"], other.json()["invited"]) == (["alice@example.org"], ["ops@example.org"])
-
-
-def test_an_owner_without_access_creates_no_account_or_token(db, guarded):
-    visitor = Visitor(Owner.objects.create_user("nina@example.org"))
-    for answer in (visitor.post("pulse-users/", {"username": "a"}), visitor.post("tokens/", {"name": "a"})):
-        assert (answer.status_code, answer["Content-Type"]) == (403, "application/problem+json")
-        assert "no access to the broker" in answer.json()["detail"]
-    assert not PulseUser.objects.exists()
-    me = visitor.get("me/").json()
-    assert (me["vouched"], me["may_vouch"], me["vouching"]) == (False, False, None)
-
-
-def test_without_the_broker_no_account_is_created(alice, db, away):
-    answer = Program(alice).post("pulse-users/", {"username": "alice"})
-    assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
-    assert int(answer["Retry-After"]) > 0
-    assert not PulseUser.objects.exists()
 
 
 @pytest.fixture
@@ -170,12 +101,6 @@ def shared_account(alice, bob):
 def test_without_the_broker_an_account_is_shown(alice, shared_account, away):
     answer = Program(alice).get("pulse-users/alice/")
     assert (answer.status_code, answer.json()["permissions"]) == (200, None)
-
-
-def test_the_last_owner_cannot_be_removed(alice, shared_account, away):
-    answer = Program(alice).patch("pulse-users/alice/", {"owners": []})
-    assert (answer.status_code, list(answer.json())) == (400, ["owners"])
-    assert shared_account.owners.count() == 2
 
 
 def test_an_owner_who_leaves_an_account_sees_it_one_last_time(alice, shared_account, away):
@@ -193,30 +118,6 @@ def test_a_change_with_one_invalid_field_changes_nothing(alice, shared_account, 
     assert (shared_account.owners.count(), shared_account.notification_addresses.count()) == (2, 0)
 
 
-@pytest.mark.parametrize(
-    ("visitor", "allowed", "body", "status"),
-    [
-        ("alice", 0, {"warn_length": 5, "max_length": 50}, 403),
-        ("alice", 100, {"warn_length": 5, "max_length": 50}, 200),
-        ("alice", 100, {"warn_length": 5, "max_length": 101}, 400),
-        ("ops", 0, {"warn_length": 5, "max_length": 50_000}, 200),
-        ("ops", 0, {"warn_length": 50, "max_length": 5}, 400),
-        ("ops", 0, {"warn_length": 0}, 400),
-        ("ops", 0, {"max_length": 2**31}, 400),
-        ("ops", 0, {"warn_length": None, "max_length": None}, 200),
-    ],
-)
-def test_thresholds_are_for_operators_and_for_owners_within_their_maximum(
-    alice, operator, shared_account, away, settings, visitor, allowed, body, status
-):
-    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = allowed
-    answer = Program({"alice": alice, "ops": operator}[visitor]).patch("pulse-users/alice/", body)
-    assert answer.status_code == status, answer.text
-    shared_account.refresh_from_db()
-    expected = (body["warn_length"], body["max_length"]) if status == 200 else (None, None)
-    assert (shared_account.warn_length, shared_account.max_length) == expected
-
-
 def test_rotating_a_password_keeps_permissions(alice, username, management):
     program = Program(alice)
     first = program.post("pulse-users/", {"username": username}).json()["password"]
@@ -231,10 +132,9 @@ def test_rotating_a_password_keeps_permissions(alice, username, management):
     weak = program.post(f"pulse-users/{username}/rotate-password/", {"password": "password"})
     assert (weak.status_code, list(weak.json())) == (400, ["password"])
     assert management.permissions_of(username) == before
-    assert program.get(f"pulse-users/{username}/connections/").json() == []
 
 
-def test_connections_are_listed_and_closed_alone_and_on_rotation(alice, username, broker, guarded):
+def test_connections_are_listed_and_closed(alice, username, broker, guarded):
     program = Program(alice)
     password = program.post("pulse-users/", {"username": username}).json()["password"]
     parts = urlsplit(broker.amqp_url)
@@ -244,18 +144,11 @@ def test_connections_are_listed_and_closed_alone_and_on_rotation(alice, username
     answer = program.get(f"pulse-users/{username}/connections/")
     assert answer["X-Result-Count"] == "1"
     assert (answer.json()[0]["vhost"], answer.json()[0]["client_address"]) == (guarded, "127.0.0.1")
-    rotated = program.post(f"pulse-users/{username}/rotate-password/")
-    assert rotated.status_code == 200
     assert program.delete(f"pulse-users/{username}/connections/?name=other").status_code == 404
     opened.process_data_events(time_limit=0.5)
     assert opened.is_open
     closing = f"pulse-users/{username}/connections/?{urlencode({'name': answer.json()[0]['name']})}"
     wait_until(lambda: program.delete(closing).status_code == 204)
-    with pytest.raises(AMQPConnectionError):
-        wait_until(lambda: opened.process_data_events(time_limit=0.2))
-    opened = pika.BlockingConnection(pika.URLParameters(url.replace(password, rotated.json()["password"])))
-    closed = program.post(f"pulse-users/{username}/rotate-password/", {"close_connections": True})
-    assert closed.status_code == 200
     with pytest.raises(AMQPConnectionError):
         wait_until(lambda: opened.process_data_events(time_limit=0.2))
 
@@ -290,43 +183,10 @@ def test_an_operator_adopts_an_account_of_the_broker(alice, operator, username, 
     assert username in program.get("owners/adopt/").json()
     unknown = program.post("owners/adopt/", {"username": f"{username}-2", "owners": ["alice@example.org"]})
     assert (unknown.status_code, list(unknown.json())) == (400, ["username"])
-    nobody = program.post("owners/adopt/", {"username": username, "owners": ["x@example.org"]})
-    assert (nobody.status_code, list(nobody.json())) == (400, ["owners"])
     adopted = program.post("owners/adopt/", {"username": username, "owners": ["alice@example.org"]})
     assert (adopted.status_code, adopted.json()["owners"]) == (201, ["alice@example.org"])
     assert Program(alice).get(f"pulse-users/{username}/").status_code == 200
     assert username not in program.get("owners/adopt/").json()
-
-
-def test_two_owners_who_leave_at_once_do_not_both_leave(transactional_db, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    now = timezone.now()
-    owners = [Owner.objects.create_user(f"o{n}@example.org", vouched=True, last_login=now) for n in range(2)]
-    account = PulseUser.objects.create(username="shared", ready=True)
-    account.owners.set(owners)
-    programs = [Program(owner) for owner in owners]
-
-    def leave(program, other):
-        return program.patch("pulse-users/shared/", {"owners": [other.email]}).status_code
-
-    statuses = in_parallel(*(partial(leave, programs[n], owners[1 - n]) for n in range(2)))
-    assert set(statuses) <= {200, 404}
-    assert account.owners.count() == 1
-
-
-def test_the_list_of_accounts_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
-    def make(numbers):
-        for number in numbers:
-            created = PulseUser.objects.create(username=f"user-{number}", ready=True)
-            created.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
-            created.notification_addresses.create(email=f"t{number}@example.org", added_by=operator)
-
-    program = Program(operator)
-    program.get("me/")  # records that the token was used
-    make(range(40))
-    with django_assert_max_num_queries(6):
-        answer = program.get("pulse-users/", page_size=300)
-    assert (len(answer.json()), answer["X-Result-Count"]) == (40, "40")
 
 
 def test_accounts_are_searched_by_name_and_owner(operator, shared_account):
@@ -373,12 +233,6 @@ def test_an_owner_who_may_vouch_sees_requests_and_vouches_by_address(operator, a
     assert (me["vouched"], me["vouching"]["by"]) == (True, "alice@example.org")
 
 
-def test_operators_search_owners(operator, alice, bob):
-    program = Program(operator)
-    assert [row["email"] for row in program.get("owners/", search="ALICE").json()] == ["alice@example.org"]
-    assert program.get("owners/")["X-Result-Count"] == "3"
-
-
 # Tokens
 
 
@@ -405,9 +259,8 @@ def test_a_token_is_created_used_listed_and_revoked(alice, bob):
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({}, "name"), ({"name": ""}, "name"), ({"name": "a" * 101}, "name"), ({"name": "a\nb"}, "name"),
-        ({"name": "a", "scope": "everything"}, "scope"), ({"name": "a", "scope": ""}, "scope"),
-        ({"name": "a", "days": 0}, "days"), ({"name": "a", "days": 3651}, "days"), ({"name": "a", "days": ""}, "days"),
+        ({}, "name"), ({"name": "a\u202eb"}, "name"), ({"name": "a", "scope": ""}, "scope"),
+        ({"name": "a", "days": 0}, "days"), ({"name": "a", "days": ""}, "days"),
     ],
 )  # fmt: skip
 def test_an_invalid_token_field_is_refused(alice, body, field):
@@ -418,49 +271,16 @@ def test_an_invalid_token_field_is_refused(alice, body, field):
 # Confirmation mails and concurrent changes
 
 
-def test_an_address_gets_one_confirmation_mail_an_hour(alice, shared_account, away, time_machine):
-    began = timezone.now()
-    time_machine.move_to(began, tick=False)
-    program, path = Program(alice), "pulse-users/alice/"
-    asked = Notification.objects.filter(kind="confirm-address", recipient="stranger@example.org")
-    assert program.patch(path, {"notification_emails": ["stranger@example.org"]}).status_code == 200
-    for _ in range(3):
-        again = program.post(f"{path}ask-again/", {"email": "stranger@example.org"})
-        assert (again.status_code, list(again.json())) == (400, ["email"])
-    assert f"Try again after {began + timedelta(hours=1):%H:%M} UTC" in again.json()["email"][0]
-    assert program.patch(path, {"notification_emails": []}).status_code == 200
-    anew = program.patch(path, {"notification_emails": ["stranger@example.org"]})
-    assert (anew.status_code, list(anew.json())) == (400, ["notification_emails"])
-    assert shared_account.notification_addresses.count() == 0
-    assert asked.count() == 1
-    time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
-    assert program.patch(path, {"notification_emails": ["stranger@example.org"]}).status_code == 200
-    assert program.post(f"{path}ask-again/", {"email": "stranger@example.org"}).status_code == 400
-    assert asked.count() == 2
-
-
-def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account, away, monkeypatch):
+def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account, away):
     PulseUser.objects.update(warn_length=100, max_length=1000)
-    set_thresholds = pulse_users.set_thresholds
-
-    def in_between(*args):
-        PulseUser.objects.update(warn_length=200)
-        set_thresholds(*args)
-
-    monkeypatch.setattr(pulse_users, "set_thresholds", in_between)
-    data = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
+    with calling_first(pulse_users, "set_thresholds", lambda: PulseUser.objects.update(warn_length=200)):
+        data = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
     shared_account.refresh_from_db()
     assert (
         (shared_account.warn_length, shared_account.max_length)
         == (data["warn_length"], data["max_length"])
         == (200, 5000)
     )
-
-
-@pytest.mark.parametrize("name", ["\u202e", "a\u200bb", "a\u2066b"])
-def test_a_token_name_with_invisible_characters_is_refused(alice, name):
-    answer = Visitor(alice).post("tokens/", {"name": name})
-    assert (answer.status_code, AuthToken.objects.exclude(name="").count()) == (400, 0)
 
 
 def test_vouching_by_address_does_not_reveal_who_has_signed_in(alice, bob, operator, settings):

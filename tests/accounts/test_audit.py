@@ -1,7 +1,6 @@
 """The audit trail: actor, token and address, what is recorded and what is left out, and its cost."""
 
 import io
-import json
 import threading
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -32,7 +31,7 @@ from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from tests.site.test_commands import run
 from tests.support.api import Program
-from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal, remove_account
+from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal, raising, remove_account
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -136,27 +135,6 @@ def test_an_entry_names_the_task(account):
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.event, entry.object_repr) == (None, "deleted", ACCOUNT)
     assert entry.additional_data == {"task": "core.tasks.finish_removals"}
-
-
-@pytest.mark.parametrize(
-    ("proxies", "forwarded", "known"),
-    [
-        (0, "203.0.113.1", "192.0.2.9"),
-        (1, "203.0.113.1", "203.0.113.1"),
-        (1, "198.51.100.7, 203.0.113.1", "203.0.113.1"),
-        (2, "198.51.100.7, 203.0.113.1", "198.51.100.7"),
-        (2, "203.0.113.1", None),
-        (1, "<script>", None),
-    ],
-)
-def test_the_client_address_follows_the_trusted_proxies(alice, settings, proxies, forwarded, known):
-    settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
-    clear_trail()
-    program = Program(alice)
-    program.client.defaults["REMOTE_ADDR"] = "192.0.2.9"
-    asked = json.dumps({"weekly_summary": False})
-    program.client.patch("/api/settings/", asked, "application/json", headers={"X-Forwarded-For": forwarded})
-    assert [entry.remote_addr for entry in AuditEntry.objects.filter(event="changed")] == [known]
 
 
 def test_visitors_who_never_signed_in_leave_no_entries(client, transactional_db, mailbox):
@@ -264,29 +242,18 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
     assert [entry[1:] for entry in trail()] == [("changed the password", ACCOUNT, "not-done")]
 
 
-def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, monkeypatch):
+def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice):
     clear_trail()
-
-    def killed(*_):
-        raise SystemExit
-
-    monkeypatch.setattr(Fetch, "delete_queue", killed)
-    with pytest.raises(SystemExit):
+    with raising(Fetch, "delete_queue", SystemExit), pytest.raises(SystemExit):
         actions.delete_queue(queue, alice)
     assert [entry[3] for entry in trail()] == ["unknown"]
 
 
-def test_a_password_rotation_is_recorded_without_the_password(account, monkeypatch):
+def test_a_password_rotation_is_recorded_without_the_password(account):
     clear_trail()
     password = pulse_users.rotate_password(account)
-    put_user = Management.put_user
-
-    def lose_the_answer(*arguments):
-        put_user(*arguments)
-        raise BrokerUnavailable("no answer came")
-
-    monkeypatch.setattr(Management, "put_user", lose_the_answer)
-    with pytest.raises(BrokerUnavailable):
+    lost = BrokerUnavailable("no answer came")
+    with raising(Management, "put_user", lost, after=True), pytest.raises(BrokerUnavailable):
         pulse_users.rotate_password(account, "a password of my own 7")
     assert [entry[1:] for entry in trail()] == [
         ("changed the password", ACCOUNT, "done"),
@@ -388,20 +355,17 @@ def test_vouching_that_changes_no_row_is_recorded(alice, operator):
     assert AuditEntry.objects.latest("id").additional_data == {"reason": "known to us"}
 
 
-def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailbox, monkeypatch):
+def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice):
     clear_trail()
     client.post(urlsplit(create_link(alice)).path)
     assert client.get("/tokens/").status_code == 200
     assert trail(event="signed in") == [(alice.email, "signed in", alice.email, "done")]
 
-    def full(*_, **__):
-        raise OperationalError("the disk is full")
-
     link = urlsplit(create_link(alice)).path
     clear_trail()
-    monkeypatch.setattr(AuditEntry, "save", full)
     other = Client()
-    other.post(link)
+    with raising(AuditEntry, "save", OperationalError("the disk is full")):
+        other.post(link)
     assert other.get("/tokens/").status_code == 200
     assert trail() == []
 
@@ -518,12 +482,6 @@ def test_registrations_passes_and_sending_run_no_audit_statement(agents, guarded
     assert Queue.objects.filter(name="queue/nobody/long", state="warned").exists()
     assert mailbox.to("ops@example.org")
     assert not [query["sql"] for query in captured if "auditentry" in query["sql"]]
-
-
-def test_a_page_does_not_load_the_visitor_for_the_audit_trail(client, alice, django_assert_num_queries):
-    client.force_login(alice)
-    with django_assert_num_queries(0):
-        assert client.get("/healthz").status_code == 200
 
 
 def test_old_entries_are_pruned_after_a_year(transactional_db):

@@ -32,7 +32,7 @@ from rabbit.permissions import FULL_ACCESS, Permissions
 from tests.conftest import Amqp
 from tests.site.test_commands import run
 from tests.support.proxy import Proxy
-from tests.support.toolbox import Killed, queue_names
+from tests.support.toolbox import Killed, calling_first, queue_names
 from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
@@ -109,22 +109,16 @@ def source(empty_source):
 
 
 @pytest.fixture
-def create_account(management, guarded):
-    """Return a function that creates an account like PulseGuardian, with a unique name."""
-    created = []
+def create_account(create_account, management, guarded):
+    """Return a function that creates an account with the permissions that PulseGuardian sets, or these."""
 
-    def make(stem, tags=(), granted=None):
-        name = f"{stem}{uuid.uuid4().hex[:8]}"
+    def create(stem, tags=(), granted=None):
+        name = create_account(stem, tags)
         own = f"^(queue/{name}/.*|exchange/{name}/.*)"
-        management.put_user(name, "secret1", tags)
-        usual = Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)")
-        management.set_permissions(guarded, name, granted or usual)
-        created.append(name)
+        management.set_permissions(guarded, name, granted or Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)"))
         return name
 
-    yield make
-    for name in created:
-        management.delete_user(name)
+    return create
 
 
 @pytest.fixture
@@ -200,7 +194,7 @@ def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
     usernames, source, broker, guarded, management
 ):
     address = broker.amqp_url.rpartition("@")[2]
-    connected = Amqp(f"amqp://{usernames[0]}:secret1@{address}", guarded)
+    connected = Amqp(f"amqp://{usernames[0]}:secret@{address}", guarded)
     before = management.users(), management.all_permissions()
     report = run_import(source.url, "--apply")
     assert report["applied"] is True
@@ -482,18 +476,12 @@ def test_too_many_rows_are_refused(source, monkeypatch):
 # The source
 
 
-def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatch, tmp_path):
+def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatch):
     if connection.vendor == "sqlite":
         source.run("PRAGMA journal_mode = WAL")
     source.person(1, "alice@example.org")
-    require = pulseguardian._require
-
-    def meanwhile(*arguments):
-        source.person(2, "bob@example.org")
-        require(*arguments)
-
-    monkeypatch.setattr(pulseguardian, "_require", meanwhile)
-    assert [person.email for person in pulseguardian.read(source.url).people] == ["alice@example.org"]
+    with calling_first(pulseguardian, "_require", lambda: source.person(2, "bob@example.org")):
+        assert [person.email for person in pulseguardian.read(source.url).people] == ["alice@example.org"]
     writing = {
         "sqlite": "INSERT INTO users (id, email) VALUES (3, 'x') RETURNING id, email, 1",
         "postgresql": "SELECT nextval('numbers'), 'x', 1",
@@ -501,7 +489,6 @@ def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatc
     if connection.vendor == "postgresql":
         source.run("CREATE SEQUENCE numbers")
     monkeypatch.setattr(pulseguardian, "_SELECT_PEOPLE", writing[connection.vendor])
-    monkeypatch.setattr(pulseguardian, "_require", require)
     with pytest.raises(SourceError, match=r"read.?only"):
         pulseguardian.read(source.url)
 

@@ -1,10 +1,6 @@
 """A name is refused while the broker has queues or exchanges of it, unless an operator adopts them."""
 
-import uuid
-
 import pytest
-from django.core.exceptions import PermissionDenied
-from django.test import Client
 
 from accounts import pulse_users
 from accounts.models import AuditEntry, PulseUser
@@ -14,15 +10,6 @@ from tests.support.api import Program
 from tests.support.toolbox import finish_removals, queue_lengths, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def name(management):
-    """Return an unused name, and delete its RabbitMQ user afterwards."""
-    name = f"legacy-{uuid.uuid4().hex[:8]}"
-    yield name
-    if name in {user.name for user in management.users()}:
-        management.delete_user(name)
 
 
 @pytest.fixture
@@ -54,31 +41,6 @@ def test_names_that_only_begin_alike_are_not_in_use(alice, name, guarded, manage
     create_pulse_user(name, [alice], by=alice)
 
 
-def test_an_owner_sees_whom_to_ask_and_no_names(alice, leftover, name):
-    client = Client()
-    client.force_login(alice)
-    page = client.post("/pulse-users/", {"username": name})
-    assert page.status_code == 200
-    assert "ask an operator, who can adopt them" in page.text
-    assert leftover not in page.text
-    answer = Program(alice).post("pulse-users/", {"username": name})
-    assert answer.status_code == 400
-    assert "ask an operator" in answer.json()["username"][0]
-    assert leftover not in answer.text
-
-
-def test_an_owner_cannot_adopt_a_namespace(alice, leftover, name, management):
-    answer = Program(alice).post("pulse-users/", {"username": name, "adopt_namespace": True})
-    assert answer.status_code == 403
-    client = Client()
-    client.force_login(alice)
-    client.post("/pulse-users/", {"username": name, "adopt_namespace": "on"})
-    with pytest.raises(PermissionDenied):
-        create_pulse_user(name, [alice], by=alice, adopt_namespace=True)
-    assert name not in users_of(management)
-    assert not PulseUser.objects.exists()
-
-
 def test_an_operator_adopts_a_namespace_on_the_page(admin, alice, leftover, name, guarded, management):
     form = {"username": name, "owners": "alice@example.org"}
     refused = admin.post("/pulse-users/", form)
@@ -90,16 +52,6 @@ def test_an_operator_adopts_a_namespace_on_the_page(admin, alice, leftover, name
     assert alice in PulseUser.objects.get().owners.all()
     entry = AuditEntry.objects.get(event="adopted")
     assert entry.additional_data["queues"] == [leftover]
-
-
-def test_an_operator_adopts_a_namespace_with_the_api(operator, alice, leftover, name, guarded, management):
-    program = Program(operator)
-    body = {"username": name, "owners": ["alice@example.org"]}
-    refused = program.post("pulse-users/", body)
-    assert (refused.status_code, leftover in refused.json()["username"][0]) == (400, True)
-    created = program.post("pulse-users/", {**body, "adopt_namespace": True})
-    assert (created.status_code, created.json()["owners"]) == (201, ["alice@example.org"])
-    assert queue_lengths(management, guarded)[leftover] == 1
 
 
 def cut_after(monkeypatch, place, function, proxy):

@@ -1,7 +1,6 @@
 """Pulse users: created, changed, adopted and removed on the broker and in the database together, or not at all."""
 
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -9,16 +8,13 @@ import uuid
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from io import StringIO
 from urllib.parse import quote
 
 import pika
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.core.management import call_command
 from django.core.signing import BadSignature, SignatureExpired
 from django.db import connection, transaction
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from accounts import addresses, removal, signals
@@ -64,26 +60,19 @@ from tests.support.proxy import Proxy
 from tests.support.toolbox import (
     AWAY,
     Killed,
+    calling_first,
     can_log_in,
     finish_removals,
     in_parallel,
-    is_refused,
     mark_for_removal,
     queue_names,
+    raising,
     remove_account,
     wait_until,
 )
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def name(management):
-    """Give an unused name, and delete its RabbitMQ user afterwards."""
-    name = f"alice-{uuid.uuid4().hex[:8]}"
-    yield name
-    if name in {user.name for user in management.users()}:
-        management.delete_user(name)
 
 
 @pytest.fixture
@@ -153,46 +142,11 @@ def as_user(broker, vhost, name, password):
 # Creation
 
 
-def test_a_new_pulse_user_can_use_its_own_names_only(alice, name, broker, guarded, amqp):
+def test_a_new_pulse_user_has_the_permissions_of_its_name(alice, name, broker, guarded, management):
     pulse_user, password = create_pulse_user(name, [alice])
     assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
-    amqp.queue("queue/somebody/builds")
-    amqp.channel.exchange_declare("exchange/somebody/events", "topic")
-    mine = as_user(broker, guarded, name, password)
-    mine.queue(f"queue/{name}/builds")
-    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    mine.channel.queue_bind(f"queue/{name}/builds", "exchange/somebody/events", "#")
-    mine.channel.queue_bind(f"queue/{name}/builds", f"exchange/{name}/events", "#")
-    amqp.channel.basic_publish("exchange/somebody/events", "key", b"theirs")
-    mine.channel.basic_publish(f"exchange/{name}/events", "key", b"mine")
-    bodies = {mine.channel.basic_get(f"queue/{name}/builds", auto_ack=True)[2] for _ in range(2)}
-    assert bodies == {b"theirs", b"mine"}
-    for action in (
-        lambda channel: channel.queue_declare("queue/somebody/more"),
-        lambda channel: channel.basic_get("queue/somebody/builds"),
-        lambda channel: channel.queue_delete("queue/somebody/builds"),
-        lambda channel: channel.queue_bind("queue/somebody/builds", f"exchange/{name}/events", "#"),
-        lambda channel: channel.exchange_delete("exchange/somebody/events"),
-        lambda channel: channel.queue_declare(f"queue/{name}2/builds"),
-        lambda channel: channel.queue_declare("anything"),
-    ):
-        assert is_refused(mine.connection, action)
-
-
-def test_passwords_are_in_neither_the_database_nor_the_log(alice, name, caplog):
-    caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.DEBUG, logger="httpcore")
-    pulse_user, generated = create_pulse_user(name, [alice])
-    rotated = rotate_password(pulse_user)
-    rotate_password(pulse_user, "a password of my own 7")
-    dump = StringIO()
-    call_command("dumpdata", stdout=dump)
-    assert name in dump.getvalue()
-    assert "PUT" in caplog.text  # the log has the requests to the broker
-    for text in (dump.getvalue(), caplog.text):
-        for password in (generated, rotated, "a password of my own 7"):
-            assert password not in text
-    assert len({generated, rotated}) == 2
+    assert management.permissions_of(name) == {guarded: for_pulse_user(name)}
+    assert can_log_in(broker, guarded, name, password)
 
 
 @pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
@@ -289,17 +243,11 @@ def test_a_name_of_an_existing_rabbitmq_user_is_refused(alice, name, management)
     assert not PulseUser.objects.exists()
 
 
-def test_a_name_of_an_existing_pulse_user_is_refused(alice, name):
-    PulseUser.objects.create(username=name, ready=True)
+@pytest.mark.parametrize(("removing_since", "error_text"), [(None, "is taken"), (timezone.now(), "is being removed")])
+def test_a_name_of_an_existing_pulse_user_is_refused(alice, name, removing_since, error_text):
+    PulseUser.objects.create(username=name, ready=True, removing_since=removing_since).owners.add(alice)
     for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
-        with pytest.raises(NameTaken, match="is taken"):
-            refuse(name)
-
-
-def test_a_name_that_is_being_removed_is_refused(alice, name):
-    PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
-    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
-        with pytest.raises(NameTaken, match="is being removed"):
+        with pytest.raises(NameTaken, match=error_text):
             refuse(name)
 
 
@@ -358,18 +306,9 @@ def test_a_creation_interrupted_by_an_outage_can_be_finished(
 
 @pytest.mark.parametrize("step", ["put_user", "set_permissions"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_a_killed_creation_is_finished_by_repeating_it(alice, name, monkeypatch, broker, guarded, step, done):
-    real = getattr(Management, step)
-
-    def die(self, *arguments, **options):
-        if done:
-            real(self, *arguments, **options)
-        raise Killed
-
-    monkeypatch.setattr(Management, step, die)
-    with pytest.raises(Killed):
+def test_a_killed_creation_is_finished_by_repeating_it(alice, name, broker, guarded, step, done):
+    with raising(Management, step, Killed, after=done), pytest.raises(Killed):
         create_pulse_user(name, [alice])
-    monkeypatch.setattr(Management, step, real)
     assert not PulseUser.objects.get().ready
     check_name(name)
     _, password = create_pulse_user(name, [alice])
@@ -413,16 +352,12 @@ def test_one_of_two_concurrent_creations_succeeds(alice, bob, name, broker, guar
     assert won[1] not in str(lost)
 
 
-def test_a_pulse_user_removed_during_its_creation_does_not_exist(alice, name, monkeypatch, management):
-    real = Management.set_permissions
-
-    def interfere(self, *arguments):
+def test_a_pulse_user_removed_during_its_creation_does_not_exist(alice, name, management):
+    def remove():
         mark_for_removal(*PulseUser.objects.all())
         assert finish_removals() == 0
-        real(self, *arguments)
 
-    monkeypatch.setattr(Management, "set_permissions", interfere)
-    with pytest.raises(NameTaken, match="removed by another request"):
+    with calling_first(Management, "set_permissions", remove), pytest.raises(NameTaken, match="by another request"):
         create_pulse_user(name, [alice])
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -457,14 +392,12 @@ def test_rotating_a_password_can_close_connections(alice, name, broker, guarded)
         live.connection.process_data_events(10)
 
 
-def test_a_failure_to_close_connections_is_reported_without_the_password(alice, name, monkeypatch, broker):
+def test_a_failure_to_close_connections_is_reported_without_the_password(alice, name):
     pulse_user, _ = create_pulse_user(name, [alice])
-
-    def unavailable(self, *arguments):
-        raise BrokerUnavailable("nobody answers")
-
-    monkeypatch.setattr(Management, "close_connections_of", unavailable)
-    with pytest.raises(BrokerUnavailable, match="The password was changed") as error:
+    with (
+        raising(Management, "close_connections_of", BrokerUnavailable("nobody answers")),
+        pytest.raises(BrokerUnavailable, match="The password was changed") as error,
+    ):
         rotate_password(pulse_user, "a password of my own 7", close_connections=True)
     assert "of my own" not in str(error.value)
 
@@ -486,55 +419,26 @@ def test_rotation_recreates_a_lost_rabbitmq_user(alice, name, broker, guarded, m
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_a_killed_recreation_is_finished_by_the_next_rotation(alice, name, broker, guarded, management, monkeypatch):
+def test_a_killed_recreation_is_finished_by_the_next_rotation(alice, name, broker, guarded, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_user(name)
-    real = Management.set_permissions
-
-    def die(self, *arguments):
-        raise Killed
-
-    monkeypatch.setattr(Management, "set_permissions", die)
-    with pytest.raises(Killed):
+    with raising(Management, "set_permissions", Killed), pytest.raises(Killed):
         rotate_password(pulse_user)
-    monkeypatch.setattr(Management, "set_permissions", real)
     assert not PulseUser.objects.get().ready
     password = rotate_password(pulse_user)
     assert PulseUser.objects.get().ready
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_rotation_finishes_an_interrupted_creation(alice, name, broker, guarded):
-    pulse_user = PulseUser.objects.create(username=name)
-    pulse_user.owners.add(alice)
-    password = rotate_password(pulse_user)
-    assert PulseUser.objects.get().ready
-    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
-
-
-def test_without_the_broker_the_password_is_unchanged(alice, name, broker, guarded, settings):
-    pulse_user, password = create_pulse_user(name, [alice])
-    url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
-    with pytest.raises(BrokerUnavailable):
-        rotate_password(pulse_user)
-    settings.RABBITMQ_MANAGEMENT_URL = url
-    assert can_log_in(broker, guarded, name, password)
-    assert PulseUser.objects.get().ready
-
-
-def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, management, monkeypatch):
+def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, management):
     pulse_user, _ = create_pulse_user(name, [alice])
-    real = Management.put_user
 
-    def interfere(self, *arguments):
+    def remove():
         with pytest.raises(RemovalPending, match="Guardian continues"):
             remove_account(PulseUser.objects.get())
-        return real(self, *arguments)
 
-    monkeypatch.setattr(Management, "put_user", interfere)
-    with pytest.raises(ValidationError, match="removed by another request"):
+    with calling_first(Management, "put_user", remove), pytest.raises(ValidationError, match="by another request"):
         rotate_password(pulse_user)
-    monkeypatch.undo()
     with pytest.raises(ValidationError, match="being removed"):
         rotate_password(pulse_user)
     assert finish_removals() == 1
@@ -562,24 +466,19 @@ def test_a_locked_account_cannot_be_adopted(alice, name, management):
     assert not PulseUser.objects.exists()
 
 
-def test_page_and_api_report_a_removal_that_continues_later(alice, name, client):
+def test_a_removal_of_a_locked_pulse_user_continues_later_and_page_and_api_say_so(alice, name, client, management):
     create_pulse_user(name, [alice])
     client.force_login(alice)
     with locks.lock(name):
+        with pytest.raises(RemovalPending, match="is being removed, and Guardian continues"):
+            remove_account(PulseUser.objects.get())
+        assert finish_removals() == 0
+        assert management.user(name)
+        PulseUser.objects.update(removing_since=None)
         answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
         assert "is being deleted. Guardian completes the deletion." in answer.text
         PulseUser.objects.update(removing_since=None)
         assert Program(alice).delete(f"pulse-users/{name}/").status_code == 202
-    assert finish_removals() == 1
-
-
-def test_a_removal_of_a_locked_pulse_user_is_finished_by_the_task(alice, name, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
-    with locks.lock(name):
-        with pytest.raises(RemovalPending, match="is being removed, and Guardian continues"):
-            remove_account(pulse_user)
-        assert finish_removals() == 0
-        assert management.user(name)
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
 
@@ -653,16 +552,6 @@ def test_a_failed_creation_that_lost_its_lock_undoes_nothing(alice, name, broker
         create_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     assert can_log_in(broker, guarded, name, made[0][1])
-
-
-def test_a_lock_left_by_a_kill_expires_and_the_creation_is_finished(alice, name, management):
-    PulseUser.objects.create(username=name).owners.add(alice)
-    management.put_user(name, "half made")
-    locks.Lock(name).acquire()
-    with pytest.raises(NameTaken):
-        create_pulse_user(name, [alice])
-    Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
-    assert create_pulse_user(name, [alice])[0].ready
 
 
 # Adoption
@@ -772,35 +661,6 @@ def test_accounts_with_invalid_names_are_not_adoptable(guarded, management):
         assert odd not in adoptable()
     finally:
         management.delete_user(odd)
-
-
-def test_the_list_of_adoptable_accounts_takes_one_request_and_one_query(
-    alice, operator, name, management, settings, django_assert_num_queries
-):
-    management.put_user(name, None)
-    with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
-        with django_assert_num_queries(1):
-            assert name in adoptable()
-        assert proxy.requests == 1
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerUnavailable):
-        adoptable()
-    with pytest.raises(BrokerUnavailable):
-        adopt_pulse_user(name, [alice], operator)
-    assert not PulseUser.objects.exists()
-
-
-# Owners
-
-
-def test_pulse_users_are_visible_to_their_owners_and_operators(alice, bob, operator):
-    from django.contrib.auth.models import AnonymousUser
-
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
-    pulse_user.owners.set([alice])
-    for visitor, seen in ((alice, [pulse_user]), (operator, [pulse_user]), (bob, []), (AnonymousUser(), [])):
-        assert list(PulseUser.objects.seen_by(visitor)) == seen
 
 
 # Notification addresses
@@ -1037,24 +897,15 @@ def test_a_removal_without_the_broker_changes_nothing(alice, name, settings, rem
 
 @pytest.mark.parametrize("step", ["delete_user", "list_queues", "delete_queue", "delete_exchange", "nodes"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, management, monkeypatch, step, done):
+def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, management, step, done):
     pulse_user, password = create_pulse_user(name, [alice])
     mine = as_user(broker, guarded, name, password)
     for queue in ("one", "two"):
         mine.queue(f"queue/{name}/{queue}")
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
     client = {"delete_queue": Fetch, "delete_exchange": Session}.get(step, Management)
-    real = getattr(client, step)
-
-    def die(self, *arguments, **options):
-        if done:
-            real(self, *arguments, **options)
-        raise Killed
-
-    monkeypatch.setattr(client, step, die)
-    with pytest.raises(Killed):
+    with raising(client, step, Killed, after=done), pytest.raises(Killed):
         remove_account(pulse_user)
-    monkeypatch.setattr(client, step, real)
     assert PulseUser.objects.get().removing_since is not None
     finish_removals()
     assert not PulseUser.objects.exists()
@@ -1063,21 +914,15 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
 
 
-def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarded, management, monkeypatch, removed):
+def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarded, removed):
     pulse_user, password = create_pulse_user(name, [alice])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
-    real = Fetch.delete_queue
-
-    def node_is_down(self, *arguments, **options):
-        raise NotOnBroker("not there, or its node is down")
-
-    monkeypatch.setattr(Fetch, "delete_queue", node_is_down)
-    with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
-        remove_account(pulse_user)
-    assert finish_removals() == 0
+    with raising(Fetch, "delete_queue", NotOnBroker("not there, or its node is down")):
+        with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
+            remove_account(pulse_user)
+        assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
     assert removed == []
-    monkeypatch.setattr(Fetch, "delete_queue", real)
     assert finish_removals() == 1
     assert removed == [(name, True, True)]
 
@@ -1109,34 +954,6 @@ def test_a_removal_does_not_trust_a_list_while_the_vhost_is_stopped(alice, name,
     assert not PulseUser.objects.exists()
 
 
-def test_unfinished_removals_continue_after_one_fails(alice, guarded, management, monkeypatch, caplog):
-    for number in range(3):
-        mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
-    kept = PulseUser.objects.create(username="kept", ready=True)
-    real = Management.delete_user
-
-    def refuse(self, user):
-        if user == "marked-0":
-            raise Refused("it won't", status=400, reason="it won't")
-        real(self, user)
-
-    monkeypatch.setattr(Management, "delete_user", refuse)
-    assert finish_removals() == 2
-    assert {pulse_user.username for pulse_user in PulseUser.objects.all()} == {"marked-0", kept.username}
-    assert "marked-0 can't be removed yet" in caplog.text
-
-
-def test_unfinished_removals_stop_at_an_outage(guarded, settings):
-    for number in range(50):
-        mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
-    with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
-        proxy.close_next(1000)
-        assert finish_removals() == 0
-        assert proxy.requests <= 2  # one attempt and one retry on a new connection
-    assert PulseUser.objects.count() == 50
-
-
 def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broker, guarded, monkeypatch):
     exchange = Management._exchange
     requests = []
@@ -1154,28 +971,11 @@ def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broke
     assert not any(in_transaction for _, in_transaction in requests)
 
 
-def test_concurrent_tasks_finish_each_removal_once(alice, guarded, management, removed):
-    for number in range(5):
-        mark_for_removal(PulseUser.objects.create(username=f"twice-{number}"))
-        management.put_user(f"twice-{number}", None)
-        management.declare_queue(guarded, f"queue/twice-{number}/q")
-    answers = in_parallel(finish_removals, finish_removals)
-    assert all(isinstance(answer, int) for answer in answers)
-    assert not PulseUser.objects.exists()
-    assert sorted(username for username, _, _ in removed) == [f"twice-{number}" for number in range(5)]
-    assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}
-
-
-def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name, management, monkeypatch):
+def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name):
     pulse_user, _ = create_pulse_user(name, [alice])
-
-    def not_there(self):
-        raise NotOnBroker("a node that has just started")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Management, "nodes", not_there)
-        with pytest.raises(RemovalPending, match="answered 404"):
-            remove_account(pulse_user)
+    error = NotOnBroker("a node that has just started")
+    with raising(Management, "nodes", error), pytest.raises(RemovalPending, match="answered 404"):
+        remove_account(pulse_user)
     assert Removal.objects.filter(kind="account", name=name).exists()
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -1191,19 +991,15 @@ def test_a_removal_stops_when_its_time_is_over(alice, name, guarded, management,
     assert finish_removals() == 1
 
 
-def test_accounts_do_not_delay_the_removals_of_agents(alice, name, guarded, management, monkeypatch):
+def test_accounts_do_not_delay_the_removals_of_agents(name, guarded, management):
     mark_for_removal(PulseUser.objects.create(username=name))
     management.declare_queue(guarded, "subscription_x")
     Removal.objects.create(kind="queue", vhost=guarded, name="subscription_x")
     seen = []
-    remove = removal._remove_from_broker
-
-    def look(*arguments):
-        seen.append(Removal.objects.filter(kind="queue").count())
-        remove(*arguments)
-
-    monkeypatch.setattr(removal, "_remove_from_broker", look)
-    assert finish_removals() == 2
+    with calling_first(
+        removal, "_remove_from_broker", lambda: seen.append(Removal.objects.filter(kind="queue").count())
+    ):
+        assert finish_removals() == 2
     assert seen == [0]
 
 
@@ -1216,18 +1012,13 @@ def test_a_removal_of_an_unmarked_account_is_dropped(alice, name, management):
     assert management.user(name)
 
 
-def test_a_creation_killed_while_it_is_undone_leaves_nothing(alice, name, monkeypatch, management):
-    def killed(self, *_):
-        raise Killed
-
-    def refused(self, *_):
-        raise Refused("no", status=400, reason="no")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Management, "set_permissions", refused)
-        patched.setattr(Management, "delete_user", killed)
-        with pytest.raises(Killed):
-            create_pulse_user(name, [alice])
+def test_a_creation_killed_while_it_is_undone_leaves_nothing(alice, name, management):
+    with (
+        raising(Management, "set_permissions", Refused("no", status=400, reason="no")),
+        raising(Management, "delete_user", Killed),
+        pytest.raises(Killed),
+    ):
+        create_pulse_user(name, [alice])
     assert PulseUser.objects.get().removing_since
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -1235,18 +1026,12 @@ def test_a_creation_killed_while_it_is_undone_leaves_nothing(alice, name, monkey
         management.user(name)
 
 
-def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, guarded, management, monkeypatch):
+def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, guarded, management):
     pulse_user, _ = create_pulse_user(name, [alice])
     for number in range(30):
         management.declare_queue(guarded, f"queue/other-{number}/q")
-    exchange, requests = Management._exchange, []
-
-    def count(self, method, path, **options):
-        requests.append((method, path))
-        return exchange(self, method, path, **options)
-
-    monkeypatch.setattr(Management, "_exchange", count)
-    remove_account(pulse_user)
+    with counted_requests() as requests:
+        remove_account(pulse_user)
     assert len(requests) <= 8, requests
 
 

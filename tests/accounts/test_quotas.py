@@ -1,7 +1,6 @@
 """Quotas of owners: at most so many of each kind, by page, API and command, and under concurrent requests."""
 
 import re
-import uuid
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -32,16 +31,6 @@ def two_of_each(settings):
     settings.GUARDIAN_MAX_CHANNELS = 2
 
 
-@pytest.fixture
-def name(management):
-    """Return a name that no account has. Delete the accounts that start with it afterwards."""
-    name = f"alice-{uuid.uuid4().hex[:8]}"
-    yield name
-    for user in management.users():
-        if user.name.startswith(name):
-            management.delete_user(user.name)
-
-
 def own_accounts(owner, *names):
     for name in names:
         PulseUser.objects.create(username=name, ready=True).owners.add(owner)
@@ -53,16 +42,6 @@ def own_channels(owner, number):
 
 
 # RabbitMQ accounts
-
-
-def test_the_defaults_are_those_of_the_documentation(settings):
-    defaults = {
-        name: getattr(settings, f"GUARDIAN_MAX_{name}")
-        for name in ("PULSE_USERS", "TOKENS", "SUBSCRIPTIONS", "CHANNELS")
-    }
-    assert defaults == {"PULSE_USERS": 20, "TOKENS": 50, "SUBSCRIPTIONS": 500, "CHANNELS": 20}
-    assert settings.MESSAGE_STORE_MAX_BYTES == 10 * 1024**3
-    assert not settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS
 
 
 def test_an_owner_with_the_maximum_of_accounts_creates_no_more(alice, two_of_each, guarded):

@@ -1,11 +1,10 @@
 """Notifications about addresses, access and accounts, written with their cause."""
 
 import pytest
-from django.core.cache import cache
 from django.db import transaction
 
 from accounts import addresses, signals, vouching
-from accounts.models import NotificationAddress, Owner, PulseUser
+from accounts.models import Owner, PulseUser
 from notifications.models import Notification
 from notifications.sending import send_due
 from queues.models import Queue
@@ -28,23 +27,6 @@ def test_an_added_address_gets_a_mail_with_its_confirmation_link(account, alice,
     token = mail.text.partition("/addresses/")[2].partition("/")[0]
     assert token not in stored + str(list(Notification.objects.values()))
     assert addresses.confirm_address(token).confirmed_at is not None
-
-
-def test_a_removed_address_gets_no_confirmation_mail(account, alice, mailbox):
-    addresses.add_address(account, "team@example.org", alice)
-    NotificationAddress.objects.all().delete()
-    delivery = send_due()
-    assert (delivery.sent, delivery.failed) == (0, 0)
-    assert Notification.objects.get().state == "failed"
-
-
-def test_a_repeated_confirmation_request_sends_another_mail(account, alice, mailbox):
-    address = addresses.add_address(account, "team@example.org", alice)
-    send_due()
-    cache.clear()  # lifts the limit of one request per hour
-    addresses.resend_confirmation(address)
-    send_due()
-    assert len(mailbox.to("team@example.org")) == 2
 
 
 def test_each_operator_gets_one_mail_about_an_access_request(mailbox):

@@ -14,7 +14,6 @@ from urllib.parse import quote, urlsplit
 
 import pika
 import pytest
-from django.contrib import admin
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
@@ -51,9 +50,11 @@ from tests.support.toolbox import (
     AWAY,
     AWAY_AMQP,
     Killed,
+    calling_first,
     can_log_in,
     in_background,
     in_parallel,
+    raising,
     stored_queue,
     wait_until_blocked,
 )
@@ -139,45 +140,24 @@ def many_queues(agents, count):
 # Cascades
 
 
-def test_deleting_a_queue_row_deletes_only_that_queue(registered, agents):
-    registered.queue.delete()
-    left = {registered.other_queue.queue_name, registered.consumer.queue_name}
-    assert on_broker(agents, registered) == (left, {registered.username, registered.consumer.rmq_username})
-    assert not Removal.objects.exists()
+# What is deleted, and which queues and logins remain.
+CASCADES = [
+    ("queue", {"other_queue", "consumer"}, {"subscription", "consumer"}),
+    ("subscription", {"consumer"}, {"consumer"}),
+    ("consumer", {"queue", "other_queue"}, {"subscription"}),
+    ("identity", {"consumer"}, {"consumer"}),
+    ("second", {"queue"}, {"subscription"}),
+    ("owner", None, set()),
+]
 
 
-def test_deleting_a_subscription_deletes_its_user_and_queues(registered, agents):
-    registered.subscription.delete()
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
-    assert not Removal.objects.exists()
-
-
-def test_deleting_a_consumer_deletes_its_user_and_queue(registered, agents):
-    registered.consumer.delete()
+@pytest.mark.parametrize(("what", "queues", "logins"), CASCADES)
+def test_deleting_a_row_deletes_its_queues_and_logins_only(registered, agents, what, queues, logins):
+    getattr(registered, what).delete()
     assert on_broker(agents, registered) == (
-        {registered.queue.queue_name, registered.other_queue.queue_name},
-        {registered.username},
+        None if queues is None else {getattr(registered, name).queue_name for name in queues},
+        {getattr(registered, name).rmq_username for name in logins},
     )
-    assert not Removal.objects.exists()
-
-
-def test_deleting_an_identity_deletes_all_it_registered(registered, agents):
-    registered.identity.delete()
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
-    AgentIdentity.objects.all().delete()
-    assert on_broker(agents, registered) == (set(), set())
-    assert not Removal.objects.exists()
-
-
-def test_deleting_an_offering_deletes_its_queues(registered, agents):
-    registered.second.delete()
-    assert on_broker(agents, registered) == ({registered.queue.queue_name}, {registered.username})
-    assert not Removal.objects.exists()
-
-
-def test_deleting_an_owner_deletes_the_vhost(registered, agents):
-    registered.owner.delete()
-    assert on_broker(agents, registered) == (None, set())
     assert not Removal.objects.exists()
 
 
@@ -198,12 +178,6 @@ def test_deleting_several_owners_deletes_their_vhosts(agents):
         Owner.objects.filter(pk__in=[registered.owner.pk for registered in settings]).delete()
     assert len(sent) == 6
     assert [on_broker(agents, registered) for registered in settings] == [(None, set())] * 2
-
-
-def test_the_admins_delete_selected_deletes_queues_and_users(registered, agents, rf):
-    model_admin = admin.ModelAdmin(EventSubscription, admin.site)
-    model_admin.delete_queryset(rf.post("/"), EventSubscription.objects.filter(pk=registered.subscription.pk))
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
 def test_a_collector_without_origin_deletes_queues_and_passwords(registered, agents):
@@ -251,22 +225,6 @@ def test_a_rolled_back_savepoint_removes_nothing(registered, agents):
         {registered.queue.queue_name, registered.other_queue.queue_name},
         {registered.username},
     )
-
-
-def test_a_failed_deletion_leaves_no_removals(registered, agents):
-    before = on_broker(agents, registered)
-
-    def fail(execute, sql, params, many, context):
-        if sql.startswith("DELETE"):
-            raise OperationalError("the disk is full")
-        return execute(sql, params, many, context)
-
-    with pytest.raises(OperationalError), connection.execute_wrapper(fail):
-        registered.identity.delete()
-    assert removals.run_due(50) == 0
-    assert on_broker(agents, registered) == before
-    registered.identity.delete()
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
 def test_no_request_is_sent_before_the_commit(registered):
@@ -346,7 +304,7 @@ def test_a_deletion_is_retried_twice_after_a_conflict(registered, agents, failur
     assert not Removal.objects.exists()
 
 
-def test_other_database_errors_are_not_retried(registered):
+def test_other_database_errors_are_not_retried(registered, agents):
     tried = []
 
     def fail(execute, sql, params, many, context):
@@ -355,9 +313,12 @@ def test_other_database_errors_are_not_retried(registered):
             raise OperationalError("the disk is full")
         return execute(sql, params, many, context)
 
+    before = on_broker(agents, registered)
     with pytest.raises(OperationalError, match="disk"), connection.execute_wrapper(fail):
         deletions.delete(registered.identity)
     assert len(tried) == 1
+    assert removals.run_due(50) == 0
+    assert on_broker(agents, registered) == before
 
 
 def test_deleting_a_deleted_row_is_no_error(registered, agents):
@@ -534,7 +495,8 @@ def test_the_statements_of_deleting_an_offering_do_not_grow(agents):
     assert counts[0] == counts[1]
 
 
-def test_the_statements_of_revoking_tokens_do_not_grow(agents, settings):
+@pytest.mark.parametrize("are_expired", [False, True])
+def test_the_statements_of_removing_passwords_do_not_grow(agents, settings, are_expired):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     ContentType.objects.get_for_model(AuthToken)  # the audit trail caches it per process
     counts = []
@@ -542,7 +504,11 @@ def test_the_statements_of_revoking_tokens_do_not_grow(agents, settings):
         owner = agents.owner()
         for _ in range(count):
             EventSubscription.objects.create(owner=owner, token=agents.token(owner).token, password_set=True)
-        counts.append(len(statements_of(lambda owner=owner: tokens.revoke_tokens_of(owner))))
+        if are_expired:
+            AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+            counts.append(len(statements_of(agents_removals.revoke_expired_passwords)))
+        else:
+            counts.append(len(statements_of(partial(tokens.revoke_tokens_of, owner))))
         assert not EventSubscription.objects.exclude(token=None, password_set=False).exists()
         assert Removal.objects.filter(kind=KIND.PASSWORD).count() == count
         Removal.objects.all().delete()
@@ -624,14 +590,6 @@ def test_without_a_configured_broker_removals_wait(registered, settings):
     assert "no broker is configured" in removal.last_error
 
 
-def test_a_failed_removal_is_not_retried_immediately(registered, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    registered.queue.delete()
-    with counted_requests() as sent:
-        removals.run_due()
-    assert sent == []
-
-
 def test_removals_stop_at_an_outage_and_continue_later(agents, management, broker, settings, monkeypatch):
     subscription = many_queues(agents, 60)
     vhost = subscription.owner.uuid.hex
@@ -686,10 +644,6 @@ def test_a_removal_that_breaks_the_broker_does_not_block_others(registered, agen
     assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
 
 
-def test_the_retry_interval_doubles_up_to_a_limit():
-    assert [removals.retry_seconds(attempts) for attempts in (1, 2, 3, 4, 1000)] == [60, 120, 240, 300, 300]
-
-
 def test_a_refused_removal_is_recorded_and_retried(registered, agents, broker, caplog):
     with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{registered.vhost}"))) as opened:
         channel = opened.channel()
@@ -736,14 +690,9 @@ def test_removals_survive_a_database_outage(registered, caplog):
 # Crashes and concurrency
 
 
-def test_removals_of_a_process_killed_after_the_commit_are_finished(registered, agents, monkeypatch):
-    def killed(**_):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(removals, "run_due", killed)
-        with pytest.raises(Killed):
-            registered.subscription.delete()
+def test_removals_of_a_process_killed_after_the_commit_are_finished(registered, agents):
+    with raising(removals, "run_due", Killed), pytest.raises(Killed):
+        registered.subscription.delete()
     assert not EventSubscription.objects.exists()
     assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
     finish_removals()
@@ -759,16 +708,10 @@ def test_a_callback_carries_out_the_removals_of_its_own_transaction_only(registe
     assert [removal.name for removal in Removal.objects.all()] == ["others"]
 
 
-def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(registered, monkeypatch):
+def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(registered):
     there = stored_queue(registered.queue.queue_name, vhost=registered.vhost)
-
-    def killed(names):
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tombstones, "forget", killed)
-        with pytest.raises(Killed):
-            registered.subscription.delete()
+    with raising(tombstones, "forget", Killed), pytest.raises(Killed):
+        registered.subscription.delete()
     assert removals.run_due(50) == 0
     soonest = timezone.now() + timedelta(seconds=locks.lock_seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
@@ -812,44 +755,39 @@ def test_removals_of_registered_queues_and_users_are_cancelled(registered, agent
     assert on_broker(agents, registered) == before
 
 
-def test_a_registration_before_the_claim_cancels_the_removal(registered, agents, settings, broker, monkeypatch):
+def test_a_registration_before_the_claim_cancels_the_removal(registered, agents, settings, broker):
     settings.RABBIT_URL = AWAY_AMQP
     registered.queue.delete()
     settings.RABBIT_URL = broker.amqp_url
     make_removals_due()
-    real = removals._claim
 
-    def registered_before(*arguments):
+    def register():
         again, _ = registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
         assert again.state == Registration.READY
-        return real(*arguments)
 
-    monkeypatch.setattr(removals, "_claim", registered_before)
-    assert removals.run_due() == 0
+    with calling_first(removals, "_claim", register):
+        assert removals.run_due() == 0
     assert not Removal.objects.exists()
     assert registered.queue.queue_name in on_broker(agents, registered)[0]
 
 
-def test_a_registration_during_the_removal_is_refused(registered, agents, monkeypatch):
+def test_a_registration_during_the_removal_is_refused(registered, agents):
     refused = []
-    real = Session.delete_queue
 
-    def meanwhile(self, name, **options):
+    def register():
         try:
             registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
         except removals.BrokerUnavailable as error:
             refused.append(str(error))
         finally:
             connection.close()
-        real(self, name, **options)
 
-    monkeypatch.setattr(Session, "delete_queue", meanwhile)
-    registered.queue.delete()
+    with calling_first(Session, "delete_queue", register):
+        registered.queue.delete()
     assert len(refused) == 1
     assert "being removed" in refused[0]
     assert not SubscriptionQueue.objects.filter(offering=registered.first).exists()
     assert registered.queue.queue_name not in on_broker(agents, registered)[0]
-    monkeypatch.undo()
 
 
 def test_a_removal_requested_during_a_removal_is_done_again(registered, monkeypatch):
@@ -922,11 +860,6 @@ def test_writing_a_removal_again_resets_it(agents, django_assert_num_queries):
         assert removal.due_at <= timezone.now()
 
 
-def test_writing_no_removals_takes_no_statement(agents, django_assert_num_queries):
-    with django_assert_num_queries(0):
-        removals.write([])
-
-
 # Tokens
 
 
@@ -953,30 +886,26 @@ def test_revoking_a_token_removes_its_logins_passwords_and_connections(registere
     assert can_log_in(broker, registered.vhost, registered.username, other.key)
 
 
-def test_the_task_removes_the_passwords_of_expired_tokens(registered, agents, broker):
-    registered.presented.token.expiry = timezone.now() - timedelta(seconds=1)
-    registered.presented.token.save()
+def expire(token):
+    AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
+
+
+def deactivate_owner(token):
+    Owner.objects.filter(pk=token.user_id).update(is_active=False)
+
+
+@pytest.mark.parametrize("end", [expire, deactivate_owner])
+def test_the_task_removes_the_passwords_of_expired_tokens_and_deactivated_owners(registered, agents, broker, end):
+    end(registered.presented.token)
     with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
         agents_removals.revoke_expired_passwords()
         assert is_closed(opened)
-    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
+    for username in (registered.username, registered.consumer.rmq_username):
+        assert not can_log_in(broker, registered.vhost, username, registered.presented.key)
+    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
     assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
     assert not EventSubscription.objects.filter(token__isnull=False).exists()
     assert agents_removals.revoke_expired_passwords() == 0
-
-
-def test_the_task_removes_the_passwords_of_deactivated_owners(registered, agents, broker, client):
-    client.force_login(agents.owner(is_staff=True, is_superuser=True))
-    with logged_in(broker, registered.vhost, registered.username, registered.presented.key) as opened:
-        page = f"/admin/accounts/owner/{registered.owner.pk}/change/"
-        assert client.post(page, {"email": registered.owner.email, "full_name": ""}).status_code == 302
-        agents_removals.revoke_expired_passwords()
-        assert is_closed(opened)
-    assert not Owner.objects.get(pk=registered.owner.pk).is_active
-    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
-    assert not can_log_in(broker, registered.vhost, registered.consumer.rmq_username, registered.presented.key)
-    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
-    assert AuthToken.objects.filter(pk=registered.presented.token.pk).exists()
 
 
 def test_revoking_other_tokens_keeps_a_password(registered, agents, broker):
@@ -985,28 +914,6 @@ def test_revoking_other_tokens_keeps_a_password(registered, agents, broker):
     assert agents_removals.revoke_expired_passwords() == 0
     assert not Removal.objects.exists()
     assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
-
-
-def test_deleting_an_owners_tokens_keeps_other_owners_passwords(registered, agents, broker):
-    other = Registrations(agents)
-    AuthToken.objects.filter(user__email=registered.owner.email).delete()
-    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
-    assert can_log_in(broker, other.vhost, other.username, other.presented.key)
-
-
-@pytest.mark.parametrize("count", [3, 30])
-def test_the_statements_of_revoking_expired_passwords_are_constant(agents, settings, count, django_assert_num_queries):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    owner = agents.owner()
-    for _ in range(count):
-        token = agents.token(owner).token
-        EventSubscription.objects.create(owner=owner, token=token, password_set=True)
-    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
-    with transaction.atomic():
-        with django_assert_num_queries(8):  # two statements for each of two savepoints
-            assert agents_removals.revoke_expired_passwords() == count
-        assert Removal.objects.count() == count
-        transaction.set_rollback(True)
 
 
 def test_a_login_with_a_newer_token_keeps_its_password(registered, agents, broker, settings):
@@ -1039,12 +946,11 @@ def test_a_possibly_removed_password_is_set_by_the_next_registration(registered,
     assert can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
 
 
+LOST = BrokerUnavailable("no answer came in time", timed_out=True)
+
+
 def revoke(token):
     tokens.revoke_token(token)
-
-
-def expire(token):
-    AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
 
 
 def settle():
@@ -1084,18 +990,10 @@ def test_a_token_ended_after_a_failed_change_is_no_longer_the_password(end, regi
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
-def test_a_token_ended_after_a_lost_answer_is_no_longer_the_password(end, registered, agents, broker, monkeypatch):
+def test_a_token_ended_after_a_lost_answer_is_no_longer_the_password(end, registered, agents, broker):
     other = agents.token(registered.owner)
-    real = Management.put_user
-
-    def lost(*arguments):
-        real(*arguments)
-        raise BrokerUnavailable("no answer came in time", timed_out=True)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Management, "put_user", lost)
-        with pytest.raises(BrokerUnavailable):
-            registration.register_subscription(registered.identity, "order", other)
+    with raising(Management, "put_user", LOST, after=True), pytest.raises(BrokerUnavailable):
+        registration.register_subscription(registered.identity, "order", other)
     assert can_log_in(broker, registered.vhost, registered.username, other.key)
     end(other.token)
     settle()
@@ -1107,20 +1005,10 @@ def test_a_token_ended_after_a_lost_answer_is_no_longer_the_password(end, regist
 
 
 @pytest.mark.parametrize("end", [revoke, expire])
-def test_a_token_with_a_lost_answer_is_removed_though_a_third_was_presented(
-    end, registered, agents, broker, settings, monkeypatch
-):
+def test_a_token_with_a_lost_answer_is_removed_though_a_third_was_presented(end, registered, agents, broker, settings):
     second, third = agents.token(registered.owner), agents.token(registered.owner)
-    real = Management.put_user
-
-    def lost(*arguments):
-        real(*arguments)
-        raise BrokerUnavailable("no answer came in time", timed_out=True)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Management, "put_user", lost)
-        with pytest.raises(BrokerUnavailable):
-            registration.register_subscription(registered.identity, "order", second)
+    with raising(Management, "put_user", LOST, after=True), pytest.raises(BrokerUnavailable):
+        registration.register_subscription(registered.identity, "order", second)
     present_during_outage(settings, registered, third)
     end(second.token)
     settle()
@@ -1141,14 +1029,9 @@ def test_the_third_token_stays_the_password_after_a_failed_second(registered, ag
     assert (registered.subscription.token, registered.subscription.password_set) == (third.token, False)
 
 
-def test_a_token_revoked_after_a_killed_change_is_no_longer_the_password(registered, agents, broker, monkeypatch):
-    def die(*_):
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Management, "put_user", die)
-        with pytest.raises(Killed):
-            registration.register_subscription(registered.identity, "order", agents.token(registered.owner))
+def test_a_token_revoked_after_a_killed_change_is_no_longer_the_password(registered, agents, broker):
+    with raising(Management, "put_user", Killed), pytest.raises(Killed):
+        registration.register_subscription(registered.identity, "order", agents.token(registered.owner))
     tokens.revoke_token(registered.presented.token)
     settle()
     assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
@@ -1194,12 +1077,6 @@ def test_removing_a_password_creates_no_user(registered, agents, management):
     tokens.revoke_token(registered.presented.token)
     assert registered.username not in agents.users()
     assert not Removal.objects.exists()
-
-
-def test_deleting_an_owner_takes_no_password_requests(registered):
-    with counted_requests() as sent:
-        registered.owner.delete()
-    assert not [request for request in sent if request.startswith(("GET", "PUT"))]
 
 
 # Removals of the sweep
@@ -1260,15 +1137,3 @@ def test_the_outcome_says_that_the_broker_is_unavailable(registered, management,
     assert (outcome.removed, outcome.kept, outcome.unreachable) == (0, [], True)
     assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL
     assert Removal.objects.filter(claim=None).count() == 20
-
-
-def test_a_removal_of_a_queue_registered_meanwhile_is_cancelled(registered, agents):
-    before = on_broker(agents, registered)
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.queue.queue_name, if_unused=True)],
-        due_at=timezone.now() + timedelta(minutes=5),
-    )
-    outcome = removals.run([Removal.objects.get().pk])
-    assert (outcome.removed, outcome.kept, outcome.errors) == (0, [], [])
-    assert on_broker(agents, registered) == before
-    assert not Removal.objects.exists()

@@ -1,6 +1,5 @@
 """API tokens: creation, storage as a digest, authentication and revocation."""
 
-import logging
 import re
 from datetime import timedelta
 from io import StringIO
@@ -47,25 +46,20 @@ def test_the_keyword_token_is_case_insensitive(alice, word):
     assert authenticate(f"{word} {create_token(alice, 'a')[1]}")[0] == alice
 
 
-@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "two\nlines", "NUL\0", "half \ud800"])
-def test_an_invalid_name_of_a_token_is_refused(alice, name):
-    with pytest.raises(ValidationError) as error:
-        create_token(alice, name)
-    assert list(error.value.message_dict) == ["name"]
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("name", ["", "  ", "x" * 101, "two\nlines", "NUL\0", "half \ud800", "a\u202eb", "a\u200bb", "a\u2066b"]),
+        ("days", [-1, 0, 3651, 10**12]),
+        ("scope", ["everything"]),
+    ],
+)
+def test_an_invalid_field_of_a_token_is_refused(alice, field, values):
+    for value in values:
+        with pytest.raises(ValidationError) as error:
+            create_token(alice, **{"name": "a", field: value})
+        assert list(error.value.message_dict) == [field]
     assert not AuthToken.objects.exists()
-
-
-@pytest.mark.parametrize("days", [-1, 0, 3651, 10**12])
-def test_an_invalid_lifetime_is_refused(alice, days):
-    with pytest.raises(ValidationError) as error:
-        create_token(alice, "a", days)
-    assert list(error.value.message_dict) == ["days"]
-
-
-def test_an_unknown_scope_is_refused(alice):
-    with pytest.raises(ValidationError) as error:
-        create_token(alice, "a", scope="everything")
-    assert list(error.value.message_dict) == ["scope"]
 
 
 @pytest.mark.parametrize(
@@ -129,17 +123,6 @@ def test_an_unvouched_owner_gets_no_token(db):
         create_token(Owner.objects.create_user("bob@example.org"), "a")
 
 
-def test_a_token_is_in_neither_the_database_nor_the_log(alice, caplog):
-    caplog.set_level(logging.DEBUG)
-    _, key = create_token(alice, "a")
-    authenticate(f"Token {key}")
-    dump = StringIO()
-    call_command("dumpdata", stdout=dump)
-    assert "alice@example.org" in dump.getvalue()
-    for text in (dump.getvalue(), caplog.text):
-        assert key not in text
-
-
 @pytest.mark.parametrize("header", ["", "   ", "Bearer abc", "Basic YTpi"])
 def test_a_header_of_another_scheme_is_ignored(alice, header):
     assert authenticate(header) is None
@@ -165,21 +148,9 @@ def test_a_malformed_token_is_refused_without_a_query(alice, header, django_asse
         assert "64 hex digits" in refusal(header)
 
 
-def test_a_header_that_is_not_utf_8_is_401(client, alice):
-    from django.test import RequestFactory
-    from rest_framework.response import Response
-    from rest_framework.views import APIView
-
-    class View(APIView):
-        def get(self, request):
-            return Response(request.user.email)
-
-    answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION="Token \xff\xfe"))
+def test_a_header_that_is_not_utf_8_is_401(client, db):
+    answer = client.get("/api/me/", HTTP_AUTHORIZATION="Token \xff\xfe")
     assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Token")
-    answer = View.as_view()(
-        RequestFactory().get("/", HTTP_AUTHORIZATION=f"Token {create_token(alice, 'a', scope='all')[1]}")
-    )
-    assert (answer.status_code, answer.data) == (200, "alice@example.org")
 
 
 def test_an_unknown_token_takes_one_query(alice, django_assert_num_queries):

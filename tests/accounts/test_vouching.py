@@ -79,10 +79,6 @@ def test_an_unvouched_owner_is_refused_with_the_next_step(newcomer):
         require_vouched(newcomer)
 
 
-def test_an_operator_needs_no_vouching(transactional_db):
-    require_vouched(Owner.objects.create_user("ops@example.org", is_staff=True))
-
-
 def test_a_deactivated_owner_may_not_use_the_broker(bob):
     bob.is_active = False
     with pytest.raises(NotVouched, match="is deactivated"):
@@ -237,14 +233,6 @@ def test_an_owner_vouched_by_a_person_keeps_access_without_the_group(newcomer, o
     assert newcomer.vouched
 
 
-def test_an_owner_vouched_by_a_command_keeps_access_without_a_group(bob, settings):
-    settings.OIDC_VOUCHED_GROUPS = ["builders"]
-    apply_rules(bob, address=None, groups=[])
-    bob.refresh_from_db()
-    assert bob.vouched
-    assert records(bob) == []
-
-
 def test_withdrawn_access_prevents_new_pulse_users_and_tokens_only(guarded, bob, operator, names, management):
     create_pulse_user(names[0], [bob])
     create_token(bob, "nightly")
@@ -369,20 +357,6 @@ def test_operators_list_and_revoke_tokens_in_the_admin(admin, bob):
     chosen = {"action": "revoke", "_selected_action": [token.uuid], "post": "yes"}
     assert admin.post("/admin/accounts/authtoken/", chosen).status_code == 302
     assert not AuthToken.objects.exists()
-
-
-def test_vouchings_are_read_only_in_the_admin(admin, newcomer, operator):
-    vouch(newcomer, operator, "a reason of mine")
-    assert "a reason of mine" in admin.get("/admin/accounts/vouching/").content.decode()
-    record = Vouching.objects.get()
-    for model, row in (("vouching", record), ("notificationaddress", None)):
-        assert admin.get(f"/admin/accounts/{model}/").status_code == 200
-        assert admin.get(f"/admin/accounts/{model}/add/").status_code == 403
-        if row is not None:
-            assert admin.post(f"/admin/accounts/{model}/{row.pk}/change/", {"reason": "another"}).status_code == 403
-            assert admin.post(f"/admin/accounts/{model}/{row.pk}/delete/", {"post": "yes"}).status_code == 403
-    record.refresh_from_db()
-    assert record.reason == "a reason of mine"
 
 
 def test_an_owner_of_a_pulse_user_cannot_be_deleted_in_the_admin(admin, newcomer, bob):

@@ -16,7 +16,7 @@ from core.formatting import duration, rate_in_words
 from guardian_site.help_pages import rendered
 from notifications import kinds
 from notifications.kinds import Obsolete
-from notifications.mails import compose, in_text
+from notifications.mails import compose
 from notifications.models import Notification
 from rabbit.names import readable
 from tests.support.plugin import ROOT
@@ -127,11 +127,6 @@ def test_the_text_and_the_html_of_a_mail_have_the_same_words(kind, complete):
     assert text - {"--"} == html
 
 
-@pytest.mark.parametrize("form", ["plain", "html"])
-def test_a_mail_links_to_the_help(form, complete):
-    assert "/help/" in words(compose(complete("warning")), form)
-
-
 PLACEHOLDERS = {
     r"queue/alice/builds": "QUEUE", r"\w+@example\.org": "ADDRESS", "rabbit@a": "NODE", "alice": "ACCOUNT",
     r"\d[\d,]*": "N",
@@ -186,15 +181,6 @@ def test_a_weekly_summary_without_events_is_short():
     assert mail.subject == "[Guardian] Your week: 1 queue"
     assert "there were no warnings and no deletions" in part(mail, "plain")
     assert "Longest" not in part(mail, "plain")
-
-
-def test_the_subject_of_a_weekly_summary_counts_deletions_and_warned_queues():
-    subject = "[Guardian] Your week: 3 queues, 1 deleted, 2 over their warning threshold"
-    assert compose(notification("weekly")).subject == subject
-
-
-def test_a_channel_gets_the_subject_and_text_of_the_mail():
-    assert in_text(notification()) == (compose(notification()).subject, compose(notification()).body)
 
 
 @pytest.mark.parametrize("form", ["plain", "html"])
@@ -288,13 +274,6 @@ def test_a_deletion_mail_says_why_the_queue_was_deleted():
 def test_invisible_characters_of_a_request_are_escaped():
     text = part(compose(notification("vouch-request", reason="Please \u202e help.")), "plain")
     assert "Please \\u202e help." in text
-
-
-def test_an_operators_copy_says_that_it_is_one():
-    copy = notification()
-    copy.recipient = "ops@example.org"
-    assert "as an operator" in part(compose(copy), "plain")
-    assert "because the queue belongs to your RabbitMQ account" in part(compose(notification()), "plain")
 
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=255)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from accounts.models import Owner
 from core.time_zones import time_zones, zone_of
 from notifications.models import Notification
-from notifications.preferences import deferred_until, set_quiet_hours, set_weekly_summary
+from notifications.preferences import deferred_until, set_quiet_hours
 
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
 
@@ -141,13 +141,6 @@ def test_deferred_notifications_follow_changed_quiet_hours(alice):
     set_quiet_hours(alice, None, None, "UTC")
     assert Notification.objects.get(recipient="alice@example.org").deferred_until is None
     assert Notification.objects.get(recipient="bob@example.org").deferred_until == now + timedelta(hours=5)
-
-
-def test_the_weekly_summary_is_turned_off_and_on(alice):
-    set_weekly_summary(alice, False)
-    assert not Owner.objects.get().weekly_summary
-    set_weekly_summary(alice, True)
-    assert Owner.objects.get().weekly_summary
 
 
 @pytest.mark.django_db

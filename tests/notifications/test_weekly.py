@@ -107,14 +107,6 @@ def test_a_summary_includes_queues_of_agents():
     assert ([line["queue"] for line in week["unattended"]], week["more_unattended"]) == (["queue/alice/x"], 0)
 
 
-def test_an_owner_with_agents_only_gets_a_summary():
-    alice = Owner.objects.create_user("alice@example.org", date_joined=timezone.now() - FOUR_WEEKS)
-    _, other = owner_of("bob")
-    queue(other, "x", vhost=alice.uuid.hex, owner=alice, pulse_user=None)
-    assert enqueue_weekly_summaries() == 1
-    assert recipients() == ["alice@example.org"]
-
-
 def test_long_lists_of_a_summary_are_cut_with_a_count():
     owner, account = owner_of("alice")
     second = PulseUser.objects.create(username="alice-2")

@@ -1,6 +1,7 @@
 """Fixtures that several test modules use; conftest.py imports them. Functions are in toolbox.py."""
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,32 @@ def account(alice: Owner) -> PulseUser:
     pulse_user = PulseUser.objects.create(username="alice", ready=True)
     pulse_user.owners.add(alice)
     return pulse_user
+
+
+@pytest.fixture(name="name")
+def unused_name(management: Management) -> Iterator[str]:
+    """Return a name that no Pulse user has. Delete the RabbitMQ users whose names start with it afterwards."""
+    name = f"alice-{uuid.uuid4().hex[:8]}"
+    yield name
+    for user in management.users():
+        if user.name.startswith(name):
+            management.delete_user(user.name)
+
+
+@pytest.fixture
+def create_account(management: Management) -> Iterator[Callable[..., str]]:
+    """Return a function that creates a RabbitMQ user with a unique name, or exactly this one."""
+    created = []
+
+    def create(stem: str, tags: Sequence[str] = (), *, exactly: bool = False) -> str:
+        name = stem if exactly else f"{stem}-{uuid.uuid4().hex[:8]}"
+        management.put_user(name, "secret", tags)
+        created.append(name)
+        return name
+
+    yield create
+    for name in created:
+        management.delete_user(name)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import amqp
 import pika
 import pika.exceptions
+import pytest
 from django.contrib.messages import get_messages
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -86,6 +87,35 @@ def store_strictest_settings() -> None:
 
 class Killed(BaseException):
     """Stops the code under test where it is raised, as SIGKILL would: no `except Exception` catches it."""
+
+
+@contextmanager
+def raising(place: Any, name: str, error: Any, *, after: bool = False) -> Iterator[None]:
+    """Have a function raise this error, instead of its work or after it."""
+    real = getattr(place, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if after:
+            real(*arguments, **options)
+        raise error
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(place, name, call)
+        yield
+
+
+@contextmanager
+def calling_first(place: Any, name: str, do: Callable[[], Any]) -> Iterator[None]:
+    """Call this right before each call of a function."""
+    real = getattr(place, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        do()
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(place, name, call)
+        yield
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30) -> Any:
