@@ -59,26 +59,16 @@ def test_create_offering_changes_an_existing_offering_and_keeps_its_members(caps
     assert list(offering.publishers.all()) == [alice]
 
 
-@pytest.mark.django_db
-def test_two_offerings_may_have_the_same_name(capsys):
-    assert run(capsys, "create_offering", "Cluster") != run(capsys, "create_offering", "Cluster")
-    assert Offering.objects.filter(name="Cluster").count() == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["", "--member", "alice@example.org"], "is not a valid name"),
-        (["a\nb"], "is not a valid name"),
         (["x" * 151], "150 are allowed"),
-        (["Cluster", "--uuid", "no uuid"], "'no uuid' is not a UUID"),
         (["Cluster", "--uuid", ""], "'' is not a UUID"),
         (["Cluster", "--member", "alice@example.org", "nobody@example.org"], "no owner 'nobody@example.org'"),
         (["Cluster", "--publisher", "nobody@example.org"], "no owner 'nobody@example.org'"),
-        (["Cluster", "--member", "carol@example.org"], "carol@example.org has no access to the broker"),
         (["Cluster", "--publisher", "carol@example.org"], "carol@example.org has no access to the broker"),
         (["Cluster", "--member", "\udcff@x"], "'.udcff@x' is not a valid address: it is not UTF-8"),
-        (["Cluster", "--publisher", "a@\udcff"], "'a@.udcff' is not a valid address: it is not UTF-8"),
         (["\udcff"], "'.udcff' is not a valid name"),
         (["Cluster", "--uuid", "\udcff"], "'.udcff' is not a UUID"),
         (["Cluster", "--member", "dave@example.org"], "dave@example.org is deactivated"),
@@ -151,16 +141,13 @@ def test_publish_event_finds_an_offering_whose_name_is_a_uuid(capsys, offering):
     [
         (["Small cluster", "order", "{}"], "no offering 'Small cluster'"),
         ([UUID, "order", "{}"], "no offering '0123"),
-        (["", "order", "{}"], "no offering ''"),
         (["\udcff", "order", "{}"], "'.udcff' is not a valid offering: it is not UTF-8"),
         (["Big cluster", "\udcff", "{}"], "no such object type"),
         (["Big cluster", "order", '{"\udcff": 1}'], "is not valid JSON"),
         (["Big cluster", "order", f'{{"a": {"1" * 5000}}}'], "is not valid JSON"),
         (["Big cluster", "orders", "{}"], "no such object type. Use one of: call,"),
-        (["Big cluster", "order", "{"], "is not valid JSON"),
         (["Big cluster", "order", '{"a": NaN}'], "is not valid JSON"),
         (["Big cluster", "order", "[]"], "must be a JSON object"),
-        (["Big cluster", "order", '{"object_type": "resource"}'], "'object_type' is 'resource'"),
     ],
 )
 def test_publish_event_names_an_invalid_value(offering, arguments, says):

@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 
 import pika
 import pytest
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner
@@ -134,16 +132,12 @@ def test_a_subscription_without_an_agent_shows_its_description(alice, compute):
     assert by_hand.startswith("order of Compute subscription_")
 
 
-def test_an_agent_without_subscriptions_says_so(alice, compute):
-    make_agent(alice, compute)
-    assert "No subscriptions yet." in client_of(alice).get("/subscriptions/").text
-
-
 def test_a_queue_in_creation_says_so(alice, compute):
     make_subscription(alice, make_agent(alice, compute), offerings=[compute], state="creating")
     page = client_of(alice).get("/subscriptions/")
     [row] = rows_of(page)
     assert "being created" in row
+    assert "not connected" in row
     assert "Guardian declares it within two minutes" in page.text
     assert f"Delivery is blocked. {delivery.NOT_ON_BROKER}" in row
 
@@ -199,17 +193,11 @@ def test_names_are_escaped(alice, compute):
     compute.name = ODD
     compute.save()
     identity = make_agent(alice, compute, ODD, version=ODD[:90])
-    make_subscription(alice, identity, offerings=[compute])
-    make_subscription(alice, description=ODD, offerings=[compute])
-    for client in (client_of(alice), client_of(Owner.objects.create_superuser("ops@example.org"))):
-        for address in ("/subscriptions/", f"/subscriptions/?search={ODD[:8]}", *_removals(identity)):
-            page = client.get(address)
-            assert page.status_code == 200
-            assert "<script>alert" not in page.text
-
-
-def _removals(identity):
-    return [f"/subscriptions/agents/{identity.uuid}/remove/"]
+    make_subscription(alice, identity, description=ODD, offerings=[compute])
+    for address in (f"/subscriptions/?search={ODD[:8]}", f"/subscriptions/agents/{identity.uuid}/remove/"):
+        page = client_of(alice).get(address)
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
 
 
 def test_an_agent_with_many_queues_links_to_the_rest(alice, compute):
@@ -238,23 +226,14 @@ def test_an_owner_sees_own_agents_and_an_operator_all(alice, bob, operator, comp
     assert text_of(page).count("owner bob@example.org") == 2
 
 
-def test_the_page_redirects_visitors_to_sign_in(client):
-    answer = client.get("/subscriptions/")
-    assert (answer.status_code, answer["Location"]) == (302, "/signin/?next=/subscriptions/")
-
-
 @pytest.mark.parametrize(
     ("search", "found"),
     [
         ("ALICE", ["one", "alone"]),
-        ("two", ["two"]),
         ("storage", ["two"]),
-        ("alone", ["alone"]),
         ("user_role", ["two"]),
         ("%", []),
-        ("'; --", []),
         ("\0", ["one", "alone", "two"]),
-        ("x" * 1000, []),
         ("{offering}", ["two"]),
         ("{identity}", ["two"]),
         ("{subscription}", ["two"]),
@@ -281,48 +260,12 @@ def test_an_operator_searches_by_any_name_or_id(alice, bob, operator, compute, s
         assert "No agent's name, offering or queues contain" in page.text
 
 
-@pytest.mark.parametrize("page", ["0", "x", "99999999999999999999", "2"])
-def test_a_missing_page_number_is_no_error(alice, compute, page):
-    make_agent(alice, compute)
-    assert agents_on(client_of(alice).get("/subscriptions/", {"page": page})) == ["agent-1"]
-
-
 def test_many_agents_are_paginated(alice, compute):
     for number in range(25):
         make_agent(alice, compute, f"agent-{number:02}")
     client = client_of(alice)
     assert agents_on(client.get("/subscriptions/")) == [f"agent-{number:02}" for number in range(20)]
     assert agents_on(client.get("/subscriptions/?page=2")) == [f"agent-{number:02}" for number in range(20, 25)]
-
-
-def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, operator, compute, settings, broker):
-    def ask(owner):
-        client = client_of(owner)
-        with Proxy.before(broker.management_url) as proxy:
-            settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-            with CaptureQueriesContext(
-                connection,
-            ) as captured:
-                assert client.get("/subscriptions/").status_code == 200
-            return len(captured), proxy.requests
-
-    def create_agents(owner, numbers):
-        for number in numbers:
-            identity = make_agent(owner, compute, f"agent-{number}")
-            store_queue_row(make_subscription(owner, identity, "order", [compute]).queues.get())
-            store_queue_row(make_subscription(owner, identity, "resource", [compute]).queues.get())
-            store_queue_row(make_consumer(identity))
-            services.register_processor(services.register_service(identity, "orders", "")[0], "slurm", "SLURM", "")
-            store_queue_row(make_subscription(owner, description=f"alone {number}", offerings=[compute]).queues.get())
-
-    create_agents(alice, [1])
-    few = ask(alice), ask(operator)
-    create_agents(alice, range(2, 8))
-    create_agents(bob, range(8))
-    assert (ask(alice), ask(operator)) == few
-    # Alice's vhost is missing, and a 404 is checked by a second request; operators list the whole broker.
-    assert (few[0][1], few[1][1]) == (2, 1)
-    assert max(few[0][0], few[1][0]) <= 14
 
 
 # Connections
@@ -357,17 +300,6 @@ def test_a_connected_subscription_shows_since_when(alice, operator, compute, onl
         assert re.search(rf"connected since {timezone.now():%F} \d\d:\d\d UTC", connected)
         assert "not connected" not in connected
         assert "not connected" in other
-
-
-def test_the_removal_page_counts_connections(alice, online):
-    page = client_of(alice).get(f"/subscriptions/{online.uuid}/remove/")
-    assert "Connected now 1 connection " in text_of(page)
-
-
-def test_without_a_vhost_nothing_is_connected(alice, compute):
-    make_subscription(alice, make_agent(alice, compute), offerings=[compute])
-    [row] = rows_of(client_of(alice).get("/subscriptions/"))
-    assert "not connected" in row
 
 
 def test_without_the_broker_connections_are_unknown(alice, operator, compute, settings):
@@ -408,16 +340,6 @@ def test_an_unvouched_owner_is_asked_to_wait_for_access(guarded):
     page = client_of(dora).get("/subscriptions/")
     assert "You need access before your agent can register" in page.text
     assert "curl" not in page.text
-
-
-def test_a_long_list_of_offerings_is_shortened(alice, settings):
-    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
-    made = Offering.objects.bulk_create(Offering(name=f"Offering {number:02}") for number in range(51))
-    alice.offerings.set(made)
-    page = client_of(alice).get("/subscriptions/")
-    assert "Offering 49" in page.text
-    assert "Offering 50" not in page.text
-    assert "https://guardian.example.org/api/offerings/" in page.text
 
 
 # Removal
@@ -495,32 +417,13 @@ def test_a_removal_without_the_broker_is_finished_later(alice, compute, settings
     assert {removal.name for removal in Removal.objects.all()} >= {subscription.rmq_username}
 
 
-def test_only_owner_and_operators_remove_agents_and_subscriptions(alice, bob, operator, compute):
-    identity = make_agent(alice, compute)
-    subscription = make_subscription(alice, identity, offerings=[compute])
-    consumer = make_consumer(identity)
-    store_queue_row(consumer, ready=0)
-    store_queue_row(subscription.queues.get(), ready=0)
-    addresses = [
-        f"/subscriptions/{subscription.uuid}/remove/",
-        f"/subscriptions/consumers/{consumer.uuid}/remove/",
-        f"/subscriptions/agents/{identity.uuid}/remove/",
-    ]
-    for address in addresses:
-        assert client_of(bob).get(address).status_code == 404
-        assert client_of(bob).post(address).status_code == 404
-    assert (AgentIdentity.objects.count(), EventSubscription.objects.count(), Consumer.objects.count()) == (1, 1, 1)
-    for address in addresses:
-        assert alice.email in client_of(operator).get(address).text
-        assert client_of(operator).post(address).status_code == 302
-    assert not AgentIdentity.objects.exists()
-
-
 def test_a_removal_deletes_queue_and_user_and_closes_connections(alice, compute, online, management):
     queue = online.queues.get()
     management.declare_queue(queue.vhost, queue.queue_name)
     AgentVhost.objects.create(owner=alice, name=queue.vhost, ready=True)
-    answer = client_of(alice).post(f"/subscriptions/{online.uuid}/remove/", follow=True)
+    address, client = f"/subscriptions/{online.uuid}/remove/", client_of(alice)
+    assert "Connected now 1 connection " in text_of(client.get(address))
+    answer = client.post(address, follow=True)
     assert "was removed, with its queues and logins." in answer.text
     assert queue.queue_name not in queue_names(management, queue.vhost)
     assert online.rmq_username not in {user.name for user in management.users()}
@@ -545,12 +448,9 @@ def test_the_removal_page_queries_the_length_of_a_new_queue(agents, alice, compu
     amqp.publish(consumer.queue_name, 3)
     amqp.connection.close()
     assert not Queue.objects.exists()
-    page = client.get(address)
-    assert "Messages in them 3," in text_of(page)
+    assert "Messages in them 3," in text_of(client.get(address))
     assert client.post(address).status_code == 200
     assert AgentIdentity.objects.exists()
-    assert client.post(address, {"typed": "agent-1"}).status_code == 302
-    assert not AgentIdentity.objects.exists()
 
 
 @pytest.mark.parametrize("known", [None, "gone"])
@@ -588,18 +488,6 @@ def test_the_length_of_a_consumed_queue_is_not_known(agents, alice, compute, bro
         assert "Messages in them unknown" in text_of(page)
         assert client.post(address).status_code == 200
     assert Consumer.objects.exists()
-
-
-def test_a_removal_of_a_queue_of_unknown_length_needs_the_typed_name(agents, alice, compute, settings):
-    identity = register(alice, compute)
-    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
-    address, client = f"/subscriptions/agents/{identity.uuid}/remove/", client_of(alice)
-    page = client.get(address)
-    assert "Messages in them unknown" in text_of(page)
-    assert 'name="typed"' in page.text
-    assert client.post(address).status_code == 200
-    assert client.post(address, {"typed": "agent-1"}).status_code == 302
-    assert not AgentIdentity.objects.exists()
 
 
 # Skipped and rejected events

@@ -11,21 +11,16 @@ import pika
 import pytest
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import OperationalError, connection, transaction
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
 from accounts.vouching import NotVouched
 from agents import credentials, deletions, identities, records, registration
 from agents.identities import (
-    IdentityExists,
     NoSuchObjectType,
-    NoSuchOffering,
     check_object_type,
     create_identity,
     read_config,
-    subscribable_offering,
-    update_identity,
 )
 from agents.models import (
     AgentIdentity,
@@ -53,8 +48,6 @@ from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY, AWAY_AMQP, Killed, in_background, in_parallel, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("agents")
-
-TRANSACTIONS = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
 
 
 @pytest.fixture
@@ -107,10 +100,6 @@ def requests(monkeypatch):
 
     monkeypatch.setattr(PooledClient, "send", count)
     return collected
-
-
-def statements(captured):
-    return [query["sql"] for query in captured if not query["sql"].startswith(TRANSACTIONS)]
 
 
 def call_before(monkeypatch, name, act, place=Management):
@@ -171,22 +160,18 @@ def test_a_new_queue_is_declared_with_vhost_and_dead_letter_queue(agents, alice,
     assert AgentVhost.objects.get().ready
 
 
-def test_registered_queues_are_quorum_queues_if_the_setting_says_so(
-    agents, alice, offering, subscription, presented, settings
+def test_registered_and_dead_letter_queues_are_quorum_queues_if_the_setting_says_so(
+    agents, alice, offering, presented, settings
 ):
     settings.GUARDIAN_REGISTERED_QUEUE_TYPE = "quorum"
-    queue, new = create_queue(subscription, offering, "order", presented)
-    assert new
-    assert agents.queues(queue.vhost)[queue.queue_name] == REGISTERED_QUEUE_ARGUMENTS | {
-        "x-queue-type": "quorum", "x-overflow": "reject-publish"
-    }  # fmt: skip
+    subscription = create_subscription(alice, presented)
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    quorum = {"x-queue-type": "quorum"}
+    assert agents.queues(queue.vhost) == {
+        queue.queue_name: REGISTERED_QUEUE_ARGUMENTS | quorum | {"x-overflow": "reject-publish"},
+        "guardian.dlq": DEAD_LETTER_QUEUE_ARGUMENTS | quorum,
+    }
     assert create_queue(subscription, offering, "order", presented) == (queue, False)
-
-
-def test_dead_letter_queues_of_new_vhosts_are_quorum_queues_if_the_setting_says_so(agents, alice, presented, settings):
-    settings.GUARDIAN_REGISTERED_QUEUE_TYPE = "quorum"
-    create_subscription(alice, presented)
-    assert agents.queues(alice.uuid.hex)["guardian.dlq"] == DEAD_LETTER_QUEUE_ARGUMENTS | {"x-queue-type": "quorum"}
 
 
 def test_an_empty_registered_queue_is_replaced_after_the_setting_of_its_type_changes(
@@ -196,12 +181,6 @@ def test_an_empty_registered_queue_is_replaced_after_the_setting_of_its_type_cha
     settings.GUARDIAN_REGISTERED_QUEUE_TYPE = "quorum"
     assert create_queue(subscription, offering, "order", presented) == (queue, False)
     assert agents.queues(queue.vhost)[queue.queue_name]["x-queue-type"] == "quorum"
-
-
-def test_a_repeated_registration_returns_the_same_queue(offering, subscription, presented):
-    queue, _ = create_queue(subscription, offering, "order", presented)
-    assert create_queue(subscription, offering, "order", presented) == (queue, False)
-    assert SubscriptionQueue.objects.count() == 1
 
 
 def test_an_identity_has_one_subscription_per_type(identity, presented):
@@ -268,13 +247,6 @@ def test_the_token_only_reads_its_queue_over_amqp(
         channel.basic_publish("", queue.queue_name, b"{}")
 
 
-def test_another_token_or_vhost_is_refused(agents, alice, offering, subscription, presented, open_amqp, vhost):
-    create_queue(subscription, offering, "order", presented)
-    for password, place in ((agents.token(alice).key, alice.uuid.hex), (presented.key, vhost)):
-        with pytest.raises(pika.exceptions.AMQPConnectionError):
-            open_amqp(subscription.rmq_username, password, place)
-
-
 def test_the_token_presented_last_is_the_password(agents, alice, offering, subscription, presented, open_amqp):
     create_queue(subscription, offering, "order", presented)
     newer = agents.token(alice)
@@ -292,76 +264,25 @@ def test_a_token_is_in_no_error_and_no_log(offering, subscription, presented, ca
     with pytest.raises(BrokerUnavailable) as caught:
         create_queue(subscription, offering, "order", presented)
     assert presented.key not in f"{presented} {presented!r} {caught.value} {caplog.text}"
+    assert (SubscriptionQueue.objects.get().state, Removal.objects.exists()) == ("ready", False)
 
 
 # Cost
 
 
-def test_a_repeated_registration_takes_one_request_and_few_statements(
-    offering, identity, subscription, presented, requests
-):
-    create_queue(subscription, offering, "order", presented)
+def test_registrations_take_one_request_per_created_object(offering, identity, presented, requests):
+    subscription, _ = register_subscription(identity, "order", presented)
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    assert Counter(requests) == {"PUT vhosts": 1, "PUT queues": 2, "PUT users": 1, "PUT permissions": 1}
     register_consumer(identity, presented, ["order"])
     requests.clear()
-    # The row, the vhost, the login, the state.
-    with CaptureQueriesContext(connection) as captured:
-        create_queue(subscription, offering, "order", presented)
-    assert requests == ["PUT queues"]
-    assert len(statements(captured)) == 4
-    with CaptureQueriesContext(connection) as captured:
-        register_consumer(identity, presented, ["order"])
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+    assert not register_consumer(identity, presented, ["order"])[1]
+    assert not register_subscription(identity, "order", presented)[1]
     assert requests == ["PUT queues"] * 2
-    assert len(statements(captured)) == 4
-    with CaptureQueriesContext(connection) as captured:
-        register_subscription(identity, "order", presented)
-    assert requests == ["PUT queues"] * 2
-    assert len(statements(captured)) == 3
-
-
-def test_a_new_queue_takes_one_request_and_constant_statements(offering, subscription, presented, requests):
-    counts = []
-    for object_type in ObjectType.values[:11]:
-        with CaptureQueriesContext(connection) as captured:
-            assert create_queue(subscription, offering, object_type, presented)[1]
-        counts.append(len(statements(captured)))
-    assert requests[-11:] == ["PUT queues"] * 11
-    # The lookup, the owner's lock, the quota, the row, its removal, the vhost, the login, the state.
-    assert (counts[1], counts[10]) == (8, 8)
-
-
-def test_a_first_registration_takes_one_request_per_created_object(offering, identity, presented, requests):
-    subscription, _ = register_subscription(identity, "order", presented)
-    create_queue(subscription, offering, "order", presented)
-    assert Counter(requests) == {"PUT vhosts": 1, "PUT queues": 2, "PUT users": 1, "PUT permissions": 1}
 
 
 # Refusals and outages
-
-
-def test_an_offering_is_found_by_any_spelling_of_its_uuid(alice, offering):
-    for written in (str(offering.uuid), offering.uuid.hex, offering.uuid.hex.upper(), offering.uuid):
-        assert subscribable_offering(alice, written) == offering
-
-
-def test_missing_and_forbidden_offerings_have_the_same_error(agents, alice, offering):
-    bob = agents.owner("bob")
-    texts = set()
-    for asking, written in (
-        (bob, offering.uuid.hex),
-        (alice, uuid.uuid4().hex),
-        (alice, "x"),
-        (alice, ""),
-        (alice, f"{{{offering.uuid}}}"),
-        (alice, f"{offering.uuid.hex}\n"),
-    ):
-        with pytest.raises(NoSuchOffering) as caught:
-            subscribable_offering(asking, written)
-        texts.add(str(caught.value))
-    assert len(texts) == 1
-
-
-def test_an_operator_may_subscribe_to_every_offering(agents, offering):
-    assert subscribable_offering(agents.owner("ops", is_staff=True), offering.uuid) == offering
 
 
 def test_an_unknown_object_type_is_refused_before_anything_is_created(identity, subscription, offering, presented):
@@ -400,8 +321,9 @@ def test_an_unvouched_owner_keeps_registrations_and_gets_no_new_ones(
     assert not Removal.objects.exists()
 
 
-def test_without_the_broker_nothing_is_registered(settings, alice, identity, offering, subscription, presented):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+@pytest.mark.parametrize("url", [AWAY, ""], ids=["away", "not configured"])
+def test_without_the_broker_nothing_is_registered(url, settings, alice, identity, offering, subscription, presented):
+    settings.RABBITMQ_MANAGEMENT_URL = url
     for call in (
         partial(create_subscription, alice, presented),
         partial(register_subscription, identity, "resource", presented),
@@ -413,23 +335,6 @@ def test_without_the_broker_nothing_is_registered(settings, alice, identity, off
     assert list(EventSubscription.objects.all()) == [subscription]
     assert not SubscriptionQueue.objects.exists()
     assert not Consumer.objects.exists()
-    assert not Removal.objects.exists()
-
-
-def test_without_the_broker_existing_registrations_are_kept(settings, offering, subscription, presented):
-    create_queue(subscription, offering, "order", presented)
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerUnavailable):
-        create_queue(subscription, offering, "order", presented)
-    assert SubscriptionQueue.objects.get().state == "ready"
-    assert not Removal.objects.exists()
-
-
-def test_without_a_configured_broker_a_new_queue_leaves_no_row(settings, offering, subscription, presented):
-    settings.RABBITMQ_MANAGEMENT_URL = ""
-    with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL"):
-        create_queue(subscription, offering, "order", presented)
-    assert not SubscriptionQueue.objects.exists()
     assert not Removal.objects.exists()
 
 
@@ -473,19 +378,6 @@ def test_a_timeout_leaves_a_removal_of_the_user(settings, broker, agents, alice,
     assert not made & agents.users()
 
 
-def test_a_refusal_of_the_broker_leaves_no_row(settings, broker, management, offering, subscription, presented):
-    name = uuid.uuid4().hex
-    management.put_user(name, "secret", ["management"])
-    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url.replace(
-        broker.management_url.split("//")[1].split("@")[0], f"{name}:secret"
-    )
-    with pytest.raises(Refused) as caught:
-        create_queue(subscription, offering, "order", presented)
-    assert caught.value.status in (401, 403)
-    assert not SubscriptionQueue.objects.exists()
-    assert not Removal.objects.exists()
-
-
 # Existing queues and vhosts
 
 
@@ -520,26 +412,6 @@ def test_a_used_queue_with_other_arguments_is_refused_with_the_differences(
     assert not SubscriptionQueue.objects.exists()
     assert not Removal.objects.exists()
     assert agents.queues(subscription.owner.uuid.hex)[name] == found
-
-
-def test_a_transient_queue_is_refused_with_the_difference(broker, offering, subscription, presented):
-    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
-    early.queue(name, 1, durable=False, arguments=dict(REGISTERED_QUEUE_ARGUMENTS))
-    with pytest.raises(Refused, match="durable is False and should be True"):
-        create_queue(subscription, offering, "order", presented)
-    early.connection.close()
-
-
-def test_a_quorum_queue_is_never_redeclared(agents, broker, offering, subscription, presented):
-    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
-    early.queue(name, arguments={"x-queue-type": "quorum"})
-    early.connection.close()
-    with pytest.raises(Refused, match="x-queue-type is 'quorum'"):
-        create_queue(subscription, offering, "order", presented)
-    assert agents.queues(subscription.owner.uuid.hex)[name] == {"x-queue-type": "quorum"}
-    assert not SubscriptionQueue.objects.exists()
 
 
 def test_an_equal_queue_keeps_its_messages(broker, offering, subscription, presented):
@@ -599,19 +471,6 @@ def test_a_wrong_dead_letter_queue_does_not_prevent_registration(
 # Concurrency and crashes
 
 
-def test_ten_concurrent_requests_get_one_queue(agents, offering, subscription, presented):
-    def ask():
-        return create_queue(EventSubscription.objects.get(), offering, "order", presented)
-
-    got = in_parallel(*[ask] * 10)
-    assert [one for one in got if isinstance(one, Exception)] == []
-    assert len({queue.pk for queue, _ in got}) == 1
-    assert sum(new for _, new in got) == 1
-    assert all(queue.state == "ready" for queue, _ in got)
-    assert SubscriptionQueue.objects.get().state == "ready"
-    assert len(agents.queues(subscription.owner.uuid.hex)) == 2
-
-
 def test_ten_concurrent_registrations_of_an_agent_create_one(agents, alice, identity, offering, presented, open_amqp):
     def ask():
         subscription, _ = register_subscription(AgentIdentity.objects.get(), "order", presented)
@@ -635,13 +494,6 @@ def test_ten_concurrent_registrations_create_one_consumer(agents, alice, identit
     assert (consumer.state, consumer.password_set) == ("ready", True)
     open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
     assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
-
-
-def test_waiting_for_a_locked_login_times_out(monkeypatch, agents, alice, offering, subscription, presented):
-    monkeypatch.setattr(records, "WAIT_SECONDS", 0.2)
-    with locks.lock(subscription.rmq_username), pytest.raises(BrokerUnavailable, match="by another request"):
-        create_queue(subscription, offering, "order", agents.token(alice))
-    assert not SubscriptionQueue.objects.exists()
 
 
 @pytest.mark.parametrize("when", [call_before, call_after])
@@ -1000,14 +852,6 @@ def test_a_lost_vhost_resets_only_its_owners_passwords(
 # Deleted owners and offerings
 
 
-def test_a_vhost_of_a_deleted_owner_is_not_created(agents, alice, management):
-    stale = Owner.objects.get(pk=alice.pk)
-    alice.delete()
-    with pytest.raises(ObjectDoesNotExist):
-        create_vhost(stale, management)
-    assert stale.uuid.hex not in agents.vhosts()
-
-
 def test_nothing_is_registered_for_a_deleted_owner(agents, alice, identity, offering, subscription, presented):
     queue, _ = create_queue(subscription, offering, "order", presented)
     stale = Owner.objects.get(pk=alice.pk)
@@ -1155,42 +999,6 @@ def test_the_configuration_of_an_agent_is_stored_sealed(settings, alice, offerin
     assert read_config(identity) == "password: secret"
 
 
-def test_omitted_fields_of_an_identity_are_kept(alice, offering):
-    packages = [{"package": "waldur-site-agent", "version": "1.0.7"}]
-    identity = create_identity(alice, offering, "agent", config_file_content="a: b", dependencies=packages)
-    modified = identity.modified
-    update_identity(identity, version="2", config_file_path="/etc/agent.yaml")
-    found = AgentIdentity.objects.get()
-    assert (found.version, found.config_file_path, found.dependencies) == ("2", "/etc/agent.yaml", packages)
-    assert read_config(found) == "a: b"
-    assert found.modified > modified
-    update_identity(identity, config_file_content="", name="renamed")
-    found = AgentIdentity.objects.get()
-    assert (found.name, found.sealed_config) == ("renamed", "")
-
-
-def test_an_identitys_name_is_unique_for_its_offering(agents, alice, offering, identity):
-    with pytest.raises(IdentityExists, match="another name"):
-        create_identity(alice, offering, identity.name)
-    other = create_identity(alice, offering, "other")
-    with pytest.raises(IdentityExists):
-        update_identity(other, name=identity.name)
-    assert AgentIdentity.objects.get(pk=other.pk).name == "other"
-    create_identity(alice, agents.offering(alice), identity.name)
-
-
-def test_an_identity_of_a_deleted_offering_is_not_created(alice, offering):
-    Offering.objects.all().delete()
-    with pytest.raises(NoSuchOffering):
-        create_identity(alice, offering, "agent")
-
-
-def test_a_deleted_identity_cannot_be_changed(identity):
-    AgentIdentity.objects.all().delete()
-    with pytest.raises(ObjectDoesNotExist):
-        update_identity(identity, version="2")
-
-
 # Registered queues for other packages
 
 
@@ -1239,24 +1047,6 @@ def test_marking_missing_queues_takes_two_statements(
         mark_vanished([])
 
 
-@pytest.mark.parametrize("lost", ["queue", "vhost"])
-def test_a_lost_queue_is_redeclared(lost, agents, management, offering, identity, subscription, presented):
-    for row in (
-        create_queue(subscription, offering, "order", presented)[0],
-        register_consumer(identity, presented, None)[0],
-    ):
-        if lost == "vhost":
-            management.delete_vhost(row.vhost)
-        else:
-            management.delete_queue(row.vhost, row.queue_name)
-        mark_vanished([(row.vhost, row.queue_name)])
-        left = type(row).objects.get()
-        redeclare(left, management)
-        assert left.state == "ready"
-        assert type(row).objects.get().state == "ready"
-        assert {row.queue_name, "guardian.dlq"} <= set(agents.queues(row.vhost))
-
-
 def test_a_queue_deleted_during_its_redeclaration_is_removed(
     monkeypatch, agents, management, offering, subscription, presented
 ):
@@ -1268,16 +1058,6 @@ def test_a_queue_deleted_during_its_redeclaration_is_removed(
     make_removals_due()
     removals.run_due(50)
     assert queue.queue_name not in agents.queues(queue.vhost)
-
-
-def test_a_lost_queue_is_not_redeclared_without_the_broker(offering, subscription, presented, management):
-    queue, _ = create_queue(subscription, offering, "order", presented)
-    mark_vanished([(queue.vhost, queue.queue_name)])
-    unreachable = Management(AWAY)
-    with pytest.raises(BrokerUnavailable):
-        redeclare(SubscriptionQueue.objects.get(), unreachable)
-    unreachable.close()
-    assert SubscriptionQueue.objects.get().state == "creating"
 
 
 def test_a_vhost_of_an_owner_deleted_meanwhile_is_removed_later(

@@ -252,15 +252,3 @@ def test_a_failed_registration_of_an_event_consumer_leaves_nothing(client, alice
 
 def test_guardian_has_all_object_types_of_the_client():
     assert {one.value for one in ObservableObjectTypeEnum} <= set(ObjectType.values)
-
-
-def test_invalid_requests_of_the_client_are_400_or_404(client, offering):
-    identity = marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
-    with pytest.raises(UnexpectedStatus, match="400"):
-        marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
-    subscription = event_subscriptions_create.sync(client=client, body=EventSubscriptionRequest())
-    body = EventSubscriptionQueueCreateRequest(offering_uuid=uuid.uuid4(), object_type=ORDER)
-    with pytest.raises(UnexpectedStatus, match="400"):
-        event_subscriptions_create_queue.sync(client=client, uuid=subscription.uuid, body=body)
-    with pytest.raises(UnexpectedStatus, match="404"):
-        event_subscriptions_create_queue.sync(client=client, uuid=identity.uuid, body=body)

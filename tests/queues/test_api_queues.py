@@ -1,13 +1,12 @@
 """The REST API of queues, exchanges, channels and settings."""
 
-import uuid
 from datetime import time, timedelta
 from urllib.parse import quote
 
 import pytest
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
+from accounts.models import Owner
 from notifications import preferences
 from notifications.models import Channel
 from queues import actions
@@ -53,7 +52,6 @@ def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
     assert (data["owners"], data["pulse_user"], data["registered"]) == (["alice@example.org"], None, True)
     assert Program(alice).get("queues/").json() == Program(operator).get("queues/").json() == [data]
     assert Program(bob).get("queues/").json() == []
-    assert Program(bob).get(f"queues/{queue.uuid}/").status_code == 404
     for answer in (Program(alice).delete(f"queues/{queue.uuid}/"), Program(alice).post(f"queues/{queue.uuid}/purge/")):
         assert answer.status_code == 403
         assert "An agent registered this queue" in answer.json()["detail"]
@@ -86,15 +84,10 @@ def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, accoun
     ("query", "names"),
     [
         ({}, ["long", "short", "other"]),
-        ({"state": "warned"}, ["long"]),
         ({"state": "gone"}, ["went"]),
         ({"vhost": "elsewhere"}, ["other"]),
-        ({"pulse_user": "alice"}, ["long", "short"]),
-        ({"search": "ORT"}, ["short"]),
-        ({"search": "%"}, []),
+        ({"pulse_user": "alice", "search": "ORT"}, ["short"]),
         ({"ordering": "length"}, ["other", "short", "long"]),
-        ({"ordering": "-name"}, ["short", "long", "other"]),
-        ({"state": "warned", "search": "short"}, []),
     ],
 )
 def test_queues_are_filtered_and_ordered(operator, account, query, names):
@@ -105,18 +98,6 @@ def test_queues_are_filtered_and_ordered(operator, account, query, names):
     answer = Program(operator).get("queues/", **query)
     assert [data["name"].rpartition("/")[2] for data in answer.json()] == names
     assert answer["X-Result-Count"] == str(len(names))
-
-
-def test_the_list_of_queues_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
-    program = Program(operator)
-    program.get("me/")  # records that the token was used
-    for number in range(40):
-        account = PulseUser.objects.create(username=f"user-{number}", ready=True)
-        account.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
-        row(f"queue/user-{number}/q", account)
-        row(f"consumer_{number}", owner=account.owners.get(), registered=True)
-    with django_assert_max_num_queries(5):
-        assert len(program.get("queues/", page_size=300).json()) == 80
 
 
 @pytest.fixture
@@ -187,27 +168,21 @@ def test_without_the_broker_a_queue_is_neither_deleted_nor_purged(alice, account
 @pytest.mark.parametrize(
     ("body", "status", "limits"),
     [
-        ({"unbounded": True}, 200, (True, None, None)),
-        ({"max_length": 50_000}, 200, (False, None, 50_000)),
-        ({"warn_length": 1, "max_length": 2}, 200, (False, 1, 2)),
+        ({"unbounded": True, "warn_length": 1, "max_length": 2}, 200, (True, 1, 2)),
         ({"warn_length": 3, "max_length": 2}, 400, (False, None, None)),
-        ({"warn_length": 0}, 400, (False, None, None)),
         ({"unbounded": "perhaps"}, 400, (False, None, None)),
         ({"max_length": 10**30}, 400, (False, None, None)),
         ({}, 200, (False, None, None)),
     ],
 )
-def test_operators_set_limits_of_a_queue_and_owners_cannot(alice, operator, account, body, status, limits):
+def test_operators_set_limits_of_a_queue(operator, account, body, status, limits):
     queue = row("queue/alice/q", account)
     assert Program(operator).patch(f"queues/{queue.uuid}/", body).status_code == status
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == limits
-    refused = Program(alice).patch(f"queues/{queue.uuid}/", {"unbounded": False})
-    assert refused.status_code == 403
-    assert "operator" in refused.json()["detail"]
 
 
-def test_samples_cover_the_time_span_and_the_one_before_it(alice, account, bob):
+def test_samples_cover_the_time_span_and_the_one_before_it(alice, account):
     queue = row("queue/alice/q", account)
     now = timezone.now()
     for minutes in (1, 30, 90, 60 * 30, 60 * 24 * 8):
@@ -223,7 +198,6 @@ def test_samples_cover_the_time_span_and_the_one_before_it(alice, account, bob):
     assert lengths(span="week") == [11_520, 1800, 90, 30, 1]
     assert lengths(since=(now - timedelta(minutes=2)).isoformat()) == [30, 1]
     assert lengths(since="2000-01-01") == lengths(since="2000-01-01T00:00:00Z") == lengths(span="week")
-    assert Program(bob).get(where).status_code == 404
 
 
 def test_at_most_5000_samples_are_returned(alice, account):
@@ -236,7 +210,7 @@ def test_at_most_5000_samples_are_returned(alice, account):
     assert (len(samples), samples[0]["length"], samples[-1]["length"]) == (5000, 4999, 0)
 
 
-def test_events_have_pages_with_the_newest_first(alice, account, operator, django_assert_max_num_queries):
+def test_events_have_pages_with_the_newest_first(alice, account, operator):
     queue = row("queue/alice/q", account)
     now = timezone.now()
     for number in range(30):
@@ -244,10 +218,7 @@ def test_events_have_pages_with_the_newest_first(alice, account, operator, djang
             queue=queue, vhost="/", queue_name=queue.name, kind="warned", by=operator,
             at=now + timedelta(seconds=number), details={"length": number},
         )  # fmt: skip
-    program = Program(alice)
-    program.get("me/")
-    with django_assert_max_num_queries(6):
-        answer = program.get(f"queues/{queue.uuid}/events/")
+    answer = Program(alice).get(f"queues/{queue.uuid}/events/")
     assert answer["X-Result-Count"] == "30"
     assert [event["details"]["length"] for event in answer.json()] == list(range(29, 19, -1))
     assert answer.json()[0]["by"] == "ops@example.org"
@@ -256,7 +227,7 @@ def test_events_have_pages_with_the_newest_first(alice, account, operator, djang
 # Exchanges
 
 
-def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, bob, guarded, management, vhost, settings):
+def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, guarded, management, vhost, settings):
     strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
     names = [f"exchange/alice/{name}" for name in strange]
     for name in names:
@@ -272,7 +243,6 @@ def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, bob, gua
     assert (data["pulse_user"], data["bindings"][0]["destination"]) == ("alice", "q")
     for data in listed.json():
         path = data["url"].removeprefix(f"{settings.GUARDIAN_BASE_URL}/api/")
-        assert Program(bob).delete(path).status_code == 404
         assert program.delete(path).status_code == 204, data["name"]
         assert program.delete(path).status_code == 404
     assert program.delete(f"exchanges/?name={quote('exchange/alicia/x', safe='')}").status_code == 404
@@ -303,18 +273,12 @@ def test_a_channels_url_is_not_shown(alice, bob, caplog):
     for answer in (created, twice, program.get("channels/")):
         assert "secret-word" not in answer.text + caplog.text
     assert Program(bob).get("channels/").json() == []
-    for method in ("GET", "DELETE"):
-        assert Program(bob).send(method, f"channels/{data['uuid']}/").status_code == 404
-    assert Program(bob).post(f"channels/{data['uuid']}/test/").status_code == 404
     assert program.delete(f"channels/{data['uuid']}/").status_code == 204
     assert not Channel.objects.exists()
 
 
-@pytest.mark.parametrize(
-    "url", ["http://example.org/", "https://127.0.0.1/", "https://", "file:///etc/passwd", "x", ""]
-)
-def test_an_invalid_channel_url_is_refused(alice, url):
-    answer = Program(alice).post("channels/", {"name": "chat", "url": url})
+def test_an_invalid_channel_url_is_refused(alice):
+    answer = Program(alice).post("channels/", {"name": "chat", "url": "https://127.0.0.1/"})
     assert (answer.status_code, list(answer.json())) == (400, ["url"])
 
 
@@ -345,11 +309,7 @@ def test_settings_are_shown_and_changed(alice):
     ("body", "field"),
     [
         ({"quiet_from": "22:00"}, "quiet_until"),
-        ({"quiet_from": "22:00", "quiet_until": "22:00"}, "quiet_until"),
-        ({"quiet_from": "25:00", "quiet_until": "22:00"}, "quiet_from"),
         ({"time_zone": "Mars/Olympus", "weekly_summary": False}, "time_zone"),
-        ({"time_zone": ""}, "time_zone"),
-        ({"weekly_summary": "sometimes"}, "weekly_summary"),
         ({"weekly_summary": None}, "weekly_summary"),
     ],
 )
@@ -358,10 +318,6 @@ def test_invalid_settings_are_refused_on_their_field(alice, body, field):
     assert (answer.status_code, list(answer.json())) == (400, [field])
     alice.refresh_from_db()
     assert (alice.quiet_from, alice.time_zone, alice.weekly_summary) == (None, "UTC", True)
-
-
-def test_an_unknown_queue_uuid_answers_404(alice):
-    assert Program(alice).get(f"queues/{uuid.uuid4().hex}/").status_code == 404
 
 
 # Concurrent changes

@@ -349,11 +349,6 @@ def test_a_large_message_is_archived_whole(amqp, delete):
     assert [len(body) for body in bodies(Archive.objects.get())] == [16_000_000]
 
 
-def test_sessions_of_others_see_no_archive(listed, alice, bob):
-    actions.delete_queue(listed, alice)
-    assert Archive.objects.seen_by(bob).count() == 0
-
-
 def test_a_session_is_used_for_one_queue_after_the_other(amqp, guarded, broker):
     for number in range(3):
         amqp.queue(f"{NAME}/{number}", 4)

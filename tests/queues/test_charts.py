@@ -136,14 +136,6 @@ def test_thinning_keeps_the_maximum_the_first_and_the_last(figures):
         assert [at for at, _ in thinned] == sorted(at for at, _ in thinned)
 
 
-def test_a_week_of_samples_is_thinned_but_keeps_its_peak():
-    figures = [(BEGAN + timedelta(seconds=second), 9 if second == 1801 else second % 3) for second in range(3600)]
-    drawn = chart(figures)
-    assert drawn.highest == 9
-    assert drawn.line.count("H") <= charts.MAX_POINTS + 2
-    assert min(places(drawn.line)[1]) == pytest.approx(1000 * (1 - 9 / 10), abs=0.1)
-
-
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1))
 def test_a_bar_is_never_more_than_full(length, warn, most):
     bar = charts.bar(length, Thresholds(warn, most))

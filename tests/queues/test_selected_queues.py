@@ -11,6 +11,8 @@ from queues.selected import MAX_SELECTED
 from tests.support.api import Program
 from tests.support.toolbox import queue_names, stored_queue
 
+pytestmark = pytest.mark.django_db
+
 NAMES = ("queue/alice/a", "queue/alice/b", "queue/alice/c")
 
 
@@ -75,7 +77,6 @@ def test_the_api_names_the_selected_queue_that_failed_and_goes_on(listed, alice,
     assert "The broker doesn't list the queue at the moment." in done["failed"][0]["detail"]
 
 
-@pytest.mark.django_db
 def test_the_api_refuses_queues_of_others_and_too_many(account, bob):
     queue = stored_queue(NAMES[0], pulse_user=account, ready=3, unacknowledged=0)
     program = Program(bob)
@@ -84,7 +85,6 @@ def test_the_api_refuses_queues_of_others_and_too_many(account, bob):
         assert (answer.status_code, list(answer.json())) == (400, ["uuids"])
 
 
-@pytest.mark.django_db
 def test_operators_set_the_limits_of_selected_queues_through_the_api(account, operator):
     queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, warn_length=1) for name in NAMES]
     program, body = Program(operator), {"uuids": selected(queues[:2]), "max_length": 2}
@@ -96,7 +96,6 @@ def test_operators_set_the_limits_of_selected_queues_through_the_api(account, op
     assert [queue.max_length for queue in Queue.objects.order_by("name")] == [2, 2, None]
 
 
-@pytest.mark.django_db
 def test_operators_release_blocked_queues_through_the_api(account, operator):
     blocked, other = (
         stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, block_reason=reason)
@@ -129,7 +128,6 @@ def test_queues_of_others_are_left_alone(listed, client, bob):
     assert "Select queues in the list first." in client.post("/queues/selected/", body, follow=True).text
 
 
-@pytest.mark.django_db
 def test_operators_set_the_limits_of_selected_queues(account, alice, operator, client):
     queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0) for name in NAMES]
     body = {"action": "limits", "uuid": selected(queues[:2]), "set": "1", "max_length": 20_000}
@@ -142,7 +140,6 @@ def test_operators_set_the_limits_of_selected_queues(account, alice, operator, c
     assert [queue.max_length for queue in Queue.objects.order_by("name")] == [20_000, 20_000, None]
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("body", [{}, {"action": "delete"}, {"action": "delete", "uuid": "x"}, {"uuid": "0" * 32}])
 def test_without_a_selection_the_page_says_so(client, alice, account, body):
     client.force_login(alice)

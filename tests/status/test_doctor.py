@@ -23,7 +23,6 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
-from kombu import Connection
 from oidc_provider_mock import run_server_in_thread
 
 from accounts.models import Owner
@@ -34,13 +33,12 @@ from queues.models import Pass, Watch
 from rabbit import amqp, checkup
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, Permissions
-from status import doctor, facts
+from status import doctor
 from status.doctor import Finding, Status
 from tests.accounts.test_oidc import provider_at
 from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY, AWAY_AMQP, broker_version, memory_alarm
 from tests.support.webhooks import Webhook, make_certificate
-from tools.benchmarks.passes import counted_requests
 from tools.processes import free_port
 from tools.rabbitmq import PrivateNode
 
@@ -112,15 +110,6 @@ def run(*arguments):
     with pytest.raises(SystemExit) as end:
         call_command("doctor", *arguments, stdout=out, no_color=True)
     return end.value.code, out.getvalue()
-
-
-def test_with_only_warnings_the_command_exits_with_0(good_installation, settings):
-    settings.GUARDIAN_OPERATOR_EMAILS = []
-    code, out = run()
-    assert code == 0
-    assert re.search(r"^WARNING  settings +GUARDIAN_OPERATOR_EMAILS is empty", out, re.M)
-    assert "To do: " in out
-    assert "0 problems" in out.splitlines()[-1]
 
 
 def test_with_a_problem_the_command_exits_with_1_and_gives_advice(good_installation, settings):
@@ -310,11 +299,8 @@ def addresses_found():
     return list(doctor._broker_addresses())
 
 
-def test_one_address_of_each_kind_is_not_reported_separately(good_installation, broker):
-    assert addresses_found() == []
-
-
 def test_each_of_several_addresses_is_checked(good_installation, settings, broker):
+    assert addresses_found() == []  # one of each kind is not reported separately
     two_addresses(settings, broker)
     found = addresses_found()
     assert [(one.name, one.status) for one in found] == [("broker address", Status.OK)] * 4
@@ -366,12 +352,6 @@ def test_a_clock_difference_is_a_warning_or_a_problem(good_installation, setting
     assert finding.status == status
     if status != "ok":
         assert ("behind" if seconds > 0 else "ahead of") in finding.found
-
-
-def test_the_brokers_clock_takes_one_request(good_installation, settings):
-    with counted_requests() as requests:
-        (finding,) = doctor._broker_clock()
-    assert (finding.status, requests) == (Status.OK, ["GET /api/whoami"])
 
 
 @pytest.fixture
@@ -485,12 +465,6 @@ def test_an_in_memory_task_queue_is_a_problem(good_installation, settings):
     assert_problem("task queue", "memory://", "redis://")
 
 
-def test_a_task_queue_url_without_a_host_is_this_machine(settings, monkeypatch):
-    settings.CELERY_BROKER_URL = "redis://"
-    monkeypatch.setattr(facts.current_app, "connection_for_write", lambda **_: Connection("memory://"))
-    assert next(doctor._task_queue()).found == "redis on this machine"
-
-
 @pytest.mark.parametrize("scheme", ["amqp", "pyamqp"])
 def test_the_guarded_broker_as_task_queue_is_a_problem(good_installation, settings, broker, scheme):
     guarded_at = f"localhost:{broker.amqp_url.rpartition(':')[2]}"
@@ -524,35 +498,6 @@ def pending_migration(transactional_db):
 
 def test_a_pending_migration_is_a_problem(good_installation, pending_migration):
     assert_problem("migrations", f"1 pending: {pending_migration}", "manage.py migrate")
-
-
-def test_a_guardian_without_any_pass_is_a_problem(good_installation):
-    Pass.objects.all().delete()
-    assert_problem("passes", "No pass has run yet", "beat and the worker")
-
-
-def test_an_overdue_pass_is_a_problem(good_installation):
-    Pass.objects.update(at=timezone.now() - timedelta(minutes=5))
-    assert_problem("passes", "began 5 minutes ago", "beat and the worker")
-
-
-def test_in_an_outage_a_late_pass_is_ok(good_installation, settings):
-    settings.GUARDIAN_POLL_SECONDS = 5
-    Pass.objects.update(at=timezone.now() - timedelta(seconds=40))
-    Watch.objects.update(failures=4, outage_since=timezone.now() - timedelta(minutes=5))
-    assert_problem("outage", "could not query the broker for 5 minutes")
-    assert examine()["passes in an outage"].status is Status.OK
-
-
-@pytest.mark.parametrize("counted", [None, timedelta(minutes=10)])
-def test_a_worker_that_does_not_run_is_a_warning(good_installation, counted):
-    Watch.objects.update(consumers_counted_at=counted and timezone.now() - counted)
-    assert_problem("other tasks", "send_notifications", status=Status.WARNING)
-
-
-def test_a_blocking_brake_is_a_problem(good_installation):
-    Watch.objects.update(brake_since=timezone.now(), braked=60)
-    assert_problem("brake", "--dry-run")
 
 
 def test_an_installation_without_operators_is_a_warning(good_installation):
@@ -605,11 +550,6 @@ def silent_server():
     """Return the port of a server that accepts connections and stays silent."""
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         yield listener.getsockname()[1]
-
-
-def test_a_mail_server_that_hangs_is_a_problem(good_installation, settings, silent_server):
-    settings.EMAIL_PORT = silent_server
-    assert_problem("mail server", "timed out")
 
 
 def test_a_missing_mail_server_is_a_warning(good_installation, settings):
@@ -726,6 +666,7 @@ def statuses(answer):
 
 
 def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
+    (tmp_path / "file").write_text("")
     answer = doctor_of(
         {
             "SECRET_KEY": "",
@@ -737,7 +678,9 @@ def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
             "EMAIL_URL": "mail.example.org",
             "GUARDIAN_IGNORED_QUEUES": "(",
             "GUARDIAN_BASE_URL": "guardian",
-            "GUARDIAN_VAR_DIR": str(tmp_path),
+            "GUARDIAN_POLL_SECONDS": "abc",
+            "SENTRY_DSN": "https://secret-word@host:abc/1",
+            "GUARDIAN_VAR_DIR": str(tmp_path / "file" / "var"),
         },
     )
     assert answer.returncode == 1
@@ -745,30 +688,11 @@ def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
         "SECRET_KEY is empty", "GUARDIAN_MAX_QUEUE_LENGTH can't be read", "DATABASE_URL can't be read",
         "RABBITMQ_MANAGEMENT_URL is not a valid URL", "RABBIT_URL is not a valid URL", "EMAIL_URL can't be read",
         "GUARDIAN_IGNORED_QUEUES is not a regular expression", "GUARDIAN_BASE_URL is not a valid URL",
+        "GUARDIAN_POLL_SECONDS can't be read", "SENTRY_DSN is not the address of a project",
     ):  # fmt: skip
         assert re.search(rf"^PROBLEM  settings +{re.escape(words)}", answer.stdout, re.M), words
-    assert re.search(r"^PROBLEM  task queue ", answer.stdout, re.M)
-
-
-def test_an_invalid_folder_and_dsn_are_reported_with_all_other_findings(tmp_path):
-    (tmp_path / "file").write_text("")
-    answer = doctor_of(
-        {
-            "GUARDIAN_VAR_DIR": str(tmp_path / "file" / "var"),
-            "SENTRY_DSN": "https://secret-word@host:abc/1",
-            "GUARDIAN_POLL_SECONDS": "abc",
-            "GUARDIAN_MAX_QUEUE_LENGTH": "1e4",
-            "DATABASE_URL": "",
-            "CELERY_BROKER_URL": "filesystem://",
-        },
-        "--json",
-    )
-    assert answer.returncode == 1
-    reported = [(check["name"], check["found"]) for check in json.loads(answer.stdout)["checks"]]
-    assert ("settings", "SENTRY_DSN is not the address of a project.") in reported
-    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: write a number.") in reported
-    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: write a whole number.") in reported
-    assert {"folder", "database"} <= {name for name, status in statuses(answer).items() if status == "problem"}
+    for name in ("task queue", "folder", "database"):
+        assert re.search(rf"^PROBLEM  {name} ", answer.stdout, re.M), name
 
 
 @pytest.mark.parametrize("setting", ["DATABASE_URL", "EMAIL_URL"])

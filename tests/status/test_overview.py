@@ -5,8 +5,6 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
@@ -22,7 +20,7 @@ from queues.monitor import run_pass
 from queues.thresholds import of_queue
 from rabbit.management import Node
 from status import facts, overview, rules
-from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox, Removals
+from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox
 from status.overview import Line, of_broker, of_guardian
 from status.rules import Level
 from tests.queues.test_queue_list import make_queue
@@ -53,23 +51,18 @@ def test_a_broker_without_alarms_is_healthy():
 
 
 @pytest.mark.parametrize(
-    ("changed", "level", "words"),
+    "changed",
     [
-        ({"running": False, "mem_used": None}, Level.CRITICAL, "rabbit@a is not running"),
-        ({"mem_alarm": True, "mem_used": 1000}, Level.CRITICAL, "The memory alarm is raised on rabbit@a: publishers"),
-        ({"disk_alarm": True, "disk_free": 10}, Level.CRITICAL, "The disk alarm is raised on rabbit@a"),
-        ({"partitions": ("rabbit@b",)}, Level.CRITICAL, "rabbit@a has lost rabbit@b: the cluster is split"),
-        ({"mem_used": 800}, Level.WARNING, "The memory of rabbit@a is at 80 % of its watermark"),
-        ({"disk_free": 100}, Level.WARNING, "The disk of rabbit@a is nearly full: 100 bytes free"),
-        ({"fd_used": 900}, Level.WARNING, "rabbit@a has few file descriptors left: 900 of 1,000"),
+        {"running": False, "mem_used": None},
+        {"mem_alarm": True, "mem_used": 1000},
+        {"disk_alarm": True, "disk_free": 10},
     ],
 )
-def test_a_problem_of_a_node_is_shown_once_with_the_next_step(changed, level, words):
+def test_a_problem_of_a_node_is_shown_once_with_the_next_step(changed):
     worst, others = of_broker(cluster(NODE._replace(**changed), NODE._replace(name="rabbit@b")))
-    assert worst.level is level
-    assert words in worst.sentence
+    assert (worst.level, others) == (Level.CRITICAL, [])
+    assert "rabbit@a" in worst.sentence
     assert worst.next_step.endswith(".")
-    assert others == []
 
 
 def test_the_worst_problem_is_first_and_the_others_follow():
@@ -121,36 +114,17 @@ def test_guardian_is_healthy_after_a_recent_pass():
 
 
 @pytest.mark.parametrize(
-    ("changed", "level", "words"),
+    ("changed", "words"),
     [
-        ({"last_pass": {"at": minutes_ago(3)}}, Level.CRITICAL, "The last pass began 3 minutes ago."),
-        ({"last_pass": {"seconds": 36}}, Level.WARNING, "The last pass took 36 seconds."),
-        ({"last_pass": {"errors": ["oh"]}}, Level.WARNING, "The last pass reported 1 error: oh"),
-        ({"watch": {"outage_since": minutes_ago(4)}}, Level.CRITICAL, "could not query the broker for 4 minutes"),
-        (
-            {"watch": {"brake_since": minutes_ago(5), "braked": 312}},
-            Level.CRITICAL,
-            "The deletion of 312 queues has been blocked for 5 minutes.",
-        ),
-        ({"watch": {"short_lists": 1}}, Level.WARNING, "lacks far more stored queues"),
-        ({"watch": {"refused_since": minutes_ago(2)}}, Level.CRITICAL, "refused to delete a queue for 2 minutes"),
-        ({"watch": {"unresponsive_since": minutes_ago(2)}}, Level.WARNING, "has not responded for 2 minutes"),
-        ({"watch": {"consumers_counted_at": None}}, Level.WARNING, "Tasks other than passes have never run."),
-        (
-            {"outbox": Outbox(due=3, oldest=minutes_ago(16), last_error="refused")},
-            Level.WARNING,
-            "has waited for 16 minutes. Its last error: refused",
-        ),
-        ({"outbox": Outbox(failed=4, given_up=2)}, Level.WARNING, "Guardian gave up 2 notifications after a day"),
-        ({"removals": Removals({}, minutes_ago(40))}, Level.WARNING, "removal from the broker has waited for 40 min"),
+        ({"last_pass": {"errors": ["oh"]}}, "The last pass reported 1 error: oh"),
+        ({"watch": {"consumers_counted_at": None}}, "Tasks other than passes have never run."),
+        ({"outbox": Outbox(due=3, oldest=minutes_ago(16), last_error="refused")}, "Its last error: refused"),
     ],
 )
-def test_a_problem_of_guardian_is_shown_once_with_the_next_step(changed, level, words):
+def test_a_problem_of_guardian_is_shown_once_with_its_cause(changed, words):
     worst, others = of_guardian(guardian(**changed))
-    assert worst.level is level
+    assert (worst.level, others) == (Level.WARNING, [])
     assert words in worst.sentence
-    assert worst.next_step.endswith(".")
-    assert others == []
 
 
 def test_a_brake_links_to_its_release_and_a_released_one_names_the_operator():
@@ -206,58 +180,13 @@ def test_without_a_pass_there_is_no_chart():
 # The figures
 
 
-def create_rows(number: int, now: datetime) -> None:
-    """Create this many queues of each kind, and this many rows of everything else."""
-    account = PulseUser.objects.create(username=f"alice-{number}", ready=True)
-    given = {
-        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
-        "unacknowledged": 0, "first_seen": minutes_ago(9, now), "last_seen": now,
-    }  # fmt: skip
-    owned = [
-        Queue(name=f"queue/alice-{number}/{index}", pulse_user=account, ready=number + index, **given)
-        for index in range(number)
-    ]
-    names = (f"{start}{number}/{index}" for index in range(number) for start in ("nobody's-", "exchange/alice-"))
-    Queue.objects.bulk_create([*owned, *(Queue(name=name, ready=1, **given) for name in names)])
-    samples = [
-        QueueSample(queue=queue, at=minutes_ago(minutes, now), length=6 - minutes)
-        for queue in owned
-        for minutes in (5, 1)
-    ]
-    QueueSample.objects.bulk_create(samples)
-    message = {"kind": "warning", "about": "x", "recipient": "a", "facts": {}, "created": now, "due_at": now}
-    Notification.objects.bulk_create([Notification(**message) for _ in range(number)])
-    Removal.objects.bulk_create([Removal(kind="queue", vhost="a", name=f"{number}-{i}") for i in range(number)])
-    Removal.objects.update(created=minutes_ago(60, now))
-    Pass.objects.bulk_create([Pass(at=minutes_ago(1, now), seconds=0.1) for _ in range(number)])
-    Sweep.objects.bulk_create([Sweep(kind="orphans", at=now) for _ in range(number)])
-
-
-def test_the_front_page_takes_constant_statements_and_three_requests(guarded, settings):
-    settings.GUARDIAN_PULSE_VHOST = "/"
-    settings.GUARDIAN_STALLED_MINUTES = 5
-    costs = []
-    for number in (10, 300):
-        now = timezone.now()
-        create_rows(number, now)
-        Queue.objects.filter(pulse_user__username=f"alice-{number}").update(stalled_notified_at=now)
-        with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
-            found = overview.overview(now)
-        costs.append((len(statements), requests))
-        assert len(found.growing) == len(found.longest) == overview.QUEUES_SHOWN
-        assert len(found.unowned.shown) == len(found.misnamed.shown) == overview.NAMES_SHOWN
-        assert len(found.stalled.shown) == overview.NAMES_SHOWN
-        assert (len(found.removals.shown), found.facts.outbox.due > 0) == (overview.REMOVALS_SHOWN, True)
-    assert costs[0] == costs[1]
-    assert costs[0][0] <= 20
-    assert costs[0][1] == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
-
-
 def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     amqp.queue("long", 6)
     run_pass()
     Watch.objects.update(consumers_counted_at=timezone.now())
-    found = overview.overview(timezone.now())
+    with counted_requests() as requests:
+        found = overview.overview(timezone.now())
+    assert requests == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
     assert found.broker.worst.sentence.startswith("The broker is healthy: 1 node runs RabbitMQ ")
     assert "it listed 1 queue " in found.guardian.worst.sentence
     (node,) = found.nodes
@@ -265,12 +194,8 @@ def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     assert "queue" in dict(found.totals)
     assert (found.counts.total, found.counts.attention, found.counts.warned) == (1, 1, 1)
     (line,) = found.longest
-    assert (line.name, line.whose, line.figure, line.more) == (
-        "long",
-        "nobody",
-        "6 messages",
-        "60 % of its deletion limit 10",
-    )
+    assert (line.name, line.whose, line.figure) == ("long", "nobody", "6 messages")
+    assert line.more == "60 % of its deletion limit 10"
     assert (found.unowned.number, found.unpatterned.number, found.misnamed.number) == (1, 1, 0)
     assert (found.passes.number, found.passes.longest) == (1, found.facts.passes[0].seconds)
     assert found.passes.gaps == []
@@ -352,15 +277,8 @@ def visit(client, operator):
 
 def test_the_page_links_to_queues_and_filtered_lists(visit, guarded):
     queue = make_queue('queue/a/<script>alert("1")</script>\u202e\n', ready=3)
-    Notification.objects.create(
-        kind="warning",
-        about="x",
-        recipient="a",
-        facts={},
-        state="failed",
-        created=timezone.now(),
-        due_at=timezone.now(),
-    )
+    at = timezone.now()
+    Notification.objects.create(kind="warning", recipient="a", facts={}, state="failed", created=at, due_at=at)
     page = visit()
     assert page.status_code == 200
     assert f'href="/queues/{queue.uuid}/"' in page.text
@@ -412,11 +330,6 @@ def test_without_the_broker_the_page_says_so(visit, guarded, settings):
     assert "queue/alice/builds" in page.text
 
 
-def test_without_a_configured_broker_the_page_says_so(visit, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = ""
-    assert "no broker is configured" in visit().text
-
-
 def test_a_refresh_returns_only_the_figures(visit, guarded):
     part = visit(**{"HX-Request": "true"}).text
     assert 'id="verdicts" hx-swap-oob="true"' in part
@@ -431,11 +344,6 @@ def test_a_refresh_by_a_non_operator_reloads_the_page(client, transactional_db, 
     answer = client.get("/admin/", headers={"HX-Request": "true"})
     assert answer["HX-Refresh"] == "true"
     assert answer.content == b""
-
-
-def test_an_owner_who_is_no_operator_is_redirected(client, transactional_db):
-    client.force_login(Owner.objects.create_user("alice@example.org", vouched=True))
-    assert client.get("/admin/").status_code == 302
 
 
 def test_the_front_page_is_accessible_and_refreshes_itself(page: Page, guarded, amqp, operator, settings):
