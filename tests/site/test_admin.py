@@ -269,6 +269,7 @@ def test_forms_allow_only_changes_that_keep_database_and_broker_consistent(admin
     page = path_of(label)
     refused = 404 if label in WITHOUT_PAGES else 403
     assert admin.get(f"{page}add/").status_code == (200 if "add" in allowed else 403)
+    assert admin.get(f"{page}{row.pk}/change/").status_code == (404 if label in WITHOUT_PAGES else 200)
     assert (admin.post(f"{page}{row.pk}/change/", {}).status_code == refused) is ("change" not in allowed)
     for address in (page, f"{page}{row.pk}/change/", f"{page}{row.pk}/delete/"):
         text = admin.get(address).text

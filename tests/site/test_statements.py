@@ -128,10 +128,10 @@ def test_no_page_or_list_takes_more_statements_or_requests_for_more_rows(world, 
     for number in range(FEW, MANY):
         add_rows(world, management, number)
     many = {page: cost(world, *page) for page in pages}
-    grown = {
-        page: f"{few[page]}, then {many[page]} statements and requests"
+    grown = [
+        f"{page}: {few[page]} statements and requests with {FEW} rows, {many[page]} with {MANY}"
         for page in pages
         if highest(few[page], many[page]) != few[page]
-    }
-    assert grown == {}
+    ]
+    assert not grown, "\n".join(grown)
     assert [model._meta.label for model in MODELS if model._base_manager.count() < MANY] == []
