@@ -4,11 +4,9 @@ import re
 from datetime import timedelta
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts.models import Invitation, Owner, PulseUser
+from accounts.models import Invitation
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.support.toolbox import queue_row
 
@@ -104,18 +102,6 @@ def test_an_owner_sees_what_concerns_publishers(visit, account):
     page = visit().text
     assert page.count("The broker blocks publishers: too little free disk space.") == 1
     assert "rabbit@" not in page
-
-
-def test_the_statements_do_not_grow_with_the_queues(visit, account):
-    counts = []
-    for number in (5, 50):
-        for one in range(number):
-            new_queue(f"queue/alice/{number}/{one}", account, ready=3_000, state=Queue.State.WARNED)
-        PulseUser.objects.create(username=f"more-{number}").owners.add(Owner.objects.get(email="alice@example.org"))
-        with CaptureQueriesContext(connection) as captured:
-            assert visit().status_code == 200
-        counts.append(len(captured))
-    assert counts[0] == counts[1]
 
 
 def test_an_invitation_is_the_first_thing_that_its_recipient_sees(client, account, bob):

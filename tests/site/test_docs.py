@@ -110,12 +110,6 @@ def test_every_link_has_a_target(path):
         assert not anchor or anchor in anchors(leads_to), target
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_headings_of_a_document_are_unique(path):
-    headings = re.findall(r"^#+ +(.+)$", FENCED.sub("", path.read_text()), re.MULTILINE)
-    assert len(headings) == len(set(headings))
-
-
 def test_every_document_is_linked_from_the_readme():
     reached, to_read = set(), [PROJECT / "README.md"]
     while to_read:
@@ -174,8 +168,8 @@ def test_every_file_and_function_in_the_code_map_exists():
 def test_every_test_that_is_named_exists():
     named = set(re.findall(r"`(test_\w+\.py)::(\w+)`", TEXT))
     assert len(named) > 100
-    missing = [one for one in named if f"def {one[1]}(" not in (PROJECT / "tests" / one[0]).read_text()]
-    assert missing == []
+    texts = {path.name: path.read_text() for path in (PROJECT / "tests").rglob("test_*.py")}
+    assert [one for one in named if f"def {one[1]}(" not in texts.get(one[0], "")] == []
 
 
 # Commands
@@ -209,15 +203,6 @@ def test_every_command_that_is_named_exists():
     named = set(re.findall(r"manage\.py ([a-z_]+)", TEXT)) | set(re.findall(r"`([a-z]+_[a-z_]+)(?: --[a-z-]+)+`", TEXT))
     assert len(named) > 10
     assert named <= get_commands().keys()
-
-
-def test_actions_of_the_front_page_are_named_as_on_the_page():
-    page = (PROJECT / "templates" / "admin" / "index.html").read_text()
-    section = (DOCS / "operators.md").read_text().partition("## The front page of the administration")[2]
-    events = re.findall(r"\*\*([^*]+)\*\*", section.partition("\n## ")[0])
-    assert len(events) == 4
-    for event in events:
-        assert f">{event}<" in page, event
 
 
 @pytest.fixture
@@ -517,16 +502,3 @@ def test_the_documented_agent_gives_up_with_the_reason_where_trying_again_is_use
     program, lines = example(**{"GUARDIAN": live_server.url, "TOKEN": agents.token(owner).key, **right, **wrong})
     assert reason in lines.get(timeout=30)
     assert program.wait(timeout=10) == 2
-
-
-def test_the_documented_agent_tries_again_at_the_usual_port_where_the_address_has_none(agents, live_server, example):
-    owner = agents.owner("you")
-    program, lines = example(
-        GUARDIAN=live_server.url, BROKER="ws://127.0.0.2/ws", OFFERING=agents.offering(owner).uuid.hex,
-        TOKEN=agents.token(owner).key,
-    )  # fmt: skip
-    for _ in range(2):
-        wait_for_line(lines, "RabbitMQ is not reachable at ws://127.0.0.2/ws")
-    assert Consumer.objects.count() == 1
-    program.terminate()
-    assert program.wait(timeout=10) == 0

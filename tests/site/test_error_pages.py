@@ -1,6 +1,5 @@
 """Error pages and answers: no stack trace, and the next step."""
 
-import httpx
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError
@@ -108,10 +107,6 @@ def test_a_form_without_its_csrf_token_is_refused_with_the_next_step(visitor):
 
 def test_the_500_page_needs_no_session():
     assert server_error(RequestFactory().get("/")).status_code == 500
-
-
-def test_a_missing_static_file_is_404(live_server):
-    assert httpx.get(f"{live_server.url}/static/no-such.css", trust_env=False).status_code == 404
 
 
 def test_pages_of_a_signed_in_owner_are_not_cached():

@@ -6,10 +6,9 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -124,15 +123,14 @@ class World:
         return getattr(importlib.import_module(f"{PACKAGE}.models"), name)(value)
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     """A call of an operation, and the name of the class of its answer; empty: no body."""
 
     operation: str
-    by: str = "alice"
-    answer: str = ""
-    status: int = 200
-    arguments: dict[str, Any] = field(default_factory=dict)
+    by: str
+    answer: str
+    status: int
+    arguments: dict[str, Any]
 
 
 def call(operation: str, by: str = "alice", answer: str = "", status: int = 200, **arguments: Any) -> Call:

@@ -97,13 +97,6 @@ def test_every_setting_that_is_no_text_refuses_what_it_cannot_take_literally(val
     assert {name: settings[name] for name in URLS} == dict.fromkeys(URLS, value)  # a check refuses them
 
 
-@pytest.mark.parametrize("name", ["SECRET_KEY", "GUARDIAN_METRICS_TOKEN", "RABBIT_URL", "OIDC_CLIENT_SECRET"])
-def test_quotes_of_either_kind_around_a_value_in_the_env_file_are_removed(installation, name):
-    for written in ("'$abc #'", '"$abc #"'):
-        settings, unreadable = installation(f"{name}={written}\n")
-        assert (settings[name], unreadable) == ("$abc #", {})
-
-
 def test_no_setting_may_begin_or_end_with_a_blank(tmp_path):
     values = {name: f"{reader.default or 'x'} " for name, reader in READERS.items()}
     _, unreadable = loaded(values | {"GUARDIAN_VAR_DIR": f"{tmp_path}\n"})

@@ -1,17 +1,9 @@
 """The front page, the health checks and the admin."""
 
 import pytest
-from django.test import Client
 
 from accounts.models import Owner
 from tests.support.api import answer_to
-
-
-@pytest.mark.django_db
-def test_the_front_page_mentions_rabbitmq(client):
-    page = client.get("/")
-    assert page.status_code == 200
-    assert "RabbitMQ" in page.text
 
 
 def test_static_files_are_served_without_collectstatic(client):
@@ -20,19 +12,11 @@ def test_static_files_are_served_without_collectstatic(client):
     assert sheet["Content-Type"].startswith("text/css")
 
 
-def test_healthz_needs_no_database(client):
-    assert client.get("/healthz").json() == {"status": "ok"}
-
-
 @pytest.mark.parametrize("host", ["10.42.0.17", "10.42.0.17:8000", "web", "no such host", ""])
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 def test_probes_are_answered_on_any_host_and_nothing_is_logged(guarded, client, caplog, path, host):
     answer = client.get(path, headers={"Host": host})
     assert (answer.status_code, caplog.text) == (200, "")
-
-
-def test_pages_are_refused_on_another_host(client):
-    assert client.get("/signin/", headers={"Host": "10.42.0.17"}).status_code == 400
 
 
 def test_probes_are_answered_over_plain_http(client, settings):
@@ -58,20 +42,6 @@ def test_readyz_is_503_without_the_broker_and_hides_the_password(guarded, client
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["broker"]) == (503, False)
     assert "secret-word" not in answer.text + caplog.text
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("page", ["accounts/owner", "accounts/pulseuser", "queues/queue", "queues/queueevent",
-                                  "notifications/notification", "queues/pass"])  # fmt: skip
-def test_only_operators_see_the_admin(page):
-    visitor = Client()
-    assert visitor.get(f"/admin/{page}/").status_code == 302
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    visitor.force_login(owner)
-    assert visitor.get(f"/admin/{page}/").status_code == 302
-    operator = Owner.objects.create_superuser("ops@example.org")
-    visitor.force_login(operator)
-    assert visitor.get(f"/admin/{page}/").status_code == 200
 
 
 @pytest.mark.django_db

@@ -6,7 +6,6 @@ from pathlib import Path
 from queue import Empty
 
 import pytest
-from django.conf import settings
 from kombu import Connection, Exchange, Queue
 
 
@@ -60,10 +59,6 @@ def test_two_workers_binding_concurrently_are_both_bound(tmp_path: Path) -> None
     in_processes(bind, (tmp_path, "one"), (tmp_path, "two"))
     with connection(tmp_path) as spool, spool.channel() as channel:
         assert sorted(bound.queue for bound in channel.get_table("everybody")) == ["one", "two"]
-
-
-def test_an_installation_without_redis_uses_the_spool() -> None:
-    assert settings.CELERY_BROKER_TRANSPORT == "guardian_site.spool:Transport"
 
 
 def test_publishing_leaves_no_unfinished_files(tmp_path: Path) -> None:

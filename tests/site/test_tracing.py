@@ -15,7 +15,6 @@ from kombu import Connection
 
 from core import broker
 from guardian_site import tracing, urls
-from rabbit.management import Management
 from rabbit.threads import ContextThreadPool
 from tests.support.plugin import ROOT
 from tests.support.recorder import Recorder
@@ -83,24 +82,12 @@ def test_requests_to_the_broker_have_the_id(settings):
     assert "X-Request-ID" not in second.headers
 
 
-def test_a_client_without_an_id_sends_none():
-    with Recorder(answer=LISTED) as broker:
-        Management(f"http://127.0.0.1:{broker.port}").whoami()
-    assert "X-Request-ID" not in broker.asked[0].headers
-
-
 def test_threads_inherit_the_id():
     with tracing.use_id("ours"), ContextThreadPool(2) as threads:
         assert list(threads.map(lambda _: tracing.current(), range(4))) == ["ours"] * 4
         with tracing.use_id("another"):
             assert threads.submit(tracing.current).result() == "another"
         assert threads.submit(lambda given, more: (given, more), 1, more=2).result() == (1, 2)
-
-
-def test_no_package_uses_a_plain_thread_pool():
-    packages = ("guardian_site", "queues", "accounts", "rabbit")
-    files = [file for room in packages for file in (ROOT / room).rglob("*.py")]
-    assert [file.name for file in files if "ThreadPoolExecutor(" in file.read_text()] == []
 
 
 @shared_task(name="tests.say_id")

@@ -48,446 +48,235 @@ CATCH_ALL = ("api/^", "v1/^")
 """Routes for all other addresses under /api/ and /v1/."""
 
 
-# fmt: off
-TABLE: dict[str, dict[str, str]] = {
-    # nobody, unvouched, owner, co-owner, other, operator
-    "": {"get": "200 200 200 200 200 200"},
-    "signin/": {
-        "get": "200 302 302 302 302 302",
-        "post": "200 302 302 302 302 302",
-        "put": "200 302 302 302 302 302",
-        "patch": "405 302 302 302 302 302",
-        "delete": "405 302 302 302 302 302",
-    },
-    "signin/code/": dict.fromkeys(METHODS, "302 302 302 302 302 302"),
-    "signin/link/<str:token>/": {
-        "get": "410 410 410 410 410 410",
-        "post": "410 410 410 410 410 410",
-    },
-    "signin/oidc/": dict.fromkeys(METHODS, "404 404 404 404 404 404"),
-    "signin/oidc/callback/": dict.fromkeys(METHODS, "404 404 404 404 404 404"),
-    "signout/": {
-        "get": "302 200 200 200 200 200",
-        "post": "302 302 302 302 302 302",
-    },
-    "vouching/": {
-        "get": "302 200 200 200 200 200",
-        "post": "302 302 200 200 200 200",
-    },
-    "owners/": {
-        "get": "302 403 403 403 403 200",
-        "post": "302 403 403 403 403 200",
-    },
-    "owners/<uuid:uuid>/": {
-        "get": "302 403 403 403 403 200",
-        "post": "302 403 403 403 403 302",
-    },
-    "pulse-users/": {
-        "get": "302 200 200 200 200 200",
-        "post": "302 403 200 200 200 200",
-    },
-    "pulse-users/<account:username>/": {"get": "302 404 200 200 404 200"},
-    "pulse-users/<account:username>/password/": {
-        "get": "302 404 302 302 404 302",
-        "post": "302 404 200 200 404 200",
-    },
-    "pulse-users/<account:username>/owners/": {
-        "get": "302 404 302 302 404 302",
-        "post": "302 404 302 302 404 302",
-    },
-    "pulse-users/<account:username>/owners/<uuid:uuid>/remove/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 302 302 404 302",
-    },
-    "pulse-users/<account:username>/connections/": {
-        "get": "302 404 302 302 404 302",
-        "post": "302 404 302 302 404 302",
-    },
-    "pulse-users/<account:username>/notifications/": {
-        "get": "302 404 200 200 404 404",
-        "post": "302 404 302 302 404 404",
-    },
-    "pulse-users/<account:username>/addresses/": {
-        "get": "302 404 302 302 404 302",
-        "post": "302 404 200 200 404 200",
-    },
-    "pulse-users/<account:username>/thresholds/": {
-        "get": "302 404 302 302 404 302",
-        "post": "302 404 403 403 404 302",
-    },
-    "pulse-users/<account:username>/archives/": {
-        "get": "302 404 302 302 404 302",
-        "post": "302 404 302 302 404 302",
-    },
-    "pulse-users/<account:username>/delete/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 200 200 404 200",  # it has a queue, so it asks first: see test_effects.py
-    },
-    "invitations/<uuid:uuid>/": {
-        "get": "302 404 404 404 200 404",
-        "post": "302 404 404 404 302 404",
-    },
-    "addresses/<str:token>/": {
-        "get": "200 200 200 200 200 200",
-        "post": "200 200 200 200 200 200",
-    },
-    "tokens/": {
-        "get": "302 200 200 200 200 200",
-        "post": "302 403 201 201 201 201",
-    },
-    "tokens/<uuid:uuid>/revoke/": {
-        "get": "302 404 200 404 404 404",
-        "post": "302 404 302 404 404 404",
-    },
-    "queues/": {"get": "302 200 200 200 200 200"},
-    "queues/<uuid:uuid>/": {"get": "302 404 200 200 404 200"},
-    "queues/<uuid:uuid>/chart/": {"get": "302 404 302 302 404 302"},
-    "queues/<uuid:uuid>/delete/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 302 302 404 302",
-    },
-    "queues/<uuid:uuid>/purge/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 302 302 404 302",
-    },
-    "queues/selected/": {
-        "get": "302 302 302 302 302 302",
-        "post": "302 302 302 302 302 302",
-    },
-    "queues/<uuid:uuid>/limits/ask/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 200 200 404 200",
-    },
-    "queues/<uuid:uuid>/limits/decline/": {
-        "post": "302 404 403 403 404 200",
-    },
-    "queues/<uuid:uuid>/limits/": {
-        "get": "302 404 403 403 404 200",
-        "post": "302 404 403 403 404 302",
-    },
-    "queues/<uuid:uuid>/messages/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 200 200 404 200",
-    },
-    "archives/": {"get": "302 200 200 200 200 200"},
-    "archives/<uuid:uuid>/": {"get": "302 404 200 200 404 200"},
-    "archives/<uuid:uuid>/messages/<int:position>/": {"get": "302 404 200 200 404 200"},
-    "archives/<uuid:uuid>/messages/<int:position>/body/": {"get": "302 404 200 200 404 200"},
-    "archives/<uuid:uuid>/download/": {"get": "302 404 200 200 404 200"},
-    "archives/<uuid:uuid>/delete/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 302 302 404 302",
-    },
-    "archives/<uuid:uuid>/replay/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 302 302 404 302",
-    },
-    "archives/<uuid:uuid>/replays/<uuid:replay_uuid>/": {"get": "302 404 200 200 404 200"},
-    "archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/": {"post": "302 404 302 302 404 302"},
-    "exchanges/": {"get": "302 200 200 200 200 200"},
-    "exchanges/delete/": {
-        "get": "302 404 200 200 404 200",
-        "post": "302 404 302 302 404 302",
-    },
-    "subscriptions/": {"get": "302 200 200 200 200 200"},
-    "subscriptions/<uuid:uuid>/remove/": {
-        "get": "302 404 200 404 404 200",
-        "post": "302 404 302 404 404 302",
-    },
-    "subscriptions/agents/<uuid:uuid>/remove/": {
-        "get": "302 404 200 404 404 200",
-        "post": "302 404 302 404 404 302",
-    },
-    "subscriptions/consumers/<uuid:uuid>/remove/": {
-        "get": "302 404 200 404 404 200",
-        "post": "302 404 302 404 404 302",
-    },
-    "settings/": {
-        "get": "302 200 200 200 200 200",
-        "post": "302 200 200 200 200 200",
-    },
-    "settings/channels/<uuid:uuid>/test/": {"post": "302 404 302 404 404 404"},
-    "settings/channels/<uuid:uuid>/delete/": {
-        "get": "302 404 200 404 404 404",
-        "post": "302 404 302 404 404 404",
-    },
-    "message-store/": {"get": "302 200 200 200 200 200"},
-    "message-store/<str:application>/": {"get": "302 404 200 404 404 200"},
-    "message-store/<str:application>/<str:queue>/": {"get": "302 404 200 404 404 200"},
-    "api/pulse-users/": {
-        "get": "401 200 200 200 200 200",
-        "post": "401 403 201 201 201 201",
-    },
-    "api/pulse-users/<str:username>/": {
-        "get": "401 404 200 200 404 200",
-        "patch": "401 404 200 200 404 200",
-        "delete": "401 404 409 409 404 409",  # it has a queue, so it asks first: see test_effects.py
-    },
-    "api/pulse-users/<str:username>/rotate-password/": {"post": "401 404 200 200 404 200"},
-    "api/pulse-users/<str:username>/connections/": {
-        "get": "401 404 200 200 404 200",
-        "delete": "401 404 400 400 404 400",  # without a name
-    },
-    "api/pulse-users/<str:username>/notifications/": {
-        "get": "401 404 200 200 404 404",
-        "put": "401 404 200 200 404 404",
-    },
-    "api/pulse-users/<str:username>/belongings/": {"get": "401 404 200 200 404 200"},
-    "api/pulse-users/<str:username>/ask-again/": {"post": "401 404 204 204 404 204"},
-    "api/invitations/": {"get": "401 200 200 200 200 200"},
-    "api/invitations/<str:uuid>/": {"get": "401 404 404 404 200 404"},
-    "api/invitations/<str:uuid>/accept/": {"post": "401 404 404 404 204 404"},
-    "api/invitations/<str:uuid>/decline/": {"post": "401 404 404 404 204 404"},
-    "api/me/": {"get": "401 200 200 200 200 200"},
-    "api/vouching/ask/": {"post": "401 204 409 409 409 409"},
-    "api/owners/": {"get": "401 403 403 403 403 200"},
-    "api/owners/vouch/": {"post": "401 403 403 403 403 204"},
-    "api/owners/adopt/": {
-        "get": "401 403 403 403 403 200",
-        "post": "401 403 403 403 403 201",
-    },
-    "api/owners/<str:uuid>/": {"get": "401 404 404 404 404 200"},
-    "api/owners/<str:uuid>/vouch/": {"post": "401 404 404 404 404 200"},
-    "api/owners/<str:uuid>/withdraw/": {"post": "401 404 404 404 404 200"},
-    "api/tokens/": {
-        "get": "401 200 200 200 200 200",
-        "post": "401 403 201 201 201 201",
-    },
-    "api/tokens/current/": {"delete": "401 404 404 404 404 404"},
-    "api/tokens/<str:uuid>/": {
-        "get": "401 404 200 404 404 404",
-        "delete": "401 404 204 404 404 404",
-    },
-    "api/queues/": {"get": "401 200 200 200 200 200"},
-    "api/queues/<str:uuid>/": {
-        "get": "401 404 200 200 404 200",
-        "patch": "401 404 403 403 404 200",
-        "delete": "401 404 204 204 404 204",
-    },
-    "api/queues/<str:uuid>/purge/": {"post": "401 404 204 204 404 204"},
-    "api/queues/selected/delete/": {"post": "401 400 409 409 400 409"},  # it asks first
-    "api/queues/selected/purge/": {"post": "401 400 409 409 400 409"},
-    "api/queues/selected/limits/": {"post": "401 400 403 403 400 200"},
-    "api/queues/selected/release/": {"post": "401 400 403 403 400 200"},  # the queue is not blocked
-    "api/queues/<str:uuid>/limits/ask/": {"post": "401 404 204 204 404 204"},
-    "api/queues/<str:uuid>/limits/decline/": {"post": "401 404 403 403 404 400"},  # no request is open
-    "api/queues/<str:uuid>/live/": {"get": "401 404 200 200 404 200"},
-    "api/queues/<str:uuid>/bindings/": {"get": "401 404 200 200 404 200"},
-    "api/queues/<str:uuid>/samples/": {"get": "401 404 200 200 404 200"},
-    "api/queues/<str:uuid>/events/": {"get": "401 404 200 200 404 200"},
-    "api/queues/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
-    "api/archives/": {"get": "401 200 200 200 200 200"},
-    "api/archives/<str:uuid>/": {
-        "get": "401 404 200 200 404 200",
-        "delete": "401 404 204 204 404 204",
-    },
-    "api/archives/<str:uuid>/messages/": {"get": "401 404 200 200 404 200"},
-    "api/archives/<str:uuid>/download/": {"get": "401 404 200 200 404 200"},
-    "api/archives/<str:uuid>/replay/": {"post": "401 404 202 202 404 202"},
-    "api/archives/<str:uuid>/replays/": {"get": "401 404 200 200 404 200"},
-    "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {
-        "get": "401 404 200 200 404 200",
-        "delete": "401 404 204 204 404 204",
-    },
-    "api/exchanges/": {
-        "get": "401 200 200 200 200 200",
-        "delete": "401 404 204 204 404 204",
-    },
-    "api/channels/": {
-        "get": "401 200 200 200 200 200",
-        "post": "401 403 201 201 201 201",
-    },
-    "api/channels/<str:uuid>/": {
-        "get": "401 404 200 404 404 404",
-        "delete": "401 404 204 404 404 404",
-    },
-    "api/channels/<str:uuid>/test/": {"post": "401 404 409 404 404 404"},
-    "api/settings/": {
-        "get": "401 200 200 200 200 200",
-        "patch": "401 200 200 200 200 200",
-    },
-    "api/offerings/": {"get": "401 200 200 200 200 200"},
-    "api/offerings/<str:uuid>/": {"get": "401 404 200 200 404 200"},
-    "api/offerings/<str:uuid>/events/": {"post": "401 404 403 200 404 200"},
-    "api/agent-identities/": {
-        "get": "401 200 200 200 200 200",
-        "post": "401 403 201 400 400 201",
-    },
-    "api/agent-identities/cleanup_orphaned/": {"post": "401 403 403 403 403 200"},
-    "api/agent-identities/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "put": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "401 404 403 404 404 403"},
-    "api/agent-identities/<str:uuid>/register_queue/": {"post": "401 404 403 404 404 403"},
-    "api/agent-identities/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
-    "api/agent-identities/<str:uuid>/register_service/": {"post": "401 404 201 404 404 403"},
-    "api/marketplace-site-agent-services/": {"get": "401 200 200 200 200 200"},
-    "api/marketplace-site-agent-services/cleanup_stale/": {"post": "401 403 403 403 403 200"},
-    "api/marketplace-site-agent-services/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "401 404 201 404 404 403"},
-    "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "401 404 200 404 404 403"},
-    "api/marketplace-site-agent-processors/": {"get": "401 200 200 200 200 200"},
-    "api/marketplace-site-agent-processors/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/version/": {"get": "401 200 200 200 200 200"},
-    "api/users/me/": {"get": "401 200 200 200 200 200"},
-    "api/agent-consumers/": {"get": "401 200 200 200 200 200"},
-    "api/agent-consumers/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/event-consumers/": {"get": "401 200 200 200 200 200"},
-    "api/event-consumers/register/": {"post": "401 403 403 403 403 403"},
-    "api/event-consumers/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "patch": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/event-subscriptions/": {
-        "get": "401 200 200 200 200 200",
-        "post": "401 403 403 403 403 403",
-    },
-    "api/event-subscriptions/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
-    "api/event-subscription-queues/": {"get": "401 200 200 200 200 200"},
-    "api/event-subscription-queues/<str:uuid>/": {
-        "get": "401 404 200 404 404 200",
-        "delete": "401 404 204 404 404 204",
-    },
-    "api/schema/": {"get": "200 200 200 200 200 200"},
-    "api/docs/": {"get": "200 200 200 200 200 200"},
-    "help/": {"get": "200 200 200 200 200 200"},
-    "help/<slug:name>/": {"get": "200 200 200 200 200 200"},
-    "help/examples/<str:name>": {"get": "200 200 200 200 200 200"},
-    # By key or token, never by session; test_message_store_api.py tests access.
-    "v1/<str:application>": dict.fromkeys(("get", "post"), "403 403 403 403 403 403"),
-    "v1/<str:application>/<str:queue>": dict.fromkeys(("get", "post", "put", "delete"), "403 403 403 403 403 403"),
-    "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(
-        ("get", "post", "put", "delete"), "403 403 403 403 403 403"
-    ),
-    "v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>": dict.fromkeys(
-        ("put", "post", "delete"), "403 403 403 403 403 403"
-    ),
-    "v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>": dict.fromkeys(
-        ("get", "post"), "403 403 403 403 403 403"
-    ),
-    "v1/<str:application>/<str:queue>/info": {"get": "403 403 403 403 403 403"},
-    "__heartbeat__": {"get": "200 200 200 200 200 200"},
-    "v1/<str:application>/<str:queue>/<str:message_ids>": dict.fromkeys(
-        ("get", "put", "delete"), "403 403 403 403 403 403"
-    ),
-    "healthz": {"get": "200 200 200 200 200 200"},
-    "readyz": {"get": "200 200 200 200 200 200"},
-    "admin/operate/pass/": dict.fromkeys(("get", "post"), "302 302 302 302 302 200"),
-    "admin/operate/brake/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
-    "admin/operate/orphans/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
-    "admin/operate/stale/": {"get": "302 302 302 302 302 200", "post": "302 302 302 302 302 409"},
-    "metrics": {"get": "401 403 403 403 403 200"},
-}
-
 SCOPES = ("agent", "all")
 
-# What reads tokens: the scopes that may send each method. Without a scope, a session is needed.
-BY_SCOPE: dict[str, dict[str, str]] = {
-    "api/pulse-users/": {"get": "all", "post": "all"},
-    "api/pulse-users/<str:username>/": {"get": "all", "patch": "all", "delete": "all"},
-    "api/pulse-users/<str:username>/rotate-password/": {"post": "all"},
-    "api/pulse-users/<str:username>/connections/": {"get": "all", "delete": "all"},
-    "api/pulse-users/<str:username>/notifications/": {"get": "all", "put": "all"},
-    "api/pulse-users/<str:username>/belongings/": {"get": "all"},
-    "api/pulse-users/<str:username>/ask-again/": {"post": "all"},
-    "api/invitations/": {"get": "all"},
-    "api/invitations/<str:uuid>/": {"get": "all"},
-    "api/invitations/<str:uuid>/accept/": {"post": "all"},
-    "api/invitations/<str:uuid>/decline/": {"post": "all"},
-    "api/me/": {"get": "all"},
-    "api/vouching/ask/": {"post": "all"},
-    "api/owners/": {"get": "all"},
-    "api/owners/vouch/": {"post": "all"},
-    "api/owners/adopt/": {"get": "all", "post": "all"},
-    "api/owners/<str:uuid>/": {"get": "all"},
-    "api/owners/<str:uuid>/vouch/": {"post": "all"},
-    "api/owners/<str:uuid>/withdraw/": {"post": "all"},
-    "api/tokens/": {"get": "", "post": ""},
-    "api/tokens/current/": {"delete": "agent all"},
-    "api/tokens/<str:uuid>/": {"get": "", "delete": "agent all"},
-    "api/queues/": {"get": "all"},
-    "api/queues/<str:uuid>/": {"get": "all", "patch": "all", "delete": "all"},
-    "api/queues/<str:uuid>/purge/": {"post": "all"},
-    "api/queues/selected/delete/": {"post": "all"},
-    "api/queues/selected/purge/": {"post": "all"},
-    "api/queues/selected/limits/": {"post": "all"},
-    "api/queues/selected/release/": {"post": "all"},
-    "api/queues/<str:uuid>/limits/ask/": {"post": "all"},
-    "api/queues/<str:uuid>/limits/decline/": {"post": "all"},
-    "api/queues/<str:uuid>/live/": {"get": "all"},
-    "api/queues/<str:uuid>/bindings/": {"get": "all"},
-    "api/queues/<str:uuid>/samples/": {"get": "all"},
-    "api/queues/<str:uuid>/events/": {"get": "all"},
-    "api/queues/<str:uuid>/messages/": {"get": "all"},
-    "api/archives/": {"get": "all"},
-    "api/archives/<str:uuid>/": {"get": "all", "delete": "all"},
-    "api/archives/<str:uuid>/messages/": {"get": "all"},
-    "api/archives/<str:uuid>/download/": {"get": "all"},
-    "api/archives/<str:uuid>/replay/": {"post": "all"},
-    "api/archives/<str:uuid>/replays/": {"get": "all"},
-    "api/archives/<str:uuid>/replays/<str:replay_uuid>/": {"get": "all", "delete": "all"},
-    "api/exchanges/": {"get": "all", "delete": "all"},
-    "api/channels/": {"get": "all", "post": "all"},
-    "api/channels/<str:uuid>/": {"get": "all", "delete": "all"},
-    "api/channels/<str:uuid>/test/": {"post": "all"},
-    "api/settings/": {"get": "all", "patch": "all"},
-    "api/offerings/": {"get": "all"},
-    "api/offerings/<str:uuid>/": {"get": "all"},
-    "api/offerings/<str:uuid>/events/": {"post": "all"},
-    "api/agent-identities/": {"get": "agent all", "post": "agent all"},
-    "api/agent-identities/cleanup_orphaned/": {"post": "all"},
-    "api/agent-identities/<str:uuid>/": {"get": "agent all", "put": "agent all", "delete": "agent all"},
-    "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "agent all"},
-    "api/agent-identities/<str:uuid>/register_queue/": {"post": "agent all"},
-    "api/agent-identities/<str:uuid>/create_queue/": {"post": "agent all"},
-    "api/agent-identities/<str:uuid>/register_service/": {"post": "agent all"},
-    "api/marketplace-site-agent-services/": {"get": "all"},
-    "api/marketplace-site-agent-services/cleanup_stale/": {"post": "all"},
-    "api/marketplace-site-agent-services/<str:uuid>/": {"get": "all", "delete": "all"},
-    "api/marketplace-site-agent-services/<str:uuid>/register_processor/": {"post": "agent all"},
-    "api/marketplace-site-agent-services/<str:uuid>/set_statistics/": {"post": "agent all"},
-    "api/marketplace-site-agent-processors/": {"get": "all"},
-    "api/marketplace-site-agent-processors/<str:uuid>/": {"get": "all", "delete": "all"},
-    "api/version/": {"get": "agent all"},
-    "api/users/me/": {"get": "agent all"},
-    "api/agent-consumers/": {"get": "all"},
-    "api/agent-consumers/<str:uuid>/": {"get": "all", "delete": "all"},
-    "api/event-consumers/": {"get": "agent all"},
-    "api/event-consumers/register/": {"post": "agent all"},
-    "api/event-consumers/<str:uuid>/": {"get": "agent all", "patch": "agent all", "delete": "agent all"},
-    "api/event-subscriptions/": {"get": "agent all", "post": "agent all"},
-    "api/event-subscriptions/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
-    "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "agent all"},
-    "api/event-subscription-queues/": {"get": "agent all"},
-    "api/event-subscription-queues/<str:uuid>/": {"get": "agent all", "delete": "agent all"},
-    "v1/<str:application>": {"get": "all", "post": "all"},
-    "v1/<str:application>/<str:queue>": {"get": "all", "post": "all", "put": "all", "delete": "all"},
-    "v1/<str:application>/<str:queue>/positions/<str:consumer>": dict.fromkeys(("get", "post", "put", "delete"), "all"),
-    "v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>": dict.fromkeys(
-        ("put", "post", "delete"), "all"
-    ),
-    "v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>": dict.fromkeys(("get", "post"), "all"),
-    "v1/<str:application>/<str:queue>/info": {"get": "all"},
-    "v1/<str:application>/<str:queue>/<str:message_ids>": {"get": "all", "put": "all", "delete": "all"},
-    "metrics": {"get": "all"},
-}
+ROWS = """
+# Methods, statuses by session, scope, route. The scope is that of the tokens which may send the request: "session" if
+# only a session may, "-" if it reads no tokens. The store (v1/) reads no session: see test_message_store_api.py.
+get                 200 200 200 200 200 200 -       /
+get,post,put        200 302 302 302 302 302 -       signin/
+patch,delete        405 302 302 302 302 302 -       signin/
+any                 302 302 302 302 302 302 -       signin/code/
+get,post            410 410 410 410 410 410 -       signin/link/<str:token>/
+any                 404 404 404 404 404 404 -       signin/oidc/
+any                 404 404 404 404 404 404 -       signin/oidc/callback/
+get                 302 200 200 200 200 200 -       signout/
+post                302 302 302 302 302 302 -       signout/
+get                 302 200 200 200 200 200 -       vouching/
+post                302 302 200 200 200 200 -       vouching/
+get,post            302 403 403 403 403 200 -       owners/
+get                 302 403 403 403 403 200 -       owners/<uuid:uuid>/
+post                302 403 403 403 403 302 -       owners/<uuid:uuid>/
+get                 302 200 200 200 200 200 -       pulse-users/
+post                302 403 200 200 200 200 -       pulse-users/
+get                 302 404 200 200 404 200 -       pulse-users/<account:username>/
+get                 302 404 302 302 404 302 -       pulse-users/<account:username>/password/
+post                302 404 200 200 404 200 -       pulse-users/<account:username>/password/
+get,post            302 404 302 302 404 302 -       pulse-users/<account:username>/owners/
+get                 302 404 200 200 404 200 -       pulse-users/<account:username>/owners/<uuid:uuid>/remove/
+post                302 404 302 302 404 302 -       pulse-users/<account:username>/owners/<uuid:uuid>/remove/
+get,post            302 404 302 302 404 302 -       pulse-users/<account:username>/connections/
+get                 302 404 200 200 404 404 -       pulse-users/<account:username>/notifications/
+post                302 404 302 302 404 404 -       pulse-users/<account:username>/notifications/
+get                 302 404 302 302 404 302 -       pulse-users/<account:username>/addresses/
+post                302 404 200 200 404 200 -       pulse-users/<account:username>/addresses/
+get                 302 404 302 302 404 302 -       pulse-users/<account:username>/thresholds/
+post                302 404 403 403 404 302 -       pulse-users/<account:username>/thresholds/
+get,post            302 404 302 302 404 302 -       pulse-users/<account:username>/archives/
+# It has a queue, so It asks first.: see test_effects.py.
+get,post            302 404 200 200 404 200 -       pulse-users/<account:username>/delete/
+get                 302 404 404 404 200 404 -       invitations/<uuid:uuid>/
+post                302 404 404 404 302 404 -       invitations/<uuid:uuid>/
+get,post            200 200 200 200 200 200 -       addresses/<str:token>/
+get                 302 200 200 200 200 200 -       tokens/
+post                302 403 201 201 201 201 -       tokens/
+get                 302 404 200 404 404 404 -       tokens/<uuid:uuid>/revoke/
+post                302 404 302 404 404 404 -       tokens/<uuid:uuid>/revoke/
+get                 302 200 200 200 200 200 -       queues/
+get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/
+get                 302 404 302 302 404 302 -       queues/<uuid:uuid>/chart/
+get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/delete/
+post                302 404 302 302 404 302 -       queues/<uuid:uuid>/delete/
+get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/purge/
+post                302 404 302 302 404 302 -       queues/<uuid:uuid>/purge/
+get,post            302 302 302 302 302 302 -       queues/selected/
+get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/limits/ask/
+post                302 404 403 403 404 200 -       queues/<uuid:uuid>/limits/decline/
+get                 302 404 403 403 404 200 -       queues/<uuid:uuid>/limits/
+post                302 404 403 403 404 302 -       queues/<uuid:uuid>/limits/
+get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/messages/
+get                 302 200 200 200 200 200 -       archives/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/messages/<int:position>/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/messages/<int:position>/body/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/download/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/delete/
+post                302 404 302 302 404 302 -       archives/<uuid:uuid>/delete/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/replay/
+post                302 404 302 302 404 302 -       archives/<uuid:uuid>/replay/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/replays/<uuid:replay_uuid>/
+post                302 404 302 302 404 302 -       archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/
+get                 302 200 200 200 200 200 -       exchanges/
+get                 302 404 200 200 404 200 -       exchanges/delete/
+post                302 404 302 302 404 302 -       exchanges/delete/
+get                 302 200 200 200 200 200 -       subscriptions/
+get                 302 404 200 404 404 200 -       subscriptions/<uuid:uuid>/remove/
+post                302 404 302 404 404 302 -       subscriptions/<uuid:uuid>/remove/
+get                 302 404 200 404 404 200 -       subscriptions/agents/<uuid:uuid>/remove/
+post                302 404 302 404 404 302 -       subscriptions/agents/<uuid:uuid>/remove/
+get                 302 404 200 404 404 200 -       subscriptions/consumers/<uuid:uuid>/remove/
+post                302 404 302 404 404 302 -       subscriptions/consumers/<uuid:uuid>/remove/
+get,post            302 200 200 200 200 200 -       settings/
+post                302 404 302 404 404 404 -       settings/channels/<uuid:uuid>/test/
+get                 302 404 200 404 404 404 -       settings/channels/<uuid:uuid>/delete/
+post                302 404 302 404 404 404 -       settings/channels/<uuid:uuid>/delete/
+get                 302 200 200 200 200 200 -       message-store/
+get                 302 404 200 404 404 200 -       message-store/<str:application>/
+get                 302 404 200 404 404 200 -       message-store/<str:application>/<str:queue>/
+get                 401 200 200 200 200 200 all     api/pulse-users/
+post                401 403 201 201 201 201 all     api/pulse-users/
+get,patch           401 404 200 200 404 200 all     api/pulse-users/<str:username>/
+# It has a queue, so It asks first.: see test_effects.py.
+delete              401 404 409 409 404 409 all     api/pulse-users/<str:username>/
+post                401 404 200 200 404 200 all     api/pulse-users/<str:username>/rotate-password/
+get                 401 404 200 200 404 200 all     api/pulse-users/<str:username>/connections/
+# Without a name.
+delete              401 404 400 400 404 400 all     api/pulse-users/<str:username>/connections/
+get,put             401 404 200 200 404 404 all     api/pulse-users/<str:username>/notifications/
+get                 401 404 200 200 404 200 all     api/pulse-users/<str:username>/belongings/
+post                401 404 204 204 404 204 all     api/pulse-users/<str:username>/ask-again/
+get                 401 200 200 200 200 200 all     api/invitations/
+get                 401 404 404 404 200 404 all     api/invitations/<str:uuid>/
+post                401 404 404 404 204 404 all     api/invitations/<str:uuid>/accept/
+post                401 404 404 404 204 404 all     api/invitations/<str:uuid>/decline/
+get                 401 200 200 200 200 200 all     api/me/
+post                401 204 409 409 409 409 all     api/vouching/ask/
+get                 401 403 403 403 403 200 all     api/owners/
+post                401 403 403 403 403 204 all     api/owners/vouch/
+get                 401 403 403 403 403 200 all     api/owners/adopt/
+post                401 403 403 403 403 201 all     api/owners/adopt/
+get                 401 404 404 404 404 200 all     api/owners/<str:uuid>/
+post                401 404 404 404 404 200 all     api/owners/<str:uuid>/vouch/
+post                401 404 404 404 404 200 all     api/owners/<str:uuid>/withdraw/
+get                 401 200 200 200 200 200 session api/tokens/
+post                401 403 201 201 201 201 session api/tokens/
+delete              401 404 404 404 404 404 any     api/tokens/current/
+get                 401 404 200 404 404 404 session api/tokens/<str:uuid>/
+delete              401 404 204 404 404 404 any     api/tokens/<str:uuid>/
+get                 401 200 200 200 200 200 all     api/queues/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/
+patch               401 404 403 403 404 200 all     api/queues/<str:uuid>/
+delete              401 404 204 204 404 204 all     api/queues/<str:uuid>/
+post                401 404 204 204 404 204 all     api/queues/<str:uuid>/purge/
+# It asks first.
+post                401 400 409 409 400 409 all     api/queues/selected/delete/
+post                401 400 409 409 400 409 all     api/queues/selected/purge/
+post                401 400 403 403 400 200 all     api/queues/selected/limits/
+# The queue is not blocked.
+post                401 400 403 403 400 200 all     api/queues/selected/release/
+post                401 404 204 204 404 204 all     api/queues/<str:uuid>/limits/ask/
+# No request is open.
+post                401 404 403 403 404 400 all     api/queues/<str:uuid>/limits/decline/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/live/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/bindings/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/samples/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/events/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/messages/
+get                 401 200 200 200 200 200 all     api/archives/
+get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/
+delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/
+get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/messages/
+get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/download/
+post                401 404 202 202 404 202 all     api/archives/<str:uuid>/replay/
+get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/replays/
+get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
+delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
+get                 401 200 200 200 200 200 all     api/exchanges/
+delete              401 404 204 204 404 204 all     api/exchanges/
+get                 401 200 200 200 200 200 all     api/channels/
+post                401 403 201 201 201 201 all     api/channels/
+get                 401 404 200 404 404 404 all     api/channels/<str:uuid>/
+delete              401 404 204 404 404 404 all     api/channels/<str:uuid>/
+post                401 404 409 404 404 404 all     api/channels/<str:uuid>/test/
+get,patch           401 200 200 200 200 200 all     api/settings/
+get                 401 200 200 200 200 200 all     api/offerings/
+get                 401 404 200 200 404 200 all     api/offerings/<str:uuid>/
+post                401 404 403 200 404 200 all     api/offerings/<str:uuid>/events/
+get                 401 200 200 200 200 200 any     api/agent-identities/
+post                401 403 201 400 400 201 any     api/agent-identities/
+post                401 403 403 403 403 200 all     api/agent-identities/cleanup_orphaned/
+get,put             401 404 200 404 404 200 any     api/agent-identities/<str:uuid>/
+delete              401 404 204 404 404 204 any     api/agent-identities/<str:uuid>/
+post                401 404 403 404 404 403 any     api/agent-identities/<str:uuid>/register_event_subscription/
+post                401 404 403 404 404 403 any     api/agent-identities/<str:uuid>/register_queue/
+post                401 404 403 404 404 403 any     api/agent-identities/<str:uuid>/create_queue/
+post                401 404 201 404 404 403 any     api/agent-identities/<str:uuid>/register_service/
+get                 401 200 200 200 200 200 all     api/marketplace-site-agent-services/
+post                401 403 403 403 403 200 all     api/marketplace-site-agent-services/cleanup_stale/
+get                 401 404 200 404 404 200 all     api/marketplace-site-agent-services/<str:uuid>/
+delete              401 404 204 404 404 204 all     api/marketplace-site-agent-services/<str:uuid>/
+post                401 404 201 404 404 403 any     api/marketplace-site-agent-services/<str:uuid>/register_processor/
+post                401 404 200 404 404 403 any     api/marketplace-site-agent-services/<str:uuid>/set_statistics/
+get                 401 200 200 200 200 200 all     api/marketplace-site-agent-processors/
+get                 401 404 200 404 404 200 all     api/marketplace-site-agent-processors/<str:uuid>/
+delete              401 404 204 404 404 204 all     api/marketplace-site-agent-processors/<str:uuid>/
+get                 401 200 200 200 200 200 any     api/version/
+get                 401 200 200 200 200 200 any     api/users/me/
+get                 401 200 200 200 200 200 all     api/agent-consumers/
+get                 401 404 200 404 404 200 all     api/agent-consumers/<str:uuid>/
+delete              401 404 204 404 404 204 all     api/agent-consumers/<str:uuid>/
+get                 401 200 200 200 200 200 any     api/event-consumers/
+post                401 403 403 403 403 403 any     api/event-consumers/register/
+get,patch           401 404 200 404 404 200 any     api/event-consumers/<str:uuid>/
+delete              401 404 204 404 404 204 any     api/event-consumers/<str:uuid>/
+get                 401 200 200 200 200 200 any     api/event-subscriptions/
+post                401 403 403 403 403 403 any     api/event-subscriptions/
+get                 401 404 200 404 404 200 any     api/event-subscriptions/<str:uuid>/
+delete              401 404 204 404 404 204 any     api/event-subscriptions/<str:uuid>/
+post                401 404 403 404 404 403 any     api/event-subscriptions/<str:uuid>/create_queue/
+get                 401 200 200 200 200 200 any     api/event-subscription-queues/
+get                 401 404 200 404 404 200 any     api/event-subscription-queues/<str:uuid>/
+delete              401 404 204 404 404 204 any     api/event-subscription-queues/<str:uuid>/
+get                 200 200 200 200 200 200 -       api/schema/
+get                 200 200 200 200 200 200 -       api/docs/
+get                 200 200 200 200 200 200 -       help/
+get                 200 200 200 200 200 200 -       help/<slug:name>/
+get                 200 200 200 200 200 200 -       help/examples/<str:name>
+get,post            403 403 403 403 403 403 all     v1/<str:application>
+get,post,put,delete 403 403 403 403 403 403 all     v1/<str:application>/<str:queue>
+get,post,put,delete 403 403 403 403 403 403 all     v1/<str:application>/<str:queue>/positions/<str:consumer>
+put,post,delete     403 403 403 403 403 403 all     v1/<str:application>/consumers/<str:consumer>/workers/<str:worker>
+get,post            403 403 403 403 403 403 all     v1/<str:application>/consumers/<str:consumer>/leases/<str:worker>
+get                 403 403 403 403 403 403 all     v1/<str:application>/<str:queue>/info
+get                 200 200 200 200 200 200 -       __heartbeat__
+get,put,delete      403 403 403 403 403 403 all     v1/<str:application>/<str:queue>/<str:message_ids>
+get                 200 200 200 200 200 200 -       healthz
+get                 200 200 200 200 200 200 -       readyz
+get,post            302 302 302 302 302 200 -       admin/operate/pass/
+get                 302 302 302 302 302 200 -       admin/operate/brake/
+post                302 302 302 302 302 409 -       admin/operate/brake/
+get                 302 302 302 302 302 200 -       admin/operate/orphans/
+post                302 302 302 302 302 409 -       admin/operate/orphans/
+get                 302 302 302 302 302 200 -       admin/operate/stale/
+post                302 302 302 302 302 409 -       admin/operate/stale/
+get                 401 403 403 403 403 200 all     metrics
+"""
 
+TABLE: dict[str, dict[str, str]] = {}
+"""The statuses of each route and method by session."""
+BY_SCOPE: dict[str, dict[str, str]] = {}
+"""The scopes that may send each method, of routes that read tokens. Without a scope, a session is needed."""
+
+for row in ROWS.strip().splitlines():
+    if not row.startswith("#"):
+        of_methods, *of_visitors, scope, path = row.split()
+        route = path.removeprefix("/")
+        for method in METHODS if of_methods == "any" else of_methods.split(","):
+            TABLE.setdefault(route, {})[method] = " ".join(of_visitors)
+            if scope != "-":
+                BY_SCOPE.setdefault(route, {})[method] = {"any": "agent all", "session": ""}.get(scope, scope)
+
+# fmt: off
 # Requests whose statuses by a token differ from those by a session.
 BY_TOKEN: dict[tuple[str, str], str] = {
     ("api/schema/", "get"): "401 200 200 200 200 200",
