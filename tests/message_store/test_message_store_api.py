@@ -1067,3 +1067,20 @@ def test_the_document_states_every_limit():
     table = DOCUMENT.partition("## Limits")[2]
     assert {str(limit) for limit in limits} == set(re.findall(r"\| (\d+)(?: bytes)? \|", table))
     assert str(queues.MAX_TTL_SECONDS) in DOCUMENT
+
+
+def test_an_id_of_another_queue_is_not_found(shop):
+    key = shop.post("/one")
+    assert shop.ok("GET", f"/three/{key}")["messages"] == []
+    shop.ok("DELETE", f"/three/{key}")
+    assert shop.bodies("/one") == ["hello"]
+
+
+def test_an_answer_with_messages_of_nul_bytes_has_at_most_one_message_more_than_the_limit(shop, settings):
+    shop.ok("POST", "", "queue_name=open&type=public")
+    for _ in range(7):
+        shop.post("/open", "\0" * settings.MESSAGE_STORE_MAX_BODY)
+    answer = Client().get("/v1/shop/open")
+    assert answer.status_code == 200
+    assert len(answer.content) < api.MAX_RESPONSE_BYTES + 6 * settings.MESSAGE_STORE_MAX_BODY + 1000
+    assert (len(answer.json()["messages"]), answer.json()["truncated"]) == (6, True)

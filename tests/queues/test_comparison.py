@@ -577,3 +577,10 @@ class TestOutdatedLengths:
         key = ("/", "queue/alice/a")
         corrected = with_exact_lengths(shot, {key}, {key: depth} if depth else {}, known)
         assert [queue.length for queue in corrected.queues] == [length, 3]
+
+
+@pytest.mark.parametrize("name", ["queue/alice", "queue//x", "queue/alice.b/x", "Queue/alice/x"])
+def test_names_that_resemble_an_accounts_pattern_have_no_owner(name):
+    monitor = InMemoryMonitor()
+    monitor.run(snapshot(listed_queue(name, 0)))
+    assert monitor.row(name).pulse_user_id is None

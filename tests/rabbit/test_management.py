@@ -699,3 +699,13 @@ def test_the_password_is_in_no_error_and_no_log(broker, proxy, caplog, monkeypat
     assert all("GET /api/overview" in text for text in texts[2:])
     assert caplog.text
     assert not any("sesame" in text for text in [*texts, caplog.text])
+
+
+def test_a_body_that_never_ends_is_a_timeout(proxied, proxy):
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n["
+    proxy.answer_slowly(itertools.chain([head], itertools.repeat(b" ")), pause=0.1)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
+        proxied.list_queues(None, TOTALS)
+    assert outage.value.timed_out
+    assert time.monotonic() - began < 3
