@@ -77,7 +77,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark tests as slow that need a browser, a RabbitMQ of their own, Cassandra or ZooKeeper."""
-    if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())) or any(name in item.name for name in SLOW_STORES):
+    has_slow_store = any(name in item.nodeid for name in SLOW_STORES)
+    if has_slow_store or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.slow)
 
 
