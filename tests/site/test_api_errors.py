@@ -315,3 +315,8 @@ def test_an_invalid_token_is_refused(db):
 def test_an_agent_is_told_that_the_node_of_its_queue_is_down(rf):
     error = rest._of_broker(NodeDown("The node of the queue 'a' is down."), rf.post("/"))
     assert (error.status_code, str(error.detail)) == (503, "The node of the queue 'a' is down.")
+
+
+def test_a_request_for_html_is_answered_in_json(by_owner):
+    answer = by_owner.send("GET", "me/", accept="text/html")
+    assert (answer.status_code, answer["Content-Type"]) == (200, "application/json")

@@ -196,3 +196,11 @@ def test_a_reader_tries_a_call_with_a_token_that_is_stored_nowhere(page):
     assert sent[-1].url.endswith("/api/queues/?page_size=5")
     assert not [request.url for request in sent if key in request.url]
     assert key not in page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("accept", ["application/vnd.oai.openapi", "application/json"])
+def test_errors_of_the_schema_are_json(client, accept):
+    answer = client.get("/api/schema/", headers={"Authorization": f"Token {'0' * 64}", "Accept": accept})
+    assert (answer.status_code, answer["Content-Type"]) == (401, "application/problem+json")
+    assert json.loads(answer.content)["status"] == 401

@@ -65,3 +65,10 @@ def test_an_unreachable_index_passes_the_audit_and_other_errors_fail_it(tmp_path
 def test_the_audit_covers_every_package_of_the_image():
     assert len(packages_of("requirements-production.lock")) > 20
     assert packages_of("requirements-production.lock") <= packages_of(audit.LOCK.name)
+
+
+def test_the_lock_of_the_audit_has_hashes_and_no_address():
+    text = (ROOT / "requirements-audit.lock").read_text()
+    assert text.count("==") == len(re.findall(r"^[\w.-]+==\S+.*\\\n    --hash=sha256:", text, re.MULTILINE))
+    assert "pip-audit==" in text
+    assert "://" not in text

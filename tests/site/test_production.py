@@ -21,6 +21,7 @@ import yaml
 from deploy import healthcheck
 from tests.support.recorder import Recorder
 from tests.support.toolbox import wait_until
+from tools import stack
 from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, free_port
 from tools.redis import PrivateRedis
@@ -281,6 +282,25 @@ def test_only_the_broker_and_the_proxy_publish_ports():
 def test_the_proxy_has_its_own_configuration_only():
     files = [one for one in SERVICES["proxy"]["volumes"] if one.startswith(".")]
     assert files == [f"./deploy/nginx/{name}:/etc/nginx/conf.d/{name}:ro" for name in ("default.conf", "guardian.inc")]
+
+
+def test_make_run_listens_on_this_machine_only():
+    with stack._listen(8000) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_redis_is_persistent():
+    assert "--appendonly" in SERVICES["redis"]["command"]
+
+
+def test_the_requirements_of_a_buildpack_are_the_locks_of_the_image():
+    lines = (PROJECT / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "-r requirements-production.lock",
+        "-r requirements-build.lock",
+    ]
+    for package in PACKAGES:
+        assert f" ./{package.relative_to(PROJECT)}" in (PROJECT / "bin" / "post_compile").read_text()
 
 
 def seconds(text):

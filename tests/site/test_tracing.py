@@ -195,3 +195,9 @@ def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path)
     received = [line for line in lines if line["message"].startswith("Task queues.tasks.monitor_queues")]
     assert len(received) == len({line["message"] for line in received}) == 2  # received, and succeeded
     assert "secret" not in log_text
+
+
+def test_no_package_uses_a_plain_thread_pool():
+    packages = ("guardian_site", "queues", "accounts", "rabbit")
+    files = [file for room in packages for file in (ROOT / room).rglob("*.py")]
+    assert [file.name for file in files if "ThreadPoolExecutor(" in file.read_text()] == []
