@@ -123,6 +123,7 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_account
 # Adopting
 
 
+@pytest.mark.slow
 def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_account, write_file, environment, management):
     first, second, third = create_account("a"), create_account("b"), create_account("c")
     before = management.users(), management.all_permissions()

@@ -120,6 +120,7 @@ def test_the_actor_is_set_for_the_request_and_its_thread_only(alice, monkeypatch
     assert audit.actor() is None
 
 
+@pytest.mark.slow
 def test_an_entry_names_the_command(environment):
     run(environment, "create_owner", "new@example.org", "--operator")
     entry = AuditEntry.objects.get(event="created")

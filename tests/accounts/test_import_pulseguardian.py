@@ -169,6 +169,7 @@ def all_rows():
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 
 
+@pytest.mark.slow
 def test_without_apply_the_import_only_shows_what_it_would_do(usernames, source, environment):
     before = all_rows()
     code, out, err = run(environment, "import_pulseguardian", source.url)

@@ -245,6 +245,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.0.5", "1.0.7", "1.0.8rc12"])
 def test_the_agents_own_client_reads_all_of_it(live_server, alice, offering, version):
     python = Path(ROOT) / "var" / "site-agents" / version / "bin" / "python"

@@ -446,6 +446,7 @@ for again in range(50):
 """
 
 
+@pytest.mark.slow
 @DATABASE_STORE_ONLY
 def test_processes_with_different_clocks_write_ids_in_order(store, queue):
     databases = {"default": connection.settings_dict}

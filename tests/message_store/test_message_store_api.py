@@ -971,6 +971,7 @@ def send(*request):
     return status, sorted(orjson.loads(body).get("error_msg", {}))
 
 
+@pytest.mark.slow
 def test_bodies_of_wrong_or_missing_length_block_no_other_request(served):
     shop = Program()
     shop.ok("POST", "", "queue_name=one")

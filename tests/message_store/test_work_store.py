@@ -908,6 +908,7 @@ def test_a_worker_reads_several_deployments_though_one_is_down(database_store, l
         assert queues.positions(queues.find(name, "orders"), "mailer") == {1: last.id}
 
 
+@pytest.mark.slow
 def test_a_worker_without_network_stops_before_another_gets_its_partition(database_store, live_server, over_http):
     """Its job goes on meanwhile, and it has read more messages than it handles."""
     queue = queues.create("shop", "orders")
@@ -1005,6 +1006,7 @@ def start_guides_worker(server, program, **settings):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "consumer"), [(shlex.split(COMMAND), "send"), (["-c", PROGRAM], "mailer")], ids=["in process", "http"]
 )
@@ -1026,6 +1028,7 @@ def test_a_worker_of_the_guide_prints_messages_and_ends_by_a_signal(database_sto
 BOOKKEEPER = ["docs/examples/bookkeeper.py"]
 
 
+@pytest.mark.slow
 def test_the_bookkeeper_books_each_order_once_and_keeps_what_it_cannot_book(database_store, live_server, tmp_path):
     queue = queues.create("shop", "orders")
     orders = [json.dumps({"customer": f"c{number}", "cents": number}) for number in range(20)]
@@ -1180,6 +1183,7 @@ def figures(notes):
     return f"{len(set(begun))} messages, {again} handled again, at most {longest:.1f} s without one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "leases_in", "messages_in"),
     [

@@ -786,6 +786,7 @@ def test_a_vhost_at_its_connection_limit_is_retried(consumer_settings, managemen
         consumer.close()
 
 
+@pytest.mark.slow
 def test_a_callback_longer_than_three_heartbeats_loses_no_connection(consumer_settings, amqp):
     with consuming(
         Consumer(consumer_settings(url=consumer_settings().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))
@@ -877,6 +878,7 @@ def program(consumer_settings, tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("-m", "guardian_consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"]
 )
@@ -909,6 +911,7 @@ def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp):
     assert take(amqp, QUEUE)[1] == b"17"
 
 
+@pytest.mark.slow
 def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp):
     amqp.queue("shop_test_taken", arguments={"x-max-length": 5})
     cases = [

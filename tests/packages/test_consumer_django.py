@@ -76,6 +76,7 @@ GAPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", ["once", "rewrite"])
 def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(
     guard, consumer_settings, amqp, work_rows, invoices

@@ -30,6 +30,7 @@ def environment(broker, vhost):
     return {**os.environ, "RABBIT_URL": settings_at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_prints_what_the_guide_says(environment, amqp):
     consumers = subprocess.Popen(
         command("-m guardian_consumers"), cwd=PROJECT, env=environment, stdout=subprocess.PIPE,

@@ -546,6 +546,7 @@ def ids_of_all(amqp):
     return [one for name in lengths(amqp) for one in taken_ids(amqp, name)]
 
 
+@pytest.mark.slow
 def test_a_move_that_fails_acks_what_the_new_queue_accepted(consumer_settings, amqp, publish, broker, vhost):
     if broker.node is None:
         pytest.skip("nobody can run rabbitmqctl on a broker that was named")
@@ -600,6 +601,7 @@ def test_the_command_prints_what_it_moved_and_its_exit_code_tells_errors_apart(
     assert main(["orders"], {**environment, "RABBIT_URL": "amqp://127.0.0.1:1"}) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_move_loses_and_duplicates_no_message(consumer_settings, amqp):
     declare(consumer_settings(priorities="0-4,5-9"))
     for one in range(3000):

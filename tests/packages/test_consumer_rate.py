@@ -326,6 +326,7 @@ def test_a_process_can_fall_back_to_its_own_rate_without_redis(caplog):
     assert "limited to 50/s on its own" in caplog.text
 
 
+@pytest.mark.slow
 def test_four_processes_keep_to_one_rate(server):
     """For two seconds on a shared processor. `make bench ONLY=consumers_rate` takes ten."""
     shared = {"rate": 500, "redis_url": server.url, "name": "four"}
@@ -359,6 +360,7 @@ def counted_arrivals(consumer):
         yield arrived
 
 
+@pytest.mark.slow
 def test_at_a_slow_rate_messages_wait_in_the_queue(consumer_settings, amqp):
     done = []
     consumer = Consumer(consumer_settings(rate=0.5, hold_seconds=0.3), "orders", done.append)

@@ -71,6 +71,7 @@ def ask(operator, hanging):
     return ask_all
 
 
+@pytest.mark.slow
 def test_pages_answer_with_what_is_stored_and_say_so(ask):
     answers = ask("get", dict.fromkeys(PAGES))
     assert {path: answer.status_code for path, (answer, _) in answers.items()} == PAGES
@@ -88,6 +89,7 @@ def test_pages_answer_with_what_is_stored_and_say_so(ask):
     assert json.loads(text("/api/queues/{uuid}/live/"))["ready"] is None
 
 
+@pytest.mark.slow
 def test_actions_answer_within_five_seconds_and_a_page_records_no_outage(ask):
     answers = ask("post", ACTIONS)
     assert {answer.status_code for answer, _ in answers.values()} == {503}

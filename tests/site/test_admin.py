@@ -340,6 +340,7 @@ def odd_filters(model_admin):
             yield {f"{model_admin.date_hierarchy}__year": year}
 
 
+@pytest.mark.slow
 def test_no_value_in_the_url_of_a_list_is_a_server_error(transactional_db, admin):
     failed = []
     admin.raise_request_exception = False

@@ -159,6 +159,7 @@ TEXTS = ["", " ", "\0", "a\nb", "\u202e", "<b>", "'", "x" * 300, "x" * 100_000, 
 VALUES = [*TEXTS, None, True, 0, -1, 10**30, 1.5, [], ["\0"], [[]], [1], ["a@b.c"] * 200, {}, {"a": []}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("route", "method"), FIELDS)
 def test_strange_values_of_fields_cause_no_server_error(world, as_operator, route, method):
     path, body = path_of(world, route), BODIES.get((route, method), {})

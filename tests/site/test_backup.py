@@ -110,6 +110,7 @@ def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
         create_row(model, "default", created)
 
 
+@pytest.mark.slow
 def test_a_backup_of_the_first_migrations_is_restored_after_an_upgrade(empty_database, tmp_path):  # noqa: F811
     alias = empty_database
     old = migrate(alias, FIRST).project_state(FIRST).apps

@@ -242,6 +242,7 @@ def test_messages_contain_no_password(settings, name):
     assert "secret-word" not in f"{messages[0].msg} {messages[0].hint}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -31,6 +31,7 @@ def run_command(*arguments):
     return end.value.code, out.getvalue() + err.getvalue()
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_exactly_the_orphans(agent, agents, environment, amqp, broker, management):
     bob = RegisteredAgent(agents, "bob")
     inside = Amqp(broker.amqp_url, agent.vhost)
@@ -86,6 +87,7 @@ def test_a_dry_run_lists_exactly_the_orphans(agent, agents, environment, amqp, b
     inside.connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_clean_up_without_work_exits_with_0(agent, environment, command):
     code, out, err = run(environment, command, "--once")

@@ -45,6 +45,7 @@ def run(environment, *arguments, **changes):
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_monitor_queues_prints_its_report_as_json(amqp, environment):
     amqp.queue("short", 1)
     amqp.queue("warned", 6)
@@ -59,6 +60,7 @@ def test_monitor_queues_prints_its_report_as_json(amqp, environment):
     assert report["seconds"] > report["listing_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_without_the_broker_monitor_queues_exits_with_1(environment):
     code, out, _ = run(
         environment, "monitor_queues", "--once", RABBITMQ_MANAGEMENT_URL="http://guest:secret-word@127.0.0.1:1"
@@ -105,6 +107,7 @@ def test_control_characters_in_an_error_are_escaped():
     assert as_text(report) == "Error: a\\x1b[2Jb in /: refused"
 
 
+@pytest.mark.slow
 def test_two_concurrent_monitors_send_each_notification_once(amqp, environment):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
@@ -126,6 +129,7 @@ def test_two_concurrent_monitors_send_each_notification_once(amqp, environment):
     assert list(notified.values_list("kind", flat=True)) == ["warning", "deletion"]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_current_pass_and_releases_the_lease(amqp, environment):
     process = start(environment, "monitor_queues")
     wait_until(lambda: Pass.objects.exists())
@@ -134,6 +138,7 @@ def test_sigterm_ends_the_current_pass_and_releases_the_lease(amqp, environment)
     assert Lease.objects.get(name="pass").holder is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_monitor_killed_repeatedly_loses_and_repeats_nothing(amqp, environment, management, kills):
     owner = Owner.objects.create_user("alice@example.org")
@@ -166,6 +171,7 @@ def test_a_monitor_killed_repeatedly_loses_and_repeats_nothing(amqp, environment
     assert set(Queue.objects.exclude(state="gone").values_list("name", flat=True)) == on_broker
 
 
+@pytest.mark.slow
 def test_without_the_task_queue_a_pass_completes_and_mails_go_out_later(amqp, environment, mailbox):
     amqp.queue("long", 11)
     code, out, err = run(environment, "monitor_queues", "--once", "--json", CELERY_BROKER_URL="redis://127.0.0.1:1/0")
@@ -199,6 +205,7 @@ def celery(environment, *parts):
 WORKER = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workers",
     [
@@ -235,6 +242,7 @@ def test_flushing_redis_loses_only_its_queued_tasks(amqp, environment, guarded, 
     assert breaches(management, [guarded], mailbox.mails) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])
 def test_a_worker_or_beat_with_an_invalid_setting_does_not_start(environment, part, tmp_path):
     environment |= {"GUARDIAN_MAX_QUEUE_LENGTH": "80k", "GUARDIAN_VAR_DIR": str(tmp_path)}

@@ -329,6 +329,7 @@ def test_errors_count_as_failed_requests_and_alarms_do_not(broker):
     assert [call.outcome for call in calls] == ["failed", "failed", "ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["line", "json"])
 def test_the_web_process_logs_everything_once_in_one_format(tmp_path, form):
     port = free_port()

@@ -57,6 +57,7 @@ def test_an_invalid_content_length_counts_as_no_body(client, db):
         assert client.generic("POST", "/signin/", b"", FORM, CONTENT_LENGTH=length).status_code in (200, 403)
 
 
+@pytest.mark.slow
 def test_bodies_that_never_end_block_no_other_request(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}"
     assert send_raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413

@@ -249,6 +249,7 @@ def migrate(alias, targets):
     return MigrationExecutor(connections[alias]).loader
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_old_code_works_before_and_after_migrating_and_back(empty_database):
     alias = empty_database
@@ -328,6 +329,7 @@ def upgraded(empty_database, environment, agents):
         )
 
 
+@pytest.mark.slow
 def test_tokens_from_before_scopes_keep_their_rights(upgraded):
     clients, offering = upgraded
     refused = {(name, path) for path in LISTS for name, one in clients.items() if one.get(path).status_code != 200}

@@ -68,6 +68,7 @@ def events_in(asked):
     return [json.loads(what) for header, what in items if json.loads(header)["type"] == "event"]
 
 
+@pytest.mark.slow
 def test_errors_of_a_view_and_its_task_have_one_id_and_no_secret(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
@@ -97,6 +98,7 @@ def test_errors_of_a_view_and_its_task_have_one_id_and_no_secret(environment):
     assert len(events) == 3  # no duplicates
 
 
+@pytest.mark.slow
 def test_a_hanging_sentry_does_not_delay_requests(environment):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{silent.getsockname()[1]}/1"
@@ -109,6 +111,7 @@ def test_a_hanging_sentry_does_not_delay_requests(environment):
         assert time.monotonic() - began < 8  # it sends the remaining events before it exits
 
 
+@pytest.mark.slow
 def test_a_failed_command_is_reported_with_an_id(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"

@@ -65,6 +65,7 @@ def installation(tmp_path):
 VALUES = ["$abc", "$", "pa$$word", "'abc'", '"abc"', "abc # def", "#abc", "a b", "a\\b", "a=b", "it's"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", VALUES)
 def test_every_text_in_the_environment_is_taken_literally(value, tmp_path):
     settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **dict.fromkeys(TEXTS, value)})
@@ -72,6 +73,7 @@ def test_every_text_in_the_environment_is_taken_literally(value, tmp_path):
     assert unreadable == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", VALUES)
 def test_every_text_in_the_env_file_is_the_same_as_in_the_environment(installation, value):
     quoted = f"'{value}'" if "'" not in value else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -81,6 +83,7 @@ def test_every_text_in_the_env_file_is_the_same_as_in_the_environment(installati
     assert unreadable == {}
 
 
+@pytest.mark.slow
 def test_every_entry_of_a_list_is_taken_literally(tmp_path):
     value = "$a, 'b',\"c\" ,#d,e # f,g\\h"
     settings, unreadable = loaded({"GUARDIAN_VAR_DIR": str(tmp_path), **dict.fromkeys(LISTS, value)})
@@ -89,6 +92,7 @@ def test_every_entry_of_a_list_is_taken_literally(tmp_path):
     assert unreadable == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["$5", "'5'", '"5"', "5 # five", "#5", "5 5"])
 def test_every_setting_that_is_no_text_refuses_what_it_cannot_take_literally(value, tmp_path):
     given = dict.fromkeys([*OTHERS, *URLS], value)
@@ -97,6 +101,7 @@ def test_every_setting_that_is_no_text_refuses_what_it_cannot_take_literally(val
     assert {name: settings[name] for name in URLS} == dict.fromkeys(URLS, value)  # a check refuses them
 
 
+@pytest.mark.slow
 def test_no_setting_may_begin_or_end_with_a_blank(tmp_path):
     values = {name: f"{reader.default or 'x'} " for name, reader in READERS.items()}
     _, unreadable = loaded(values | {"GUARDIAN_VAR_DIR": f"{tmp_path}\n"})
@@ -157,6 +162,7 @@ def test_an_env_file_that_cannot_be_read_is_refused(tmp_path):
     assert env_file.parse(tmp_path / "latin") == ({}, {"latin": "it is not UTF-8"})
 
 
+@pytest.mark.slow
 def test_the_check_names_the_line_of_the_env_file(installation):
     _, unreadable = installation("SECRET_KEY = s3cret\n")
     assert unreadable == {"Line 1 of .env": "write NAME=value, without blanks around the ="}

@@ -35,6 +35,7 @@ def in_processes(function: object, *calls: tuple[object, ...]) -> None:
         assert process.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", [100, pytest.param(2000, marks=pytest.mark.soak)])
 def test_a_busy_reader_gets_every_message_once_and_whole(tmp_path: Path, messages: int) -> None:
     spawn = multiprocessing.get_context("spawn")
@@ -55,6 +56,7 @@ def test_a_busy_reader_gets_every_message_once_and_whole(tmp_path: Path, message
     assert sorted(seen) == [(sender, number) for sender in range(2) for number in range(messages)]
 
 
+@pytest.mark.slow
 def test_two_workers_binding_concurrently_are_both_bound(tmp_path: Path) -> None:
     in_processes(bind, (tmp_path, "one"), (tmp_path, "two"))
     with connection(tmp_path) as spool, spool.channel() as channel:

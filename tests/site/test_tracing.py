@@ -155,6 +155,7 @@ START_TASK = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path):
     database = connection.settings_dict

@@ -695,6 +695,7 @@ def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
         assert re.search(rf"^PROBLEM  {name} ", answer.stdout, re.M), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["DATABASE_URL", "EMAIL_URL"])
 def test_a_url_broken_by_its_password_is_not_connected_to(setting, tmp_path):
     scheme = "postgres" if setting == "DATABASE_URL" else "smtp"
@@ -705,6 +706,7 @@ def test_a_url_broken_by_its_password_is_not_connected_to(setting, tmp_path):
     assert "hunter2" not in answer.stdout + answer.stderr
 
 
+@pytest.mark.slow
 def test_unreachable_redis_and_database_are_problems(tmp_path):
     answer = doctor_of(
         {
@@ -720,6 +722,7 @@ def test_unreachable_redis_and_database_are_problems(tmp_path):
     assert "migrations" not in found
 
 
+@pytest.mark.slow
 def test_if_nothing_responds_the_command_ends_in_time(silent_server, tmp_path):
     began = time.monotonic()
     answer = doctor_of(

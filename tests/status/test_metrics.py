@@ -330,6 +330,7 @@ def test_openmetrics_is_sent_to_clients_that_accept_it(client):
     assert "no-store" in answer["Cache-Control"]
 
 
+@pytest.mark.slow
 def test_without_the_database_the_answer_is_503(environment):
     program = (
         "from django.test import Client; a = Client().get('/metrics', headers={'Host': 'localhost'}); "
@@ -445,6 +446,7 @@ def test_api_requests_are_counted_by_status_and_pages_are_not(client):
     assert increase(before, after, "guardian_api_request_seconds_count", method="GET") == 2
 
 
+@pytest.mark.slow
 def test_counters_of_ended_and_forked_processes_are_kept(environment):
     before = scrape()
     code = """
@@ -469,6 +471,7 @@ def test_counters_of_ended_and_forked_processes_are_kept(environment):
         assert increase(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="+Inf") == 4
 
 
+@pytest.mark.slow
 def test_only_the_first_process_clears_the_folder(environment, tmp_path):
     environment["GUARDIAN_VAR_DIR"] = str(tmp_path)
     then = "print('counts', flush=True), input(), print(counted())"
@@ -483,6 +486,7 @@ def test_only_the_first_process_clears_the_folder(environment, tmp_path):
     assert process.communicate("\n", timeout=30)[0] == "2.0\n"
 
 
+@pytest.mark.slow
 def test_requests_work_without_a_folder_for_counters(environment, tmp_path):
     (tmp_path / "metrics").write_text("a file where the folder should be")
     answer = manage(
@@ -524,6 +528,7 @@ def test_a_damaged_counter_file_hides_only_the_counters(own_folder, content):
     assert "guardian_broker_calls_total" not in {key[0] for key in figures}
 
 
+@pytest.mark.slow
 def test_while_the_disk_is_full_nothing_is_counted(environment, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))\n"
     code = f"""

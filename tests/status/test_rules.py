@@ -229,6 +229,7 @@ def test_page_doctor_and_readyz_agree_about_a_healthy_or_unavailable_broker(as_o
     assert broker_verdicts(as_operator) == (Level.CRITICAL, doctor.Status.PROBLEM, False)
 
 
+@pytest.mark.slow
 def test_page_doctor_and_readyz_agree_about_a_slow_broker(as_operator, guarded, settings, broker):
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(30)
