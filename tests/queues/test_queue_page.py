@@ -12,6 +12,7 @@ from notifications.mails import compose
 from notifications.models import Notification
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
+from queues.thresholds import FETCH_PAUSE
 from queues.views import describe_event
 from rabbit.names import readable
 from tests.support.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue, wait_until
@@ -137,6 +138,13 @@ def test_the_page_shows_the_growth_rate(alices_queue, client, then, now, expecte
     QueueSample.objects.create(queue=alices_queue, at=began, length=then)
     Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
     assert expected in page_of(alices_queue, client)
+
+
+def test_the_page_says_until_when_the_messages_are_not_fetched_again(alices_queue, client):
+    now = timezone.now()
+    Queue.objects.update(attempted_at=now, returned_at=now)
+    _, _, until = page_of(alices_queue, client).partition("does not fetch them again until")
+    assert f">{timezone.localtime(now + FETCH_PAUSE):%H:%M}" in until[:100]
 
 
 def test_the_page_of_a_gone_queue_has_no_buttons(alices_queue, client):
