@@ -347,7 +347,7 @@ def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(consumer_
 
 def test_messages_that_wait_too_long_are_requeued_and_read_again_later(consumer_settings, amqp, publish, monkeypatch):
     monkeypatch.setattr("guardian_consumers.priority.OVERDUE_SECONDS", 0.2)
-    settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=5, threads=1))
+    settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=10, threads=1))
     more = threading.Event()
     more.set()
     seen = []
@@ -358,7 +358,7 @@ def test_messages_that_wait_too_long_are_requeued_and_read_again_later(consumer_
         if message.body == 9 and more.is_set():
             message.publish(9, "orders", priority=9)
 
-    publish(9, 9, 9, *[0] * 8)
+    publish(*[9] * 20, *[0] * 8)  # enough of priority 9 that a slow broker never leaves the consumer without one
     with consuming(Consumer(settings, "orders", callback)) as consumer:
         wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 8)  # another consumer may get them
         assert 0 not in dict(seen)
