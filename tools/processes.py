@@ -22,6 +22,10 @@ _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
+MAX_TEST_PROCESSES = 16
+_test_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MAX_TEST_PROCESSES
+"""Parallel tests choose different ports, because a port seems free until the server on it listens."""
+
 _reserved_ports: set[int] = set()  # returned by free_port, perhaps not yet in use
 
 
@@ -54,7 +58,8 @@ def free_port(preferred: int | None = None) -> int:
         if preferred is not None and attempt == 0:
             port = preferred
         else:
-            port = 20_000 + secrets.randbelow(12_000)  # not `random`, which tests seed equally in all processes
+            # Not `random`, which tests seed equally in all processes.
+            port = 20_000 + secrets.randbelow(750) * MAX_TEST_PROCESSES + _test_process
             if port in _reserved_ports:
                 continue
         with socket.socket() as probe:
