@@ -459,6 +459,11 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
         if queue.length > limits.max:
             return f"It is over its deletion limit of {limits.max:,} messages. Guardian rechecks and deletes it."
         return "Guardian deletes it, because its name does not follow the pattern that this broker requires."
+    if row.is_over and not row.spared and thresholds.fetch_paused_until(queue, timezone.now()):
+        return (
+            f"It is over its deletion limit of {limits.max:,} messages. Guardian deletes it past {2 * limits.max:,}, "
+            "because its deletion was interrupted or called off: see its limits below."
+        )
     if queue.length >= limits.warn:
         if row.dead_letters:
             return (

@@ -142,8 +142,10 @@ def test_the_page_shows_the_growth_rate(alices_queue, client, then, now, expecte
 
 def test_the_page_says_until_when_the_messages_are_not_fetched_again(alices_queue, client):
     now = timezone.now()
-    Queue.objects.update(attempted_at=now, returned_at=now)
-    _, _, until = page_of(alices_queue, client).partition("does not fetch them again until")
+    Queue.objects.update(attempted_at=now, returned_at=now, max_length=2100)
+    text = page_of(alices_queue, client)
+    assert "Guardian deletes it past 4,200" in text
+    _, _, until = text.partition("does not fetch them again until")
     assert f">{timezone.localtime(now + FETCH_PAUSE):%H:%M}" in until[:100]
 
 
