@@ -42,7 +42,7 @@ from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 2
-ATTEMPTS_COUNT = timedelta(days=1)
+FORGET_ATTEMPTS_AFTER = timedelta(days=1)
 
 QUORUM_TICK_SECONDS = 6.0
 """Lists show a quorum queue as of its last tick, up to 5 s ago."""
@@ -281,7 +281,7 @@ NO_ATTEMPTS: dict[str, Any] = {"fetch_attempts": 0, "attempted_at": None, "retur
 
 def _attempts(queue: Mapping[str, Any], now: datetime) -> int:
     """Return the number of interrupted attempts that count, from these columns of a queue."""
-    if queue["attempted_at"] is None or now - queue["attempted_at"] > ATTEMPTS_COUNT:
+    if queue["attempted_at"] is None or now - queue["attempted_at"] > FORGET_ATTEMPTS_AFTER:
         return 0
     return int(queue["fetch_attempts"])
 
@@ -383,7 +383,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
         NotSent: another process has the lock, at first or when it is renewed.
     """
     if why_not(target) and not target.is_fetch_paused:
-        yield lambda: None  # nothing is fetched, by nobody
+        yield lambda: None  # no process fetches its messages
         return
     key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
     lock = locks.Lock(f"queue {key}")

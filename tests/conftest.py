@@ -63,7 +63,7 @@ KEPT_TABLES = {"django_content_type", "auth_permission"}
 CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
 """The table of the cache, which has the counts of rate limits. No model has it."""
 
-SLOW_FIXTURES = {"browser", "own_node"}
+SLOW_FIXTURES = {"browser", "own_node", "private_zookeeper"}
 SLOW_STORES = ("cassandra", "zookeeper")
 WHOLLY_SLOW = "\npytestmark = pytest.mark.slow\n"
 
