@@ -36,9 +36,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from accounts import addresses, audit, ownership, pulse_users, queue_effects, tokens, vouching, withdrawal
-from accounts.each import MAX_ROWS_SHOWN, apply_to_each, describe_error, report_results
-from accounts.forms import ThresholdsForm, WithdrawForm
+from accounts import audit, queue_effects
+from accounts.access import tokens, vouching
 from accounts.models import (
     UNCHANGED,
     AuditEntry,
@@ -49,6 +48,9 @@ from accounts.models import (
     PulseUser,
     Vouching,
 )
+from accounts.pages.forms import ThresholdsForm, WithdrawForm
+from accounts.pulse_users import addresses, ownership, pulse_users, withdrawal
+from accounts.pulse_users.each import MAX_ROWS_SHOWN, apply_to_each, describe_error, report_results
 from core.confirmation import ConfirmableChange, ConfirmationRequired
 from rabbit.names import readable
 
@@ -496,8 +498,8 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
         )
 
 
-# Models of allauth. accounts/signin.py writes their rows. The provider is configured in the settings, and its tokens
-# are not stored.
+# Models of allauth. accounts/signing_in/signin.py writes their rows. The provider is configured in the settings, and
+# its tokens are not stored.
 
 admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])
 

@@ -8,6 +8,7 @@ class AccountsConfig(AppConfig):
 
     def ready(self) -> None:
         """Audit what people change, and register how accounts are removed."""
-        from accounts import audit, removal  # noqa: F401 - models can't be imported earlier
+        from accounts import audit  # noqa: F401 - models can't be imported earlier
+        from accounts.pulse_users import removal
 
         removal.register_handler()

@@ -234,7 +234,7 @@ class AuthToken(AbstractAuthToken):
     """A token for the REST API. Only its digest is stored."""
 
     class Scope(models.TextChoices):
-        """What a token may do. ``accounts/scopes.py`` decides it."""
+        """What a token may do. ``accounts/access/scopes.py`` decides it."""
 
         AGENT = "agent", "Register queues"
         ALL = "all", "Do everything"

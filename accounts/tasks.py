@@ -2,7 +2,8 @@
 
 from celery import shared_task
 
-from accounts import invitations, signin
+from accounts.pulse_users import invitations
+from accounts.signing_in import signin
 
 
 @shared_task

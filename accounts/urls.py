@@ -3,7 +3,8 @@
 from django.urls import URLPattern, URLResolver, path, register_converter
 from django.urls.converters import StringConverter
 
-from accounts import invitation_views, signin, views
+from accounts.pages import invitations, views
+from accounts.signing_in import signin
 
 
 class AccountName(StringConverter):
@@ -44,7 +45,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("pulse-users/<account:username>/thresholds/", views.pulse_user_thresholds, name="pulse_user_thresholds"),
     path("pulse-users/<account:username>/archives/", views.pulse_user_archives, name="pulse_user_archives"),
     path("pulse-users/<account:username>/delete/", views.pulse_user_delete, name="pulse_user_delete"),
-    path("invitations/<uuid:uuid>/", invitation_views.invitation_page, name="invitation"),
+    path("invitations/<uuid:uuid>/", invitations.invitation_page, name="invitation"),
     path("addresses/<str:token>/", views.confirm_address, name="confirm_address"),
     # Tokens
     path("tokens/", views.tokens_page, name="tokens"),

@@ -1,7 +1,8 @@
 """Who may register a queue for an offering, publish its events, and see what agents registered. Operators may all.
 
-To register something new, an owner also needs access to the broker: ``accounts.vouching.require_vouched``.
-What an agent's token may do is in ``accounts/scopes.py``, and as a password on the broker in ``rabbit/permissions.py``.
+To register something new, an owner also needs access to the broker: ``accounts.access.vouching.require_vouched``.
+What an agent's token may do is in ``accounts/access/scopes.py``, and as a password on the broker in
+``rabbit/permissions.py``.
 """
 
 from django.contrib.auth.models import AnonymousUser

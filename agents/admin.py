@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 
-from accounts import vouching
+from accounts.access import vouching
 from accounts.admin import (
     AuditedAdmin,
     DeletedWithOwnerAdmin,
@@ -25,7 +25,6 @@ from accounts.admin import (
     is_confirmed,
 )
 from accounts.models import Owner
-from agents import deletions
 from agents.models import (
     AgentIdentity,
     AgentProcessor,
@@ -37,10 +36,11 @@ from agents.models import (
     SubscriptionQueue,
     Sweep,
 )
+from agents.removal import deletions
 from core import bulk
 from core.confirmation import ConfirmableChange, ConfirmationRequired
 from core.models import Removal
-from queues import effects
+from queues.actions import effects
 from queues.admin import brake_refusal
 from queues.models import Queue
 from rabbit.names import readable

@@ -9,12 +9,14 @@ class AgentsConfig(AppConfig):
     def ready(self) -> None:
         """Connect the receivers, and register handlers and providers with lower packages."""
         # Models can't be imported earlier. The receivers in deletions.py keep queues from being left on the broker.
-        from agents import deletions, kinds, receivers, removals  # noqa: F401
-        from agents.registered import RegisteredByAgents
-        from agents.reports import old_reports
-        from queues import pruning
-        from queues.registered import register
+        from agents import receivers  # noqa: F401
+        from agents.removal import deletions, handlers  # noqa: F401
+        from agents.sweeps import kinds  # noqa: F401
+        from agents.sweeps.registered import RegisteredByAgents
+        from agents.sweeps.reports import old_reports
+        from queues.guard import pruning
+        from queues.guard.registered import register
 
         register(RegisteredByAgents())
-        removals.register_handlers()
+        handlers.register_handlers()
         pruning.also_pruned.append(old_reports)

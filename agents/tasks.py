@@ -2,7 +2,8 @@
 
 from celery import shared_task
 
-from agents import removals, stale, sweep
+from agents.removal import handlers
+from agents.sweeps import stale, sweep
 
 
 @shared_task
@@ -20,4 +21,4 @@ def clean_up_stale() -> None:
 @shared_task
 def revoke_expired_passwords() -> None:
     """Reset the passwords of logins whose token is no longer valid."""
-    removals.revoke_expired_passwords()
+    handlers.revoke_expired_passwords()

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from agents import views
+from agents.pages import views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("subscriptions/", views.subscriptions_page, name="subscriptions"),

@@ -4,9 +4,10 @@ A limit applies to fixed windows of time, such as each full minute. Its actions 
 process reserves a share in the cache with ``add``, and counts its actions in memory until the share is used up. So a
 large limit needs few requests to the cache.
 
-Each limit stands where its actions are counted: messages posted to the store in ``message_store/api.py``, events in
-``agents/events.py``, new tokens in ``accounts/tokens.py``, wrong keys in ``guardian_site/middleware.py``, sign-in codes
-in ``accounts/code_limits.py``. A replay's rate is a column of its row.
+Each limit stands where its actions are counted: messages posted to the store in ``message_store/http/views.py``, events
+in ``agents/events/publishing.py``, new tokens in ``accounts/access/tokens.py``, wrong keys in
+``guardian_site/middleware.py``, sign-in codes in ``accounts/signing_in/code_limits.py``. A replay's rate
+is a column of its row.
 """
 
 import threading

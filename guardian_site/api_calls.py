@@ -10,8 +10,8 @@ from typing import Any
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from accounts.access.scopes import why_refused
 from accounts.models import AuthToken
-from accounts.scopes import why_refused
 from guardian_site.markdown import to_html, to_inline_html
 
 Schema = dict[str, Any]

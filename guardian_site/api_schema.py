@@ -258,7 +258,7 @@ class EndpointSchema(AutoSchema):
 class PartialUser(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
     """The user as ``users/me/`` shows it: with ``field``, other fields are missing."""
 
-    target_class = "agents.service_api.UserSerializer"
+    target_class = "agents.api.services.UserSerializer"
 
     def map_serializer(self, auto_schema: AutoSchema, direction: Any) -> dict[str, Any]:
         """Return the schema without required fields."""
@@ -269,7 +269,7 @@ class PartialUser(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """The authentication by token."""
 
-    target_class = "accounts.authentication.TokenAuthentication"
+    target_class = "accounts.access.authentication.TokenAuthentication"
     name = "tokenAuth"
     priority = 1
 

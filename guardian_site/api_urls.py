@@ -2,15 +2,13 @@
 
 from django.urls import URLPattern, URLResolver, path, re_path
 
-from accounts import api as accounts
-from agents import api as agents
-from agents import event_consumer_api, unused_api
-from agents import service_api as services
+from accounts.api import views as accounts
+from agents.api import event_consumers, services, unused
+from agents.api import views as agents
 from guardian_site import api_docs, version
 from guardian_site.errors import UnknownAddress
 from notifications import api
-from queues import api as queues
-from queues import archive_api as archives
+from queues.api import archives, queues
 
 
 def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
@@ -18,7 +16,7 @@ def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
     view = agents.AgentIdentities
     return [
         path(prefix, view.as_view({"get": "list", "post": "create"})),
-        path(f"{prefix}cleanup_orphaned/", unused_api.OrphanedIdentities.as_view()),
+        path(f"{prefix}cleanup_orphaned/", unused.OrphanedIdentities.as_view()),
         path(
             f"{prefix}<str:uuid>/", view.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}), name=name
         ),
@@ -119,15 +117,15 @@ urlpatterns: list[URLPattern | URLResolver] = [
         agents.Consumers.as_view({"get": "retrieve", "delete": "destroy"}),
         name="api-agent-consumer",
     ),
-    path("event-consumers/", event_consumer_api.EventConsumers.as_view({"get": "list"})),
-    path("event-consumers/register/", event_consumer_api.EventConsumers.as_view({"post": "register"})),
+    path("event-consumers/", event_consumers.EventConsumers.as_view({"get": "list"})),
+    path("event-consumers/register/", event_consumers.EventConsumers.as_view({"post": "register"})),
     path(
         "event-consumers/<str:uuid>/",
-        event_consumer_api.EventConsumers.as_view({"get": "retrieve", "patch": "partial_update", "delete": "destroy"}),
+        event_consumers.EventConsumers.as_view({"get": "retrieve", "patch": "partial_update", "delete": "destroy"}),
         name="api-event-consumer",
     ),
     path("marketplace-site-agent-services/", services.AgentServices.as_view({"get": "list"})),
-    path("marketplace-site-agent-services/cleanup_stale/", unused_api.StaleServices.as_view()),
+    path("marketplace-site-agent-services/cleanup_stale/", unused.StaleServices.as_view()),
     path(
         "marketplace-site-agent-services/<str:uuid>/",
         services.AgentServices.as_view({"get": "retrieve", "delete": "destroy"}),

@@ -16,13 +16,13 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_email
 
-from accounts import reserved_names
+from accounts.access import reserved_names
 from core.addresses import split_address
 from guardian_site import logs
 from guardian_site.environment import IN_PASSWORDS
-from message_store import cassandra_settings
+from message_store.cassandra import settings as cassandra_settings
 from message_store.store import STORES
-from queues.thresholds import POLICIES
+from queues.rules.thresholds import POLICIES
 from rabbit.addresses import split_addresses
 from rabbit.arguments import REGISTERED_QUEUE_TYPES
 

@@ -5,8 +5,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 
-from accounts import vouching
-from message_store.views import has_something_to_see
+from accounts.access import vouching
+from message_store.pages.views import has_something_to_see
 
 HELP = {
     "signin": "owners/#signing-in",

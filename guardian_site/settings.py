@@ -70,7 +70,7 @@ GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", env.
 GUARDIAN_CHANNELS_MAY_BE_PRIVATE = env.bool("GUARDIAN_CHANNELS_MAY_BE_PRIVATE", default=False)
 GUARDIAN_REQUIRE_GENERATED_PASSWORDS = env.bool("GUARDIAN_REQUIRE_GENERATED_PASSWORDS", default=False)
 
-# Quotas of an owner. See accounts/quotas.py.
+# Quotas of an owner. See accounts/access/quotas.py.
 GUARDIAN_MAX_PULSE_USERS = read("GUARDIAN_MAX_PULSE_USERS", env.int, 20)
 GUARDIAN_MAX_TOKENS = read("GUARDIAN_MAX_TOKENS", env.int, 50)
 GUARDIAN_REGISTERED_QUEUE_TYPE = env.str("GUARDIAN_REGISTERED_QUEUE_TYPE", default="classic")
@@ -94,7 +94,7 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _HTTPS else Non
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 CSRF_COOKIE_HTTPONLY = True  # forms contain the token, and no script reads the cookie
-SESSION_ENGINE = "accounts.sessions"
+SESSION_ENGINE = "accounts.signing_in.sessions"
 
 # Sign-in by OpenID Connect. Without an issuer it is off.
 OIDC_ISSUER = read("OIDC_ISSUER", url, "")
@@ -146,7 +146,7 @@ MIDDLEWARE = [
     "guardian_site.middleware.BrokerWait",
     "guardian_site.middleware.WrongKeyLimit",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "message_store.middleware.OptionalSlash",
+    "message_store.http.middleware.OptionalSlash",
     "guardian_site.middleware.CheckHost",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -239,13 +239,13 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
-# Sign-in by a code in an e-mail, or by OpenID Connect. Guardian's part is in accounts/signin.py.
+# Sign-in by a code in an e-mail, or by OpenID Connect. Guardian's part is in accounts/signing_in/signin.py.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "home"
 SESSION_COOKIE_AGE = 14 * 24 * 3600
-ACCOUNT_ADAPTER = "accounts.signin.AccountAdapter"
+ACCOUNT_ADAPTER = "accounts.signing_in.signin.AccountAdapter"
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*"]
@@ -259,7 +259,7 @@ ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES
 # Limits count the clients of one network together. Providers give a customer an IPv6 network of up to this size.
 ALLAUTH_RATE_LIMIT_IPV6_PREFIX = 48
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
-SOCIALACCOUNT_ADAPTER = "accounts.signin.SocialAccountAdapter"
+SOCIALACCOUNT_ADAPTER = "accounts.signing_in.signin.SocialAccountAdapter"
 SOCIALACCOUNT_PROVIDERS = {
     "openid_connect": {
         "OAUTH_PKCE_ENABLED": True,
@@ -280,10 +280,10 @@ SOCIALACCOUNT_PROVIDERS = {
 # The REST API. See core/rest.py and api_schema.py.
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "accounts.authentication.TokenAuthentication",
+        "accounts.access.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated", "accounts.scopes.TokenScope"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated", "accounts.access.scopes.TokenScope"],
     "DEFAULT_PARSER_CLASSES": ["core.rest.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.rest.AlwaysJSONNegotiation",
@@ -313,7 +313,7 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "guardian_site.api_schema.add_errors",
-        "message_store.openapi.add_message_store",
+        "message_store.http.openapi.add_message_store",
         "guardian_site.api_schema.order_methods",
     ],
     "SERVE_INCLUDE_SCHEMA": False,

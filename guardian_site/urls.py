@@ -3,9 +3,9 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from accounts import signin
+from accounts.signing_in import signin
 from guardian_site import help_pages, views
-from message_store import api
+from message_store.http import views as api
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -17,9 +17,9 @@ urlpatterns = [
     path("help/", help_pages.index, name="help"),
     path("help/<slug:name>/", help_pages.document, name="help_document"),
     path("help/examples/<str:name>", help_pages.example, name="help_example"),
-    path("v1/", include("message_store.urls")),
+    path("v1/", include("message_store.http.urls")),
     path("__heartbeat__", api.heartbeat, name="store-heartbeat"),
-    path("message-store/", include("message_store.page_urls")),
+    path("message-store/", include("message_store.pages.urls")),
     path("admin/login/", signin.admin_login),  # owners have no password
     path("", include("status.urls")),
     path("admin/", admin.site.urls),

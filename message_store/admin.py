@@ -24,7 +24,7 @@ from accounts.admin import (
     current_operator,
     is_confirmed,
 )
-from accounts.each import apply_to_each, report_results
+from accounts.pulse_users.each import apply_to_each, report_results
 from core.links import absolute_url
 from message_store import applications
 from message_store.models import Application, ApplicationKey

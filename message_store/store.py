@@ -288,8 +288,8 @@ class MessageStore(ABC):
 
 
 STORES = {
-    "database": "message_store.database.DatabaseStore",
-    "cassandra": "message_store.cassandra.CassandraStore",
+    "database": "message_store.database.store.DatabaseStore",
+    "cassandra": "message_store.cassandra.store.CassandraStore",
 }
 """Store classes by their names in the setting ``MESSAGE_STORE``."""
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from django.urls import reverse
 
-from accounts import addresses
 from accounts.models import Invitation, NotificationAddress, PulseUser
+from accounts.pulse_users import addresses
 from core.links import absolute_url
 from notifications import kinds
 from notifications.content import Content, Fact, Link, Row, Table, Why, as_of, local_time

@@ -12,7 +12,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from accounts.api import Request
+from accounts.api.views import Request
 from accounts.models import UNCHANGED, Owner, PulseUser
 from core.endpoints import Conflict, StrictParameters, at_field, read
 from notifications import channels, mutes, preferences

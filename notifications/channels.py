@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from accounts import quotas, vouching
+from accounts.access import quotas, vouching
 from accounts.models import Owner, check_line
 from core import limits, sealing
 from notifications import public_https
@@ -83,7 +83,7 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
     ``url`` is an https:// address, or apprise's address of a service in ``SERVICES``.
 
     Raises:
-        accounts.vouching.NotVouched: the owner is not vouched.
+        accounts.access.vouching.NotVouched: the owner is not vouched.
         BadChannel: the address is not usable.
         ValidationError: the name is invalid or taken; its key is ``name``.
         QuotaReached: the owner has ``GUARDIAN_MAX_CHANNELS``.
@@ -114,7 +114,7 @@ def test_channel(channel: Channel) -> None:
     """Send a test message now, and record the result. An owner sends one at a time.
 
     Raises:
-        accounts.vouching.NotVouched: the owner is not vouched.
+        accounts.access.vouching.NotVouched: the owner is not vouched.
         ChannelFailed: the message was not delivered, or another test of the owner is running.
     """
     vouching.require_vouched(channel.owner)

@@ -2,7 +2,7 @@
 
 from django import forms
 
-from accounts.forms import Form
+from accounts.pages.forms import Form
 from notifications import channels
 
 

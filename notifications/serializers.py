@@ -5,8 +5,8 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
+from accounts.api.serializers import HexUUIDField
 from accounts.models import Owner
-from accounts.serializers import HexUUIDField
 from notifications.channels import MAX_NAME_LENGTH, MAX_URL_LENGTH
 from notifications.models import Channel
 from notifications.mutes import TOPICS

@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 
-from accounts import queue_effects, removal
+from accounts import queue_effects
 from accounts.admin import (
     Confirmation,
     PulseUserAdmin,
@@ -27,14 +27,17 @@ from accounts.admin import (
     given_confirmation,
     is_confirmed,
 )
-from accounts.each import apply_to_each, report_results
 from accounts.models import Owner, PulseUser, check_thresholds
+from accounts.pulse_users import removal
+from accounts.pulse_users.each import apply_to_each, report_results
 from core.confirmation import ConfirmationRequired
 from core.models import Lease
-from queues import actions, effects, thresholds
-from queues.archive import Removed
-from queues.brake import brake_limit
+from queues.actions import effects
+from queues.actions import single as actions
+from queues.archives.writing import Removed
 from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
+from queues.rules import thresholds
+from queues.rules.brake import brake_limit
 from rabbit.names import readable
 
 

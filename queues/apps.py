@@ -8,4 +8,6 @@ class QueuesConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the kinds and subjects of notifications about queues, and connect the receivers."""
-        from queues import kinds, receivers, subject  # noqa: F401 - models can't be imported before
+        # Models can't be imported before.
+        from queues import receivers  # noqa: F401
+        from queues.mails import kinds, subject  # noqa: F401

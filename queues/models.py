@@ -28,7 +28,7 @@ class Queue(models.Model):
     """A RabbitMQ queue as last listed. A queue that is deleted and declared again keeps its row."""
 
     class State(models.TextChoices):
-        """The state of a queue. ``queues.thresholds.judge`` decides it."""
+        """The state of a queue. ``queues.rules.thresholds.judge`` decides it."""
 
         OK = "ok", "healthy"
         WARNED = "warned", "over warning threshold"
@@ -288,7 +288,7 @@ class Archive(models.Model):
 
 
 class ArchiveChunk(models.Model):
-    """Some consecutive messages of an archive, as ``queues.archive_chunks`` packs them."""
+    """Some consecutive messages of an archive, as ``queues.archives.chunks`` packs them."""
 
     archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="chunks")
     first = models.PositiveIntegerField(help_text="The position of its first message; the archive's first is 1.")

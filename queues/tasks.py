@@ -2,7 +2,9 @@
 
 from celery import shared_task
 
-from queues import consumer_health, monitor, pruning, replay, weekly
+from queues.archives import replay
+from queues.guard import consumer_health, monitor, pruning
+from queues.mails import weekly
 
 
 @shared_task

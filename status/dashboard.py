@@ -7,10 +7,10 @@ from typing import NamedTuple
 from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import duration
-from queues import limit_requests
-from queues.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit
+from queues.actions import limit_requests
 from queues.models import Queue, QueueEvent, Watch
-from queues.views import Row, describe_event, rows_of
+from queues.pages.queues import Row, describe_event, rows_of
+from queues.rules.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit
 from rabbit.names import readable
 
 QUEUES_SHOWN = 10

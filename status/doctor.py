@@ -34,18 +34,18 @@ from django.http.request import split_domain_port, validate_host
 from django.utils import timezone
 from requests import RequestException
 
-from accounts import signin
 from accounts.models import Owner
-from agents import registered
+from accounts.signing_in import signin
 from agents.models import Consumer, EventSubscription
+from agents.sweeps import registered
 from core.addresses import is_loopback, split_address
 from core.certificates import store_error
 from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.masking import mask_secrets
 from core.models import Lease
-from message_store.cassandra_settings import replication
+from message_store.cassandra.settings import replication
 from message_store.store import StoreUnavailable, store
-from queues import pass_run
+from queues.guard import pass_run
 from rabbit import checkup, snapshot
 from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
 from rabbit.management import BrokerError, Management, NotOnBroker, Refused, Row
@@ -710,7 +710,7 @@ def _message_store() -> Findings:
         return
     try:
         # The import takes a while, and most installations don't need it.
-        from message_store.cassandra_checkup import examine
+        from message_store.cassandra.checkup import examine
 
         cluster = examine(wait=2)
     except StoreUnavailable as error:

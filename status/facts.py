@@ -24,9 +24,9 @@ from core.formatting import duration
 from core.models import Removal
 from notifications import claims, retries
 from notifications.models import Notification
-from queues import unguarded
-from queues.brake import released
+from queues.guard import unguarded
 from queues.models import Archive, Pass, Watch
+from queues.rules.brake import released
 from rabbit.management import BrokerError, BrokerUnavailable, Management, Node, Row
 from rabbit.names import QueueName, readable
 from status import rules

@@ -25,15 +25,15 @@ from prometheus_client.registry import Collector
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from accounts import scopes
-from accounts.authentication import TokenAuthentication
+from accounts.access import scopes
+from accounts.access.authentication import TokenAuthentication
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.addresses import is_loopback
 from core.models import Removal
 from message_store.store import StoreUnavailable
 from notifications.models import Notification
-from queues.listing import STALLED
 from queues.models import Archive, Queue, Replay
+from queues.rules.listing import STALLED
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 from status import counters, facts, rules
 from status.facts import GuardianFacts
@@ -290,7 +290,7 @@ def _agents() -> Iterator[Metric]:
 def _message_store() -> Iterator[Metric]:
     if settings.MESSAGE_STORE != "cassandra":
         return
-    from message_store.cassandra_checkup import examine  # the import takes a while
+    from message_store.cassandra.checkup import examine  # the import takes a while
 
     try:
         cluster = examine()

@@ -15,10 +15,10 @@ from django.db.models import F, QuerySet
 
 from core.formatting import duration, rate_in_words
 from core.models import Removal
-from queues import charts, growth, thresholds
-from queues.listing import LENGTH, STALLED, Counts, add_up, count_by_state, whose, with_first_sample
 from queues.models import Pass, Queue
-from queues.thresholds import Thresholds
+from queues.rules import charts, growth, thresholds
+from queues.rules.listing import LENGTH, STALLED, Counts, add_up, count_by_state, whose, with_first_sample
+from queues.rules.thresholds import Thresholds
 from rabbit.management import Node, Row
 from rabbit.names import NameKind, kind_of_queue, readable
 from status import facts, rules

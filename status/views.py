@@ -22,15 +22,16 @@ from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRefresh
 
 from accounts import audit
-from accounts.confirm_page import fate_of_messages
 from accounts.models import Owner
-from agents import reports, stale, sweep
+from accounts.pages.confirmation import fate_of_messages
 from agents.models import Sweep
+from agents.sweeps import reports, stale, sweep
 from core.formatting import duration, rate_in_words
-from queues import brake, monitor, pass_run
-from queues.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
+from queues.guard import monitor, pass_run
+from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
-from queues.views import Request
+from queues.pages.queues import Request
+from queues.rules import brake
 from rabbit.names import QueueName, readable
 from status import overview
 from status.rules import Level

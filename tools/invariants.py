@@ -21,8 +21,9 @@ from core.models import Removal
 from notifications import audience, claims, retries
 from notifications.mails import GROUP
 from notifications.models import Notification
-from queues import pass_run, quiet
+from queues.guard import pass_run
 from queues.models import Archive, Pass, Queue, QueueEvent
+from queues.rules import quiet
 from rabbit import snapshot
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue

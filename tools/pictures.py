@@ -128,14 +128,14 @@ def prepare(stack: Stack, consumers: contextlib.ExitStack) -> None:
 
 def _delete_with_archive(channel: Any) -> None:
     from accounts.models import Owner
-    from queues import actions
+    from queues.actions import single
     from queues.models import Queue
 
     channel.confirm_delivery()
     for number in range(1, 41):
         body = json.dumps({"build": number, "result": "passed" if number % 7 else "failed"}).encode()
         channel.basic_publish(DELETED_FROM, "ios.opt", body, pika.BasicProperties(content_type="application/json"))
-    actions.delete_queue(Queue.objects.get(name=DELETED), Owner.objects.get(email=OWNER))
+    single.delete_queue(Queue.objects.get(name=DELETED), Owner.objects.get(email=OWNER))
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def _channel(url: str, account: str = "", password: str = "") -> Iterator[Any]:
 def _create_accounts() -> dict[str, str]:
     """Create the owners and their Pulse users. Return the Pulse users' passwords by name."""
     from accounts.models import Owner
-    from accounts.pulse_users import create_pulse_user
+    from accounts.pulse_users.pulse_users import create_pulse_user
 
     alice, bob = (Owner.objects.create_user(email, vouched=True) for email in (OWNER, "bob@example.org"))
     Owner.objects.create_superuser(OPERATOR)

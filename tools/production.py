@@ -173,8 +173,8 @@ def sweep(*, patience: bool) -> list[str]:
     from django.db.models import F
     from django.utils import timezone
 
-    from agents.reports import REGISTRATION_GRACE
-    from agents.sweep import sweep_orphans
+    from agents.sweeps.reports import REGISTRATION_GRACE
+    from agents.sweeps.sweep import sweep_orphans
     from tools.invariants import REGISTERED
 
     if patience:

@@ -10,8 +10,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from accounts import addresses, pulse_users, tokens, views, vouching, withdrawal
+from accounts.access import tokens, vouching
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.pages import views
+from accounts.pulse_users import addresses, pulse_users, withdrawal
 from rabbit.management import NotOnBroker
 from tests.conftest import Amqp
 from tests.support.toolbox import AWAY, can_log_in, stored_queue, wait_until

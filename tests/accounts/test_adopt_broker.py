@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from accounts import adoption
+from accounts.importing import adoption
 from accounts.models import AuditEntry, Owner, PulseUser
 from notifications.mails import compose
 from notifications.models import Notification

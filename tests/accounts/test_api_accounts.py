@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 from pika.exceptions import AMQPConnectionError
 
-from accounts import pulse_users, withdrawal
 from accounts.models import AuthToken, Owner, PulseUser
+from accounts.pulse_users import pulse_users, withdrawal
 from rabbit.management import Management, NotOnBroker
 from tests.support.api import Program, Visitor
 from tests.support.proxy import Proxy

@@ -15,18 +15,21 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import addresses, audit, ownership, pulse_users, tokens, vouching, withdrawal
+from accounts import audit
+from accounts.access import tokens, vouching
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
-from accounts.signin import create_link, prune_visitors
-from agents import deletions
+from accounts.pulse_users import addresses, ownership, pulse_users, withdrawal
+from accounts.signing_in.signin import create_link, prune_visitors
 from agents.models import EventSubscription, SubscriptionQueue
+from agents.removal import deletions
 from core import locks
 from core.tasks import finish_removals
 from notifications import channels, preferences, sending
 from notifications.models import Channel
-from queues import actions, pruning
+from queues.actions import single
+from queues.guard import pruning
+from queues.guard.monitor import run_pass
 from queues.models import Queue
-from queues.monitor import run_pass
 from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from tests.site.test_commands import run
@@ -162,7 +165,7 @@ def test_entries_outlive_the_deleted_owner(admin, alice, operator):
 def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monkeypatch):
     leaving = Owner.objects.create_user("leaving@example.org", is_staff=True)
     clear_trail()
-    set_limits, purge, destroy = actions.set_limits, actions.purge_queue, actions.delete_queue
+    set_limits, purge, destroy = single.set_limits, single.purge_queue, single.delete_queue
 
     def late(do):
         def removed_first(queue, by, **limits):
@@ -172,7 +175,7 @@ def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monke
         return removed_first
 
     for name, do in (("set_limits", set_limits), ("purge_queue", purge), ("delete_queue", destroy)):
-        monkeypatch.setattr(actions, name, late(do))
+        monkeypatch.setattr(single, name, late(do))
     client = Client()
     typed = {"typed": queue.name}
     for page, form in (("limits", {"warn_length": "6"}), ("purge", typed), ("delete", typed)):
@@ -203,7 +206,7 @@ def test_an_entry_outlives_its_content_type(alice, operator):
 
 @pytest.mark.parametrize(
     ("do", "lost", "event"),
-    [(actions.delete_queue, "queue_delete", "deleted on the broker"), (actions.purge_queue, "queue_purge", "purged")],
+    [(single.delete_queue, "queue_delete", "deleted on the broker"), (single.purge_queue, "queue_purge", "purged")],
 )
 def test_broker_actions_are_recorded_with_their_outcome(
     queue, alice, broker, settings, amqp, monkeypatch, do, lost, event
@@ -246,7 +249,7 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
 def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice):
     clear_trail()
     with raising(Fetch, "delete_queue", SystemExit), pytest.raises(SystemExit):
-        actions.delete_queue(queue, alice)
+        single.delete_queue(queue, alice)
     assert [entry[3] for entry in trail()] == ["unknown"]
 
 

@@ -17,17 +17,18 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from psycopg2 import sql
 
-from accounts import adoption, pulseguardian, vouching
-from accounts.adoption import PlanOutdated
+from accounts.access import vouching
+from accounts.importing import adoption, pulseguardian
+from accounts.importing.adoption import PlanOutdated
+from accounts.importing.pulseguardian import SourceError
 from accounts.models import AuditEntry, Owner, PulseUser, Vouching
-from accounts.ownership import find_owners
-from accounts.pulseguardian import SourceError
+from accounts.pulse_users.ownership import find_owners
 from core import locks
 from core.leases import lease
 from notifications.models import Notification
-from queues import unbounded
+from queues.actions import unbounded
+from queues.guard.monitor import LEASE, run_pass
 from queues.models import Queue, QueueEvent
-from queues.monitor import LEASE, run_pass
 from rabbit.permissions import FULL_ACCESS, Permissions
 from tests.conftest import Amqp
 from tests.site.test_commands import run
@@ -459,7 +460,7 @@ def test_boolean_texts_of_copied_databases_are_read(empty_source, yes, no):
     assert found.unbounded == ["queue/builds/0"]
 
 
-@pytest.mark.parametrize("column", ["users.admin", "queues.unbounded"])
+@pytest.mark.parametrize("column", ["users.admin", "queues.actions.unbounded"])
 def test_an_invalid_boolean_is_refused(empty_source, column):
     empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
     empty_source.person(1, "alice@example.org", admin="perhaps" if column == "users.admin" else "f")
@@ -596,12 +597,12 @@ def test_a_broker_that_fails_midway_leaves_everything_unchanged(
 @pytest.mark.parametrize(
     ("where", "times"),
     [
-        ("queues.unbounded._set", 0),
-        ("accounts.pulseguardian._create_owners", 0),
-        ("accounts.pulseguardian._create_owners", 1),
-        ("accounts.pulseguardian._change_owner", 0),
-        ("accounts.adoption._adopt", 0),
-        ("accounts.adoption._adopt", 1),
+        ("queues.actions.unbounded._set", 0),
+        ("accounts.importing.pulseguardian._create_owners", 0),
+        ("accounts.importing.pulseguardian._create_owners", 1),
+        ("accounts.importing.pulseguardian._change_owner", 0),
+        ("accounts.importing.adoption._adopt", 0),
+        ("accounts.importing.adoption._adopt", 1),
         ("accounts.audit.record", 0),
         ("accounts.audit.record", 2),
         ("accounts.audit.record", 4),

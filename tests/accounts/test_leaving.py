@@ -10,15 +10,17 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from accounts import signin, vouching, withdrawal
+from accounts.access import vouching
 from accounts.models import NotificationAddress, Owner, PulseUser
-from accounts.pulse_users import create_pulse_user
+from accounts.pulse_users import withdrawal
+from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.signing_in import signin
 from message_store.models import Application
 from message_store.store import store
 from notifications import channels, enqueue, sending
 from notifications.enqueue import Notice
 from notifications.models import Notification
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from tests.support.agents import RegisteredAgent
 from tests.support.api import Program

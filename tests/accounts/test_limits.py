@@ -8,9 +8,9 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from accounts import tokens
+from accounts.access import tokens
 from accounts.models import AuthToken, Owner
-from agents import events
+from agents.events import publishing
 from agents.models import Offering
 from core import limits
 from core.limits import RateLimit, RateLimitExceeded, consume
@@ -156,7 +156,7 @@ def test_an_owners_events_a_minute_are_limited_and_guardians_are_not(alice, sett
     assert "Too many events: the limit is 2 within a minute" in refused.json()["detail"]
     assert 1 <= int(refused["Retry-After"]) <= 60
     for _ in range(3):
-        events.publish(offering, "order", {})
+        publishing.publish(offering, "order", {})
 
 
 def test_a_refused_publisher_uses_up_no_limit(alice, settings):

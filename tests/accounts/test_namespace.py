@@ -2,9 +2,9 @@
 
 import pytest
 
-from accounts import pulse_users
 from accounts.models import AuditEntry, PulseUser
-from accounts.pulse_users import NamespaceInUse, create_pulse_user
+from accounts.pulse_users import pulse_users
+from accounts.pulse_users.pulse_users import NamespaceInUse, create_pulse_user
 from rabbit.management import BrokerUnavailable, Management
 from tests.support.api import Program
 from tests.support.toolbox import finish_removals, queue_lengths, queue_names

@@ -12,12 +12,13 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
-from accounts import invitations, ownership, pulse_users, removal, vouching
+from accounts.access import vouching
+from accounts.access.vouching import NotVouched
 from accounts.models import AuditEntry, Invitation, Owner, PulseUser
-from accounts.ownership import LastOwner, NotAnOwner, add_owner, find_owners, remove_owner, set_owners
+from accounts.pulse_users import invitations, ownership, pulse_users, removal
+from accounts.pulse_users.ownership import LastOwner, NotAnOwner, add_owner, find_owners, remove_owner, set_owners
+from accounts.pulse_users.withdrawal import withdraw
 from accounts.tasks import prune_visitors
-from accounts.vouching import NotVouched
-from accounts.withdrawal import withdraw
 from notifications.kinds import Obsolete
 from notifications.mails import compose
 from notifications.models import Notification

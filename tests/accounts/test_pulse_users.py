@@ -17,8 +17,11 @@ from django.core.signing import BadSignature, SignatureExpired
 from django.db import connection, transaction
 from django.utils import timezone
 
-from accounts import addresses, removal, signals
-from accounts.addresses import (
+from accounts import signals
+from accounts.access.vouching import NotVouched
+from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
+from accounts.pulse_users import addresses, removal
+from accounts.pulse_users.addresses import (
     add_address,
     address_for_token,
     confirm_address,
@@ -27,9 +30,8 @@ from accounts.addresses import (
     resend_confirmation,
     set_addresses,
 )
-from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
-from accounts.ownership import LastOwner
-from accounts.pulse_users import (
+from accounts.pulse_users.ownership import LastOwner
+from accounts.pulse_users.pulse_users import (
     CannotAdopt,
     NameReserved,
     NameTaken,
@@ -42,9 +44,8 @@ from accounts.pulse_users import (
     rotate_password,
     set_thresholds,
 )
-from accounts.removal import Belongings, RemovalPending, belongings_of
-from accounts.vouching import NotVouched
-from accounts.withdrawal import withdraw
+from accounts.pulse_users.removal import Belongings, RemovalPending, belongings_of
+from accounts.pulse_users.withdrawal import withdraw
 from core import locks, removals
 from core.broker import Clients
 from core.limits import RateLimit

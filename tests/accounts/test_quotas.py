@@ -9,11 +9,12 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from accounts import invitations, pulse_users, tokens
+from accounts.access import tokens
 from accounts.models import AuthToken, Invitation, Owner, PulseUser
-from agents import registration
-from agents.identities import create_identity
+from accounts.pulse_users import invitations, pulse_users
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
+from agents.registration import queues
+from agents.registration.identities import create_identity
 from notifications import channels
 from notifications.models import Channel
 from tests.support.api import Program, Visitor
@@ -160,10 +161,10 @@ def test_an_owner_has_at_most_so_many_agents_subscriptions_and_queues_each(agent
         ),
     }  # fmt: skip
     for object_type in ("order", "resource"):
-        registration.register_subscription(identities[0], object_type, presented)
+        queues.register_subscription(identities[0], object_type, presented)
     subscription = EventSubscription.objects.get(object_type="order")
     for object_type in ("proposal", "user_role"):
-        registration.create_queue(subscription, offering, object_type, presented)
+        queues.create_queue(subscription, offering, object_type, presented)
     for model, (path, body, things) in requests.items():
         refused = program.post(path, body)
         assert (refused.status_code, list(refused.json())) == (400, ["non_field_errors"]), path

@@ -3,8 +3,10 @@
 import pytest
 from django.db import transaction
 
-from accounts import addresses, signals, vouching
+from accounts import signals
+from accounts.access import vouching
 from accounts.models import Owner, PulseUser
+from accounts.pulse_users import addresses
 from notifications.models import Notification
 from notifications.sending import send_due
 from queues.models import Queue

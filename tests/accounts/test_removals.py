@@ -22,10 +22,8 @@ from django.db.models.deletion import Collector
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import tokens
+from accounts.access import tokens
 from accounts.models import AuthToken, Owner
-from agents import deletions, registration
-from agents import removals as agents_removals
 from agents.models import (
     AgentIdentity,
     AgentVhost,
@@ -35,11 +33,14 @@ from agents.models import (
     Registration,
     SubscriptionQueue,
 )
-from agents.removals import pending
+from agents.registration import queues as registration
+from agents.removal import deletions
+from agents.removal import handlers as agents_removals
+from agents.removal.handlers import pending
 from core import locks, removals
 from core.models import Removal
 from core.tasks import finish_removals
-from queues import tombstones
+from queues.actions import tombstones
 from queues.models import Queue, QueueEvent
 from rabbit.amqp import Session
 from rabbit.management import BrokerError, BrokerUnavailable, Management

@@ -7,7 +7,7 @@ from django.contrib.sessions.models import Session
 from django.core import signing
 from django.test import Client
 
-from accounts.sessions import SessionStore
+from accounts.signing_in.sessions import SessionStore
 
 pytestmark = pytest.mark.django_db
 

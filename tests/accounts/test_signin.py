@@ -20,9 +20,9 @@ from django.test import Client
 from django.utils import timezone
 from django.utils.html import escape
 
-from accounts import code_limits
 from accounts.models import Owner, PulseUser, SignInLink
-from accounts.signin import create_link, get_or_create_owner, prune_visitors
+from accounts.signing_in import code_limits
+from accounts.signing_in.signin import create_link, get_or_create_owner, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
 from core.limits import RateLimit
 from guardian_site.logs import LineFormatter

@@ -12,11 +12,11 @@ from django.utils import timezone
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.test import APIRequestFactory
 
-from accounts.authentication import TokenAuthentication
+from accounts.access.authentication import TokenAuthentication
+from accounts.access.scopes import TokenScope, why_refused
+from accounts.access.tokens import create_token, revoke_token
+from accounts.access.vouching import NotVouched
 from accounts.models import AuthToken, Owner
-from accounts.scopes import TokenScope, why_refused
-from accounts.tokens import create_token, revoke_token
-from accounts.vouching import NotVouched
 from guardian_site import api_urls
 from tests.support.api import Program
 

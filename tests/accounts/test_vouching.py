@@ -9,12 +9,10 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import connection
 from django.utils import timezone
 
-from accounts import signals, vouching
-from accounts.models import AuthToken, Owner, PulseUser, Vouching
-from accounts.pulse_users import create_pulse_user
-from accounts.signin import get_or_create_owner, mark_address_verified
-from accounts.tokens import create_token
-from accounts.vouching import (
+from accounts import signals
+from accounts.access import vouching
+from accounts.access.tokens import create_token
+from accounts.access.vouching import (
     AlreadyRequested,
     NotVouched,
     apply_rules,
@@ -23,7 +21,10 @@ from accounts.vouching import (
     require_vouched,
     vouch,
 )
-from accounts.withdrawal import withdraw
+from accounts.models import AuthToken, Owner, PulseUser, Vouching
+from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.withdrawal import withdraw
+from accounts.signing_in.signin import get_or_create_owner, mark_address_verified
 from tests.conftest import Amqp
 from tests.support.toolbox import finish_removals, in_parallel
 

@@ -3,9 +3,9 @@
 import pytest
 from django.core.management import CommandError, call_command
 
+from accounts.access.tokens import create_token
+from accounts.access.vouching import vouch
 from accounts.models import Owner
-from accounts.tokens import create_token
-from accounts.vouching import vouch
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from core.models import Removal
 from tests.agents.test_subscription_pages import compute, make_agent, make_consumer, make_subscription  # noqa: F401

@@ -14,10 +14,10 @@ from waldur_api_client.api.marketplace_site_agent_identities import marketplace_
 from waldur_api_client.api.marketplace_site_agent_services import marketplace_site_agent_services_cleanup_stale
 from waldur_api_client.models.cleanup_request_request import CleanupRequestRequest
 
+from accounts.access.quotas import QuotaReached
 from accounts.models import Owner
-from accounts.quotas import QuotaReached
-from agents import services
 from agents.models import AgentIdentity, AgentService, EventSubscription, Offering
+from agents.services import services
 from guardian_site.version import __version__
 from tests.support.api import Program
 from tests.support.plugin import ROOT

@@ -10,12 +10,13 @@ from django.utils import timezone
 from pika.exceptions import AMQPError
 
 from accounts.models import Owner
-from agents import events
+from agents.events import publishing
 from agents.models import AgentVhost, Consumer, SubscriptionQueue
-from agents.registration import create_queue, redeclare, register_consumer, register_subscription
+from agents.registration.queues import create_queue, redeclare, register_consumer, register_subscription
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import actions, consumer_health, monitor, pass_run, persistence
+from queues.actions import single
+from queues.guard import consumer_health, monitor, pass_run, persistence
 from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -212,7 +213,7 @@ def test_missing_registered_queues_are_declared_again_once_two_lists_lack_them(
         management.delete_queue(agents_vhost, name)
     found = []
     for _ in range(2):
-        assert events.publish(offering, "order", {}).gone == 2  # its errors don't delay the repair
+        assert publishing.publish(offering, "order", {}).gone == 2  # its errors don't delay the repair
         assert monitor.run_pass().errors == []
         found.append(set(agents.queues(agents_vhost)))
     assert found == [set(), names]
@@ -298,9 +299,9 @@ def test_queues_of_a_deleted_subscription_are_gone_without_errors(
 def test_a_registered_queue_that_an_operator_deletes_is_to_be_created_again(registered, agents_vhost, operator, agents):
     monitor.run_pass()
     queue = Queue.objects.get(name=registered.queue_name)
-    actions.purge_queue(queue, operator)
+    single.purge_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "ready"
-    actions.delete_queue(queue, operator)
+    single.delete_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "creating"
     assert registered.queue_name not in agents.queues(agents_vhost)
 
@@ -308,7 +309,7 @@ def test_a_registered_queue_that_an_operator_deletes_is_to_be_created_again(regi
 def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_amqp, alice):
     agents_amqp.queue("subscription_of_nobody", 3)
     monitor.run_pass()
-    actions.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
+    single.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
     assert stored_facts("subscription_of_nobody")[2] == "gone"
 
 

@@ -13,9 +13,9 @@ import pytest
 from django.db import connection
 
 from accounts.models import Owner
-from agents import delivery
+from agents.api.serializers import compatibility
+from agents.events import delivery
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
-from agents.serializers import compatibility
 from queues.models import Queue
 from tests.support.api import Program
 from tests.support.toolbox import memory_alarm, stored_queue, wait_until

@@ -12,9 +12,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts.vouching import NotVouched
-from agents import events
-from agents.events import InvalidMessageId, InvalidPayload, Published, publish
+from accounts.access.vouching import NotVouched
+from agents.events import publishing
+from agents.events.publishing import InvalidMessageId, InvalidPayload, Published, publish
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core import broker
 from queues.models import QueueEvent
@@ -182,8 +182,8 @@ def test_queues_being_created_are_skipped_logged_and_recorded(
     assert "was skipped for" in caplog.text
     assert "being-made in" in caplog.text
     assert recorded_events() == [
-        ("being-made", "skipped", 1, events.BEING_CREATED),
-        ("consumer-being-made", "skipped", 1, events.BEING_CREATED),
+        ("being-made", "skipped", 1, publishing.BEING_CREATED),
+        ("consumer-being-made", "skipped", 1, publishing.BEING_CREATED),
     ]
 
 
@@ -197,8 +197,8 @@ def test_queues_of_inactive_or_removed_members_are_skipped(
     create_consumer("alices-consumer")
     assert counts(publish(offering, "order", {})) == (3, 1, 0, 0)
     assert lengths() == {"alices": 1, "bobs": 0, "carols": 1, "alices-consumer": 1}
-    assert recorded_events() == [("bobs", "skipped", 1, events.NOT_ALLOWED)]
-    assert f"bobs in {SubscriptionQueue.objects.get(queue_name='bobs').vhost}: {events.NOT_ALLOWED}" in caplog.text
+    assert recorded_events() == [("bobs", "skipped", 1, publishing.NOT_ALLOWED)]
+    assert f"bobs in {SubscriptionQueue.objects.get(queue_name='bobs').vhost}: {publishing.NOT_ALLOWED}" in caplog.text
     offering.members.add(bob)
     alice.is_active = False
     alice.save()
@@ -216,7 +216,7 @@ def test_full_and_missing_queues_are_counted_and_recorded(
     stored_queue("full", vhost=guarded)
     assert counts(publish(offering, "order", {})) == (2, 0, 0, 1)
     assert counts(publish(offering, "order", {})) == (1, 0, 1, 1)
-    assert recorded_events() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.MISSING)]
+    assert recorded_events() == [("full", "rejected", 1, publishing.FULL), ("gone", "skipped", 2, publishing.MISSING)]
     assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
     assert QueueEvent.objects.get(queue_name="gone").queue is None
     wait_until_equal(lengths, {"one": 2, "full": 1, "guardian.dlq": 1})
@@ -227,7 +227,7 @@ def test_repeated_skips_within_a_minute_are_one_event(create_subscription_queue,
     create_subscription_queue("being-made", state=Registration.CREATING)
     for _ in range(3):
         publish(offering, "order", {})
-    assert recorded_events() == [("being-made", "skipped", 3, events.BEING_CREATED)]
+    assert recorded_events() == [("being-made", "skipped", 3, publishing.BEING_CREATED)]
     QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
     publish(offering, "order", {})
     assert [event[2] for event in recorded_events()] == [3, 1]
@@ -238,7 +238,7 @@ def test_eight_concurrent_publishers_record_one_event_with_the_count(create_subs
     create_subscription_queue("being-made", state=Registration.CREATING)
 
     assert in_parallel(*[lambda: counts(publish(offering, "order", {}))] * 8) == [(1, 1, 0, 0)] * 8
-    assert recorded_events() == [("being-made", "skipped", 8, events.BEING_CREATED)]
+    assert recorded_events() == [("being-made", "skipped", 8, publishing.BEING_CREATED)]
 
 
 def test_failed_deliveries_take_a_constant_number_of_statements(create_subscription_queue, create_consumer, offering):
@@ -328,7 +328,7 @@ def deep():
         ({"a": object()}, "as JSON"),
         (circle(), "as JSON"),
         (deep(), "as JSON"),
-        ({"a": "x" * events.MAX_PAYLOAD_BYTES}, "1,048,576 are allowed"),
+        ({"a": "x" * publishing.MAX_PAYLOAD_BYTES}, "1,048,576 are allowed"),
     ],
 )
 def test_an_invalid_payload_is_refused_with_the_reason(create_subscription_queue, offering, lengths, payload, says):
@@ -341,8 +341,8 @@ def test_an_invalid_payload_is_refused_with_the_reason(create_subscription_queue
 
 def test_the_largest_payload_arrives(create_subscription_queue, offering):
     create_subscription_queue("one")
-    around = len(events._body(offering, "order", {"a": ""}))
-    assert publish(offering, "order", {"a": "x" * (events.MAX_PAYLOAD_BYTES - around)}).delivered == 1
+    around = len(publishing._body(offering, "order", {"a": ""}))
+    assert publish(offering, "order", {"a": "x" * (publishing.MAX_PAYLOAD_BYTES - around)}).delivered == 1
 
 
 @pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
@@ -390,7 +390,7 @@ def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
         publish(offering, "order", {}, message_id=given)
     assert time.monotonic() - began < 4
     assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
-    assert recorded_events() == [("gone", "skipped", 1, events.MISSING)]
+    assert recorded_events() == [("gone", "skipped", 1, publishing.MISSING)]
     guarded_node.eval(f"sys:resume({pid}).")
     assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
 

@@ -8,18 +8,20 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
+from accounts.access.tokens import create_token
 from accounts.models import AuthToken, PulseUser
-from accounts.tokens import create_token
-from agents import records, registration, stale, sweep, tasks
+from agents import tasks
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, SubscriptionQueue, Sweep
-from agents.stale import clean_up_stale
-from agents.sweep import sweep_orphans
+from agents.registration import queues, records
+from agents.sweeps import stale, sweep
+from agents.sweeps.stale import clean_up_stale
+from agents.sweeps.sweep import sweep_orphans
 from core import locks, removals
 from core.models import Lease, Removal
 from notifications.mails import compose
 from notifications.models import Notification
+from queues.guard.pruning import prune
 from queues.models import Queue, QueueEvent
-from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.amqp import Session
 from rabbit.management import BrokerUnavailable, Management
@@ -127,9 +129,9 @@ def test_a_queue_registered_during_the_sweep_is_not_deleted(agent, monkeypatch):
     listed = snapshot.list_names
 
     def list_slowly(management, vhosts, between):
-        registration.create_queue(agent.subscription, agent.offering, "call", agent.presented)
+        queues.create_queue(agent.subscription, agent.offering, "call", agent.presented)
         found = listed(management, vhosts, between)
-        registration.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
+        queues.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
         return found
 
     monkeypatch.setattr(snapshot, "list_names", list_slowly)
@@ -300,7 +302,7 @@ def test_a_lost_login_is_recreated_by_the_next_registration(agent, management):
     for name in (agent.subscription.rmq_username, agent.consumer.rmq_username):
         management.delete_user(name)
     assert sweep_orphans().logins == 2
-    registration.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    queues.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
     assert agent.subscription.rmq_username in agent.agents.users()
     assert not Consumer.objects.get().password_set
     assert EventSubscription.objects.get().password_set
@@ -315,9 +317,9 @@ def test_a_login_with_wrong_permissions_is_reset_by_the_next_registration(agent,
     report = sweep_orphans()
     assert (report.repaired, report.logins, report.users, report.errors) == (0, 2, 0, [])
     assert management.permissions_of(username) == {}
-    registration.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    queues.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
     assert management.permissions_of(username) == {agent.vhost: for_subscription(username)}
-    registration.register_consumer(agent.identity, agent.presented, None)
+    queues.register_consumer(agent.identity, agent.presented, None)
     assert sweep_orphans().logins == 0
 
 
@@ -340,7 +342,7 @@ def test_three_timeouts_in_a_row_end_the_repair(agent, agents, management, monke
     for one in (agent, *others):
         management.delete_queue(one.vhost, one.queue.queue_name)
     asked = []
-    redeclare = registration.redeclare
+    redeclare = queues.redeclare
 
     def too_slow(row, management):
         asked.append(row)
@@ -348,7 +350,7 @@ def test_three_timeouts_in_a_row_end_the_repair(agent, agents, management, monke
             raise BrokerUnavailable("PUT: no answer within 20 s", timed_out=True)
         redeclare(row, management)
 
-    monkeypatch.setattr(registration, "redeclare", too_slow)
+    monkeypatch.setattr(queues, "redeclare", too_slow)
     report = sweep_orphans()
     assert (report.away, len(asked), report.repaired) == ((False, 4, 2) if timeouts == 2 else (True, 3, 0))
 
@@ -422,7 +424,7 @@ def test_a_login_created_and_removed_during_the_sweep_is_kept(agent, monkeypatch
 
     def list_slowly(self):
         if not made:
-            made.append(registration.register_subscription(other, "order", agent.presented)[0])
+            made.append(queues.register_subscription(other, "order", agent.presented)[0])
             found = listed(self)
             made[0].delete()
             return found
@@ -437,7 +439,7 @@ def test_a_login_created_and_removed_during_the_sweep_is_kept(agent, monkeypatch
 def test_subscriptions_deleted_during_the_sweep_do_not_trigger_the_brake(agent, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("call", "resource", "user_role"):
-        registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+        queues.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
     agent.orphan()
     call_after_listing(monkeypatch, EventSubscription.objects.all().delete)
     report = sweep_orphans()

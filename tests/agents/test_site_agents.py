@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agents import events
+from agents.events import publishing
 from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
-from queues import monitor
+from queues.guard import monitor
 from rabbit.management import NotOnBroker
 from tests.support.toolbox import wait_until
 from tools.processes import ProcessGroup
@@ -120,7 +120,9 @@ def site_agents(agents, guarded, settings, live_server, stomp_url, tmp_path):
 
 def publish_order(agent, order):
     """Publish the event of a finished order, and wait until the agent has handled it."""
-    published = events.publish(agent.offering, "order", {"order_uuid": order, "order_state": "done"}, by=agent.owner)
+    published = publishing.publish(
+        agent.offering, "order", {"order_uuid": order, "order_state": "done"}, by=agent.owner
+    )
     assert published.delivered == 1
     agent.wait_for_log(f"Skipping order {order} with finished state done")
 

@@ -11,10 +11,11 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from accounts.access.tokens import create_token
 from accounts.models import Owner
-from accounts.tokens import create_token
-from agents import delivery, events, services
+from agents.events import delivery, publishing
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
+from agents.services import services
 from core.models import Removal
 from queues.models import Queue, QueueEvent
 from rabbit import names
@@ -496,10 +497,10 @@ def test_the_length_of_a_consumed_queue_is_not_known(agents, alice, compute, bro
 def test_page_and_api_show_skipped_and_rejected_events(alice, compute):
     queue = store_queue_row(make_consumer(make_agent(alice, compute), state="creating"))
     for _ in range(3):
-        assert events.publish(compute, "order", {}).skipped == 1
+        assert publishing.publish(compute, "order", {}).skipped == 1
     QueueEvent.objects.create(
         queue=queue, vhost=queue.vhost, queue_name=queue.name, kind="rejected", at=timezone.now(),
-        details={"count": 1, "why": events.FULL},
+        details={"count": 1, "why": publishing.FULL},
     )  # fmt: skip
     page = text_of(client_of(alice).get(f"/queues/{queue.uuid}/"))
     assert "skipped when an event was published (3 events: it is still being created) Guardian" in page

@@ -13,15 +13,8 @@ from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
+from accounts.access.vouching import NotVouched
 from accounts.models import AuthToken, Owner
-from accounts.vouching import NotVouched
-from agents import credentials, deletions, identities, records, registration
-from agents.identities import (
-    NoSuchObjectType,
-    check_object_type,
-    create_identity,
-    read_config,
-)
 from agents.models import (
     AgentIdentity,
     AgentVhost,
@@ -31,10 +24,19 @@ from agents.models import (
     Offering,
     SubscriptionQueue,
 )
-from agents.records import Busy
-from agents.registered import agent_vhosts, mark_vanished, registered_queues
-from agents.registration import create_queue, create_subscription, redeclare, register_consumer, register_subscription
-from agents.vhosts import create_vhost
+from agents.registration import credentials, identities, queues, records
+from agents.registration.identities import NoSuchObjectType, check_object_type, create_identity, read_config
+from agents.registration.queues import (
+    create_queue,
+    create_subscription,
+    redeclare,
+    register_consumer,
+    register_subscription,
+)
+from agents.registration.records import Busy
+from agents.registration.vhosts import create_vhost
+from agents.removal import deletions
+from agents.sweeps.registered import agent_vhosts, mark_vanished, registered_queues
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
@@ -938,7 +940,7 @@ def test_a_concurrent_request_does_not_register_a_queue_being_removed(monkeypatc
             create_queue(subscription, offering, "order", presented)
         got.append(str(caught.value))
 
-    call_before(monkeypatch, "cancel_removal", register_second, registration)
+    call_before(monkeypatch, "cancel_removal", register_second, queues)
     with pytest.raises(Busy, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert len(got) == 1
@@ -948,14 +950,14 @@ def test_a_concurrent_request_does_not_register_a_queue_being_removed(monkeypatc
 def test_a_row_that_another_request_made_ready_is_kept(monkeypatch, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all()._raw_delete("default")
-    real = registration.cancel_removal
+    real = queues.cancel_removal
 
     def register_second(*what):
-        monkeypatch.setattr(registration, "cancel_removal", real)
+        monkeypatch.setattr(queues, "cancel_removal", real)
         assert create_queue(subscription, offering, "order", presented)[1] is False
         raise Busy("it was just being removed")
 
-    monkeypatch.setattr(registration, "cancel_removal", register_second)
+    monkeypatch.setattr(queues, "cancel_removal", register_second)
     with pytest.raises(Busy):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"

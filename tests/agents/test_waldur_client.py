@@ -52,7 +52,7 @@ from waldur_api_client.models.observable_object_type_enum import ObservableObjec
 from waldur_api_client.types import UNSET
 
 from accounts.models import Owner
-from agents import events
+from agents.events import publishing
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tests.support.toolbox import AWAY
@@ -215,7 +215,7 @@ def test_the_client_registers_lists_updates_and_deletes_event_consumers(client, 
     consumer = Consumer.objects.get()
     assert {answer.parsed.queue_name for answer in answers} == {consumer.queue_name}
     assert agents.queues(alice.uuid.hex)[consumer.queue_name] == dict(REGISTERED_QUEUE_ARGUMENTS)
-    assert events.publish(offering, "order", {}).delivered == 1
+    assert publishing.publish(offering, "order", {}).delivered == 1
     [shown] = event_consumers_list.sync(client=client, user_uuid=alice.uuid, user_username=alice.email)
     assert (shown.uuid, shown.rmq_username, shown.queue_created) == (consumer.uuid, consumer.rmq_username, True)
     assert [(one.type_, one.uuid) for one in shown.scopes] == [("offering", offering.uuid.hex)]

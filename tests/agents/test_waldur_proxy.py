@@ -15,7 +15,7 @@ from waldur_api_client.models.agent_identity_request import AgentIdentityRequest
 from waldur_api_client.models.agent_queue_registration_request import AgentQueueRegistrationRequest
 from waldur_api_client.models.agent_service_create_request import AgentServiceCreateRequest
 
-from agents import events
+from agents.events import publishing
 from agents.models import AgentIdentity
 from tests.support.plugin import ROOT
 from tests.support.recorder import Recorder
@@ -75,7 +75,7 @@ def test_registration_reaches_guardian_and_nothing_of_it_the_waldur(proxy, waldu
         queue = marketplace_site_agent_identities_register_queue.sync(client=client, uuid=identity.uuid, body=body)
     assert AgentIdentity.objects.get().services.get().name == "orders"
     assert queue.queue_name in agents.queues(queue.vhost)
-    assert events.publish(offering, "order", {}).delivered == 1
+    assert publishing.publish(offering, "order", {}).delivered == 1
     assert waldur.asked == []
 
 

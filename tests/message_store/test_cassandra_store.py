@@ -27,11 +27,12 @@ from django.core.management import CommandError, call_command
 
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place, place
-from message_store import buckets, cassandra, cassandra_cluster, cassandra_reading, cassandra_schema, cassandra_setup
-from message_store import cassandra_cql as cql
-from message_store.cassandra import CassandraStore
-from message_store.cassandra_checkup import examine
-from message_store.cassandra_cluster import Connection
+from message_store.cassandra import buckets, cql, reading, schema, setup
+from message_store.cassandra import cluster as cassandra_cluster
+from message_store.cassandra import store as cassandra
+from message_store.cassandra.checkup import examine
+from message_store.cassandra.cluster import Connection
+from message_store.cassandra.store import CassandraStore
 from message_store.models import Application
 from message_store.store import BatchTooLarge, MessageStore, NewMessage, StoredQueue, StoreUnavailable
 from status import doctor, metrics, probes
@@ -458,9 +459,9 @@ def test_the_schema_is_created_once_and_upgraded(store, settings, monkeypatch):
     assert set_up() == f"The tables of {settings.CASSANDRA_KEYSPACE} have version 1, which is current.\n"
     assert store.queues("app") == []
     with monkeypatch.context() as later:
-        later.setattr(cassandra_schema, "VERSION", 2)
-        later.setattr(cassandra_setup, "VERSION", 2)
-        later.setitem(cassandra_schema.UPGRADES, 2, ("ALTER TABLE queues ADD IF NOT EXISTS colour text",))
+        later.setattr(schema, "VERSION", 2)
+        later.setattr(setup, "VERSION", 2)
+        later.setitem(schema.UPGRADES, 2, ("ALTER TABLE queues ADD IF NOT EXISTS colour text",))
         with pytest.raises(StoreUnavailable, match=r"has version 1 of the tables, and this Guardian needs version 2"):
             Connection()
         assert set_up() == f"Upgraded the tables of {settings.CASSANDRA_KEYSPACE}: version 2.\n"
@@ -638,7 +639,7 @@ def test_with_one_node_of_three_all_goes_on_and_with_two_lost_only_weak_queues_d
         settings.MESSAGE_STORE_DELAY_SECONDS = 30.0  # nodes that just started on a busy machine are slow
         set_up()
         store = CassandraStore()
-        queues = {level: store.register("app", level, consistency=level) for level in cassandra_reading.LEVELS}
+        queues = {level: store.register("app", level, consistency=level) for level in reading.LEVELS}
         ring.nodes[1].pause()
         for queue in queues.values():
             made = push(store, queue, "1", "2", "3")

@@ -19,9 +19,10 @@ from django.test.utils import CaptureQueriesContext
 
 from guardian_store import ids
 from guardian_store.ids import TICKS_PER_SECOND, Place, place
-from message_store import database, expiry, queues, tasks
+from message_store import expiry, queues, tasks
 from message_store import store as stores
-from message_store.cassandra_cluster import ClusterClock
+from message_store.cassandra.cluster import ClusterClock
+from message_store.database import store as database
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
 from tests.support.toolbox import in_parallel
@@ -437,7 +438,7 @@ import django
 from django.conf import settings
 settings.configure(DATABASES=databases, INSTALLED_APPS=["message_store"], USE_TZ=True)
 django.setup()
-from message_store.database import DatabaseStore
+from message_store.database.store import DatabaseStore
 from message_store.store import NewMessage
 store = DatabaseStore()
 queue = store.find("app", "queue")

@@ -27,9 +27,10 @@ from accounts.models import AuditEntry, AuthToken, Owner
 from core.leases import lease
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, Place
-from message_store import api, applications, principals, queues, quota, request_parsing, tasks
+from message_store import applications, principals, queues, quota, tasks
 from message_store import store as stores
-from message_store.database import DatabaseStore
+from message_store.database.store import DatabaseStore
+from message_store.http import request_parsing, views
 from message_store.models import Application, ApplicationKey
 from message_store.principals import Caller
 from message_store.queues import MessageInput
@@ -709,8 +710,8 @@ LARGEST = 6 * len(LARGEST_BODY) + 200
 @pytest.mark.parametrize("order", ["ascending", "descending"])
 def test_a_large_answer_is_truncated_and_says_so(shop, settings, monkeypatch, order):
     settings.MESSAGE_STORE_MAX_BODY = 100
-    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 1000)
-    monkeypatch.setattr(api, "BATCH_BYTES", 250)
+    monkeypatch.setattr(views, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(views, "BATCH_BYTES", 250)
     bodies = [LARGEST_BODY, "x", "\x1b" * 50, "x", LARGEST_BODY, LARGEST_BODY, '"' * 100, "x", b"\xff" * 60]
     keys = [shop.post("/one", body) for body in bodies]
     read, since = [], ""
@@ -734,7 +735,7 @@ def test_a_large_answer_is_truncated_and_says_so(shop, settings, monkeypatch, or
 
 
 def test_messages_larger_than_an_answer_are_read_two_at_a_time(shop, monkeypatch):
-    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 1)
+    monkeypatch.setattr(views, "MAX_RESPONSE_BYTES", 1)
     keys = [shop.post("/one", str(number)) for number in range(3)]
     page = shop.ok("GET", "/one")
     assert ([message["message_id"] for message in page["messages"]], page["truncated"]) == (keys[:2], True)
@@ -1083,5 +1084,5 @@ def test_an_answer_with_messages_of_nul_bytes_has_at_most_one_message_more_than_
         shop.post("/open", "\0" * settings.MESSAGE_STORE_MAX_BODY)
     answer = Client().get("/v1/shop/open")
     assert answer.status_code == 200
-    assert len(answer.content) < api.MAX_RESPONSE_BYTES + 6 * settings.MESSAGE_STORE_MAX_BODY + 1000
+    assert len(answer.content) < views.MAX_RESPONSE_BYTES + 6 * settings.MESSAGE_STORE_MAX_BODY + 1000
     assert (len(answer.json()["messages"]), answer.json()["truncated"]) == (6, True)

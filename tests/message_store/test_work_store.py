@@ -48,8 +48,8 @@ from guardian_store.leases import StoreLeases
 from guardian_store.partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
 from guardian_store.zookeeper import ZooKeeperLeases
 from message_store import applications, queues
-from message_store.cassandra_checkup import examine
-from message_store.database import DatabaseStore
+from message_store.cassandra.checkup import examine
+from message_store.database.store import DatabaseStore
 from message_store.management.commands.work_store import Command
 from message_store.models import Application, ApplicationKey, PartitionLease
 from message_store.models import Worker as WorkerRow

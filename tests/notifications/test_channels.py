@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from accounts.access.vouching import NotVouched
 from accounts.models import Owner
-from accounts.vouching import NotVouched
 from notifications import channels, public_https
 from notifications.channels import BadChannel, ChannelFailed, create_channel
 from notifications.models import Channel

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounts import addresses
 from accounts.models import Invitation, NotificationAddress, Owner, PulseUser
+from accounts.pulse_users import addresses
 from core.formatting import duration, rate_in_words
 from guardian_site.help_pages import rendered
 from notifications import kinds

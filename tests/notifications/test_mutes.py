@@ -8,7 +8,7 @@ from accounts.models import NotificationAddress
 from notifications import kinds, mutes
 from notifications.enqueue import Notice, enqueue
 from notifications.models import Channel, Mute, Notification
-from queues.kinds import DELETION, NO_CONSUMERS, OUTAGE, WARNING
+from queues.mails.kinds import DELETION, NO_CONSUMERS, OUTAGE, WARNING
 from tests.support.api import Program
 
 pytestmark = pytest.mark.django_db

@@ -34,7 +34,7 @@ from notifications.audience import Ownership
 from notifications.enqueue import Notice
 from notifications.models import Channel, Notification
 from notifications.sending import send_due
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from tests.support.proxy import Proxy
 from tests.support.toolbox import (

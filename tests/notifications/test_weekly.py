@@ -9,9 +9,9 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from notifications.models import Notification
 from notifications.sending import send_due
-from queues import weekly
+from queues.mails import weekly
+from queues.mails.weekly import enqueue_weekly_summaries, last_monday
 from queues.models import Queue, QueueEvent
-from queues.weekly import enqueue_weekly_summaries, last_monday
 from tests.support.toolbox import in_parallel, stored_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)

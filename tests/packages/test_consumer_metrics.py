@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from accounts.models import Owner, PulseUser
 from guardian_consumers import Consumer, Policy, Requeue, SettingsError
 from guardian_consumers.metrics import serve_metrics
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from tests.support.consumers import PARKED, QUEUE, consuming, publish_raw
 from tests.support.toolbox import wait_until

@@ -7,11 +7,12 @@ from decimal import Decimal
 
 import pytest
 
+from accounts.access.tokens import create_token
 from accounts.models import Owner
-from accounts.tokens import create_token
 from guardian_store import Client, ClientError, Denied, Invalid, NewMessage, NotFound, Unavailable
-from message_store import api, applications
-from message_store.database import DatabaseStore
+from message_store import applications
+from message_store.database.store import DatabaseStore
+from message_store.http import views
 from message_store.store import StoreUnavailable
 from tests.support.proxy import Proxy, http_answer
 
@@ -122,7 +123,7 @@ def test_messages_are_read_in_pages_in_both_directions(client, page):
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_reading_continues_after_a_truncated_answer(client, monkeypatch, descending):
-    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 5)
+    monkeypatch.setattr(views, "MAX_RESPONSE_BYTES", 5)
     client.create_queue("q")
     client.post_many("q", [NewMessage(f"message {number}") for number in range(4)])
     expected = [f"message {number}" for number in range(4)]

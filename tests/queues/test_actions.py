@@ -6,10 +6,11 @@ import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import PulseUser
-from queues import actions, archive
-from queues.archive import NotSent
+from queues.actions import single
+from queues.archives import writing
+from queues.archives.writing import NotSent
+from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
-from queues.monitor import run_pass
 from rabbit.arguments import differences
 from rabbit.management import BrokerUnavailable, Refused
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, in_parallel, queue_names
@@ -31,7 +32,7 @@ def events_with_owner(queue):
 
 
 def test_deleting_a_queue_records_its_owner(queue, alice, management, vhost):
-    actions.delete_queue(queue, alice)
+    single.delete_queue(queue, alice)
     assert queue_names(management, vhost) == set()
     queue.refresh_from_db()
     assert (queue.state, queue.length) == ("gone", None)
@@ -40,27 +41,27 @@ def test_deleting_a_queue_records_its_owner(queue, alice, management, vhost):
 
 
 def test_passes_do_not_report_a_queue_deleted_by_its_owner(queue, alice):
-    actions.delete_queue(queue, alice)
+    single.delete_queue(queue, alice)
     reports = [run_pass() for _ in range(3)]
     assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
     assert events_with_owner(queue)[-1] == ("removed", "alice@example.org")
 
 
 def test_a_deleted_queue_that_is_declared_again_keeps_its_row(queue, alice, amqp):
-    actions.delete_queue(queue, alice)
+    single.delete_queue(queue, alice)
     amqp.queue("queue/alice/builds", 1)
     run_pass()
     assert Queue.objects.get() == queue
     assert Queue.objects.get().length == 1
 
 
-@pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
+@pytest.mark.parametrize("do", [single.delete_queue, single.purge_queue])
 def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amqp, management, vhost, do):
     # A queue whose node is stopping answers 404 too, and is missing from the list for a moment.
     amqp.queue("another")
     run_pass()
     management.delete_queue(vhost, queue.name)
-    with pytest.raises(actions.Gone, match="doesn't list the queue at the moment"):
+    with pytest.raises(single.Gone, match="doesn't list the queue at the moment"):
         do(queue, alice)
     queue.refresh_from_db()
     assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
@@ -70,7 +71,7 @@ def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amq
 
 def test_without_the_broker_nothing_is_changed(queue, alice, settings):
     settings.RABBIT_URL = AWAY_AMQP
-    for do in (actions.delete_queue, actions.purge_queue):
+    for do in (single.delete_queue, single.purge_queue):
         with pytest.raises(BrokerUnavailable):
             do(queue, alice)
     queue.refresh_from_db()
@@ -92,9 +93,9 @@ def test_after_a_crash_the_decision_stays_recorded(queue, alice, monkeypatch, ma
     def crash(session, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(archive, "delete_queue", crash)
+    monkeypatch.setattr(writing, "delete_queue", crash)
     with pytest.raises(KeyboardInterrupt):
-        actions.delete_queue(queue, alice)
+        single.delete_queue(queue, alice)
     assert events_with_owner(queue) == [("removing", "alice@example.org")]
     assert queue_names(management, vhost) == {queue.name}
 
@@ -104,7 +105,7 @@ def test_deleting_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, al
     run_pass()
     queue = Queue.objects.get()
     with pytest.raises(Refused) as refused:
-        actions.delete_queue(queue, alice)
+        single.delete_queue(queue, alice)
     assert "exclusive" in refused.value.reason
     assert events_with_owner(queue) == []
     assert queue_names(management, vhost) == {"queue/alice/mine"}
@@ -119,17 +120,17 @@ def test_a_queue_with_any_name_can_be_purged_and_deleted(amqp, operator, managem
     amqp.queue(name, 2)
     run_pass()
     queue = Queue.objects.get()
-    actions.purge_queue(queue, operator)
+    single.purge_queue(queue, operator)
     run_pass()
     assert Queue.objects.get().length == 0
-    actions.delete_queue(queue, operator)
+    single.delete_queue(queue, operator)
     assert queue_names(management, vhost) == set()
     assert Queue.objects.get().state == "gone"
 
 
 def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
     amqp.channel.basic_get(queue.name)  # one is unacknowledged now
-    actions.purge_queue(queue, alice)
+    single.purge_queue(queue, alice)
     run_pass()
     queue.refresh_from_db()
     assert (queue.ready, queue.unacknowledged) == (0, 1)
@@ -139,8 +140,8 @@ def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
 def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, management, vhost):
     def delete(by):
         try:
-            actions.delete_queue(Queue.objects.get(), by)
-        except (actions.Gone, NotSent):  # gone, or being deleted
+            single.delete_queue(Queue.objects.get(), by)
+        except (single.Gone, NotSent):  # gone, or being deleted
             return "gone"
         return "deleted"
 
@@ -157,11 +158,11 @@ def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, 
 def test_only_operators_purge_or_delete_a_registered_queue(queue, alice, operator, management, vhost):
     Queue.objects.update(registered=True)
     queue.refresh_from_db()
-    for do in (actions.delete_queue, actions.purge_queue):
+    for do in (single.delete_queue, single.purge_queue):
         with pytest.raises(PermissionDenied, match="An agent registered this queue"):
             do(queue, alice)
     assert queue_names(management, vhost) == {queue.name}
-    actions.delete_queue(queue, operator)
+    single.delete_queue(queue, operator)
     assert queue_names(management, vhost) == set()
 
 
@@ -169,7 +170,7 @@ def test_only_operators_purge_or_delete_a_registered_queue(queue, alice, operato
 
 
 def test_setting_limits_is_recorded(queue, operator):
-    actions.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
+    single.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 4, None)
     event = QueueEvent.objects.get(kind="adjusted")
@@ -181,19 +182,19 @@ def test_setting_limits_is_recorded(queue, operator):
 
 
 def test_unchanged_limits_record_no_event(queue, operator):
-    actions.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
+    single.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
     assert events_with_owner(queue) == []
 
 
 def test_owners_cannot_set_limits(queue, alice):
     with pytest.raises(PermissionDenied):
-        actions.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
+        single.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
 
 
 @pytest.mark.parametrize(("warn", "most"), [(10, None), (5, 5), (0, 8), (None, 5), (-1, 8), (2**63, 2**63 + 1)])
 def test_a_deletion_limit_below_the_warning_threshold_is_refused(queue, operator, warn, most):
     with pytest.raises(ValidationError):
-        actions.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
+        single.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
     queue.refresh_from_db()
     assert (queue.warn_length, queue.max_length, events_with_owner(queue)) == (None, None, [])
 
@@ -201,25 +202,25 @@ def test_a_deletion_limit_below_the_warning_threshold_is_refused(queue, operator
 def test_an_unset_limit_falls_back_to_the_pulse_users(queue, operator):
     PulseUser.objects.update(warn_length=2, max_length=4)
     with pytest.raises(ValidationError):
-        actions.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
-    actions.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
+        single.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
+    single.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
     queue.refresh_from_db()
     assert queue.warn_length == 3
 
 
 def test_setting_limits_keeps_what_a_pass_wrote_meanwhile(queue, operator):
     Queue.objects.update(state="deleting", ready=11)
-    actions.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
+    single.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
     queue.refresh_from_db()
     assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
 
 
 def test_omitted_limits_stay_unchanged(queue, operator):
     Queue.objects.update(unbounded=True, warn_length=3)
-    actions.set_limits(queue, operator, max_length=9)
+    single.set_limits(queue, operator, max_length=9)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 3, 9)
-    actions.set_limits(queue, operator, warn_length=None)
+    single.set_limits(queue, operator, warn_length=None)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, None, 9)
 
@@ -231,7 +232,7 @@ def test_live_details_come_from_the_broker(queue, amqp):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
     amqp.publish(queue.name, 2)
-    live = actions.live(queue)
+    live = single.live(queue)
     assert (live.ready, live.consumers, differences({}, live.arguments)) == (5, 0, [])
     assert [(binding.source, binding.routing_key) for binding in live.bindings] == [
         ("exchange/alice/events", "build.#")
@@ -240,11 +241,11 @@ def test_live_details_come_from_the_broker(queue, amqp):
 
 def test_without_the_broker_live_details_are_empty(queue, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    assert set(actions.live(queue)) == {None}
+    assert set(single.live(queue)) == {None}
 
 
 def test_live_details_of_a_name_without_a_url_come_over_amqp(amqp):
     amqp.queue("..", 2)
     run_pass()
-    live = actions.live(Queue.objects.get())
+    live = single.live(Queue.objects.get())
     assert (live.ready, live.consumers, live.bindings, live.arguments) == (2, 0, None, None)

@@ -9,7 +9,7 @@ from django.utils import timezone
 from accounts.models import Owner
 from notifications import preferences
 from notifications.models import Channel
-from queues import actions
+from queues.actions import single
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.support.api import Program
 from tests.support.toolbox import stored_queue
@@ -325,13 +325,13 @@ def test_invalid_settings_are_refused_on_their_field(alice, body, field):
 
 def test_concurrent_changes_of_limits_are_both_kept(operator, account, monkeypatch):
     queue = row("queue/alice/q", account, warn_length=100, max_length=1000)
-    set_limits = actions.set_limits
+    set_limits = single.set_limits
 
     def in_between(*args, **limits):
         Queue.objects.update(warn_length=200)
         set_limits(*args, **limits)
 
-    monkeypatch.setattr(actions, "set_limits", in_between)
+    monkeypatch.setattr(single, "set_limits", in_between)
     data = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
     queue.refresh_from_db()
     assert (queue.warn_length, queue.max_length) == (data["warn_length"], data["max_length"]) == (200, 5000)

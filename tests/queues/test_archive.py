@@ -14,10 +14,11 @@ from accounts.models import PulseUser
 from core import broker as core_broker
 from core import locks
 from core.models import Lease
-from queues import actions, archive, archive_reading, peek
-from queues.archive import NotSent, Target, WithinLimit
+from queues.actions import peek, single
+from queues.archives import reading, writing
+from queues.archives.writing import NotSent, Target, WithinLimit
+from queues.guard.monitor import run_pass
 from queues.models import Archive, ArchiveChunk, Queue
-from queues.monitor import run_pass
 from rabbit.amqp import Session
 from rabbit.fetching import Fetch
 from rabbit.management import BrokerUnavailable, NotOnBroker
@@ -43,7 +44,7 @@ def listed(amqp, alice):
 
 
 def bodies(one):
-    return [message.body for _, message in archive_reading.messages(one)]
+    return [message.body for _, message in reading.messages(one)]
 
 
 def target(vhost, **changes):
@@ -54,7 +55,7 @@ def target(vhost, **changes):
 def delete(guarded):
     def delete(limit=None, unacknowledged=0, **changes):
         with core_broker.session(guarded) as session:
-            return archive.delete_queue(session, target(guarded, **changes), limit=limit, unacknowledged=unacknowledged)
+            return writing.delete_queue(session, target(guarded, **changes), limit=limit, unacknowledged=unacknowledged)
 
     return delete
 
@@ -106,7 +107,7 @@ def test_a_queue_that_grows_faster_than_it_is_fetched_is_archived_up_to_its_leng
         batches.append(600)
 
     with core_broker.session(guarded) as session:
-        removed = archive.delete_queue(session, target(guarded), limit=1000, between=grow)
+        removed = writing.delete_queue(session, target(guarded), limit=1000, between=grow)
     assert (removed.archived, removed.dropped) == (1200, sum(batches))
     assert len(batches) == 3
     assert bodies(removed.archive) == [b"%d" % number for number in range(1200)]
@@ -148,7 +149,7 @@ def test_properties_and_headers_of_every_type_are_archived(amqp, delete, guarded
         message = Message(b"\x00\xff", application_headers=headers, **properties)
         channel.basic_publish(message, "", NAME)
         channel.wait(spec.Basic.Ack)
-    [(_, kept)] = archive_reading.messages(delete().archive)
+    [(_, kept)] = reading.messages(delete().archive)
     assert kept.body == b"\x00\xff"
     assert kept.headers == headers
     assert kept.properties == properties
@@ -245,8 +246,8 @@ def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed,
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(archive, "_store", die)
-        for _ in range(archive.MAX_ATTEMPTS):
+        patched.setattr(writing, "_store", die)
+        for _ in range(writing.MAX_ATTEMPTS):
             with pytest.raises(Killed):
                 delete()
     removed = delete()
@@ -259,7 +260,7 @@ def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, 
     amqp.queue("another")
     run_pass()
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
-        actions.delete_queue(listed, alice)
+        single.delete_queue(listed, alice)
     kept = Archive.objects.get()
     assert (kept.state, Archive.objects.seen_by(alice).count()) == ("fetched", 0)
     for _ in range(2):
@@ -269,36 +270,36 @@ def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, 
 
 
 def test_a_deletion_by_an_owner_is_archived_for_the_account(listed, alice):
-    removed = actions.delete_queue(listed, alice)
+    removed = single.delete_queue(listed, alice)
     kept = Archive.objects.seen_by(alice).get()
     assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
     assert kept.pulse_user == PulseUser.objects.get(username="alice")
-    assert archive.outcome_in_words(removed).startswith("Archived until ")
+    assert writing.outcome_in_words(removed).startswith("Archived until ")
 
 
 def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
-    actions.purge_queue(listed, alice)
+    single.purge_queue(listed, alice)
     assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 0
     assert bodies(Archive.objects.get()) == [b"%d" % number for number in range(8)]
     assert Archive.objects.get().reason == "purged"
 
 
 def test_a_deletion_without_an_archive_drops_the_messages(listed, alice):
-    removed = actions.delete_queue(listed, alice, keep=False)
+    removed = single.delete_queue(listed, alice, keep=False)
     assert removed.dropped == 8
     assert not Archive.objects.exists()
 
 
 def test_a_confidential_account_has_no_archives(listed, alice):
     PulseUser.objects.update(keeps_archives=False)
-    assert actions.purge_queue(Queue.objects.get(), alice).archive is None
+    assert single.purge_queue(Queue.objects.get(), alice).archive is None
 
 
 def test_archives_are_deleted_when_they_expire(listed, alice):
-    actions.delete_queue(listed, alice)
-    assert archive.enforce_bounds() == 0
+    single.delete_queue(listed, alice)
+    assert writing.enforce_bounds() == 0
     Archive.objects.update(expires=timezone.now())
-    archive.enforce_bounds()
+    writing.enforce_bounds()
     assert not Archive.objects.exists()
     assert not ArchiveChunk.objects.exists()
 
@@ -308,25 +309,25 @@ def test_the_oldest_archives_of_an_account_make_room_for_new_ones(amqp, alice, s
         amqp.queue(f"{NAME}/{number}", 5)
     run_pass()
     for queue in Queue.objects.order_by("name"):
-        actions.delete_queue(queue, alice)
+        single.delete_queue(queue, alice)
     size = Archive.objects.first().stored_bytes
-    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = archive.USERS_SHARE * 2 * size
-    archive.enforce_bounds(PulseUser.objects.get().pk)
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = writing.USERS_SHARE * 2 * size
+    writing.enforce_bounds(PulseUser.objects.get().pk)
     assert {one.queue_name for one in Archive.objects.all()} == {f"{NAME}/2", f"{NAME}/3"}
     settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = size
-    archive.enforce_bounds()
+    writing.enforce_bounds()
     assert [one.queue_name for one in Archive.objects.all()] == [f"{NAME}/3"]
 
 
 def test_only_operators_see_the_archives_of_a_deleted_account(listed, alice, operator):
-    actions.delete_queue(listed, alice)
+    single.delete_queue(listed, alice)
     PulseUser.objects.all().delete()
     assert Archive.objects.seen_by(alice).count() == 0
     assert Archive.objects.seen_by(operator).count() == 1
 
 
 def test_a_new_account_of_the_same_name_sees_no_old_archives(listed, alice, operator):
-    actions.delete_queue(listed, alice)
+    single.delete_queue(listed, alice)
     PulseUser.objects.all().delete()
     PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
     assert Archive.objects.seen_by(alice).count() == 0
@@ -338,7 +339,7 @@ def test_messages_are_read_by_position_from_their_chunks_only(amqp, delete, djan
     kept = Archive.objects.get()
     assert kept.chunks.count() == 3
     with django_assert_num_queries(2):
-        found = list(archive_reading.messages(kept, 600, 3))
+        found = list(reading.messages(kept, 600, 3))
     assert [(position, message.body) for position, message in found] == [(600, b"599"), (601, b"600"), (602, b"601")]
 
 
@@ -354,20 +355,20 @@ def test_a_session_is_used_for_one_queue_after_the_other(amqp, guarded, broker):
         amqp.queue(f"{NAME}/{number}", 4)
     with Session(broker.amqp_url, guarded) as session:
         for number in range(3):
-            assert archive.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
+            assert writing.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
     assert Archive.objects.count() == 3
 
 
 def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
     amqp.queue(NAME, 10)
-    store = archive._store
+    store = writing._store
 
     def delete_meanwhile(*arguments):
-        with pytest.raises(archive.NotSent, match="another request"):
+        with pytest.raises(writing.NotSent, match="another request"):
             delete()
         store(*arguments)
 
-    monkeypatch.setattr(archive, "_store", delete_meanwhile)
+    monkeypatch.setattr(writing, "_store", delete_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
 
@@ -383,7 +384,7 @@ def test_the_lock_of_a_queue_is_renewed_while_its_messages_are_fetched(amqp, del
         batches.append(1)
 
     with core_broker.session(guarded) as session:
-        archive.delete_queue(session, target(guarded), between=renewed_since_the_last_batch)
+        writing.delete_queue(session, target(guarded), between=renewed_since_the_last_batch)
     assert len(batches) == 3
 
 
@@ -395,10 +396,10 @@ def test_a_queue_whose_lock_expired_stays_with_its_messages(amqp, guarded, monke
         Lease.objects.update(holder=uuid.uuid4())  # another process has it
 
     if step == "the deletion":
-        monkeypatch.setattr(archive, "_declare_again", lambda attempt: expire() or 0)
+        monkeypatch.setattr(writing, "_declare_again", lambda attempt: expire() or 0)
     with core_broker.session(guarded) as session:
         with pytest.raises(NotSent, match="another request"):
-            archive.delete_queue(
+            writing.delete_queue(
                 session, target(guarded), limit=10, between=expire if step == "fetching" else lambda: None
             )
         wait_until_equal(lambda: session.declare_passively(NAME).ready, 600)
@@ -406,10 +407,10 @@ def test_a_queue_whose_lock_expired_stays_with_its_messages(amqp, guarded, monke
 
 def test_a_purge_with_a_lost_answer_keeps_the_archive(listed, alice, broker, settings, monkeypatch, amqp):
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_purge"), pytest.raises(BrokerUnavailable):
-        actions.purge_queue(listed, alice)
+        single.purge_queue(listed, alice)
     assert len(bodies(Archive.objects.seen_by(alice).get())) == 8
     amqp.publish(NAME, 3)
-    actions.purge_queue(listed, alice)
+    single.purge_queue(listed, alice)
     assert sorted(one.messages for one in Archive.objects.seen_by(alice)) == [3, 8]
 
 
@@ -417,9 +418,9 @@ def test_an_archive_of_an_unknown_deletion_survives_a_redeclared_queue(
     listed, alice, broker, settings, monkeypatch, amqp
 ):
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
-        actions.delete_queue(listed, alice)
+        single.delete_queue(listed, alice)
     amqp.queue(NAME, 2)
-    actions.delete_queue(listed, alice)
+    single.delete_queue(listed, alice)
     archives = Archive.objects.seen_by(alice)
     assert sorted(one.messages for one in archives) == [2, 8]
     assert min(one.expires for one in archives) > timezone.now() + timedelta(days=6)
@@ -439,18 +440,18 @@ def test_a_queue_waits_for_the_messages_that_an_interrupted_attempt_holds(amqp, 
     amqp.publish(NAME, ready)
     with pytest.raises(NotSent, match="return from an earlier attempt"):
         delete(5, unacknowledged=10, held=10)
-    Archive.objects.update(created=one.created - archive.RETURN_TIME)
+    Archive.objects.update(created=one.created - writing.RETURN_TIME)
     assert delete(5, unacknowledged=10, held=10).archived == ready
 
 
 def test_a_queue_gets_its_messages_back_if_its_leader_is_lost_after_they_were_fetched(amqp, guarded, monkeypatch):
     amqp.queue(NAME, 20)
     declare = Fetch.declare_passively
-    monkeypatch.setattr(archive, "ELECTION_SECONDS", 0)
+    monkeypatch.setattr(writing, "ELECTION_SECONDS", 0)
     monkeypatch.setattr(Fetch, "declare_passively", lambda fetch: None if fetch.fetched else declare(fetch))
     with core_broker.session(guarded) as session:
         with pytest.raises(NotSent, match="leader did not answer"):
-            archive.delete_queue(session, target(guarded), limit=10)
+            writing.delete_queue(session, target(guarded), limit=10)
         wait_until_equal(lambda: session.declare_passively(NAME).ready, 20)
 
 
@@ -474,7 +475,7 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messag
 
     steps = iter([declare_again])
     with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
-        archive.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
+        writing.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
     assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 3
     assert not Archive.objects.filter(state="kept").exists()
 
@@ -502,5 +503,5 @@ def test_an_auto_delete_queue_stays_when_somebody_looks_at_its_messages(auto_del
 def test_an_auto_delete_queue_is_purged_and_stays(auto_delete, alice, settings, amqp):
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 1000
     run_pass()
-    assert actions.purge_queue(Queue.objects.get(), alice).archived == 150
+    assert single.purge_queue(Queue.objects.get(), alice).archived == 150
     assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 0

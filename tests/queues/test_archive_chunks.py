@@ -4,8 +4,8 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.archive_chunks import pack, unpack
-from queues.archive_reading import as_json
+from queues.archives.chunks import pack, unpack
+from queues.archives.reading import as_json
 from rabbit.fetching import Fetched
 
 scalars = (

@@ -13,9 +13,9 @@ from accounts.models import AuditEntry, PulseUser
 from notifications import sending
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import replay
+from queues.archives import replay
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue, Replay
-from queues.monitor import run_pass
 from rabbit.fetching import Fetched
 from tests.support.archives import store_archive
 from tests.support.chromium import sign_in, violations

@@ -9,11 +9,13 @@ from django.utils import timezone
 
 from accounts.models import AuditEntry, Owner, PulseUser
 from notifications.models import Notification
-from queues import actions, brake, deletion, monitor, persistence
-from queues.brake import groups_to_block
-from queues.comparison import from_listed
-from queues.deletion import Deletion
+from queues.actions import single
+from queues.guard import deletion, monitor, persistence
+from queues.guard.deletion import Deletion
 from queues.models import Queue, QueueEvent, Watch
+from queues.rules import brake
+from queues.rules.brake import groups_to_block
+from queues.rules.comparison import from_listed
 from rabbit.management import Management, Refused
 from rabbit.snapshot import ListedQueue
 from tests.support.toolbox import Killed, in_parallel, queue_names
@@ -276,7 +278,7 @@ def test_a_queue_whose_length_is_back_to_normal_is_no_longer_blocked(blocked, am
 
 
 def test_a_queue_deleted_by_its_owner_is_no_longer_blocked(blocked, operator):
-    actions.delete_queue(Queue.objects.get(name="long-0"), operator)
+    single.delete_queue(Queue.objects.get(name="long-0"), operator)
     assert set(block_reasons()) == {"long-1", "long-2"}
     assert brake.release_brake(operator, long_queues(blocked)) == brake.Release(2, 0, "", 1)
 
@@ -314,7 +316,7 @@ def test_a_released_queue_leaves_the_others_blocked(blocked, operator):
 def test_a_queue_released_by_one_operator_and_spared_by_another_stays(blocked, operator, management, limits):
     other = Owner.objects.create_superuser("other@example.org")
     brake.release_brake(operator, long_queues(blocked))
-    actions.set_limits(Queue.objects.get(name="long-0"), other, **limits)
+    single.set_limits(Queue.objects.get(name="long-0"), other, **limits)
     assert monitor.run_pass().deleted == 2
     assert queue_names(management, blocked) == {"long-0"}
     assert brake.brake() == brake.Brake()
@@ -325,7 +327,7 @@ def test_one_operator_releases_while_another_spares(blocked, operator, managemen
     spared = Queue.objects.get(name="long-0")
     in_parallel(
         partial(brake.release_brake, operator, long_queues(blocked)),
-        partial(actions.set_limits, spared, other, unbounded=True),
+        partial(single.set_limits, spared, other, unbounded=True),
     )
     assert monitor.run_pass().deleted == 2
     assert queue_names(management, blocked) == {"long-0"}

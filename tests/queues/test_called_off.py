@@ -7,10 +7,10 @@ import pytest
 from django.utils import timezone
 
 from notifications.models import Notification
-from queues import archive, archive_reading
+from queues.archives import reading, writing
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue
-from queues.monitor import run_pass
-from queues.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
+from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
 from tests.support.toolbox import Killed, broker_version, queue_lengths, stored_queue, wait_until_equal
 
@@ -24,7 +24,7 @@ LIMIT = 100
 def limits(guarded, settings, monkeypatch):
     settings.GUARDIAN_WARN_QUEUE_LENGTH = 50
     settings.GUARDIAN_MAX_QUEUE_LENGTH = LIMIT
-    monkeypatch.setattr(archive, "QUORUM_TICK_SECONDS", 2)  # the broker of the tests ticks each second
+    monkeypatch.setattr(writing, "QUORUM_TICK_SECONDS", 2)  # the broker of the tests ticks each second
 
 
 class Jobs:
@@ -69,7 +69,7 @@ class Jobs:
     def found(self):
         """Return the bodies in the queue, in kept archives, and at the consumer."""
         kept = Archive.objects.filter(state="kept")
-        bodies = {message.body.decode() for one in kept for _, message in archive_reading.messages(one)}
+        bodies = {message.body.decode() for one in kept for _, message in reading.messages(one)}
         while (got := self.channel.basic_get(NAME, auto_ack=True))[0] is not None:
             bodies.add(got[2].decode())
         return bodies | self.consumed
@@ -137,18 +137,18 @@ def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs, 
     jobs.declare("quorum", **{"x-delivery-limit": 1})
     jobs.reject(1)
     jobs.fill(LIMIT + 10)
-    store = archive._store
+    store = writing._store
 
     def store_and_die(*arguments):
         store(*arguments)
         raise Killed
 
-    monkeypatch.setattr(archive, "_store", store_and_die)
+    monkeypatch.setattr(writing, "_store", store_and_die)
     with pytest.raises(Killed):
         run_pass()
     wait_until_equal(jobs.lengths, {NAME: LIMIT + 9})
-    Archive.objects.update(created=timezone.now() - archive.UNKNOWN_OUTCOME)
-    archive.enforce_bounds()
+    Archive.objects.update(created=timezone.now() - writing.UNKNOWN_OUTCOME)
+    writing.enforce_bounds()
     assert jobs.found() == jobs.published
 
 
@@ -160,7 +160,7 @@ def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, 
     jobs.fill(2 * LIMIT + 1)
     assert [run_pass().deleted for _ in range(2)] == [0, 1]
     facts = Notification.objects.get(kind="deletion", recipient="ops@example.org").facts
-    assert (facts["dropped"], facts["why_not_archived"]) == (2 * LIMIT + 1, archive.FETCH_PAUSED)
+    assert (facts["dropped"], facts["why_not_archived"]) == (2 * LIMIT + 1, writing.FETCH_PAUSED)
 
 
 def test_an_hour_after_their_return_the_messages_are_archived(jobs, guarded):

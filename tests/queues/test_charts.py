@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues import charts
-from queues.thresholds import Thresholds
+from queues.rules import charts
+from queues.rules.thresholds import Thresholds
 
 BEGAN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ENDED = BEGAN + timedelta(hours=1)

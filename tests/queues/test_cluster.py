@@ -11,11 +11,11 @@ import pytest
 from django.utils import timezone
 
 import core.broker
-from agents.declaring import declare_or_replace
+from agents.registration.declaring import declare_or_replace
 from core import removals
 from core.models import Removal
 from notifications.models import Notification
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Archive, Queue, QueueEvent, Watch
 from rabbit import deadline
 from rabbit.addresses import addresses_of

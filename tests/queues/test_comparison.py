@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.comparison import (
+from queues.rules.comparison import (
     NO_REGISTRATIONS,
     Earlier,
     Observation,
@@ -21,8 +21,8 @@ from queues.comparison import (
     judge_kept,
     with_exact_lengths,
 )
-from queues.quiet import MessageKind
-from queues.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
+from queues.rules.quiet import MessageKind
+from queues.rules.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
 from rabbit.amqp import DeclareOk
 from rabbit.memory import NodeMemory
 from rabbit.snapshot import MQTT_QOS_0, ListedQueue, Snapshot

@@ -13,8 +13,9 @@ from core.leases import lease
 from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import actions, consumer_health, monitor
-from queues.consumer_health import ConsumerState, QueueCounts, count_consumers
+from queues.actions import single
+from queues.guard import consumer_health, monitor
+from queues.guard.consumer_health import ConsumerState, QueueCounts, count_consumers
 from queues.models import Queue, Watch
 from tests.support.proxy import Proxy, http_answer
 from tests.support.toolbox import queue_row, sent
@@ -204,7 +205,7 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     assert count_consumers() == 2
     if how == "by hand":
         settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-        actions.delete_queue(Queue.objects.get(), alice)
+        single.delete_queue(Queue.objects.get(), alice)
     else:
         amqp.channel.queue_delete(NAME)
         Queue.objects.update(state="gone")

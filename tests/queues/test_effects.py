@@ -10,15 +10,15 @@ import time_machine
 from django.db import transaction
 from django.utils import timezone
 
+from accounts.access.tokens import create_token
 from accounts.models import AuditEntry, AuthToken, Owner, PulseUser
-from accounts.pulse_users import adopt_pulse_user
+from accounts.pulse_users.pulse_users import adopt_pulse_user
 from accounts.queue_effects import removal_of
-from accounts.tokens import create_token
 from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmableChange, ConfirmationRequired, Effect
 from core.endpoints import ConfirmSerializer
-from queues import actions, effects
+from queues.actions import effects, single
+from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
-from queues.monitor import run_pass
 from tests.agents.test_subscription_pages import compute, make_agent, make_subscription, store_queue_row  # noqa: F401
 from tests.site.test_admin import choose_action, confirm, confirmation_in, fields_of
 from tests.support.api import Program, Visitor
@@ -51,9 +51,9 @@ def limits_of(queue):
 
 
 def test_a_lowered_limit_deletes_a_queue_above_it_but_not_one_at_it(operator, queue):
-    actions.set_limits(queue, operator, warn_length=1, max_length=LONG)
+    single.set_limits(queue, operator, warn_length=1, max_length=LONG)
     with pytest.raises(ConfirmationRequired) as asked:
-        actions.set_limits(queue, operator, max_length=LONG - 1)
+        single.set_limits(queue, operator, max_length=LONG - 1)
     assert str(asked.value) == "This deletes 1 queue with 420 messages."
     assert limits_of(queue) == (False, 1, LONG)
 
@@ -72,18 +72,18 @@ def test_a_lowered_limit_deletes_a_queue_above_it_but_not_one_at_it(operator, qu
 )
 def test_a_lowered_limit_does_not_delete_a_queue_that_is(operator, account, fields):
     queue = store(pulse_user=account, **{"warn_length": 10, **fields})
-    actions.set_limits(queue, operator, max_length=20)
+    single.set_limits(queue, operator, max_length=20)
     assert limits_of(queue)[2] == 20
 
 
 def test_a_queue_of_unknown_length_may_be_deleted_by_a_lower_limit(operator, account):
     queue = store(pulse_user=account, unacknowledged=None, warn_length=10, max_length=100)
-    actions.set_limits(queue, operator, max_length=200)
+    single.set_limits(queue, operator, max_length=200)
     with pytest.raises(ConfirmationRequired, match="an unknown number in 1 queue"):
-        actions.set_limits(queue, operator, max_length=20)
-    actions.set_limits(queue, operator, unbounded=True)
+        single.set_limits(queue, operator, max_length=20)
+    single.set_limits(queue, operator, unbounded=True)
     with pytest.raises(ConfirmationRequired):
-        actions.set_limits(queue, operator, unbounded=False)
+        single.set_limits(queue, operator, unbounded=False)
     assert limits_of(queue) == (True, 10, 200)
 
 
@@ -94,21 +94,21 @@ def test_a_limit_that_is_removed_is_replaced_by_the_accounts_or_the_policys(oper
     unowned = store("loose", 9000, warn_length=10, max_length=10_000)
     for one in (queue, unowned):
         with pytest.raises(ConfirmationRequired):
-            actions.set_limits(one, operator, max_length=None)
+            single.set_limits(one, operator, max_length=None)
 
 
 def test_a_long_queue_that_is_no_longer_unbounded_is_deleted(operator, account):
     queue = store(pulse_user=account, ready=9000, unbounded=True)
     with pytest.raises(ConfirmationRequired):
-        actions.set_limits(queue, operator, unbounded=False)
-    actions.set_limits(queue, operator, unbounded=False, max_length=10_000)
+        single.set_limits(queue, operator, unbounded=False)
+    single.set_limits(queue, operator, unbounded=False, max_length=10_000)
 
 
 def test_a_queue_that_is_no_longer_unbounded_may_be_deleted_for_its_name(operator, db, settings):
     settings.GUARDIAN_NAMESPACE_POLICY = "delete-unpatterned"
     with pytest.raises(ConfirmationRequired, match="1 queue with 0 messages"):
-        actions.set_limits(store("loose", 0, unbounded=True), operator, unbounded=False)
-    actions.set_limits(store("queue/bob/builds", 0, unbounded=True), operator, unbounded=False)
+        single.set_limits(store("loose", 0, unbounded=True), operator, unbounded=False)
+    single.set_limits(store("queue/bob/builds", 0, unbounded=True), operator, unbounded=False)
 
 
 def test_thresholds_of_an_account_delete_its_queues_without_limits_of_their_own(operator, account, queue):
@@ -308,7 +308,7 @@ def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(
     queue = store(pulse_user=account, ready=5)
     with transaction.atomic():
         Queue.objects.filter(pk=queue.pk).update(ready=LONG)
-        setting = in_background(partial(actions.set_limits, queue, operator, warn_length=10, max_length=20))
+        setting = in_background(partial(single.set_limits, queue, operator, warn_length=10, max_length=20))
         wait_until_blocked(setting)
     with pytest.raises(ConfirmationRequired, match="420"):
         setting.result(timeout=30)

@@ -3,8 +3,8 @@
 import pytest
 
 from accounts.models import AuditEntry, Owner
-from queues import exchanges
-from queues.actions import Gone
+from queues.actions import exchanges
+from queues.actions.single import Gone
 from rabbit.management import BrokerUnavailable
 from rabbit.names import readable
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost

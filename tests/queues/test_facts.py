@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from queues import facts
-from queues.facts import fetch_feeds
+from queues.guard import facts
+from queues.guard.facts import fetch_feeds
 from rabbit.management import Management
 from tools.benchmarks.passes import counted_requests
 

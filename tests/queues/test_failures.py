@@ -14,7 +14,10 @@ from accounts.models import PulseUser
 from core import broker
 from core.models import Lease
 from notifications.models import Notification
-from queues import actions, archive_reading, deletion, monitor, replay, tasks
+from queues import tasks
+from queues.actions import single
+from queues.archives import reading, replay
+from queues.guard import deletion, monitor
 from queues.models import Archive, Pass, Queue, Watch
 from rabbit import confirmed
 from rabbit.fetching import Fetch
@@ -595,7 +598,7 @@ def test_a_broker_that_restarts_in_the_middle_of_a_fetch_loses_no_message(guarde
     run_scheduled_work()
     assert breaches(broker.management(), ["/"], mailbox.mails) == []
     [kept] = Archive.objects.filter(state="kept")
-    assert [int(message.body) for _, message in archive_reading.messages(kept)] == list(range(600))
+    assert [int(message.body) for _, message in reading.messages(kept)] == list(range(600))
 
 
 @pytest.fixture
@@ -605,7 +608,7 @@ def start_replay(guarded_node, alice):
     def start():
         publish(guarded_node, "queue/alice/jobs", 7)
         monitor.run_pass()
-        archive = actions.delete_queue(Queue.objects.get(), alice).archive
+        archive = single.delete_queue(Queue.objects.get(), alice).archive
         Amqp(guarded_node.amqp_url, "/").queue("queue/alice/jobs")
         return replay.start(archive, alice, queue="queue/alice/jobs")
 

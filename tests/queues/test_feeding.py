@@ -7,7 +7,7 @@ import pytest
 from django.urls import reverse
 
 from notifications.sending import send_due
-from queues import facts, feeding, monitor
+from queues.guard import facts, feeding, monitor
 from queues.models import Queue
 from rabbit.management import Binding
 

@@ -14,7 +14,7 @@ from notifications import channels, claims, enqueue, grouping, kinds
 from notifications.enqueue import Notice
 from notifications.models import Notification
 from notifications.sending import send_due
-from queues import consumer_health, monitor
+from queues.guard import consumer_health, monitor
 from queues.models import Queue
 from tests.support.proxy import http_answer
 from tests.support.toolbox import in_background, in_parallel, stored_queue, wait_until_blocked

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from queues.growth import Growth, growth
+from queues.rules.growth import Growth, growth
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

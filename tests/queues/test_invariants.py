@@ -9,7 +9,7 @@ from agents.models import SubscriptionQueue
 from core.models import Removal
 from notifications import claims, retries, sending
 from notifications.models import Notification
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Pass, Queue, QueueEvent
 from rabbit.permissions import FULL_ACCESS
 from tools import invariants

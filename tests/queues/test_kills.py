@@ -9,11 +9,15 @@ from functools import partial
 import pika
 import pytest
 
-from agents import deletions, registration, sweep, vhosts
 from agents.models import Consumer, Registration, SubscriptionQueue
+from agents.registration import queues, vhosts
+from agents.removal import deletions
+from agents.sweeps import sweep
 from notifications import mail_sending, sending
 from notifications.models import Notification
-from queues import actions, archive_reading, monitor, replay
+from queues.actions import single
+from queues.archives import reading, replay
+from queues.guard import monitor
 from queues.models import Archive, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -39,11 +43,11 @@ class Agent:
         self.identity = agents.identity(self.owner, self.offering)
 
     def subscribe(self):
-        subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
-        return registration.create_queue(subscription, self.offering, "order", self.presented)[0]
+        subscription, _ = queues.register_subscription(self.identity, "order", self.presented)
+        return queues.create_queue(subscription, self.offering, "order", self.presented)[0]
 
     def consume(self):
-        return registration.register_consumer(self.identity, self.presented, None)[0]
+        return queues.register_consumer(self.identity, self.presented, None)[0]
 
     def can_read(self, broker, username, queue):
         address = broker.amqp_url.rpartition("@")[2]
@@ -60,7 +64,7 @@ class Agent:
 def archived(name):
     """Return the bodies of the messages of each kept archive of a queue, the oldest first."""
     kept = Archive.objects.filter(queue_name=name, state=Archive.State.KEPT).order_by("id")
-    return [[int(message.body) for _, message in archive_reading.messages(one)] for one in kept]
+    return [[int(message.body) for _, message in reading.messages(one)] for one in kept]
 
 
 def taken(amqp, name):
@@ -112,7 +116,7 @@ def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, guarded, 
     assert QueueEvent.objects.filter(kind="gone").count() == kills + 1
 
 
-@pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
+@pytest.mark.parametrize("do", [single.delete_queue, single.purge_queue])
 def test_a_killed_deletion_or_purge_by_a_person_loses_no_message(do, amqp, alice, guarded, management):
     def prepare(number):
         amqp.queue(f"queue/alice/{number}", 5)
@@ -124,7 +128,7 @@ def test_a_killed_deletion_or_purge_by_a_person_loses_no_message(do, amqp, alice
         left = taken(amqp, queue.name) if queue.name in queue_names(management, guarded) else []
         assert sorted({*kept, *left}) == list(range(5)), death.effects
         assert kept in ([], list(range(5))), death.effects
-        if do is actions.delete_queue:
+        if do is single.delete_queue:
             assert not (kept and left), death.effects
 
     assert kill_after_each_effect(lambda queue: do(queue, alice), prepare, check) >= 8
@@ -135,7 +139,7 @@ def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, m
     name = "queue/alice/jobs"
     amqp.queue(name, 5)
     monitor.run_pass()
-    archive = actions.delete_queue(Queue.objects.get(name=name), alice).archive
+    archive = single.delete_queue(Queue.objects.get(name=name), alice).archive
     amqp.queue(name)
 
     def check(started, death):

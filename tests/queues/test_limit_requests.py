@@ -5,7 +5,7 @@ from django.core.exceptions import ValidationError
 
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import actions, limit_requests
+from queues.actions import limit_requests, single
 from queues.models import Queue
 from tests.support.api import Program
 from tests.support.toolbox import queue_events, stored_queue
@@ -55,7 +55,7 @@ def test_an_open_request_is_shown_until_operators_decide(queue, alice, operator,
     client.force_login(operator)
     assert "alice@example.org asks for a deletion limit of 50,000 messages" in client.get("/").text
     assert "nightly import" in client.get(f"{page}limits/").text
-    actions.set_limits(queue, operator, warn_length=1_000)
+    single.set_limits(queue, operator, warn_length=1_000)
     assert "asks for a deletion limit" not in client.get("/").text
     assert limit_requests.open_request(queue) is None
 

@@ -5,10 +5,11 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from queues import monitor, thresholds
-from queues.comparison import PulseAccount, Registrations, Rules
+from queues.guard import monitor
 from queues.models import Watch
-from queues.thresholds import MemoryPressure, Thresholds
+from queues.rules import thresholds
+from queues.rules.comparison import PulseAccount, Registrations, Rules
+from queues.rules.thresholds import MemoryPressure, Thresholds
 from rabbit import memory
 from rabbit.management import BrokerUnavailable
 from rabbit.memory import NodeMemory

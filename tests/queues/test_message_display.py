@@ -5,8 +5,15 @@ import time
 
 import pytest
 
-from queues import message_display
-from queues.message_display import MAX_CHARACTERS, MAX_HEADERS, MAX_HEX_BYTES, UNFOLDED_CHARACTERS, body_shown, line
+from queues.archives import message_display
+from queues.archives.message_display import (
+    MAX_CHARACTERS,
+    MAX_HEADERS,
+    MAX_HEX_BYTES,
+    UNFOLDED_CHARACTERS,
+    body_shown,
+    line,
+)
 from rabbit.fetching import Fetched
 
 

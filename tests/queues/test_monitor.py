@@ -9,15 +9,18 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import removal
 from accounts.models import Owner, PulseUser
+from accounts.pulse_users import removal
 from agents.models import AgentVhost, EventSubscription, Offering, SubscriptionQueue
 from core import bulk, leases
 from core.models import Lease
 from notifications.models import Notification
-from queues import actions, listing, monitor, pruning, trends
-from queues.deletion import Deletion
+from queues.actions import single
+from queues.guard import monitor, pruning
+from queues.guard.deletion import Deletion
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
+from queues.pages import trends
+from queues.rules import listing
 from tests.support.faults import once_after, once_before
 from tests.support.toolbox import queue_events, queue_names, queue_row, remove_account, sent
 from tools.benchmarks.passes import counted_requests
@@ -91,7 +94,7 @@ def test_if_the_recheck_list_times_out_queues_over_the_limit_by_ready_are_delete
     amqp.queue("doubtful", 11)
     for _ in range(11):
         amqp.channel.basic_get("doubtful", auto_ack=False)
-    monkeypatch.setattr("queues.deletion.LIST_TIMEOUT_SECONDS", -1)
+    monkeypatch.setattr("queues.guard.deletion.LIST_TIMEOUT_SECONDS", -1)
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (1, 1)
     assert Queue.objects.get(name="certain").state == "gone"
@@ -314,7 +317,7 @@ def test_an_account_can_be_removed_during_a_pass(amqp, management, monkeypatch):
 def test_a_queue_deleted_manually_during_a_pass_stays_gone(builds, amqp, alice, monkeypatch, more, during):
     amqp.publish(builds.name, more)
     once, step = during
-    once(monkeypatch, step, lambda: actions.delete_queue(builds, alice))
+    once(monkeypatch, step, lambda: single.delete_queue(builds, alice))
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
     builds.refresh_from_db()
@@ -332,7 +335,7 @@ def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alic
 
     def delete_first(self, *arguments, **options):
         monkeypatch.setattr(Deletion, step, at_that_step)
-        actions.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
+        single.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
         return at_that_step(self, *arguments, **options)
 
     monkeypatch.setattr(Deletion, step, delete_first)
@@ -347,7 +350,7 @@ def test_a_condemned_queue_that_was_redeclared_is_not_deleted(amqp, alice, monke
     amqp.queue("queue/alice/builds", 11)
 
     def delete_and_declare():
-        actions.delete_queue(Queue.objects.get(), alice)
+        single.delete_queue(Queue.objects.get(), alice)
         amqp.queue("queue/alice/builds", 1)
 
     once_before(monkeypatch, "the announcement", delete_and_declare)
@@ -437,7 +440,7 @@ def test_queues_deleted_manually_after_the_list_are_not_a_short_list(amqp, alice
 
     def delete_half():
         for queue in Queue.objects.order_by("name")[:3]:
-            actions.delete_queue(queue, alice)
+            single.delete_queue(queue, alice)
 
     once_after(monkeypatch, "the list", delete_half)
     assert monitor.run_pass().errors == []

@@ -16,14 +16,16 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from agents import deletions, registration, sweep
 from agents.models import AgentIdentity, SubscriptionQueue
+from agents.registration import queues
+from agents.removal import deletions
+from agents.sweeps import sweep
 from core import removals
 from core.models import Removal
 from notifications import claims, enqueue, mail_sending, sending
 from notifications.enqueue import Notice
 from notifications.models import Notification
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Pass, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.support import plugin
@@ -361,8 +363,8 @@ def test_mails_arrive_after_a_cut_connection_with_few_duplicates(mailbox, settin
 def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, alice, guarded, management, mailbox):
     presented = agents.token(alice)
     identity = agents.identity(alice)
-    subscription, _ = registration.register_subscription(identity, "order", presented)
-    queue, _ = registration.create_queue(subscription, identity.offering, "order", presented)
+    subscription, _ = queues.register_subscription(identity, "order", presented)
+    queue, _ = queues.create_queue(subscription, identity.offering, "order", presented)
     management.declare_queue(queue.vhost, "subscription_orphan")
     amqp.queue("queue/alice/warned", 6)
     amqp.queue(BUILDS, 6)
@@ -377,7 +379,7 @@ def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, 
     with time_machine.travel(timezone.now() + timedelta(days=1), tick=True):
         run_scheduled_work()
         amqp.take("queue/alice/warned", 6)
-        again, is_new = registration.create_queue(subscription, identity.offering, "order", presented)
+        again, is_new = queues.create_queue(subscription, identity.offering, "order", presented)
         assert (again, is_new) == (queue, False)
         run_scheduled_work()
         wrong = breaches(management, [guarded, queue.vhost], mailbox.mails)
@@ -403,18 +405,18 @@ def test_concurrent_passes_sweeps_senders_and_registrations_do_everything_once(
 ):
     presented = agents.token(alice)
     identity = agents.identity(alice)
-    subscription, _ = registration.register_subscription(identity, "order", presented)
+    subscription, _ = queues.register_subscription(identity, "order", presented)
     vhost = alice.uuid.hex
     for number in range(3):
         amqp.queue(f"queue/alice/long-{number}", 11)
         amqp.queue(f"queue/alice/warned-{number}", 6)
         management.declare_queue(vhost, f"subscription_orphan_{number}")
     leaving = agents.identity(alice)
-    registration.register_consumer(leaving, presented, None)
+    queues.register_consumer(leaving, presented, None)
     registered = []
 
     def register():
-        registered.append(registration.create_queue(subscription, identity.offering, "order", presented))
+        registered.append(queues.create_queue(subscription, identity.offering, "order", presented))
 
     def remove():
         deletions.delete(AgentIdentity.objects.filter(pk=leaving.pk))

@@ -10,9 +10,9 @@ from django.utils import timezone
 from accounts.models import AuditEntry, Owner
 from core.models import Lease
 from notifications.models import Notification
-from queues import pruning
+from queues.guard import pruning
+from queues.guard.pruning import prune
 from queues.models import Pass, Queue, QueueEvent, QueueSample
-from queues.pruning import prune
 from tests.site.test_docs import DOCS
 from tests.support.toolbox import stored_queue
 

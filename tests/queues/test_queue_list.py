@@ -7,9 +7,9 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.listing import WITHOUT_CONSUMER, should_have_consumer
 from queues.models import Queue, Watch
-from queues.views import rows_of
+from queues.pages.queues import rows_of
+from queues.rules.listing import WITHOUT_CONSUMER, should_have_consumer
 from tests.support.toolbox import queue_row
 
 pytestmark = pytest.mark.django_db

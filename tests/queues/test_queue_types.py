@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from rabbit import snapshot
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.quiet import MessageKind, QuietPeriod, next_message
-from queues.thresholds import OK, WARNED
+from queues.rules.quiet import MessageKind, QuietPeriod, next_message
+from queues.rules.thresholds import OK, WARNED
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PERIOD = 900

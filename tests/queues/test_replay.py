@@ -7,10 +7,11 @@ import pytest
 
 from accounts.models import Owner, PulseUser
 from core.broker import session
-from queues import actions, replay
+from queues.actions import single
+from queues.archives import replay
+from queues.archives.replay import ReplayRefused
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue, Replay
-from queues.monitor import run_pass
-from queues.replay import ReplayRefused
 from rabbit.confirmed import KEY_HEADER, ConfirmChannel, ConfirmedPublisher, Outcome
 from rabbit.fetching import Bounds, Fetch, Fetched
 from tests.support.faults import once_after
@@ -34,7 +35,7 @@ def archived(amqp, alice):
     def archived(messages):
         amqp.queue(NAME, messages)
         run_pass()
-        actions.delete_queue(Queue.objects.get(name=NAME), alice)
+        single.delete_queue(Queue.objects.get(name=NAME), alice)
         amqp.queue(NAME)
         run_pass()
         return Archive.objects.get()

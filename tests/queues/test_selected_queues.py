@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from queues import brake
+from queues.actions.selected import MAX_SELECTED
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue, Watch
-from queues.monitor import run_pass
-from queues.selected import MAX_SELECTED
+from queues.rules import brake
 from tests.support.api import Program
 from tests.support.toolbox import queue_names, stored_queue
 

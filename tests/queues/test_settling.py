@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from queues import settling
+from queues.guard import settling
 from tests.queues.test_comparison import NODES, InMemoryMonitor, listed_queue, snapshot
 
 A, B = "rabbit@a", "rabbit@b"

@@ -14,12 +14,14 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from agents import events, registration, sweep
+from agents.events import publishing
 from agents.models import AgentVhost, EventSubscription, Registration, SubscriptionQueue
-from agents.removals import pending
+from agents.registration import queues as registration
+from agents.removal.handlers import pending
+from agents.sweeps import sweep
 from notifications import claims, enqueue, sending
 from notifications.models import Notification
-from queues import deletion, monitor
+from queues.guard import deletion, monitor
 from queues.models import Queue, QueueEvent
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tools.benchmarks.passes import counted_requests
@@ -200,7 +202,7 @@ def test_statements_and_requests_of_publishing_do_not_grow(guarded, agents, alic
             )
             for subscription, name in zip(subscriptions, names, strict=True)
         )  # fmt: skip
-        published, *count = counted(lambda offering=offering: events.publish(offering, "order", {}))
+        published, *count = counted(lambda offering=offering: publishing.publish(offering, "order", {}))
         assert (published.delivered, published.skipped, published.rejected) == (number, 0, 0)
         found.append(count)
     assert found[0] == found[1]

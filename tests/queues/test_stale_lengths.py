@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from tests.conftest import Amqp
 from tests.support.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until, wait_until_equal

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.brake import brake_limit
-from queues.thresholds import (
+from queues.rules.brake import brake_limit
+from queues.rules.thresholds import (
     DELETING,
     OK,
     WARNED,

@@ -7,9 +7,9 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from queues import tombstones
+from queues.actions import tombstones
+from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
-from queues.monitor import run_pass
 from tests.support.toolbox import queue_row
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")

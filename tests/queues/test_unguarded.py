@@ -9,7 +9,7 @@ from accounts.models import AuditEntry
 from core import broker as core_broker
 from notifications import mails
 from notifications.models import Notification
-from queues import monitor, unguarded
+from queues.guard import monitor, unguarded
 from queues.models import Queue, Watch
 from rabbit import amqp as rabbit_amqp
 from rabbit import prometheus, streams

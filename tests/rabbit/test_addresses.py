@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue, Watch
 from rabbit import snapshot
 from rabbit.addresses import Addresses, addresses_of, split_addresses

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from django.test import Client
 
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import deadline
 from status import probes

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from core import broker
 from guardian_site.checks import check_settings
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import prometheus
 from rabbit.management import BrokerUnavailable, MalformedResponse

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from rabbit.management import AnotherVhost, Management
 from status import doctor

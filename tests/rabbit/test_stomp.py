@@ -7,7 +7,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from accounts.tokens import create_token
+from accounts.access.tokens import create_token
 from rabbit.management import NotOnBroker
 from tools.stomp import Refused, StompReader
 

@@ -9,9 +9,10 @@ import pytest
 from amqp import Message, spec
 
 from accounts.models import PulseUser
-from queues import actions, replay
+from queues.actions import single
+from queues.archives import replay
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue
-from queues.monitor import run_pass
 from rabbit.amqp import Session
 from rabbit.unreadable import HEADER, MAX_DEPTH
 
@@ -77,7 +78,7 @@ def listed(guarded, amqp, alice, client, settings):
 @pytest.fixture
 def archived(listed, alice, amqp):
     """Return the archive of the queue, which is declared again."""
-    actions.delete_queue(listed, alice)
+    single.delete_queue(listed, alice)
     amqp.queue(NAME)
     run_pass()
     return Archive.objects.get()
@@ -121,7 +122,7 @@ def test_messages_with_unreadable_headers_are_archived_with_the_rest(archived, c
 def test_messages_with_unreadable_headers_are_replayed(archived, alice, client):
     replay.start(archived, alice, queue=NAME)
     assert replay.run_due() == 13
-    actions.delete_queue(Queue.objects.get(), alice)
+    single.delete_queue(Queue.objects.get(), alice)
     again = Archive.objects.exclude(pk=archived.pk).get()
     before, after = downloaded(client, archived), downloaded(client, again)
     for message in (*before.values(), *after.values()):
@@ -137,7 +138,7 @@ def test_a_message_with_a_routing_key_that_is_not_utf8_is_archived(listed, clien
         channel.confirm_select()
         channel.basic_publish(Message(b"nested", type="t", application_headers={"a": 5}), "any", b"caf\xe9.au")
         channel.wait(spec.Basic.Ack)
-    actions.purge_queue(listed, alice)
+    single.purge_queue(listed, alice)
     amqp.channel.exchange_delete("any")
     message = downloaded(client, Archive.objects.get())["nested"]
     assert (message["exchange"], message["routing_key"]) == ("any", "caf?.au")
@@ -149,7 +150,7 @@ def test_a_replay_ends_at_a_message_with_too_long_headers_and_names_it(listed, a
     amqp.channel.queue_purge(NAME)
     for properties in (None, Raw(TOO_LARGE), None):
         amqp.channel.basic_publish("", NAME, b"x", properties)
-    actions.purge_queue(listed, alice)
+    single.purge_queue(listed, alice)
     archive = Archive.objects.get()
     replay.start(archive, alice, queue=NAME)
     replay.run_due()

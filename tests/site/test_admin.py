@@ -13,9 +13,10 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import audit, vouching
+from accounts import audit
+from accounts.access import vouching
+from accounts.access.tokens import create_token
 from accounts.models import AuditEntry, AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching
-from accounts.tokens import create_token
 from agents.models import (
     AgentIdentity,
     AgentProcessor,
@@ -32,9 +33,9 @@ from core.models import Lease, Removal
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
-from queues import actions
+from queues.actions import single
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
-from queues.monitor import run_pass
 from rabbit.management import NotOnBroker
 from tests.support.chromium import sign_in
 from tests.support.toolbox import (
@@ -542,7 +543,7 @@ def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, m
     account = make_account()
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.update(pulse_user=account)
-    monkeypatch.setattr("accounts.each.MAX_ROWS_SHOWN", 3)
+    monkeypatch.setattr("accounts.pulse_users.each.MAX_ROWS_SHOWN", 3)
     texts = messages_of(
         confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="20", max_length="")
     )
@@ -557,7 +558,7 @@ def test_a_stale_limits_form_changes_only_the_edited_fields(admin, operator, pag
     path = page.format(queue)
     form = fields_of(admin.get(path))
     assert (form["warn_length"], form["initial-warn_length"]) == ("6", "6")
-    actions.set_limits(queue, operator, unbounded=True, warn_length=5)
+    single.set_limits(queue, operator, unbounded=True, warn_length=5)
     assert admin.post(path, {**form, "max_length": "20"}).status_code == 302
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 5, 20)
@@ -573,7 +574,7 @@ def test_limits_that_conflict_with_a_concurrent_change_are_refused(admin, operat
     queue = make_queue(warn_length=6, max_length=9)
     path = f"/admin/queues/queue/{queue.pk}/change/"
     form = fields_of(admin.get(path))
-    actions.set_limits(queue, operator, max_length=7)
+    single.set_limits(queue, operator, max_length=7)
     answer = admin.post(path, {**form, "warn_length": "8"})
     assert answer.status_code == 302
     [text] = messages_of(answer)

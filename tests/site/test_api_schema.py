@@ -9,8 +9,8 @@ import schemathesis
 from django.core.management import call_command
 from playwright.sync_api import expect
 
+from accounts.access.tokens import create_token
 from accounts.models import Owner
-from accounts.tokens import create_token
 from guardian_site import api_docs
 from guardian_site.api_calls import SESSION
 from guardian_site.api_urls import urlpatterns

@@ -13,15 +13,15 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner, PulseUser
-from accounts.pulse_users import create_pulse_user
-from agents import registration
+from accounts.pulse_users.pulse_users import create_pulse_user
 from agents.models import EventSubscription, SubscriptionQueue
-from agents.stale import clean_up_stale
-from agents.sweep import sweep_orphans
+from agents.registration import queues
+from agents.sweeps.stale import clean_up_stale
+from agents.sweeps.sweep import sweep_orphans
 from core import sealing
 from notifications import channels, sending
 from notifications.models import Channel
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Queue
 from tests.conftest import Amqp
 from tests.site.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
@@ -219,8 +219,8 @@ def test_after_a_restore_nothing_is_notified_twice_and_no_queue_deleted(
 def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup, agents, agent, consume_as):
     backup.make()
     identity = agents.identity(agent.owner, agent.offering)
-    subscription, _ = registration.register_subscription(identity, "order", agent.presented)
-    queue, _ = registration.create_queue(subscription, agent.offering, "order", agent.presented)
+    subscription, _ = queues.register_subscription(identity, "order", agent.presented)
+    queue, _ = queues.create_queue(subscription, agent.offering, "order", agent.presented)
     reader = consume_as(agent.vhost, queue.queue_name, subscription.rmq_username, agent.presented.key)
     bob = RegisteredAgent(agents, "bob")
     users, of_bob = agents.users(), bob.names
@@ -237,8 +237,8 @@ def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup,
 
     reader.close()  # the restarted agent registers anew, and its former queue is removed
     identity = agents.identity(agent.owner, agent.offering)
-    again, _ = registration.register_subscription(identity, "order", agent.presented)
-    new, _ = registration.create_queue(again, agent.offering, "order", agent.presented)
+    again, _ = queues.register_subscription(identity, "order", agent.presented)
+    new, _ = queues.create_queue(again, agent.offering, "order", agent.presented)
     report = sweep_orphans()
     assert (report.deleted, report.users) == (1, 1)
     assert agent.names == {*agent.registered, new.queue_name}
@@ -279,7 +279,7 @@ def test_documented_dry_runs_list_what_a_restore_costs(backup, guarded, agent, a
     backup.make()
     Queue.objects.filter(name="unbounded since").update(unbounded=True)
     amqp.publish("unbounded since", 9)
-    newer, _ = registration.create_queue(agent.subscription, agent.offering, "call", agent.presented)
+    newer, _ = queues.create_queue(agent.subscription, agent.offering, "call", agent.presented)
     agents.token(stale.owner)
     monitor.run_pass()
     assert Queue.objects.get(name="unbounded since").state == "warned"

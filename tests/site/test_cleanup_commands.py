@@ -11,8 +11,8 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from accounts.models import AuthToken
-from agents import stale, sweep
 from agents.models import SubscriptionQueue, Sweep
+from agents.sweeps import stale, sweep
 from core.models import Lease, Removal
 from notifications.models import Notification
 from tests.conftest import Amqp

@@ -17,9 +17,9 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from core.models import Lease
 from notifications.models import Notification
+from queues.guard.pass_run import Report
 from queues.management.commands.monitor_queues import as_text
 from queues.models import Pass, Queue
-from queues.pass_run import Report
 from tests.support.faults import run_scheduled_work
 from tests.support.toolbox import queue_names, wait_until
 from tools.invariants import breaches

@@ -18,13 +18,15 @@ import pytest
 from django.core.management import call_command, get_commands
 
 from accounts.models import Owner
-from accounts.pulse_users import create_pulse_user
-from agents import events, registration
+from accounts.pulse_users.pulse_users import create_pulse_user
+from agents.events import publishing
 from agents.models import Consumer, Offering
+from agents.registration import queues
 from guardian_site.checks import check_settings
 from notifications import channels
-from queues import monitor, thresholds
+from queues.guard import monitor
 from queues.models import Queue
+from queues.rules import thresholds
 from tools import pages, pictures
 
 pytestmark = pytest.mark.slow
@@ -258,7 +260,7 @@ def test_every_documented_request_is_answered(agents, guarded, live_server, sett
     presented = agents.token(owner, "agent" if is_agents else "all")
     offering = agents.offering(owner, publishers=(owner,))
     identity = agents.identity(owner, offering)
-    subscription, _ = registration.register_subscription(identity, "order", presented)
+    subscription, _ = queues.register_subscription(identity, "order", presented)
     values = {
         "TOKEN": presented.key, "GUARDIAN": live_server.url, "OFFERING": offering.uuid.hex,
         "AGENT": identity.uuid.hex, "SUBSCRIPTION": subscription.uuid.hex, "METRICS_TOKEN": "a-word",
@@ -360,7 +362,7 @@ def test_the_documented_threshold_policy_works(guarded, amqp, settings, monkeypa
     settings.GUARDIAN_THRESHOLD_POLICY = "roomy"
     assert "guardian.E008" in {message.id for message in check_settings(None)}
     monkeypatch.setattr(thresholds, "POLICIES", dict(thresholds.POLICIES))
-    exec(code, vars(thresholds) | {"POLICIES": thresholds.POLICIES, "__name__": "queues.thresholds"})
+    exec(code, vars(thresholds) | {"POLICIES": thresholds.POLICIES, "__name__": "queues.rules.thresholds"})
     monkeypatch.setattr("guardian_site.checks.POLICIES", thresholds.POLICIES)
     assert "guardian.E008" not in {message.id for message in check_settings(None)}
     amqp.queue("long", 15)  # over the limit of 10, but not over twice that
@@ -429,11 +431,11 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
     consumer_queue = wait_for_line(lines, "reading ").rpartition(" ")[2]
     consumer = Consumer.objects.get()
     assert (consumer.queue_name, consumer.object_types) == (consumer_queue, ["order", "resource"])
-    published = events.publish(offering, "order", {"order_uuid": "17"})
+    published = publishing.publish(offering, "order", {"order_uuid": "17"})
     assert published.delivered == 1
-    events.publish(offering, "order", {"order_uuid": "17"}, message_id=published.message_id)
-    events.publish(offering, "user_role", {"of": "nobody"})
-    events.publish(offering, "resource", {"resource_uuid": "18"})
+    publishing.publish(offering, "order", {"order_uuid": "17"}, message_id=published.message_id)
+    publishing.publish(offering, "user_role", {"of": "nobody"})
+    publishing.publish(offering, "resource", {"resource_uuid": "18"})
     first, second = lines.get(timeout=30), lines.get(timeout=30)
     assert json.loads(first.partition("event order ")[2]) == {
         "order_uuid": "17", "object_type": "order", "offering_uuid": offering.uuid.hex, "schema_version": 1,
@@ -447,7 +449,7 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
     management.delete_user(consumer.rmq_username)
     Consumer.objects.update(password_set=False)
     wait_for_line(lines, "reading ")
-    events.publish(offering, "order", {"order_uuid": "19"})
+    publishing.publish(offering, "order", {"order_uuid": "19"})
     assert '"order_uuid": "19"' in lines.get(timeout=30)
     program.terminate()
     assert program.wait(timeout=10) == 0
@@ -474,9 +476,9 @@ def test_the_documented_agent_handles_an_event_once_though_the_connection_closes
     settings = {"GUARDIAN": live_server.url, "BROKER": stomp_url, "OFFERING": offering.uuid.hex}
     program, lines = example("-c", SLOW_AGENT, TOKEN=agents.token(owner).key, **settings)
     wait_for_line(lines, "reading ")
-    events.publish(offering, "order", {"order_uuid": "1"})
+    publishing.publish(offering, "order", {"order_uuid": "1"})
     wait_for_line(lines, "handling 1")
-    events.publish(offering, "order", {"order_uuid": "2"})
+    publishing.publish(offering, "order", {"order_uuid": "2"})
     management.close_connections_of(Consumer.objects.get().rmq_username, "test")
     program.stdin.write("\n\n")
     program.stdin.flush()

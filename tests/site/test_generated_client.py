@@ -17,13 +17,13 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Invitation, Owner, PulseUser
-from accounts.pulse_users import create_pulse_user
+from accounts.pulse_users.pulse_users import create_pulse_user
 from agents.models import Offering
 from message_store.applications import create_key
 from message_store.models import Application
 from notifications.models import Channel
+from queues.guard.monitor import run_pass
 from queues.models import Queue
-from queues.monitor import run_pass
 from rabbit.management import NotOnBroker
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from django.test import Client
 
+from accounts.access.tokens import create_token
 from accounts.models import Owner
-from accounts.tokens import create_token
 from core import broker
 from core.masking import mask_secrets
 from guardian_site import tracing

@@ -17,13 +17,13 @@ from django.db import connection
 from django.test import Client
 
 from accounts.models import AuditEntry, Owner
-from accounts.signin import create_link
+from accounts.signing_in.signin import create_link
 from agents.models import Offering
 from guardian_site.logs import JSONLinesFormatter, LineFormatter
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
-from queues import monitor
+from queues.guard import monitor
 from rabbit.management import NotOnBroker
 from tests.support.plugin import VAR
 

@@ -189,7 +189,7 @@ def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path)
     assert {asked.headers["X-Request-ID"] for asked in broker.asked} == {request_id}
     lines = [json.loads(line) for line in log_text.splitlines()]
     of_task = [line for line in lines if line.get("request_id") == request_id]
-    assert {"guardian.broker", "celery.app.trace", "queues.monitor"} <= {line["logger"] for line in of_task}
+    assert {"guardian.broker", "celery.app.trace", "queues.guard.monitor"} <= {line["logger"] for line in of_task}
     calls = [line for line in of_task if line["logger"] == "guardian.broker"]
     assert len(calls) == len(broker.asked)
     assert {call["level"] for call in calls} == {"DEBUG"}

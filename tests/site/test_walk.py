@@ -8,17 +8,17 @@ import pytest
 from django.test import Client
 from playwright.sync_api import Page, expect
 
+from accounts.access.tokens import create_token
 from accounts.models import Invitation, Owner, PulseUser
-from accounts.pulse_users import create_pulse_user
-from accounts.tokens import create_token
+from accounts.pulse_users.pulse_users import create_pulse_user
 from agents.models import Consumer, EventSubscription, Offering
 from message_store import applications
 from message_store import queues as stored_queues
 from message_store.queues import MessageInput
 from message_store.store import store
 from notifications import sending
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue
-from queues.monitor import run_pass
 from rabbit.fetching import Fetched
 from rabbit.management import Management
 from tests.agents.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, store_queue_row

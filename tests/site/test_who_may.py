@@ -20,14 +20,14 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
-from accounts.addresses import confirmation_token
+from accounts.access.tokens import create_token
 from accounts.models import AuthToken, Invitation, NotificationAddress, Owner, PulseUser
-from accounts.tokens import create_token
+from accounts.pulse_users.addresses import confirmation_token
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
-from queues.archive_chunks import pack
+from queues.archives.chunks import pack
 from queues.models import Archive, Queue, Replay
 from rabbit.fetching import Fetched
 from rabbit.management import Management, NotOnBroker

@@ -23,11 +23,11 @@ from django.dispatch import Signal
 from django.urls import URLPattern, URLResolver, get_resolver
 
 import accounts.signals
-from accounts import queue_counts
+from accounts.pulse_users import queue_counts
 from core import broker
 from guardian_site.celery import app
 from notifications import kinds, subjects
-from queues import pruning, registered
+from queues.guard import pruning, registered
 from tests.support.plugin import ROOT
 
 RECORDED = Path(__file__).with_name("wiring.json")

@@ -6,7 +6,7 @@ import pytest
 
 from notifications.models import Notification
 from notifications.sending import send_due
-from queues import alarms, monitor
+from queues.guard import alarms, monitor
 from queues.models import Watch
 from rabbit.snapshot import Snapshot
 from tests.conftest import Amqp

@@ -16,13 +16,13 @@ from django.utils import timezone
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from accounts.access.tokens import create_token
 from accounts.models import Owner, PulseUser
-from accounts.tokens import create_token
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import broker
 from core.models import Removal
 from notifications.models import Notification
-from queues import monitor
+from queues.guard import monitor
 from queues.models import Archive, Pass, Queue, Replay, Watch
 from rabbit.management import BrokerUnavailable, Call
 from status import counters

@@ -9,9 +9,9 @@ from django.utils import timezone
 from accounts.models import AuditEntry, AuthToken, Owner
 from agents.models import Sweep
 from core.leases import lease
-from queues.brake import brake, released_queues
+from queues.guard.monitor import run_pass
 from queues.models import Pass, Queue, Watch
-from queues.monitor import run_pass
+from queues.rules.brake import brake, released_queues
 from rabbit import snapshot
 from status import views
 from status.views import NAMES_SHOWN, names

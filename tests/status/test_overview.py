@@ -13,11 +13,11 @@ from agents.models import Sweep
 from core.formatting import rate_in_words
 from core.models import Removal
 from notifications.models import Notification
-from queues.consumer_health import _as_stored
-from queues.facts import Facts as QueueFacts
+from queues.guard.consumer_health import _as_stored
+from queues.guard.facts import Facts as QueueFacts
+from queues.guard.monitor import run_pass
 from queues.models import Pass, Queue, QueueSample, Watch
-from queues.monitor import run_pass
-from queues.thresholds import of_queue
+from queues.rules.thresholds import of_queue
 from rabbit.management import Node
 from status import facts, overview, rules
 from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox

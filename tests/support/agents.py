@@ -12,10 +12,10 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from agents import registration
-from agents.credentials import PresentedToken
-from agents.identities import create_identity
 from agents.models import AgentIdentity, Consumer, Offering, SubscriptionQueue
+from agents.registration import queues as registration
+from agents.registration.credentials import PresentedToken
+from agents.registration.identities import create_identity
 from core.models import Removal
 from rabbit.management import Management, NotOnBroker
 

@@ -6,7 +6,7 @@ from typing import Any
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from queues.archive_chunks import pack
+from queues.archives.chunks import pack
 from queues.models import Archive
 from rabbit.fetching import Fetched
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from message_store import cassandra_setup
-from message_store.cassandra import CassandraStore
+from message_store.cassandra import setup
+from message_store.cassandra.store import CassandraStore
 from tools.cassandra import DATACENTER, PASSWORD, USER, PrivateCassandra
 
 START_SECONDS = 240
@@ -111,7 +111,7 @@ def cassandra_settings(cassandra_hosts: str) -> dict[str, Any]:
         "CASSANDRA_TLS": False,
     }
     with override_settings(**found):
-        list(cassandra_setup.set_up())
+        list(setup.set_up())
     return found
 
 

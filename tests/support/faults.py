@@ -15,14 +15,16 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from agents import sweep
 from agents.models import Consumer, SubscriptionQueue
+from agents.sweeps import sweep
 from core import tasks
 from core.models import Lease, Removal
 from notifications import claims, sending
 from notifications.models import Notification
-from queues import archive, monitor, replay
-from queues.deletion import Deletion
+from queues.archives import replay
+from queues.archives import writing as archive
+from queues.guard import monitor
+from queues.guard.deletion import Deletion
 from rabbit import http, snapshot
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Fetch

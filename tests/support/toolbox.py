@@ -21,13 +21,13 @@ from django.db.models import Model
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from accounts.pulse_users.removal import remove_pulse_user
 from accounts.queue_effects import removal_of
-from accounts.removal import remove_pulse_user
 from core import removals
 from core.confirmation import ConfirmationRequired
 from core.models import Removal
 from notifications.models import Notification
-from queues import effects
+from queues.actions import effects
 from queues.models import Queue, QueueEvent, Watch
 from rabbit.management import Management
 from rabbit.permissions import Permissions

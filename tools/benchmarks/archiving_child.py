@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues import archive, archive_reading, replay
-from queues.archive import Removed, Target
+from queues.archives import reading, replay, writing
+from queues.archives.writing import Removed, Target
+from queues.guard.monitor import run_pass
 from queues.models import Archive, Replay
-from queues.monitor import run_pass
 from tools.benchmarks.passes import timed
 
 NAME = "queue/bench/jobs"
@@ -58,7 +58,7 @@ def one_queue(vhost: str, messages: int, size: int, rounds: int) -> dict[str, An
         replaying, sent = timed(lambda: replay.run_due(600))
         if sent != messages:
             raise AssertionError(f"{sent} messages were replayed")
-        bodies = [message.body for _, message in archive_reading.messages(kept)]
+        bodies = [message.body for _, message in reading.messages(kept)]
         publish, _ = timed(partial(publish_bare, vhost, bodies))
         with broker.session(vhost) as session:
             assert session.delete_queue(NAME) == 2 * messages
@@ -131,7 +131,7 @@ def delete(vhost: str) -> Removed:
     """Archive the queue, and delete it."""
     target = Target(vhost=vhost, name=NAME, type="classic", reason=Archive.Reason.LENGTH)
     with broker.session(vhost) as session:
-        return archive.delete_queue(session, target)
+        return writing.delete_queue(session, target)
 
 
 def consume_bare(vhost: str, messages: int) -> None:

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.monitor import run_pass
+from queues.guard.monitor import run_pass
 from rabbit import amqp
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS

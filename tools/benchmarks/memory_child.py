@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from queues import monitor
+from queues.guard import monitor
 
 
 def measure(vhost: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from django.conf import settings
 from django.test import override_settings
 
 from guardian_store.ids import Place, now, place, random_rests
-from message_store.cassandra import CassandraStore
-from message_store.cassandra_cluster import open_cluster
-from message_store.cassandra_cql import ADD_MESSAGE
-from message_store.cassandra_reading import SIGNED_OFFSET
+from message_store.cassandra.cluster import open_cluster
+from message_store.cassandra.cql import ADD_MESSAGE
+from message_store.cassandra.reading import SIGNED_OFFSET
+from message_store.cassandra.store import CassandraStore
 from message_store.store import NewMessage, StoredQueue
 from tools.benchmarks.message_store_batches import ATTEMPTS, quickest
 

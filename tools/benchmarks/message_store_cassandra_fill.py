@@ -15,10 +15,9 @@ from cassandra import ConsistencyLevel
 from django.test import override_settings
 
 from guardian_store.ids import TICKS_PER_SECOND, Place, message_id, random_rests
-from message_store import buckets, cassandra_setup
-from message_store import cassandra_cql as cql
-from message_store.cassandra import CassandraStore
-from message_store.cassandra_cluster import ERRORS, batch
+from message_store.cassandra import buckets, cql, setup
+from message_store.cassandra.cluster import ERRORS, batch
+from message_store.cassandra.store import CassandraStore
 from message_store.store import NewMessage, StoredQueue, StoreUnavailable
 
 KEYSPACES = ("few", "many", "deep")
@@ -49,7 +48,7 @@ def measure(vhost: str, few: int, many: int, each: int, deep: int, size: int) ->
     store = CassandraStore()
     for keyspace in KEYSPACES:
         with override_settings(CASSANDRA_KEYSPACE=keyspace):
-            list(cassandra_setup.set_up())
+            list(setup.set_up())
             if keyspace == "deep":
                 _push_in_the_past("small", few, size)
                 _push_in_the_past("large", deep, size)

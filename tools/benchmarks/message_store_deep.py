@@ -6,7 +6,7 @@ from typing import Any
 from django.db import connection
 
 from guardian_store.ids import TICKS_PER_SECOND, Place, now
-from message_store.database import DatabaseStore
+from message_store.database.store import DatabaseStore
 from message_store.store import StoredQueue
 from tools.benchmarks.message_store_batches import ATTEMPTS, microseconds, quickest, store_contents
 

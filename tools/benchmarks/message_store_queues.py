@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connection
 
-from message_store.database import DatabaseStore
+from message_store.database.store import DatabaseStore
 from message_store.store import NewMessage
 from tools.benchmarks.message_store_batches import ATTEMPTS, quickest
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from agents.models import AgentVhost, EventSubscription, Offering, Registration, SubscriptionQueue
-from agents.sweep import sweep_orphans
+from agents.sweeps.sweep import sweep_orphans
 from core import broker
 from core.removals import MAX_PARALLEL
 from queues.models import Queue

@@ -12,9 +12,9 @@ from django.test.utils import CaptureQueriesContext
 
 from accounts.models import PulseUser
 from core import broker
+from queues.guard.monitor import run_pass
+from queues.guard.pass_run import Report
 from queues.models import Queue, QueueSample
-from queues.monitor import run_pass
-from queues.pass_run import Report
 from rabbit import snapshot
 from rabbit.amqp import Session
 from rabbit.fetching import Fetch

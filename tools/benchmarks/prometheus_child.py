@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from core import broker
+from queues.guard.monitor import FIGURES_LAG
 from queues.models import Watch
-from queues.monitor import FIGURES_LAG
 from tools.benchmarks.load import LOAD_TIMEOUT_SECONDS, user_name
 from tools.benchmarks.passes import CHANGE_EVERY, WARM_UPS, GuardedVhosts, counted_requests, timed
 

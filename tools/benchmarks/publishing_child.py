@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner
-from agents import events
+from agents.events import publishing
 from agents.models import EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
 from rabbit import arguments
@@ -118,7 +118,7 @@ def _offering(queues: Sequence[QueueName]) -> Offering:
 
 def _publish(offering: Offering, queues: int) -> None:
     """Publish an event, and check that it reaches this number of queues."""
-    published = events.publish(offering, OBJECT_TYPE, PAYLOAD)
+    published = publishing.publish(offering, OBJECT_TYPE, PAYLOAD)
     if published.delivered != queues:
         raise AssertionError(f"an event did not reach {queues} queues: {published}")
 

@@ -13,9 +13,9 @@ from urllib.parse import unquote, urlsplit
 from django.conf import settings
 
 from accounts.models import AuthToken, Owner
-from agents.credentials import PresentedToken
 from agents.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
-from agents.registration import create_subscription
+from agents.registration.credentials import PresentedToken
+from agents.registration.queues import create_subscription
 from core import broker
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.names import subscription_queue

@@ -6,9 +6,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from accounts import adoption
-from accounts.adoption import InvalidFile, PlanOutdated
-from accounts.vouching import NotVouched
+from accounts.access.vouching import NotVouched
+from accounts.importing import adoption
+from accounts.importing.adoption import InvalidFile, PlanOutdated
 from rabbit.management import BrokerError
 from rabbit.names import readable
 

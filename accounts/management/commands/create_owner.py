@@ -4,9 +4,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
+from accounts.access.vouching import vouch
 from accounts.models import Owner, normalize_address
-from accounts.signin import mark_address_verified
-from accounts.vouching import vouch
+from accounts.signing_in.signin import mark_address_verified
 
 
 class Command(BaseCommand):

@@ -4,9 +4,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
+from accounts.access.tokens import DEFAULT_DAYS, create_token
+from accounts.access.vouching import NotVouched
 from accounts.models import AuthToken, Owner, normalize_address
-from accounts.tokens import DEFAULT_DAYS, create_token
-from accounts.vouching import NotVouched
 from core.limits import RateLimitExceeded
 
 

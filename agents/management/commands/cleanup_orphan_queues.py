@@ -6,9 +6,9 @@ from django.core.management.base import BaseCommand
 from django.db import Error
 
 from accounts import audit
-from agents import sweep
 from agents.models import Sweep
-from agents.reports import Report
+from agents.sweeps import sweep
+from agents.sweeps.reports import Report
 from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, FAILED
 from rabbit.names import readable
 

@@ -1,6 +1,6 @@
-from agents import stale
 from agents.management.commands import cleanup_orphan_queues
-from agents.reports import Report
+from agents.sweeps import stale
+from agents.sweeps.reports import Report
 
 
 class Command(cleanup_orphan_queues.Command):

@@ -7,8 +7,8 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
+from accounts.access.vouching import NotVouched, require_vouched
 from accounts.models import Owner, normalize_address
-from accounts.vouching import NotVouched, require_vouched
 from agents.models import Offering, check_offering_name
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 from django.core.management.base import BaseCommand, CommandError
 
-from agents import events
-from agents.events import InvalidPayload, Published
-from agents.identities import NoSuchObjectType
+from agents.events import publishing
+from agents.events.publishing import InvalidPayload, Published
 from agents.models import ObjectType, Offering
+from agents.registration.identities import NoSuchObjectType
 from rabbit.management import BrokerError
 
 
@@ -33,7 +33,7 @@ class Command(BaseCommand):
         except (ValueError, RecursionError) as error:
             raise CommandError(f"The payload is not valid JSON: {error}.") from error
         try:
-            published = events.publish(offering, options["type"], payload)
+            published = publishing.publish(offering, options["type"], payload)
         except (NoSuchObjectType, InvalidPayload, BrokerError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(in_words(published))

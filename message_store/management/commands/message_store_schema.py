@@ -5,7 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from message_store import cassandra_setup
+from message_store.cassandra import setup
 from message_store.store import StoreUnavailable
 
 
@@ -20,7 +20,7 @@ class Command(BaseCommand):
             self.stdout.write(f"MESSAGE_STORE is {settings.MESSAGE_STORE}: `migrate` creates its tables.")
             return
         try:
-            for line in cassandra_setup.set_up():
+            for line in setup.set_up():
                 self.stdout.write(line)
-        except (cassandra_setup.SetupError, StoreUnavailable) as error:
+        except (setup.SetupError, StoreUnavailable) as error:
             raise CommandError(str(error)) from error

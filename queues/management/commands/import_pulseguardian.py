@@ -6,12 +6,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from accounts import adoption, pulseguardian
-from accounts.adoption import PlanOutdated
-from accounts.pulseguardian import SourceError
-from accounts.vouching import NotVouched
+from accounts.access.vouching import NotVouched
+from accounts.importing import adoption, pulseguardian
+from accounts.importing.adoption import PlanOutdated
+from accounts.importing.pulseguardian import SourceError
 from core.leases import LeaseLost, LeaseTaken
-from queues import unbounded
+from queues.actions import unbounded
 from rabbit.management import BrokerError
 
 VARIABLE = "PULSEGUARDIAN_DATABASE_URL"

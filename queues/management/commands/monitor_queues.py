@@ -12,9 +12,9 @@ from django.db import Error, close_old_connections
 
 from accounts import audit
 from core.formatting import rate_in_words
-from queues import monitor
-from queues.brake_table import Line, totals
-from queues.pass_run import Report
+from queues.guard import monitor
+from queues.guard.brake_table import Line, totals
+from queues.guard.pass_run import Report
 from rabbit.names import QueueName, readable
 
 logger = logging.getLogger(__name__)

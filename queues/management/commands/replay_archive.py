@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from queues import replay
+from queues.archives import replay
 from queues.models import Replay
 
 POLL_SECONDS = 5

@@ -1,0 +1,507 @@
+"""Serializers of owners, tokens and RabbitMQ accounts."""
+
+from typing import Any
+
+from django.urls import reverse
+from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+
+from accounts.access.tokens import DEFAULT_DAYS, MAX_DAYS, MAX_NAME_LENGTH
+from accounts.access.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
+from accounts.models import (
+    MAX_ADDRESS_LENGTH,
+    MAX_THRESHOLD,
+    AuthToken,
+    Invitation,
+    NotificationAddress,
+    Owner,
+    PulseUser,
+    Vouching,
+)
+from accounts.pulse_users.addresses import MAX_ADDRESSES
+from accounts.pulse_users.ownership import MAX_OWNERS
+from accounts.pulse_users.pulse_users import MAX_PASSWORD_LENGTH
+from core.endpoints import ConfirmField
+from core.links import absolute_url, object_url
+from rabbit.management import Connection
+from rabbit.permissions import Permissions, in_words
+
+ALICE = {
+    "username": "alice",
+    "url": "https://guardian.example.org/api/pulse-users/alice/",
+    "owners": ["alice@example.org"],
+    "invited": ["bob@example.org"],
+    "notification_emails": ["team@example.org"],
+    "notification_addresses": [
+        {
+            "email": "team@example.org",
+            "added_by": "alice@example.org",
+            "created": "2026-01-05T09:00:00Z",
+            "confirmed_at": None,
+        }
+    ],
+    "warn_length": None,
+    "max_length": None,
+    "keeps_archives": True,
+    "ready": True,
+    "created": "2026-01-05T09:00:00Z",
+    "removing_since": None,
+    "password_exposed_at": None,
+}
+INVITATION = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "pulse_user": "alice",
+    "inviter": "alice@example.org",
+    "created": "2026-01-05T09:00:00Z",
+    "expires_at": "2026-01-12T09:00:00Z",
+}
+
+
+OWNER = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "email": "alice@example.org",
+    "full_name": "Alice",
+    "operator": False,
+    "active": True,
+    "vouched": True,
+    "joined": "2026-01-05T09:00:00Z",
+    "vouch_requested_at": None,
+    "vouch_request": "",
+}
+VOUCHING = {"vouched": True, "by": "ops@example.org", "reason": "works with us", "at": "2026-01-05T10:00:00Z"}
+TOKEN = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "name": "the agent in the cellar",
+    "created": "2026-01-05T09:00:00Z",
+    "expires": "2027-01-05T09:00:00Z",
+    "last_used": None,
+    "scope": "agent",
+}
+
+
+@extend_schema_field({"type": "string", "pattern": "^[0-9a-f]{32}$", "example": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e"})
+class HexUUIDField(serializers.UUIDField):
+    """A UUID, written as 32 hex digits."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(format="hex", read_only=True, **kwargs)
+
+
+class OwnerEmailField(serializers.SlugRelatedField[Owner]):
+    """An owner, represented by the e-mail address."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="email", read_only=True, **kwargs)
+
+
+class CanonicalURLField(serializers.HyperlinkedIdentityField):
+    """The URL of a resource, built from GUARDIAN_BASE_URL instead of the request's host."""
+
+    def to_representation(self, value: Any) -> str:  # type: ignore[override]  # not the library's subclass of str
+        """Return the URL."""
+        return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
+
+
+class HexURLField(CanonicalURLField):
+    """The URL of a resource that contains its UUID as 32 hex digits."""
+
+    def to_representation(self, value: Any) -> str:  # type: ignore[override]
+        """Return the URL."""
+        return object_url(str(self.view_name), value.uuid)
+
+
+@extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})
+class UserNameField(serializers.CharField):
+    """The name of a RabbitMQ account, taken literally. ``rabbit.names`` validates it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(trim_whitespace=False, **kwargs)
+
+
+class ThresholdField(serializers.IntegerField):
+    """A threshold in messages; null: the policy's."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(min_value=1, max_value=MAX_THRESHOLD, allow_null=True, required=False, **kwargs)
+
+
+class AddressesField(serializers.ListField):
+    """E-mail addresses."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(child=serializers.EmailField(max_length=MAX_ADDRESS_LENGTH), required=False, **kwargs)
+
+
+# RabbitMQ accounts
+
+
+class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddress]):
+    """A further notification address of an account. It gets notifications once it is confirmed."""
+
+    added_by = OwnerEmailField(allow_null=True)
+
+    class Meta:
+        model = NotificationAddress
+        fields = ["email", "added_by", "created", "confirmed_at"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An account", ALICE, response_only=True)])
+class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
+    """A RabbitMQ account."""
+
+    url = CanonicalURLField(view_name="api-pulse-user", lookup_field="username")
+    owners = OwnerEmailField(many=True)
+    invited = serializers.SerializerMethodField(help_text="Who was invited to own it, and has not answered yet.")
+    notification_emails = serializers.SerializerMethodField(
+        help_text="Further addresses for notifications. An address gets them once it is confirmed."
+    )
+    notification_addresses = NotificationAddressSerializer(many=True, read_only=True)
+
+    class Meta:
+        model = PulseUser
+        fields = list(ALICE)
+        read_only_fields = fields
+
+    @extend_schema_field(serializers.ListField(child=serializers.EmailField()))
+    def get_invited(self, pulse_user: PulseUser) -> list[str]:
+        """Return the addresses of the open invitations, which the view fetched (``with_people``)."""
+        return [invitation.invitee.email for invitation in pulse_user.invitations.all()]
+
+    def get_notification_emails(self, pulse_user: PulseUser) -> list[str]:
+        """Return the addresses only."""
+        return [address.email for address in pulse_user.notification_addresses.all()]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An invitation", INVITATION, response_only=True)])
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
+    """An open invitation to own an account."""
+
+    uuid = HexUUIDField()
+    pulse_user = serializers.SlugRelatedField[PulseUser](slug_field="username", read_only=True)
+    inviter = OwnerEmailField()
+    expires_at = serializers.DateTimeField(read_only=True)
+
+    class Meta:
+        model = Invitation
+        fields = list(INVITATION)
+        read_only_fields = fields
+
+
+class PermissionsSerializer(serializers.Serializer[Any]):
+    """The permissions of an account on one vhost: the broker's three patterns, and their meaning."""
+
+    vhost = serializers.CharField()
+    configure = serializers.CharField()
+    write = serializers.CharField()
+    read = serializers.CharField()
+    in_words = serializers.ListField(child=serializers.CharField())
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "An account",
+            {
+                **ALICE,
+                "permissions": [
+                    {
+                        "vhost": "/",
+                        "configure": "^(queue/alice/.*|exchange/alice/.*)",
+                        "write": "^(queue/alice/.*|exchange/alice/.*)",
+                        "read": "^(queue/alice/.*|exchange/.*)",
+                        "in_words": ["Can create and delete queues whose names start with queue/alice/."],
+                    }
+                ],
+            },
+            response_only=True,
+        )
+    ]
+)
+class PulseUserDetailSerializer(PulseUserSerializer):
+    """A RabbitMQ account, with its permissions on the broker."""
+
+    permissions = serializers.SerializerMethodField(help_text="By vhost; null if the broker is unreachable.")
+
+    class Meta(PulseUserSerializer.Meta):
+        fields = [*PulseUserSerializer.Meta.fields, "permissions"]
+        read_only_fields = fields
+
+    @extend_schema_field(PermissionsSerializer(many=True, allow_null=True))
+    def get_permissions(self, pulse_user: PulseUser) -> list[dict[str, Any]] | None:
+        """Return the permissions that the view fetched from the broker."""
+        by_vhost: dict[str, Permissions] | None = self.context["permissions"]
+        if by_vhost is None:
+            return None
+        return [
+            {"vhost": vhost, **permissions._asdict(), "in_words": in_words(permissions, pulse_user.username)}
+            for vhost, permissions in sorted(by_vhost.items())
+        ]
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "With a generated password",
+            {"username": "alice", "notification_emails": ["team@example.org"]},
+            request_only=True,
+        )
+    ]
+)
+class NewPulseUserSerializer(serializers.Serializer[Any]):
+    """A new account."""
+
+    username = UserNameField(
+        help_text="Starts with a letter; letters, digits, '.', '_' and '-'; at most 100 characters."
+    )
+    password = serializers.CharField(
+        required=False,
+        write_only=True,
+        trim_whitespace=False,
+        max_length=MAX_PASSWORD_LENGTH,
+        help_text="Default: a generated password.",
+    )
+    owners = AddressesField(
+        min_length=1,
+        max_length=MAX_OWNERS,
+        help_text="E-mail addresses of the owners. Default: you. Others are invited.",
+    )
+    notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Further addresses for notifications.")
+    adopt_namespace = serializers.BooleanField(
+        default=False,
+        help_text="For operators: whether the account gets the queues and exchanges of its name that the broker has. "
+        "Otherwise such a name is refused.",
+    )
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("Another owner", {"owners": ["alice@example.org", "bob@example.org"]}, request_only=True)]
+)
+class PulseUserChangesSerializer(serializers.Serializer[Any]):
+    """Changes to an account. Fields that are left out keep their values."""
+
+    owners = AddressesField(
+        max_length=MAX_OWNERS, help_text="The new list of owners; at least one. New owners are invited."
+    )
+    notification_emails = AddressesField(
+        max_length=MAX_ADDRESSES, help_text="The new list of further addresses. New addresses are asked to confirm."
+    )
+    warn_length = ThresholdField(help_text="Warning threshold, in messages; null: the policy's.")
+    max_length = ThresholdField(help_text="Deletion limit, in messages; null: the policy's.")
+    keeps_archives = serializers.BooleanField(
+        required=False, help_text="Whether the messages of its deleted and purged queues are archived."
+    )
+    confirm = ConfirmField()
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "With a generated password",
+            {**ALICE, "password": "vSfV4ztsQfsvPn4UwZ2H8kNW0TqE7xGd"},
+            response_only=True,
+        )
+    ]
+)
+class MadePulseUserSerializer(PulseUserSerializer):
+    """An account that was just created."""
+
+    # Not read-only: the schema would say that the field is always present.
+    password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
+
+    class Meta(PulseUserSerializer.Meta):
+        fields = [*PulseUserSerializer.Meta.fields, "password"]
+
+
+class NewPasswordSerializer(serializers.Serializer[Any]):
+    """A change of the password."""
+
+    password = serializers.CharField(
+        required=False,
+        write_only=True,
+        trim_whitespace=False,
+        max_length=MAX_PASSWORD_LENGTH,
+        help_text="Default: a generated password.",
+    )
+    close_connections = serializers.BooleanField(
+        default=False, help_text="Whether to close live connections that used the old password."
+    )
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("Generated", {"username": "alice", "password": "vSfV4ztsQfsvPn4UwZ2H8kNW0TqE7xGd"}),
+        OpenApiExample("Given by you", {"username": "alice"}),
+    ]
+)
+class PasswordSerializer(serializers.Serializer[Any]):
+    """An account whose password was changed."""
+
+    username = serializers.CharField()
+    password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
+
+
+class ConnectionSerializer(serializers.Serializer[Connection]):
+    """A live connection of an account."""
+
+    name = serializers.CharField()
+    vhost = serializers.CharField()
+    client_address = serializers.CharField()
+    connected_at = serializers.DateTimeField(allow_null=True, help_text="Null if the broker doesn't report it.")
+
+
+class BelongingsSerializer(serializers.Serializer[Any]):
+    """The names of the queues and exchanges that are deleted with an account."""
+
+    queues = serializers.ListField(child=serializers.CharField())
+    exchanges = serializers.ListField(child=serializers.CharField())
+
+
+class AddressSerializer(serializers.Serializer[Any]):
+    """One of an account's addresses."""
+
+    email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("An account", {"username": "old-worker", "owners": ["alice@example.org"]})]
+)
+class AdoptionSerializer(serializers.Serializer[Any]):
+    """An existing account on the broker, and its future owners."""
+
+    username = UserNameField()
+    owners = serializers.ListField(
+        child=serializers.EmailField(max_length=MAX_ADDRESS_LENGTH), min_length=1, max_length=MAX_OWNERS
+    )
+
+
+# Owners
+
+
+class VouchingSerializer(serializers.ModelSerializer[Vouching]):
+    """A record that an owner's access to the broker was approved or withdrawn."""
+
+    by = OwnerEmailField(allow_null=True, help_text="Null: by a rule, which the reason names.")
+
+    class Meta:
+        model = Vouching
+        fields = ["vouched", "by", "reason", "at"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An owner", OWNER, response_only=True)])
+class OwnerSerializer(serializers.ModelSerializer[Owner]):
+    """An owner, as operators see them."""
+
+    uuid = HexUUIDField()
+    operator = serializers.BooleanField(source="is_staff")
+    active = serializers.BooleanField(source="is_active")
+    joined = serializers.DateTimeField(source="date_joined")
+
+    class Meta:
+        model = Owner
+        fields = list(OWNER)
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An owner", {**OWNER, "vouchings": [VOUCHING]}, response_only=True)])
+class OwnerDetailSerializer(OwnerSerializer):
+    """An owner with the access record, newest first."""
+
+    vouchings = VouchingSerializer(many=True)
+
+    class Meta(OwnerSerializer.Meta):
+        fields = [*OwnerSerializer.Meta.fields, "vouchings"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("Alice", {**OWNER, "may_vouch": False, "vouching": VOUCHING}, response_only=True)]
+)
+class MeSerializer(OwnerSerializer):
+    """The user."""
+
+    may_vouch = serializers.SerializerMethodField(help_text="Whether you may approve access for others.")
+    vouching = serializers.SerializerMethodField(help_text="The last record of your access; null if there is none.")
+
+    class Meta(OwnerSerializer.Meta):
+        fields = [*OwnerSerializer.Meta.fields, "may_vouch", "vouching"]
+        read_only_fields = fields
+
+    def get_may_vouch(self, owner: Owner) -> bool:
+        """Return the value that the view determined."""
+        return bool(self.context["may_vouch"])
+
+    @extend_schema_field(VouchingSerializer(allow_null=True))
+    def get_vouching(self, owner: Owner) -> Any:
+        """Return the last record."""
+        last = owner.vouchings.select_related("by").first()
+        return None if last is None else VouchingSerializer(last).data
+
+
+class ReasonSerializer(serializers.Serializer[Any]):
+    """The reason of an action."""
+
+    reason = serializers.CharField(required=False, allow_blank=True, max_length=MAX_REASON_LENGTH)
+
+
+class VouchSerializer(ReasonSerializer):
+    """The owner whose access to approve, and the reason."""
+
+    email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
+
+
+class WithdrawSerializer(ReasonSerializer):
+    """The options of a withdrawal."""
+
+    remove = serializers.BooleanField(
+        default=False, help_text="Whether to remove the tokens, and the accounts that nobody else owns."
+    )
+    confirm = ConfirmField()
+
+
+class AskSerializer(serializers.Serializer[Any]):
+    """A request for access to the broker."""
+
+    reason = serializers.CharField(max_length=MAX_REQUEST_LENGTH)
+
+
+# Tokens
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A token", TOKEN, response_only=True)])
+class TokenSerializer(serializers.ModelSerializer[AuthToken]):
+    """A token for this API, without its secret."""
+
+    uuid = HexUUIDField()
+    expires = serializers.DateTimeField(source="expiry", allow_null=True, read_only=True)
+
+    class Meta:
+        model = AuthToken
+        fields = list(TOKEN)
+        read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("For a year", {"name": "the agent in the cellar"}, request_only=True)]
+)
+class NewTokenSerializer(serializers.Serializer[Any]):
+    """A new token."""
+
+    name = serializers.CharField(max_length=MAX_NAME_LENGTH)
+    days = serializers.IntegerField(min_value=1, max_value=MAX_DAYS, default=DEFAULT_DAYS)
+    scope = serializers.ChoiceField(
+        AuthToken.Scope.choices,
+        default=AuthToken.Scope.AGENT,
+        help_text="`agent`: register queues, as an agent. `all`: everything that you may do, except manage tokens.",
+    )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A token", {**TOKEN, "token": 8 * "5f1e9c0a"}, response_only=True)])
+class MadeTokenSerializer(TokenSerializer):
+    """A token that was just created."""
+
+    token = serializers.CharField(read_only=True, help_text="Shown only once.")
+
+    class Meta(TokenSerializer.Meta):
+        fields = [*TokenSerializer.Meta.fields, "token"]

@@ -1,0 +1,1 @@
+"""Pulse users from elsewhere: adopted from the broker, or from PulseGuardian. Begin with ``adoption.py``."""

@@ -1,0 +1,1 @@
+"""The pages of owners, Pulse users and tokens. Begin with ``views.py``."""

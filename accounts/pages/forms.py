@@ -1,0 +1,303 @@
+"""The forms about accounts, owners and tokens. The functions that process their values validate them."""
+
+import re
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.http import QueryDict
+
+from accounts.access import tokens, vouching
+from accounts.models import MAX_THRESHOLD, AuthToken, Owner
+from accounts.pulse_users import ownership, pulse_users
+from rabbit.names import InvalidUserName
+
+
+class Form(forms.Form):
+    """A form on a page with several forms. Its fields have unique ids, and the first invalid field gets the focus."""
+
+    id_prefix = ""
+
+    def __init__(self, data: QueryDict | None = None, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial, auto_id=f"{self.id_prefix}-%s", label_suffix="")
+        if settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS:
+            self.fields.pop("password", None)
+
+    def get_context(self) -> dict[str, Any]:
+        """Return the rendering context, with the focus on the first invalid field."""
+        invalid = [name for name in self.fields if self.is_bound and name in self.errors]
+        if invalid:
+            self.fields[invalid[0]].widget.attrs["autofocus"] = True
+        return super().get_context()
+
+
+class AddressesField(forms.CharField):
+    """E-mail addresses, separated by white space, commas or semicolons. The value is a list without duplicates."""
+
+    widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off"})
+
+    def clean(self, value: Any) -> list[str]:
+        """Return the addresses."""
+        text = super().clean(value)
+        return list(dict.fromkeys(filter(None, re.split(r"[\s,;]+", text))))
+
+
+def password_field(label: str, help_text: str) -> forms.CharField:
+    """Return an optional field for a password, which is taken literally and never shown again."""
+    widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
+    return forms.CharField(label=label, help_text=help_text, required=False, strip=False, widget=widget)
+
+
+class SearchForm(Form):
+    """The search field of a list."""
+
+    id_prefix = "list"
+    search = forms.CharField(required=False, max_length=255)
+
+
+class PulseUserForm(Form):
+    """A new RabbitMQ account."""
+
+    id_prefix = "new"
+    username = forms.CharField(
+        label="Name",
+        strip=False,
+        help_text="Start with a letter. Use letters, digits, '.', '_' and '-'. You can't change the name later.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+    )
+    password = password_field(
+        "Your own password (optional)",
+        "If you leave this empty, we generate a password and show it once. "
+        "If you choose your own, use one that you use nowhere else.",
+    )
+    owners = AddressesField(
+        label="Further owners (optional)",
+        required=False,
+        help_text="E-mail addresses of people who have signed in here, one a line. We invite them. "
+        "Once they accept, they have the same rights as you.",
+    )
+    notification_emails = AddressesField(
+        label="Further addresses for notifications (optional)",
+        required=False,
+        help_text="One a line. An address gets notifications once its recipient has confirmed it.",
+    )
+
+    def clean_username(self) -> str:
+        """Check the name without a request to the broker."""
+        username: str = self.cleaned_data["username"]
+        try:
+            pulse_users.check_name(username)
+        except (InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
+            raise forms.ValidationError(str(error)) from error
+        return username
+
+    def clean_owners(self) -> list[Owner]:
+        """Return the owners."""
+        return ownership.find_owners(self.cleaned_data["owners"])
+
+
+class OperatorsPulseUserForm(PulseUserForm):
+    """A new RabbitMQ account, created by an operator, who assigns owners."""
+
+    owners = AddressesField(
+        label="Further owners (optional)",
+        required=False,
+        help_text="E-mail addresses of people who have signed in here, one a line. As an operator, you assign them: "
+        "they become owners at once, and get a mail.",
+    )
+    adopt_namespace = forms.BooleanField(
+        label="Adopt queues and exchanges of this name",
+        required=False,
+        help_text="Otherwise we refuse a name if RabbitMQ already has queues or exchanges of that name.",
+    )
+
+
+class AdoptForm(Form):
+    """A manually created account on the broker, and its future owners."""
+
+    id_prefix = "adopt"
+    owners = AddressesField(
+        label="Owners", required=True, help_text="E-mail addresses of people who have signed in here, one a line."
+    )
+
+    def __init__(self, data: QueryDict | None = None, *, adoptable: list[str]) -> None:
+        super().__init__(data)
+        username = forms.ChoiceField(
+            label="Account",
+            choices=[(name, name) for name in adoptable],
+            error_messages={"invalid_choice": "This account can't be adopted any more. Choose another."},
+        )
+        self.fields = {"username": username, **self.fields}
+
+    def clean_owners(self) -> list[Owner]:
+        """Return the owners."""
+        return ownership.find_owners(self.cleaned_data["owners"])
+
+
+class PasswordForm(Form):
+    """A new password for an account."""
+
+    id_prefix = "password"
+    password = password_field(
+        "Your own password (optional)", "If you leave this empty, we generate a password and show it once."
+    )
+    close_connections = forms.BooleanField(
+        label="Close its open connections",
+        required=False,
+        help_text="Programs are disconnected, and need the new password to reconnect. "
+        "Otherwise they stay connected with the old password until they reconnect.",
+    )
+
+
+class OwnerForm(Form):
+    """Another owner of an account."""
+
+    id_prefix = "owner"
+    email = forms.EmailField(label="E-mail address of another owner", help_text="The person must have signed in here.")
+
+
+class RemoveOwnerForm(Form):
+    """Whether the account gets a new password when an owner is removed."""
+
+    id_prefix = "remove"
+    new_password = forms.BooleanField(
+        label="Set a new password and close open connections",
+        required=False,
+        initial=True,
+        help_text="We show you the new password once. Programs that use the account need it from then on.",
+    )
+
+
+class AddressForm(Form):
+    """A further notification address of an account."""
+
+    id_prefix = "address"
+    email = forms.EmailField(
+        label="Another address",
+        help_text="We send it a mail with a link. It gets notifications once its recipient has confirmed it.",
+    )
+
+
+class ThresholdsForm(Form):
+    """The warning threshold and the deletion limit of an account's queues, in messages."""
+
+    id_prefix = "thresholds"
+    warn_length = forms.IntegerField(
+        label="Warning threshold (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
+    )
+    max_length = forms.IntegerField(
+        label="Deletion limit (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
+    )
+
+
+class ArchivesForm(Form):
+    """Whether the messages of an account's queues are archived."""
+
+    id_prefix = "archives"
+    keeps_archives = forms.BooleanField(
+        label="Archive the messages of its queues before they are deleted or purged",
+        required=False,
+        help_text="Clear the box for confidential data. Existing archives stay until they expire or you delete them.",
+    )
+
+
+class DeleteForm(Form):
+    """The name of the account to delete, typed as a confirmation."""
+
+    id_prefix = "delete"
+    name = forms.CharField(
+        label="Type the account's name to delete it",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+    )
+
+    def __init__(self, data: QueryDict | None, *, username: str) -> None:
+        super().__init__(data)
+        self.username = username
+
+    def clean_name(self) -> str:
+        """Check that the typed name is the account's."""
+        name: str = self.cleaned_data["name"]
+        if name != self.username:
+            raise forms.ValidationError("This is not the account's name. Nothing was deleted.")
+        return name
+
+
+class NameForm(forms.Form):
+    """A confirmation: the name as the page shows it, typed."""
+
+    typed = forms.CharField(
+        strip=False,
+        label="To confirm, type or paste the name above",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
+    )
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.name = name
+
+    def clean_typed(self) -> str:
+        """Refuse another name."""
+        typed: str = self.cleaned_data["typed"]
+        if typed != self.name:
+            raise forms.ValidationError("This is not the text above. Nothing was changed.")
+        return typed
+
+
+class VouchRequestForm(Form):
+    """A request to be vouched for."""
+
+    id_prefix = "request"
+    reason = forms.CharField(
+        label="What do you need RabbitMQ for?",
+        max_length=vouching.MAX_REQUEST_LENGTH,
+        help_text="One or two sentences for the people who approve requests.",
+        widget=forms.Textarea(attrs={"rows": 3}),
+    )
+
+
+class VouchForm(Form):
+    """The owner to vouch for."""
+
+    id_prefix = "vouch"
+    email = forms.EmailField(label="E-mail address", help_text="The person must have signed in here.")
+    reason = forms.CharField(
+        label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."
+    )
+
+
+class WithdrawForm(Form):
+    """The options of a withdrawal."""
+
+    id_prefix = "withdraw"
+    remove = forms.BooleanField(
+        label="Also remove accounts and tokens", required=False, help_text="Otherwise they keep working."
+    )
+    reason = forms.CharField(
+        label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."
+    )
+
+
+class TokenForm(Form):
+    """A new token."""
+
+    id_prefix = "token"
+    name = forms.CharField(
+        label="Name",
+        help_text="What the token is for, such as: nightly clean-up.",
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+    scope = forms.ChoiceField(
+        label="What can it do?",
+        choices=[
+            (AuthToken.Scope.AGENT, "Register queues, as agents do. It can't read or change anything else."),
+            (AuthToken.Scope.ALL, "Everything that you can do, such as publishing events and deleting queues."),
+        ],
+        initial=AuthToken.Scope.AGENT,
+        required=False,
+        widget=forms.RadioSelect,
+    )
+    days = forms.IntegerField(label="Valid for (days)", initial=tokens.DEFAULT_DAYS)
+
+    def clean_scope(self) -> str:
+        """Return the scope; by default an agent's."""
+        return self.cleaned_data["scope"] or AuthToken.Scope.AGENT

@@ -1,0 +1,215 @@
+"""Who owns a Pulse user. Owners invite others, who decide themselves; operators assign owners.
+
+An owner who leaves or is deactivated may know the password. So it counts as exposed until it is changed, and the other
+owners are notified.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from accounts import signals
+from accounts.access import vouching
+from accounts.models import Owner, PulseUser, normalize_address
+from accounts.pulse_users import addresses, invitations
+
+MAX_OWNERS = 100
+"""Including those who are invited."""
+
+
+class LastOwner(ValueError):
+    """The account would have no owner."""
+
+
+class NotAnOwner(ValueError):
+    """The person doesn't own the account."""
+
+
+def find_owners(emails: Iterable[str]) -> list[Owner]:
+    """Return the owners with these addresses, without duplicates, in one query.
+
+    Raises:
+        ValidationError: an address doesn't belong to an owner who has signed in and may use the broker. The text names
+            the addresses and doesn't reveal which of them belong to an owner.
+    """
+    wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
+    if len(wanted) > MAX_OWNERS:
+        raise ValidationError(f"An account can have {MAX_OWNERS} owners; you gave {len(wanted)}.")
+    valid = [email for email in wanted if addresses.is_address(email)]
+    found = {owner.email: owner for owner in vouching.possible_owners().filter(email__in=valid)}
+    missing = [email for email in wanted if email not in found]
+    if missing:
+        raise ValidationError(
+            f"No owner who may use the broker has this address: {', '.join(missing)}. "
+            "An owner must have signed in here and have access."
+        )
+    return [found[email] for email in wanted]
+
+
+def owners_of_new_account(owners: Sequence[Owner], by: Owner | None) -> tuple[list[Owner], list[Owner]]:
+    """Return who of these people owns an account that ``by`` creates, and who is invited.
+
+    Operators and commands (None) assign all owners. Others own what they create, and invite the rest.
+    """
+    if by is None or by.is_staff:
+        return list(owners), []
+    return [by], [owner for owner in owners if owner != by]
+
+
+def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
+    """Invite a person to own the account. If ``by`` is an operator, the person becomes an owner at once. Idempotent.
+
+    Raises:
+        NotVouched: the person may not use the broker.
+        ValidationError: the person can't be invited now; the text says why.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+    """
+    with transaction.atomic():
+        # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
+        [person] = vouching.lock_all([owner])
+        locked = _lock(pulse_user, by)
+        owners = set(locked.owners.values_list("pk", flat=True))
+        if person.pk in owners:
+            return
+        _check_number({*owners, *locked.invitations.open().values_list("invitee", flat=True), person.pk})
+        _add(locked, [person], by)
+
+
+def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> None:
+    """Replace the owners of the account.
+
+    Those who are missing from the list are removed, and invitations to others are withdrawn. New owners are invited,
+    or assigned if ``by`` is an operator. If only new owners are in the list, the present ones stay, because none of the
+    new ones has accepted yet.
+
+    Raises:
+        LastOwner: there is no owner, or none who can sign in.
+        NotVouched: a new owner may not use the broker.
+        ValidationError: a person can't be invited now; the text says why.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+    """
+    if not owners:
+        raise LastOwner("An account needs at least one owner.")
+    with transaction.atomic():
+        wanted = vouching.lock_all(owners)
+        locked = _lock(pulse_user, by)
+        present = set(locked.owners.all())
+        new = [owner for owner in wanted if owner not in present]
+        staying = wanted if by.is_staff else [owner for owner in wanted if owner in present]
+        can_sign_in = any(owner.is_active for owner in staying)
+        if not can_sign_in and (by.is_staff or not new):
+            raise LastOwner("An account needs at least one owner who can sign in.")
+        if not can_sign_in:
+            _check_number({owner.pk for owner in (*present, *wanted)})
+        invitations.withdraw(locked.invitations.open().exclude(invitee__in=wanted), locked, by)
+        if new:
+            _add(locked, new, by)
+        if can_sign_in:
+            _remove(locked, sorted(present - set(wanted), key=lambda owner: owner.email), by)
+
+
+def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
+    """Remove an owner from the account. An owner who removes themselves leaves it.
+
+    Raises:
+        NotAnOwner: this person is not an owner of the account.
+        LastOwner: no owner who can sign in would remain.
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+    """
+    with transaction.atomic():
+        locked = _lock(pulse_user, by)
+        is_active = dict(locked.owners.values_list("pk", "is_active"))
+        if owner.pk not in is_active:
+            raise NotAnOwner(f"{owner.email} isn't an owner of '{pulse_user.username}'.")
+        leaves_active = is_active.pop(owner.pk)
+        if not is_active or (leaves_active and not any(is_active.values())):
+            who = "the last owner who can sign in" if is_active else "the last owner"
+            raise LastOwner(
+                f"{owner.email} is {who} of '{pulse_user.username}' and can't be removed. "
+                "Add another owner first, or delete the account."
+            )
+        _remove(locked, [owner], by)
+
+
+def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> None:
+    """Withdraw an open invitation. Idempotent.
+
+    Raises:
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+    """
+    with transaction.atomic():
+        locked = _lock(pulse_user, by)
+        invitations.withdraw(locked.invitations.open().filter(invitee=invitee), locked, by)
+
+
+def assigned(accounts: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
+    """Notify the people whom an operator made owners of these accounts, in the transaction that did.
+
+    ``by`` None: an operator's command.
+    """
+    others = {owner: owned for owner, owned in accounts.items() if owner != by}
+    if (by is None or by.is_staff) and others:
+        signals.owners_assigned.send(PulseUser, accounts=others, by=by)
+
+
+def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner) -> None:
+    """Record that owners left accounts or were removed, in the transaction that removed them."""
+    _expose_passwords(pulse_users)
+    signals.owners_left.send(PulseUser, owners=owners, pulse_users=pulse_users, by=by)
+
+
+def deactivated(owner: Owner, by: Owner) -> None:
+    """Record that an owner was deactivated, in the transaction that did it. The accounts stay theirs."""
+    if pulse_users := list(owner.pulse_users.order_by("username")):
+        _expose_passwords(pulse_users)
+        signals.owner_deactivated.send(PulseUser, owner=owner, pulse_users=pulse_users, by=by)
+
+
+def _expose_passwords(pulse_users: Sequence[PulseUser]) -> None:
+    """Mark the passwords as known to a person who must not use them any more."""
+    PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(password_exposed_at=timezone.now())
+
+
+def require_access(pulse_user: PulseUser, by: Owner) -> None:
+    """Check that ``by`` may change the account, in case that they were removed since their request began.
+
+    Raises:
+        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+    """
+    PulseUser.objects.seen_by(by).get(pk=pulse_user.pk)
+
+
+def _lock(pulse_user: PulseUser, by: Owner) -> PulseUser:
+    """Return the account from the database, locked until the transaction ends, if ``by`` may change it."""
+    locked = PulseUser.objects.locked(pulse_user)
+    require_access(locked, by)
+    return locked
+
+
+def _check_number(owners: Collection[int]) -> None:
+    """Check the number of these present and future owners of an account.
+
+    Raises:
+        ValidationError: there are too many.
+    """
+    if len(owners) > MAX_OWNERS:
+        raise ValidationError(f"An account can have {MAX_OWNERS} owners, including those who are invited.")
+
+
+def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:
+    for owner in new:
+        vouching.require_vouched(owner)
+    if by.is_staff:
+        locked.owners.add(*new)
+        locked.invitations.filter(invitee__in=new).delete()
+        assigned(dict.fromkeys(new, (locked,)), by)
+    else:
+        invitations.invite(locked, new, by)
+
+
+def _remove(locked: PulseUser, leaving: Sequence[Owner], by: Owner) -> None:
+    if leaving:
+        locked.owners.remove(*leaving)
+        departed(leaving, [locked], by)

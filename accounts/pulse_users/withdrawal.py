@@ -1,0 +1,57 @@
+"""Withdraw an owner's access to the broker and, optionally, remove their accounts and tokens.
+
+Deleting an owner removes what their agents registered (``agents/removal/deletions.py``), not their accounts:
+``withdraw`` removes these first, and the admin refuses to delete an owner who has any.
+"""
+
+from django.db import transaction
+
+from accounts import audit, queue_effects
+from accounts.access import tokens, vouching
+from accounts.models import Owner, PulseUser
+from accounts.pulse_users import ownership, removal
+from core.confirmation import ConfirmableChange
+
+
+def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "", confirm: str = "") -> None:
+    """Stop an owner from creating accounts and tokens, and record who decided it.
+
+    Existing accounts and tokens stay, unless ``remove``: then the tokens are revoked, the accounts that only this owner
+    has are removed with their queues and exchanges, and the owner is removed from shared accounts.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator, or the owner is one.
+        ConfirmationRequired: queues of the accounts, or of the owner's agents, are deleted, and ``confirm`` does not
+            confirm it. Nothing was changed.
+        ValidationError: the reason is too long, or contains control characters.
+    """
+    with transaction.atomic():
+        vouching.unvouch(owner, by, reason)
+        if remove:
+            tokens.revoke_tokens_of(owner)
+            leave_all(owner, by, ConfirmableChange(by, "withdraw and remove", [owner], {}, confirm))
+
+
+def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
+    """Remove an owner from all shared accounts, and mark the accounts without another owner for removal.
+
+    Call this in a transaction. The number of queries doesn't depend on the number of accounts.
+
+    Raises:
+        ConfirmationRequired: queues are deleted, and the change is not confirmed.
+    """
+    through = PulseUser.owners.through
+    owned = through.objects.filter(owner=owner).values("pulseuser")
+    accounts = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=owned).order_by("pk"))
+    shared = set(
+        through.objects.filter(pulseuser__in=owned).exclude(owner=owner).values_list("pulseuser_id", flat=True)
+    )
+    owned_alone = [account for account in accounts if account.pk not in shared]
+    effects = queue_effects.provider()
+    # Without a token, what the owner's agents registered is deleted by the next clean-up.
+    change.require_confirmed(effects.of_removal(owned_alone) + effects.of_agents(owner))
+    removal.mark_for_removal(owned_alone)
+    through.objects.filter(owner=owner, pulseuser__in=shared).delete()
+    if shared_accounts := [account for account in accounts if account.pk in shared]:
+        audit.record(None, "removed an owner", shared_accounts, owner=owner.email)
+        ownership.departed([owner], shared_accounts, by)

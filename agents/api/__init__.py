@@ -1,0 +1,1 @@
+"""The REST API that agents use. Begin with ``views.py``."""

@@ -1,0 +1,56 @@
+"""Filters of agents' lists by UUIDs and times."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django_filters import IsoDateTimeFilter, UUIDFilter  # type: ignore[import-untyped]
+from django_filters.fields import IsoDateTimeField  # type: ignore[import-untyped]
+
+from agents.registration import identities
+
+
+class StrictUUIDFormField(forms.UUIDField):
+    """A UUID in a filter: 32 hex digits, with or without dashes."""
+
+    def to_python(self, value: Any) -> Any:
+        """Return the UUID, or None without a filter.
+
+        Raises:
+            ValidationError: the UUID is malformed.
+        """
+        if value in self.empty_values:
+            return None
+        try:
+            return identities.read_uuid(value)
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+
+
+class StrictUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
+    """Filters by a UUID in the notation that bodies have."""
+
+    field_class = StrictUUIDFormField
+
+
+class TimeFormField(IsoDateTimeField):  # type: ignore[misc]  # the library has no types
+    """A time in a filter."""
+
+    def to_python(self, value: Any) -> datetime | None:
+        """Return the time, or None without a filter.
+
+        Raises:
+            ValidationError: the time is malformed, or in no year from 1 to 9999 in UTC.
+        """
+        time: datetime | None = super().to_python(value)
+        try:
+            return time if time is None else time.astimezone(UTC)
+        except OverflowError as error:
+            raise ValidationError("The time must be in a year from 1 to 9999, in UTC.") from error
+
+
+class TimeFilter(IsoDateTimeFilter):  # type: ignore[misc]  # the library has no types
+    """Filters by a time."""
+
+    field_class = TimeFormField

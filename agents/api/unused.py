@@ -1,0 +1,99 @@
+"""The endpoints by which operators remove unused identities and services of agents."""
+
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from accounts.api.serializers import HexUUIDField
+from accounts.api.views import Request
+from accounts.pulse_users.pulse_users import require_operator
+from agents.services import unused
+from core.endpoints import read
+
+MAX_HOURS = 10 * 365 * 24
+
+
+class CleanUpSerializer(serializers.Serializer[Any]):
+    """What to remove."""
+
+    dry_run = serializers.BooleanField(default=True, help_text="Whether to return what would be removed, and keep it.")
+    older_than_hours = serializers.IntegerField(default=24, min_value=0, max_value=MAX_HOURS)
+
+
+class UnusedIdentitySerializer(serializers.Serializer[Any]):
+    """An identity without subscription, consumer and service."""
+
+    uuid = HexUUIDField()
+    name = serializers.CharField()
+    offering__name = serializers.CharField(source="offering.name")  # as released clients read it
+    created = serializers.DateTimeField()
+    modified = serializers.DateTimeField()
+
+
+class UnusedServiceSerializer(serializers.Serializer[Any]):
+    """A service that has not reported for long."""
+
+    uuid = HexUUIDField()
+    name = serializers.CharField()
+    identity__name = serializers.CharField(source="identity.name")
+    state = serializers.CharField()
+    modified = serializers.DateTimeField()
+
+
+class CleanedUpSerializer(serializers.Serializer[Any]):
+    """The number of removed rows, or of those that would be removed."""
+
+    deleted_count = serializers.IntegerField()
+    dry_run = serializers.BooleanField()
+
+
+class CleanedUpIdentitiesSerializer(CleanedUpSerializer):
+    """The removed identities, or those that would be removed."""
+
+    items = UnusedIdentitySerializer(many=True)
+
+
+class CleanedUpServicesSerializer(CleanedUpSerializer):
+    """The removed services, or those that would be removed."""
+
+    items = UnusedServiceSerializer(many=True)
+
+
+class OrphanedIdentities(APIView):
+    """Identities of agents that have nothing registered."""
+
+    @extend_schema(request=CleanUpSerializer, responses=CleanedUpIdentitiesSerializer)
+    def post(self, request: Request) -> Response:
+        """Remove identities without a subscription, a consumer and a service.
+
+        For operators. By default nothing is removed: the response lists what would be.
+        """
+        return _clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
+
+
+class StaleServices(APIView):
+    """Services of agents that have not reported for long."""
+
+    @extend_schema(request=CleanUpSerializer, responses=CleanedUpServicesSerializer)
+    def post(self, request: Request) -> Response:
+        """Remove services whose last report is old, with their processors.
+
+        For operators. By default nothing is removed: the response lists what would be.
+        """
+        return _clean_up(request, unused.remove_stale_services, CleanedUpServicesSerializer)
+
+
+def _clean_up(
+    request: Request, remove: Callable[..., Collection[Any]], answer: type[serializers.Serializer[Any]]
+) -> Response:
+    require_operator(request.user)
+    body = read(CleanUpSerializer, request)
+    before = timezone.now() - timedelta(hours=body["older_than_hours"])
+    found = remove(before, dry_run=body["dry_run"])
+    return Response(answer({"deleted_count": len(found), "dry_run": body["dry_run"], "items": found}).data)

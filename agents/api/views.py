@@ -1,0 +1,495 @@
+"""The REST API by which agents register and events are published.
+
+The functions it calls check what the user may do. Released agents use this API: do not change what they read.
+"""
+
+from http import HTTPStatus
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+from django.core.exceptions import PermissionDenied
+from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.http import Http404
+from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins
+from rest_framework import request as rest
+from rest_framework.response import Response
+from rest_framework.serializers import Serializer
+from rest_framework.viewsets import GenericViewSet
+
+from accounts.access import vouching
+from accounts.access.authentication import presented_key
+from accounts.allauth_private import client_address
+from accounts.api.views import Request
+from accounts.models import AuthToken, Owner
+from agents.api.filters import StrictUUIDFilter, TimeFilter
+from agents.api.serializers import (
+    AgentIdentitySerializer,
+    ConsumerQueueSerializer,
+    ConsumerSerializer,
+    EventSubscriptionSerializer,
+    NewAgentIdentitySerializer,
+    NewAgentSubscriptionSerializer,
+    NewConsumerSerializer,
+    NewEventSerializer,
+    NewEventSubscriptionSerializer,
+    NewServiceSerializer,
+    NewSubscriptionQueueSerializer,
+    OfferingSerializer,
+    PublishedSerializer,
+    SubscriptionQueueSerializer,
+)
+from agents.api.service_serializers import ServiceSerializer
+from agents.events import publishing
+from agents.events.delivery import with_delivery
+from agents.models import (
+    AgentIdentity,
+    AgentService,
+    Consumer,
+    EventSubscription,
+    ObjectType,
+    Offering,
+    SubscriptionQueue,
+)
+from agents.registration import identities, queues
+from agents.registration.credentials import PresentedToken
+from agents.registration.identities import IdentityExists, NoSuchOffering
+from agents.removal import deletions
+from agents.services import services
+from agents.services.unused import orphaned_identities
+from core.endpoints import StrictParameters, at_field, read
+
+Row = TypeVar("Row", bound=Model)
+
+OWN_AGENT_ONLY = "Only the owner's agent reports about its services."
+
+
+def presented_token(request: Request, owner_id: int) -> PresentedToken:
+    """Return the token of the request, which becomes the broker password of this owner's agent.
+
+    Raises:
+        PermissionDenied: the user is not this owner, or the request has no token.
+    """
+    if owner_id != request.user.pk:
+        raise PermissionDenied(
+            "Only the owner can register here, and operators can't do it either: "
+            "the token of the request becomes the password by which the owner's agent logs in to the broker."
+        )
+    if not isinstance(request.auth, AuthToken):
+        raise PermissionDenied(
+            "Use a token, not a session: it becomes the password by which your agent logs in to the broker."
+        )
+    return PresentedToken(request.auth, presented_key(request))
+
+
+class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
+    """Lists rows, and shows a row by its UUID."""
+
+    lookup_field = "uuid"
+    ignored_parameters: ClassVar[set[str]] = {"o", "search"}  # docs/agents.md
+
+    def get_object(self) -> Row:
+        """Return the row with the UUID in the path.
+
+        Raises:
+            Http404: the user may see no such row, or the UUID is malformed.
+        """
+        try:
+            identities.read_uuid(self.kwargs["uuid"])
+        except ValueError as error:
+            raise Http404 from error
+        return super().get_object()
+
+
+def require_own(service: AgentService, request: Request) -> AgentService:
+    """Return the service.
+
+    Raises:
+        PermissionDenied: the user is an operator who does not own it.
+    """
+    if service.identity.owner_id != request.user.pk:
+        raise PermissionDenied(OWN_AGENT_ONLY)
+    return service
+
+
+class RemovableByUUID(ByUUID[Row]):
+    """Lists, shows and removes rows. Removing a row removes its queues and logins on the broker."""
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Remove the row."""
+        deletions.delete(self.get_object())
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    def created_or_found(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
+        """Return 201 for a new row, 200 for an existing one."""
+        data = serializer(row, context=self.get_serializer_context()).data
+        if not new:
+            return Response(data)
+        headers = {"Location": data["url"]} if "url" in data else {}
+        return Response(data, HTTPStatus.CREATED, headers=headers)
+
+
+class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters of identities. Agents look for their own identity by name before they create it."""
+
+    name = CharFilter(label="The exact name of one of your own identities.", strip=False)
+    offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="UUID of an offering.")
+    version = CharFilter(label="With exactly this version.", strip=False)
+    last_restarted = TimeFilter(lookup_expr="gte", label="Restarted at this time or later.")
+    orphaned = BooleanFilter(
+        method="filter_orphaned", label="Whether it has no subscription, no consumer and no service."
+    )
+
+    class Meta:
+        model = AgentIdentity
+        fields: list[str] = []
+
+    def filter_queryset(self, queryset: QuerySet[AgentIdentity]) -> QuerySet[AgentIdentity]:
+        """Return the identities. By name, only the user's own: an operator's agent must not use another's identity."""
+        queryset = super().filter_queryset(queryset)
+        if "name" not in self.data:
+            return queryset
+        return queryset.filter(name=self.form.cleaned_data["name"], owner=self.request.user.pk)
+
+    def filter_orphaned(self, queryset: QuerySet[AgentIdentity], name: str, value: bool) -> QuerySet[AgentIdentity]:
+        """Return the identities with nothing registered, or those with something."""
+        orphaned = orphaned_identities().values("pk")
+        return queryset.filter(pk__in=orphaned) if value else queryset.exclude(pk__in=orphaned)
+
+
+class AgentIdentities(RemovableByUUID[AgentIdentity]):
+    """Identities of agents: your own; for operators, all."""
+
+    serializer_class = AgentIdentitySerializer
+    filterset_class = IdentityFilter
+
+    def get_queryset(self) -> QuerySet[AgentIdentity]:
+        """Return the identities that the user may see."""
+        rows = AgentIdentity.objects.seen_by(self.request.user)
+        return rows.select_related("owner", "offering").prefetch_related("services__processors")
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List your agent identities.
+
+        Operators see all identities; if they filter by name, only their own.
+        """
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show an agent identity."""
+        return super().retrieve(request, *args, **kwargs)
+
+    @extend_schema(request=NewAgentIdentitySerializer, responses={201: AgentIdentitySerializer})
+    def create(self, request: Request) -> Response:
+        """Create an agent identity.
+
+        An identity belongs to one offering. Its name is unique among your identities for the offering.
+        """
+        vouching.require_vouched(request.user)
+        body = self._introduced(request, request.user)
+        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+            identity = identities.create_identity(request.user, **body)
+        data = self.get_serializer(identity).data
+        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
+
+    @extend_schema(request=NewAgentIdentitySerializer, responses=AgentIdentitySerializer)
+    def update(self, request: Request, uuid: str) -> Response:
+        """Update an agent identity.
+
+        Offering and name are required. Other fields that you leave out keep their values. Operators can neither read
+        nor change the content of the configuration file.
+        """
+        identity = self.get_object()
+        body = self._introduced(request, identity.owner)
+        if identity.owner != request.user:
+            body.pop("config_file_content", None)
+        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+            identities.update_identity(identity, **body)
+        return Response(self.get_serializer(self.get_object()).data)
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Remove an agent identity.
+
+        Its subscriptions and its consumer are removed too, with their queues and logins on the broker.
+        """
+        return super().destroy(request, uuid)
+
+    @extend_schema(
+        request=NewAgentSubscriptionSerializer,
+        responses={201: EventSubscriptionSerializer, 200: EventSubscriptionSerializer, 409: None, 503: None},
+    )
+    def register_event_subscription(self, request: Request, uuid: str) -> Response:
+        """Subscribe an agent to events of one type.
+
+        An agent has one subscription for each type. 201: the subscription is new. 200: it exists already. The token of
+        the request becomes its password on the broker.
+        """
+        identity, presented = self._registering(request)
+        body = read(NewAgentSubscriptionSerializer, request)
+        subscription, new = queues.register_subscription(
+            identity,
+            body["observable_object_type"],
+            presented,
+            description=body.get("description", ""),
+            source_ip=client_address(request._request) or None,
+        )
+        return self.created_or_found(EventSubscriptionSerializer, subscription, new)
+
+    @extend_schema(
+        request=NewConsumerSerializer,
+        responses={201: ConsumerQueueSerializer, 200: ConsumerQueueSerializer, 409: None, 503: None},
+    )
+    def register_queue(self, request: Request, uuid: str) -> Response:
+        """Register the consumer queue of an agent, for events of several or all types.
+
+        201: the queue is new. 200: it exists already. The token of the request becomes the password of `rmq_username`
+        on the broker.
+        """
+        identity, presented = self._registering(request)
+        body = read(NewConsumerSerializer, request)
+        consumer, new = queues.register_consumer(identity, presented, body.get("object_types"))
+        return self.created_or_found(ConsumerQueueSerializer, consumer, new)
+
+    @extend_schema(
+        request=NewSubscriptionQueueSerializer,
+        responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
+    )
+    def create_queue(self, request: Request, uuid: str) -> Response:
+        """Create a queue of an agent for events of one type.
+
+        Like POST `/api/event-subscriptions/{uuid}/create_queue/` with the agent's subscription for that type, which is
+        created if it doesn't exist.
+        """
+        identity = self.get_object()
+        presented = presented_token(request, identity.owner_id)
+        body = read(NewSubscriptionQueueSerializer, request)
+        object_type = body["object_type"]
+        with at_field("offering_uuid", NoSuchOffering):
+            offering = identities.subscribable_offering(identity.owner, body["offering_uuid"])
+        subscription, _ = queues.register_subscription(
+            identity, object_type, presented, source_ip=client_address(request._request) or None
+        )
+        queue, new = queues.create_queue(subscription, offering, object_type, presented)
+        return self.created_or_found(SubscriptionQueueSerializer, queue, new)
+
+    @extend_schema(request=NewServiceSerializer, responses={201: ServiceSerializer, 200: ServiceSerializer})
+    def register_service(self, request: Request, uuid: str) -> Response:
+        """Register a service of an agent, or say that it is active. 201: it is new."""
+        identity = self.get_object()
+        if identity.owner_id != request.user.pk:
+            raise PermissionDenied(OWN_AGENT_ONLY)
+        body = read(NewServiceSerializer, request)
+        return self.created_or_found(
+            ServiceSerializer, *services.register_service(identity, body["name"], body.get("mode") or "")
+        )
+
+    def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
+        """Return the identity in the path, and the token of the request.
+
+        Raises:
+            PermissionDenied: the user can't register for it, or may no longer subscribe to its offering.
+        """
+        identity = self.get_object()
+        presented = presented_token(request, identity.owner_id)
+        try:
+            identities.subscribable_offering(identity.owner, identity.offering.uuid)
+        except NoSuchOffering as error:
+            raise PermissionDenied("You may no longer subscribe to this agent's offering. Ask an operator.") from error
+        return identity, presented
+
+    def _introduced(self, request: Request, owner: Owner) -> dict[str, Any]:
+        body = read(NewAgentIdentitySerializer, request)
+        with at_field("offering", NoSuchOffering):
+            return body | {"offering": identities.subscribable_offering(owner, body["offering"])}
+
+
+class SubscriptionFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters of subscriptions by their owner."""
+
+    user_uuid = StrictUUIDFilter(field_name="owner__uuid", label="UUID of the owner.")
+    user_username = CharFilter(field_name="owner__email", label="The owner's address.")
+
+    class Meta:
+        model = EventSubscription
+        fields: list[str] = []
+
+
+class EventSubscriptions(RemovableByUUID[EventSubscription]):
+    """Event subscriptions: your own; for operators, all."""
+
+    serializer_class = EventSubscriptionSerializer
+    filterset_class = SubscriptionFilter
+
+    def get_queryset(self) -> QuerySet[EventSubscription]:
+        """Return the subscriptions that the user may see."""
+        return EventSubscription.objects.seen_by(self.request.user).select_related("owner")
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List your event subscriptions, newest first.
+
+        Operators see all subscriptions.
+        """
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show an event subscription."""
+        return super().retrieve(request, *args, **kwargs)
+
+    @extend_schema(
+        request=NewEventSubscriptionSerializer, responses={201: EventSubscriptionSerializer, 409: None, 503: None}
+    )
+    def create(self, request: Request) -> Response:
+        """Subscribe to events.
+
+        The token of the request becomes the subscription's password on the broker.
+        """
+        vouching.require_vouched(request.user)
+        presented = presented_token(request, request.user.pk)
+        body = read(NewEventSubscriptionSerializer, request)
+        observed = body.get("observable_objects", [])
+        with at_field("observable_objects", NoSuchOffering):
+            self._check_offerings(request.user, {one["offering_uuid"] for one in observed if "offering_uuid" in one})
+        subscription = queues.create_subscription(
+            request.user,
+            presented,
+            observable_objects=[
+                one | {"offering_uuid": one["offering_uuid"].hex} if "offering_uuid" in one else one for one in observed
+            ],
+            description=body.get("description", ""),
+            source_ip=client_address(request._request) or None,
+        )
+        data = self.get_serializer(subscription).data
+        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Remove an event subscription, with its queues and its login on the broker."""
+        return super().destroy(request, uuid)
+
+    @extend_schema(
+        request=NewSubscriptionQueueSerializer,
+        responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
+    )
+    def create_queue(self, request: Request, uuid: str) -> Response:
+        """Create the queue of a subscription for events of one type about one offering.
+
+        Call this before the agent reads from the queue, so that the queue has the right arguments. 201: the queue is
+        new. 200: it exists already. The token of the request becomes the subscription's password on the broker.
+        """
+        subscription = self.get_object()
+        presented = presented_token(request, subscription.owner_id)
+        body = read(NewSubscriptionQueueSerializer, request)
+        with at_field("offering_uuid", NoSuchOffering):
+            offering = identities.subscribable_offering(subscription.owner, body["offering_uuid"])
+        queue, new = queues.create_queue(subscription, offering, body["object_type"], presented)
+        return self.created_or_found(SubscriptionQueueSerializer, queue, new)
+
+    def _check_offerings(self, owner: Owner, uuids: set[UUID]) -> None:
+        """Check that this owner may subscribe to all these offerings, normally in one statement."""
+        usable = Offering.objects.subscribed_by(owner).filter(uuid__in=uuids)
+        for uuid in uuids.difference(usable.values_list("uuid", flat=True)):
+            identities.subscribable_offering(owner, uuid)
+
+
+class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters by subscription, offering and object type."""
+
+    event_subscription_uuid = StrictUUIDFilter(field_name="subscription__uuid", label="UUID of a subscription.")
+    offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="UUID of an offering.")
+    object_type = ChoiceFilter(choices=ObjectType.choices, label="Object type.")
+
+    class Meta:
+        model = SubscriptionQueue
+        fields: list[str] = []
+
+
+class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
+    """Queues of event subscriptions: your own; for operators, all."""
+
+    serializer_class = SubscriptionQueueSerializer
+    filterset_class = SubscriptionQueueFilter
+
+    def get_queryset(self) -> QuerySet[SubscriptionQueue]:
+        """Return the queues that the user may see."""
+        return SubscriptionQueue.objects.seen_by(self.request.user).select_related("subscription", "offering")
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List the queues of your event subscriptions, newest first.
+
+        Operators see all queues.
+        """
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show the queue of an event subscription."""
+        return super().retrieve(request, *args, **kwargs)
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Remove the queue of an event subscription, with its messages."""
+        return super().destroy(request, uuid)
+
+
+class Consumers(RemovableByUUID[Consumer]):
+    """Consumer queues of agents: your own; for operators, all."""
+
+    serializer_class = ConsumerSerializer
+
+    def get_queryset(self) -> QuerySet[Consumer]:
+        """Return the consumers that the user may see."""
+        return with_delivery(Consumer.objects.seen_by(self.request.user).select_related("identity__offering"))
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List the consumer queues of your agents, newest first.
+
+        Operators see all consumer queues.
+        """
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show the consumer queue of an agent."""
+        return super().retrieve(request, *args, **kwargs)
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Remove the consumer queue of an agent, with its messages and its login on the broker."""
+        return super().destroy(request, uuid)
+
+
+class Offerings(ByUUID[Offering]):
+    """Offerings that you may subscribe or publish to; for operators, all."""
+
+    serializer_class = OfferingSerializer
+
+    def get_queryset(self) -> QuerySet[Offering]:
+        """Return the offerings that the user may see."""
+        visitor, this = self.request.user, OuterRef("pk")
+        seen = Offering.objects.seen_by(visitor).annotate(
+            may_subscribe=Exists(Offering.objects.subscribed_by(visitor).filter(pk=this)),
+            may_publish=Exists(Offering.objects.published_by(visitor).filter(pk=this)),
+        )
+        return seen.prefetch_related("members", "publishers") if visitor.is_staff else seen
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List the offerings that you may subscribe or publish to.
+
+        Operators see all offerings.
+        """
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show an offering."""
+        return super().retrieve(request, *args, **kwargs)
+
+    @extend_schema(request=NewEventSerializer, responses={200: PublishedSerializer, 503: None})
+    def publish(self, request: Request, uuid: str) -> Response:
+        """Publish an event of an offering to all agents that registered for it.
+
+        For the offering's publishers. The response counts the queues that got the event. 503 means that the outcome is
+        unknown. Repeat the request with the message id in the detail, so that agents can drop duplicates.
+        """
+        offering = self.get_object()
+        body = read(NewEventSerializer, request)
+        with at_field("payload", publishing.InvalidPayload):
+            published = publishing.publish(
+                offering, body["object_type"], body["payload"], request.user, body.get("message_id")
+            )
+        return Response(published.as_json())

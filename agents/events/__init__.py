@@ -1,0 +1,1 @@
+"""Events: who gets them, and whether they arrive. Begin with ``publishing.py``."""

@@ -1,0 +1,1 @@
+"""The pages about agents. Begin with ``views.py``."""

@@ -1,0 +1,404 @@
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db.models import Count, F, OuterRef, Prefetch, Q, QuerySet, Subquery, Value, Window
+from django.db.models.functions import Coalesce, RowNumber
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_safe
+
+from accounts.access.vouching import may_use_broker
+from accounts.models import Owner
+from accounts.pages.forms import NameForm
+from agents.events.delivery import blocked_reason, with_delivery
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
+from agents.removal import deletions
+from core import broker, connecting
+from core.links import absolute_url
+from core.models import Removal
+from queues.models import Queue
+from queues.pages.queues import Request, Row, describe_failure, signed_in
+from queues.rules import charts, thresholds
+from rabbit import amqp
+from rabbit.management import BrokerError, Client, NotOnBroker
+from rabbit.names import readable
+
+logger = logging.getLogger(__name__)
+
+AGENTS_PER_PAGE = 20
+QUEUES_SHOWN = 50
+"""Of one agent."""
+OFFERINGS_SHOWN = 50
+MAX_SEARCH_LENGTH = 255
+
+Removable = AgentIdentity | EventSubscription | Consumer
+
+
+class LiveConnections(NamedTuple):
+    """The live connections of a RabbitMQ user: their number, and the oldest one's start if the broker reports it."""
+
+    number: int
+    since: datetime | None
+
+
+class QueueRow(NamedTuple):
+    """A registered queue. ``row`` is None if no pass has listed the queue, or it is gone.
+
+    ``consumers`` and ``blocked_reason`` are as in the REST API.
+    """
+
+    object_type: str
+    offering: Offering
+    queue_name: str
+    being_made: bool
+    row: Row | None
+    consumers: int | None
+    blocked_reason: str | None
+    last_delivered_at: datetime | None
+    last_error: str
+    last_error_at: datetime | None
+
+
+class Reader(NamedTuple):
+    """A consumer or subscription, which logs in to read queues. ``online`` is None if it isn't connected."""
+
+    row: EventSubscription | Consumer
+    is_consumer: bool
+    object_types: list[str]
+    queues: list[QueueRow]
+    more: int
+    online: LiveConnections | None
+
+
+class Agent(NamedTuple):
+    """An identity with its readers, or a subscription without an identity."""
+
+    identity: AgentIdentity | None
+    owner: Owner
+    readers: list[Reader]
+
+
+# The list
+
+
+@signed_in
+@require_safe
+def subscriptions_page(request: Request) -> HttpResponse:
+    """List the visitor's agents with their subscriptions; for operators, all agents."""
+    search = request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
+    page = Paginator(_entries(request.user, search), AGENTS_PER_PAGE).get_page(request.GET.get("page"))
+    vhost = None if request.user.is_staff else request.user.uuid.hex
+    clients, trouble = _clients(vhost) if page.object_list else ([], "")
+    agents = _agents(page.object_list, clients)
+    readers = [reader for agent in agents for reader in agent.readers]
+    offerings = list(Offering.objects.subscribed_by(request.user)[: OFFERINGS_SHOWN + 1])
+    return render(
+        request,
+        "subscriptions/subscriptions.html",
+        {
+            **_connecting(agents),
+            "page": page,
+            "search": search,
+            "agents": agents,
+            "trouble": trouble,
+            "asked": clients is not None,
+            "looked_at": timezone.now(),
+            "being_made": any(shown.being_made for reader in readers for shown in reader.queues),
+            "token_gone": any(reader.row.token_id is None for reader in readers),
+            "may_use_broker": may_use_broker(request.user),
+            "offerings": offerings[:OFFERINGS_SHOWN],
+            "more_offerings": len(offerings) > OFFERINGS_SHOWN,
+            "address": absolute_url("/"),
+        },
+    )
+
+
+def _connecting(agents: Iterable[Agent]) -> dict[str, Any]:
+    """Return how the first of these agents consumes its first queue; an empty dictionary if none has a queue."""
+    for agent in agents:
+        for reader in agent.readers:
+            for queue in reader.queues:
+                return connecting.context(reader.row.rmq_username, agent.owner.uuid.hex, queue.queue_name)
+    return {}
+
+
+def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
+    """Return the entries of the list: identities, and subscriptions without one, ordered by owner and name."""
+    identities = AgentIdentity.objects.seen_by(visitor)
+    alone = EventSubscription.objects.seen_by(visitor).filter(identity=None)
+    if search:
+        uuids = _uuids_in(search)
+        owned = Q(owner__email__icontains=search) | Q(owner__full_name__icontains=search)
+        queued = SubscriptionQueue.objects.filter(
+            Q(offering__name__icontains=search) | Q(offering__uuid__in=uuids) | Q(object_type=search)
+        ).values("subscription")
+        of_one = EventSubscription.objects.filter(Q(uuid__in=uuids) | Q(object_type=search) | Q(pk__in=queued))
+        read = Consumer.objects.filter(Q(uuid__in=uuids) | Q(rmq_username__in=[uuid.hex for uuid in uuids]))
+        identities = identities.filter(
+            owned
+            | Q(name__icontains=search)
+            | Q(offering__name__icontains=search)
+            | Q(uuid__in=uuids)
+            | Q(offering__uuid__in=uuids)
+            | Q(pk__in=of_one.values("identity"))
+            | Q(pk__in=read.values("identity"))
+        )
+        alone = alone.filter(owned | Q(description__icontains=search) | Q(pk__in=of_one))
+    shape = ("who", "alone", "label", "pk")
+    of_identities = identities.order_by().annotate(who=F("owner__email"), alone=Value(0), label=F("name"))
+    of_others = alone.order_by().annotate(who=F("owner__email"), alone=Value(1), label=F("description"))
+    entries: QuerySet[Any, dict[str, Any]] = of_identities.values(*shape).union(of_others.values(*shape), all=True)
+    return entries.order_by(*shape)
+
+
+def _uuids_in(text: str) -> list[UUID]:
+    """Return the UUIDs in a text, which may be a UUID or the name of a registered queue."""
+    found = []
+    for word in text.replace("_", " ").split():
+        try:
+            found.append(UUID(word))
+        except ValueError:
+            continue
+    return found
+
+
+def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
+    """Return the connections to a vhost (None: all vhosts), or None and an error text. One request to the broker."""
+    try:
+        return broker.management().clients(vhost), ""
+    except NotOnBroker:
+        return [], ""
+    except BrokerError as error:
+        return None, describe_failure(error, "The connections could not be listed", destructive=False)[0]
+
+
+def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
+    """Return the agents of a page, with a constant number of statements."""
+    keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
+    if not keys:
+        return []
+    identities = (
+        AgentIdentity.objects.select_related("owner", "offering")
+        .prefetch_related(
+            Prefetch("consumer", with_delivery(Consumer.objects.select_related("identity__offering"))),
+            "services__processors",
+        )
+        .in_bulk([pk for alone, pk in keys if not alone])
+    )
+    queues = SubscriptionQueue.objects.filter(subscription=OuterRef("pk")).order_by().values("subscription")
+    subscriptions = list(
+        EventSubscription.objects.filter(
+            Q(identity__in=identities) | Q(identity=None, pk__in=[pk for alone, pk in keys if alone])
+        )
+        .annotate(number_of_queues=Coalesce(Subquery(queues.annotate(number=Count("pk")).values("number")), 0))
+        .select_related("owner")
+        .order_by("object_type", "id")
+    )
+    consumers = [one.consumer for one in identities.values() if hasattr(one, "consumer")]
+    readers: dict[tuple[bool, int], list[Reader]] = defaultdict(list)
+    for reader in _readers(consumers, subscriptions, clients):
+        identity = reader.row.identity_id
+        readers[(True, reader.row.pk) if identity is None else (False, identity)].append(reader)
+    owners = {subscription.pk: subscription.owner for subscription in subscriptions}
+    found = []
+    for alone, pk in keys:
+        if alone and pk in owners:
+            found.append(Agent(None, owners[pk], readers[alone, pk]))
+        elif not alone and pk in identities:
+            found.append(Agent(identities[pk], identities[pk].owner, readers[alone, pk]))
+    return found
+
+
+def _readers(
+    consumers: Sequence[Consumer], subscriptions: Sequence[EventSubscription], clients: Sequence[Client] | None
+) -> list[Reader]:
+    """Return consumers and subscriptions with their queues, in two statements."""
+    # Limit the queues of each agent, so that one agent doesn't fill the page.
+    agent = Coalesce("subscription__identity_id", -F("subscription_id"))
+    registered = (
+        with_delivery(SubscriptionQueue.objects.filter(subscription__in=subscriptions))
+        .annotate(number=Window(RowNumber(), partition_by=agent, order_by=["object_type", "pk"]))
+        .filter(number__lte=QUEUES_SHOWN)
+        .select_related("offering", "subscription")
+        .order_by("object_type", "offering__name", "pk")
+    )
+    queues: dict[int, list[SubscriptionQueue]] = defaultdict(list)
+    for queue in registered:
+        queues[queue.subscription_id].append(queue)
+    names = [consumer.queue_name for consumer in consumers]
+    rows = _rows_by_name([*names, *(queue.queue_name for some in queues.values() for queue in some)])
+    online = _live_connections(clients or [])
+    found = []
+    for consumer in consumers:
+        shown = [_queue_row(consumer, "", consumer.identity.offering, rows)]
+        user = (consumer.rmq_username, consumer.vhost)
+        found.append(Reader(consumer, True, consumer.object_types, shown, 0, online.get(user)))
+    for one in subscriptions:
+        shown = [_queue_row(queue, queue.object_type, queue.offering, rows) for queue in queues[one.pk]]
+        user = (one.rmq_username, one.owner.uuid.hex)
+        more = one.number_of_queues - len(shown)  # type: ignore[attr-defined]
+        found.append(Reader(one, False, _observed_types(one), shown, more, online.get(user)))
+    return found
+
+
+def _observed_types(subscription: EventSubscription) -> list[str]:
+    """Return the object types of a subscription."""
+    if subscription.object_type:
+        return [subscription.object_type]
+    types = [one.get("object_type") for one in subscription.observable_objects if isinstance(one, dict)]
+    return list(dict.fromkeys(str(name) for name in types if name))
+
+
+def _queue_row(
+    row: SubscriptionQueue | Consumer, object_type: str, offering: Offering, rows: dict[tuple[str, str], Row]
+) -> QueueRow:
+    return QueueRow(
+        object_type,
+        offering,
+        readable(row.queue_name),
+        row.state == Registration.CREATING,
+        rows.get((row.vhost, row.queue_name)),
+        row.consumers,  # type: ignore[union-attr]  # annotated by ``with_delivery``
+        blocked_reason(row),
+        row.last_delivered_at,
+        row.last_error,
+        row.last_error_at,
+    )
+
+
+def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
+    """Return the table rows of these queues, if they are stored, by vhost and name. Their names contain UUIDs."""
+    found = Queue.objects.filter(name__in=names).exclude(state=Queue.State.GONE).select_related("pulse_user")
+    return {(queue.vhost, queue.name): _row(queue) for queue in found} if names else {}
+
+
+def _row(queue: Queue) -> Row:
+    limits = thresholds.of_queue(queue)
+    bar = charts.bar(queue.length, limits) if queue.length is not None else None
+    return Row(queue, limits, spared=True, bar=bar)
+
+
+def _live_connections(clients: Iterable[Client]) -> dict[tuple[str, str], LiveConnections]:
+    found: dict[tuple[str, str], LiveConnections] = {}
+    for client in clients:
+        before = found.get((client.user, client.vhost), LiveConnections(0, client.connected_at))
+        known = [moment for moment in (before.since, client.connected_at) if moment is not None]
+        found[client.user, client.vhost] = LiveConnections(before.number + 1, min(known, default=None))
+    return found
+
+
+# Removing
+
+
+class RemovalEffect(NamedTuple):
+    """What is deleted with a row: queues, the number of their messages, RabbitMQ users, and their connections.
+
+    ``messages`` is None if the length of a queue is unknown, ``connections`` if the broker is unreachable.
+    """
+
+    queues: list[str]
+    messages: int | None
+    users: list[str]
+    connections: int | None
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def agent_remove(request: Request, uuid: UUID) -> HttpResponse:
+    """Remove an agent's identity, with its subscriptions and its consumer."""
+    identity = get_object_or_404(AgentIdentity.objects.seen_by(request.user).select_related("owner"), uuid=uuid)
+    subscriptions = list(identity.event_subscriptions.all())
+    consumers = list(Consumer.objects.filter(identity=identity))
+    return _remove(request, identity, identity.owner, subscriptions, consumers, "agent", readable(identity.name))
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def subscription_remove(request: Request, uuid: UUID) -> HttpResponse:
+    """Remove an event subscription, with its queues."""
+    subscription = get_object_or_404(
+        EventSubscription.objects.seen_by(request.user).select_related("owner", "identity"), uuid=uuid
+    )
+    return _remove(request, subscription, subscription.owner, [subscription], [], "subscription", subscription.uuid.hex)
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def consumer_remove(request: Request, uuid: UUID) -> HttpResponse:
+    """Remove an agent's consumer, with its queue."""
+    consumer = get_object_or_404(Consumer.objects.seen_by(request.user).select_related("identity__owner"), uuid=uuid)
+    return _remove(request, consumer, consumer.identity.owner, [], [consumer], "consumer", consumer.queue_name)
+
+
+def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
+    """Return the number of messages in these queues, given as (vhost, name), or None if a length is unknown.
+
+    The lengths of queues that the last pass did not list are requested now, with one connection for each vhost.
+    """
+    rows = _rows_by_name([name for _, name in queues])
+    lengths = {name: row.queue.length for name, row in rows.items() if row.queue.length is not None}
+    depths = amqp.declare_passively(broker.amqp_url(), [queue for queue in queues if queue not in lengths])
+    # A queue with consumers may have unacknowledged messages, which are not counted here.
+    lengths |= {name: depth.ready for name, depth in depths.items() if not depth.consumers}
+    return sum(lengths[queue] for queue in queues) if lengths.keys() >= set(queues) else None
+
+
+def _remove(
+    request: Request,
+    row: Removable,
+    owner: Owner,
+    subscriptions: Sequence[EventSubscription],
+    consumers: Sequence[Consumer],
+    kind: str,
+    name: str,
+) -> HttpResponse:
+    """Show what is deleted with a row, and delete it. If messages are lost, the name must be typed."""
+    registered = SubscriptionQueue.objects.filter(subscription__in=subscriptions).values_list("vhost", "queue_name")
+    named = [*((one.vhost, one.queue_name) for one in consumers), *registered]
+    queues = [queue_name for _, queue_name in named]
+    users = [*(one.rmq_username for one in consumers), *(one.rmq_username for one in subscriptions)]
+    messages_in_them = _messages_in(named)
+    form = None
+    if messages_in_them != 0:
+        form = NameForm(name, request.POST if request.method == "POST" else None)
+    if request.method == "POST" and (form is None or form.is_valid()):
+        deletions.delete(row)
+        logger.info("%s removed the %s %s of %s", request.user, kind, name, owner)
+        if Removal.objects.filter(name__in=[*queues, *users]).exists():
+            messages.warning(
+                request,
+                f"The {kind} {name} was removed. Guardian removes its queues and logins as soon as the broker answers. "
+                "You don't have to do anything.",
+            )
+        else:
+            messages.success(request, f"The {kind} {name} was removed, with its queues and logins.")
+        return redirect("subscriptions")
+    types: list[str] = []
+    if isinstance(row, EventSubscription):
+        types = _observed_types(row)
+    elif isinstance(row, Consumer):
+        types = row.object_types
+    clients, trouble = _clients(owner.uuid.hex)
+    connected = None if clients is None else sum(client.user in users for client in clients)
+    effect = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
+    return render(
+        request,
+        "subscriptions/remove.html",
+        {
+            "kind": kind,
+            "row": row,
+            "types": types,
+            "name": name,
+            "owner": owner,
+            "goes": effect,
+            "form": form,
+            "trouble": trouble,
+        },
+    )

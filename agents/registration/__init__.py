@@ -1,0 +1,1 @@
+"""What a registration creates: rows, queues, logins. Begin with ``queues.py``."""

@@ -1,0 +1,163 @@
+"""Identities of agents, and the validation of UUIDs, offerings and object types in requests."""
+
+import logging
+import re
+import uuid as uuids
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from accounts.models import Owner
+from agents.models import AgentIdentity, ObjectType, Offering
+from agents.registration.records import insert
+from core import sealing
+
+logger = logging.getLogger(__name__)
+
+
+_UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class NoSuchOffering(ValueError):
+    """There is no such offering, or the owner's agents may not subscribe to it."""
+
+
+class NoSuchObjectType(ValueError):
+    """There is no such object type."""
+
+
+class IdentityExists(ValueError):
+    """The owner already has an identity of this name for this offering."""
+
+
+class IdentityDetails(TypedDict, total=False):
+    """The optional fields of an identity that an agent sends."""
+
+    version: str
+    dependencies: Sequence[dict[str, str]]
+    config_file_path: str
+    config_file_content: str
+    last_restarted: datetime | None
+
+
+class IdentityChanges(IdentityDetails, total=False):
+    """All fields of an identity that an agent can change."""
+
+    name: str
+    offering: Offering
+
+
+def read_uuid(text: Any) -> uuids.UUID:
+    """Return the UUID in this text: 32 hex digits, with all four dashes in their places or without dashes.
+
+    Python and Django also accept numbers, braces, prefixes and misplaced dashes, which can turn a mistake into another
+    valid UUID.
+
+    Raises:
+        ValueError: the text is malformed.
+    """
+    if not isinstance(text, str) or _UUID.fullmatch(text) is None:
+        raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
+    return uuids.UUID(text)
+
+
+def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
+    """Return the offering with this UUID, with or without dashes.
+
+    Raises:
+        NoSuchOffering: it doesn't exist, or the owner may not subscribe to it.
+    """
+    try:
+        wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
+    except ValueError as error:
+        raise _no_such_offering() from error
+    offering = Offering.objects.subscribed_by(owner).filter(uuid=wanted).first()
+    if offering is None:
+        raise _no_such_offering()
+    return offering
+
+
+def _no_such_offering() -> NoSuchOffering:
+    return NoSuchOffering("There is no such offering, or your agents may not subscribe to it.")
+
+
+def check_object_type(object_type: str) -> str:
+    """Return this object type.
+
+    Raises:
+        NoSuchObjectType: there is no such object type.
+    """
+    if object_type not in ObjectType.values:
+        raise NoSuchObjectType(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.")
+    return object_type
+
+
+def create_identity(
+    owner: Owner, offering: Offering, name: str, **introduction: Unpack[IdentityDetails]
+) -> AgentIdentity:
+    """Create an identity of an agent of this owner, for this offering.
+
+    Raises:
+        NotVouched: the owner may not use the broker.
+        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities.
+        IdentityExists: the owner already has an identity of this name for this offering.
+        NoSuchOffering: the offering no longer exists.
+        ObjectDoesNotExist: the owner no longer exists.
+    """
+    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
+    try:
+        insert(lambda: identity.save(force_insert=True), owner, AgentIdentity)
+    except IntegrityError as error:
+        raise _conflict(identity) from error
+    return identity
+
+
+def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
+    """Change the given fields of an identity.
+
+    Raises:
+        IdentityExists: the owner has another identity of this name for this offering.
+        NoSuchOffering: the offering no longer exists.
+        ObjectDoesNotExist: the identity no longer exists.
+    """
+    changed = {**_as_fields(introduced), "modified": timezone.now()}
+    for name, value in changed.items():
+        setattr(identity, name, value)
+    try:
+        with transaction.atomic():
+            if not AgentIdentity.objects.filter(pk=identity.pk).update(**changed):
+                raise AgentIdentity.DoesNotExist("The identity no longer exists.")
+    except IntegrityError as error:
+        raise _conflict(identity) from error
+
+
+def read_config(identity: AgentIdentity) -> str:
+    """Return the agent's configuration file, or "" if there is none or it can't be decrypted any more."""
+    if not identity.sealed_config:
+        return ""
+    try:
+        return sealing.unseal(sealing.CONFIGURATIONS, identity.sealed_config)
+    except sealing.CannotUnseal as error:
+        logger.warning("The configuration of the agent %s can't be decrypted: %s", identity.uuid.hex, error)
+        return ""
+
+
+def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
+    """Return the values of the model's fields."""
+    fields: dict[str, Any] = dict(changes)
+    if "config_file_content" in fields:
+        content = fields.pop("config_file_content")
+        fields["sealed_config"] = sealing.seal(sealing.CONFIGURATIONS, content) if content else ""
+    if "dependencies" in fields:
+        fields["dependencies"] = list(fields["dependencies"])
+    return fields
+
+
+def _conflict(identity: AgentIdentity) -> IdentityExists | NoSuchOffering:
+    """Return the exception for an IntegrityError."""
+    if Offering.objects.filter(pk=identity.offering_id).exists():
+        return IdentityExists(f"You have an agent '{identity.name}' for this offering already; choose another name.")
+    return _no_such_offering()

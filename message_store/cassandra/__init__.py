@@ -1,0 +1,1 @@
+"""The message store in Apache Cassandra. Begin with ``store.py``."""

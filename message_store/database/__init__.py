@@ -1,0 +1,1 @@
+"""The message store in Django's database. Begin with ``store.py``."""

@@ -1,0 +1,1 @@
+"""The HTTP API of the message store. Begin with ``views.py``."""

@@ -1,0 +1,488 @@
+"""The HTTP API of the message store: plain views that answer JSON."""
+
+import base64
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+from django.conf import settings
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.utils.http import parse_etags
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from accounts.access import scopes
+from accounts.access.authentication import TokenAuthentication
+from core import body_timeout, limits
+from guardian_store import ids
+from message_store import applications, leases, principals, queues
+from message_store.http import request_parsing
+from message_store.principals import ANONYMOUS, Caller
+from message_store.queues import Invalid, MessageInput, MessageRef
+from message_store.quota import QuotaReached
+from message_store.store import (
+    BatchTooLarge,
+    NoQueue,
+    PositionsChanged,
+    StoredMessage,
+    StoredQueue,
+    StoreUnavailable,
+    store,
+)
+
+MAX_RESPONSE_BYTES = 32 * 1024 * 1024
+"""The size from which a response ends early: that of its JSON, where a control character takes six bytes."""
+BATCH_BYTES = 24 * 1024 * 1024
+"""The size of the bodies that are fetched together."""
+MIN_MESSAGES = 2
+"""The messages of a response of any size. A reader that continues from the last one gets that one again, first."""
+RETRY_AFTER_SECONDS = "5"
+
+logger = logging.getLogger(__name__)
+
+_tokens = TokenAuthentication()
+
+Call = Callable[..., HttpResponse]
+
+
+class AccessDenied(Exception):
+    """The caller may not do this."""
+
+    def __init__(self, text: str = "Access was denied") -> None:
+        super().__init__(text)
+
+
+class NoApplication(Exception):
+    """The application does not exist."""
+
+
+def _view(**calls: Call) -> Call:
+    """Return a view that dispatches on the HTTP method and turns exceptions into the API's error format."""
+
+    @csrf_exempt
+    def view(request: HttpRequest, **named: str) -> HttpResponse:
+        call = calls.get("GET" if request.method == "HEAD" else str(request.method))
+        if call is None:
+            refused = error_answer(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} is not allowed here"})
+            refused["Allow"] = ", ".join(calls)
+            return refused
+        try:
+            return call(request, **named)
+        except Invalid as invalid:
+            return error_answer(HTTPStatus.BAD_REQUEST, invalid.errors)
+        except QuotaReached as error:
+            return error_answer(HTTPStatus.BAD_REQUEST, {"quota": str(error)})
+        except NoQueue:
+            return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
+        except leases.NoWorker as error:
+            return error_answer(HTTPStatus.NOT_FOUND, {"worker": str(error)})
+        except NoApplication:
+            return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
+        except PositionsChanged:
+            text = "The positions have changed since you read them. Read them again"
+            return error_answer(HTTPStatus.PRECONDITION_FAILED, {"positions": text})
+        except AccessDenied as denied:
+            return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": str(denied)})
+        except applications.UnknownKey:
+            return _unauthorized("Application", {"InvalidApplicationKey": "There is no such key"})
+        except AuthenticationFailed as failed:
+            return _unauthorized("Token", {"InvalidToken": str(failed.detail)})
+        except request_parsing.BodyTooLarge as too_long:
+            text = f"More bytes than maximum value {too_long.args[0]}"
+            return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
+        except BatchTooLarge:
+            text = "The messages are too large for one request. Post them in several"
+            return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"messages": text})
+        except request_parsing.BodyTooSlow:
+            text = f"Not received within {body_timeout.BODY_SECONDS:g} seconds"
+            return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
+        except request_parsing.LengthRequired:
+            return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "Content-Length is required"})
+        except limits.RateLimitExceeded as too_often:
+            refused = error_answer(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
+            refused["Retry-After"] = str(too_often.seconds)
+            return refused
+        except (StoreUnavailable, OperationalError, InterfaceError) as error:
+            logger.error("%s %s: the store is unreachable: %s", request.method, request.path, error)
+            away = error_answer(
+                HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store is unreachable. Try again later"}
+            )
+            away["Retry-After"] = RETRY_AFTER_SECONDS
+            return away
+
+    return wraps(next(iter(calls.values())))(view)
+
+
+# Queues of an application
+
+
+def _list(request: HttpRequest, application: str) -> HttpResponse:
+    _require_manager(request, application)
+    given = request_parsing.query(request)
+    details, with_count = request_parsing.flag(given, "details"), request_parsing.flag(given, "include_count")
+    found = queues.queues(application, start=given.get("offset", ""), limit=given.get("limit") or None)
+    listed: list[dict[str, Any]] = [_details(queue) if details else {"queue_name": queue.name} for queue in found]
+    if with_count and found:
+        for entry, count in zip(listed, store().count(found), strict=True):
+            entry["count"] = count
+    return _ok({"queues": listed})
+
+
+def _create(request: HttpRequest, application: str) -> HttpResponse:
+    _require_manager(request, application)
+    given = request_parsing.form(request)
+    created = queues.create(application, given.get("queue_name") or None, **_settings(given))
+    return _ok(_settings_of(created), HTTPStatus.CREATED)
+
+
+def _update(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    stored = _managed_queue(request, application, queue)
+    updated = queues.update(stored, **_settings(request_parsing.form(request)))
+    return _ok({**_settings_of(updated), "created": updated.created.timestamp()})
+
+
+def _delete(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    stored = _managed_queue(request, application, queue)
+    store().remove(stored.application, stored.name)
+    return _ok({})
+
+
+# Messages
+
+
+def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_read)
+    given = request_parsing.query(request)
+    errors: dict[str, str] = {}
+
+    def parse(field: str, parser: Callable[[str], Any], default: Any) -> Any:
+        try:
+            return parser(given[field]) if given.get(field) else default
+        except ValueError as error:
+            errors[field] = str(error)
+            return None
+
+    order = parse("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
+    start = parse("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
+    limit = parse("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
+    most = queues.MAX_NUMBER
+    partitions = parse("partitions", lambda text: queues.parse_partitions(text, 0, most), [1])
+    if errors:
+        raise Invalid(errors)
+    is_descending = order == "descending"
+    found = queues.read(stored, partitions, start=start, limit=limit, descending=is_descending, batch_bytes=BATCH_BYTES)
+    return _messages(found)
+
+
+def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_post)
+    _limit_rate(stored)
+    if request_parsing.media_type(request) == "application/json":
+        posted = queues.post_all(stored, *request_parsing.batch(request))
+    else:
+        posted = [queues.post(stored, _message_input(request))]
+    return _ok({"messages": _posted(posted)}, HTTPStatus.CREATED)
+
+
+def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_read)
+    return _messages(queues.read_ids(stored, queues.parse_ids(message_ids), batch_bytes=BATCH_BYTES))
+
+
+def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_post)
+    _limit_rate(stored)
+    refs = queues.parse_ids(message_ids)
+    queues.overwrite(stored, refs, _message_input(request))
+    return _ok({"messages": _posted(refs)})
+
+
+def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_delete)
+    queues.delete(stored, queues.parse_ids(message_ids))
+    return _ok({})
+
+
+# Positions
+
+
+def _positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    waiting = request_parsing.query(request).get("waiting")
+    if not waiting:
+        return _positions_of(stored, consumer)
+    try:
+        partitions = queues.parse_partitions(waiting, 1, stored.partitions)
+    except ValueError as error:
+        raise Invalid({"waiting": str(error)}) from None
+    return _positions_of(stored, consumer, partitions)
+
+
+def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    tags = parse_etags(request.headers.get("If-Match", "*"))
+    versions = None if "*" in tags else [tag.strip('"') for tag in tags]
+    queues.set_positions(stored, consumer, request_parsing.positions(request), versions)
+    return _positions_of(stored, consumer)
+
+
+def _advance_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    return _positions_answer(queues.advance_positions(stored, consumer, request_parsing.json_object(request)))
+
+
+def _positions_of(queue: StoredQueue, consumer: str, waiting: Sequence[int] = ()) -> HttpResponse:
+    positions = queues.positions(queue, consumer)
+    more = {"waiting": queues.waiting(queue, positions, waiting)} if waiting else {}
+    return _positions_answer(positions, **more)
+
+
+def _positions_answer(positions: Mapping[int, uuid.UUID], **more: Any) -> HttpResponse:
+    response = _ok({"positions": _positions_json(positions), **more})
+    response["ETag"] = f'"{queues.version_of(positions)}"'
+    return response
+
+
+def _delete_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    queues.delete_positions(stored, consumer)
+    return _ok({})
+
+
+# Workers of a consumer, and their leases on partitions
+
+
+def _join(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    seconds = request_parsing.form(request).get("seconds", "")
+    leases.join(application, *request_parsing.worker(consumer, worker), request_parsing.lease_seconds(seconds))
+    return _ok({}, HTTPStatus.CREATED)
+
+
+def _renew(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    leases.renew(application, *request_parsing.worker(consumer, worker))
+    return _ok({})
+
+
+def _remove_worker(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    beats = request_parsing.beats(request_parsing.query(request).get("beats"))
+    removed = leases.remove_worker(application, *request_parsing.worker(consumer, worker), beats)
+    return _ok({"removed": removed})
+
+
+def _lease_table(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    request_parsing.worker(consumer, worker)
+    table = leases.lease_table(application, consumer)
+    by_queue: dict[str, dict[str, str]] = {}
+    for (queue, number), holder in table.holders.items():
+        by_queue.setdefault(queue, {})[str(number)] = holder
+    workers = [{"worker": one.id, "beats": one.beats, "seconds": one.seconds} for one in table.workers]
+    return _ok({"workers": workers, "leases": by_queue})
+
+
+def _change_leases(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
+    _require_manager(request, application)
+    named = request_parsing.worker(consumer, worker)
+    given = request_parsing.json_object(request)
+    to_release = request_parsing.partitions(given, "release")
+    to_acquire = request_parsing.partitions(given, "acquire")
+    leases.release(application, *named, to_release)
+    by_queue: dict[str, list[int]] = {}
+    for queue, number in sorted(leases.acquire(application, *named, to_acquire)):
+        by_queue.setdefault(queue, []).append(number)
+    return _ok({"leases": by_queue})
+
+
+def _info(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    details = _details(_accessible_queue(request, application, queue, principals.may_read))
+    return _ok({field: details[field] for field in ("queue_name", "partitions", "type", "consistency", "created")})
+
+
+def _heartbeat(request: HttpRequest) -> HttpResponse:
+    """Answer whether the store answers. The clients of the original service request it."""
+    store().queues("", limit=1)
+    return _ok({})
+
+
+def _not_found(request: HttpRequest) -> HttpResponse:
+    return error_answer(HTTPStatus.NOT_FOUND, {"path": "This address does not exist"})
+
+
+application_queues = _view(GET=_list, POST=_create)
+queue_messages = _view(GET=_read, POST=_post, PUT=_update, DELETE=_delete)
+single_messages = _view(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
+consumer_positions = _view(GET=_positions, POST=_advance_positions, PUT=_set_positions, DELETE=_delete_positions)
+consumer_workers = _view(PUT=_join, POST=_renew, DELETE=_remove_worker)
+consumer_leases = _view(GET=_lease_table, POST=_change_leases)
+queue_info = _view(GET=_info)
+heartbeat = _view(GET=_heartbeat)
+not_found = csrf_exempt(_not_found)
+
+
+# Authentication and permissions
+
+
+def _caller(request: HttpRequest) -> Caller:
+    """Authenticate a request by its Authorization header.
+
+    Raises:
+        UnknownKey: the application key is unknown.
+        AuthenticationFailed: the token is invalid.
+        AccessDenied: the token's scope does not allow using the message store.
+    """
+    words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
+    if not words:
+        return ANONYMOUS
+    if words[0].lower() == "application":
+        if len(words) != 2:
+            raise applications.UnknownKey
+        return Caller(application=applications.application_for_key(words[1]))
+    found = _tokens.authenticate(cast(Request, request))  # it reads only headers
+    if found is None:
+        return ANONYMOUS
+    owner, token = found
+    request.user = owner  # for the log
+    if not scopes.allows_all(token):
+        raise AccessDenied(scopes.NEEDS_ALL)
+    return Caller(email=owner.email)
+
+
+def _require_manager(request: HttpRequest, application: str) -> None:
+    """Make sure that the caller is the application.
+
+    Raises:
+        NoApplication, AccessDenied, UnknownKey, AuthenticationFailed: it isn't.
+    """
+    caller = _caller(request)
+    if not principals.may_manage(application, caller):
+        if not applications.exists(application):
+            raise NoApplication
+        raise AccessDenied
+
+
+def _managed_queue(request: HttpRequest, application: str, name: str) -> StoredQueue:
+    _require_manager(request, application)
+    return queues.find(application, name)
+
+
+def _accessible_queue(
+    request: HttpRequest, application: str, name: str, is_allowed: Callable[[StoredQueue, Caller], bool]
+) -> StoredQueue:
+    """Return a queue if ``is_allowed`` permits the caller.
+
+    Raises:
+        NoQueue, NoApplication: it does not exist.
+        AccessDenied, UnknownKey, AuthenticationFailed: the caller is not permitted.
+    """
+    caller = _caller(request)
+    if caller.application != application and not applications.exists(application):
+        raise NoApplication
+    stored = queues.find(application, name)
+    if not is_allowed(stored, caller):
+        raise AccessDenied
+    return stored
+
+
+def _limit_rate(queue: StoredQueue) -> None:
+    """Count a request that writes messages against the limit of the queue's application.
+
+    Raises:
+        RateLimitExceeded: the application reached ``MESSAGE_STORE_POSTS_PER_MINUTE``.
+    """
+    most = limits.RateLimit("requests with messages", settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60)
+    limits.consume(most, queue.application)
+
+
+# Serialization
+
+
+def _settings(given: dict[str, str]) -> dict[str, Any]:
+    return {
+        "partitions": given.get("partitions") or None,
+        "type": given.get("type") or None,
+        "consistency": given.get("consistency") or None,
+        "principals": given.get("principles"),
+    }
+
+
+def _settings_of(queue: StoredQueue) -> dict[str, Any]:
+    return {
+        "queue_name": queue.name,
+        "partitions": queue.partitions,
+        "type": queue.type,
+        "consistency": queue.consistency,
+        "principles": list(queue.principals),
+    }
+
+
+def _details(queue: StoredQueue) -> dict[str, Any]:
+    return {**_settings_of(queue), "application": queue.application, "created": queue.created.timestamp()}
+
+
+def _message_input(request: HttpRequest) -> MessageInput:
+    headers = request.META
+    ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
+    return MessageInput(request_parsing.body(request), ttl, partition, request_parsing.content_type(request))
+
+
+def _message(message: StoredMessage) -> dict[str, Any]:
+    fields = {
+        "message_id": message.id.hex,
+        "timestamp": ids.timestamp(message.id),
+        "partition": message.partition,
+        "content_type": message.content_type,
+    }
+    try:
+        return {**fields, "body": message.body.decode()}
+    except UnicodeDecodeError:
+        return {**fields, "body": base64.b64encode(message.body).decode(), "encoding": request_parsing.BASE64}
+
+
+def _messages(found: Iterable[StoredMessage]) -> HttpResponse:
+    """Return a response with these messages, or the first of them if it would be too large."""
+    encoded: list[bytes] = []
+    size = 0
+    for message in found:
+        if size >= MAX_RESPONSE_BYTES and len(encoded) >= MIN_MESSAGES:
+            return _ok({"messages": [orjson.Fragment(one) for one in encoded], "truncated": True})
+        encoded.append(orjson.dumps(_message(message)))
+        size += len(encoded[-1])
+    return _ok({"messages": [orjson.Fragment(one) for one in encoded]})
+
+
+def _posted(posted: Iterable[MessageRef]) -> list[dict[str, Any]]:
+    return [{"key": one.id.hex, "timestamp": ids.timestamp(one.id), "partition": one.partition} for one in posted]
+
+
+def _positions_json(positions: Mapping[int, Any]) -> dict[str, str]:
+    return {str(partition): message_id.hex for partition, message_id in sorted(positions.items())}
+
+
+def _ok(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
+    return _json(status, {"status": "ok", **content})
+
+
+def _unauthorized(scheme: str, errors: dict[str, str]) -> HttpResponse:
+    refused = error_answer(HTTPStatus.UNAUTHORIZED, errors)
+    refused["WWW-Authenticate"] = scheme
+    return refused
+
+
+def error_answer(status: HTTPStatus, errors: dict[str, str]) -> HttpResponse:
+    """Return an error response in the message store's format."""
+    return _json(status, {"status": "error", "error_msg": errors})
+
+
+def _json(status: HTTPStatus, content: dict[str, Any]) -> HttpResponse:
+    response = HttpResponse(orjson.dumps(content), content_type="application/json", status=status)
+    response["Cache-Control"] = "no-store"
+    return response

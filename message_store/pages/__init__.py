@@ -1,0 +1,1 @@
+"""The message store's pages. Begin with ``views.py``."""

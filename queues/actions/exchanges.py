@@ -1,0 +1,102 @@
+"""Exchanges of Pulse users, ``exchange/NAME/…``. They have no rows: they are read from the broker."""
+
+import logging
+from collections import defaultdict
+from typing import NamedTuple
+
+from django.conf import settings
+from django.contrib.auth.models import AnonymousUser
+
+from accounts import audit
+from accounts.models import Owner, PulseUser
+from core import broker
+from queues.actions.single import Gone
+from rabbit.management import Binding, NotOnBroker
+from rabbit.names import user_of_exchange
+
+logger = logging.getLogger(__name__)
+
+DELETED_EXCHANGE = "deleted an exchange"
+"""The audit trail's entry. An exchange has no row, so the details contain its name."""
+
+
+class OwnExchange(NamedTuple):
+    """An exchange that belongs to a Pulse user by its name. It is the source of ``bindings``."""
+
+    name: str
+    vhost: str
+    type: str
+    durable: bool
+    pulse_user: str
+    bindings: list[Binding]
+
+
+def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
+    """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests.
+
+    Raises:
+        BrokerError: the broker is unreachable or refuses.
+    """
+    usernames = None if visitor.is_staff else _usernames(visitor)
+    if usernames is not None and not usernames:
+        return []
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    management = broker.management()
+    found = {
+        exchange.name: (exchange, user)
+        for exchange in management.exchanges(vhost)
+        if (user := user_of_exchange(exchange.name)) is not None and (usernames is None or user in usernames)
+    }
+    if not found:
+        return []
+    bound: dict[str, list[Binding]] = defaultdict(list)
+    for binding in management.bindings(vhost):
+        if binding.source in found:
+            bound[binding.source].append(binding)
+    return [
+        OwnExchange(
+            name,
+            vhost,
+            exchange.type,
+            exchange.durable,
+            user,
+            sorted(bound[name], key=lambda binding: (binding.destination, binding.routing_key)),
+        )
+        for name, (exchange, user) in sorted(found.items())
+    ]
+
+
+def delete_exchange(visitor: Owner, name: str) -> None:
+    """Delete an exchange. Bound queues stay, and receive nothing more from it.
+
+    Raises:
+        LookupError: by its name, the exchange does not belong to this visitor.
+        Gone: the exchange is no longer on the broker.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    require_own(visitor, name)
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    try:
+        with (
+            audit.audited(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost),
+            broker.session(vhost) as session,
+        ):
+            session.delete_exchange(name)
+    except NotOnBroker as error:
+        raise Gone("The exchange is no longer on the broker.") from error
+    logger.info("exchange %s was deleted by %s", name, visitor)
+
+
+def require_own(visitor: Owner | AnonymousUser, name: str) -> None:
+    """Require that an exchange of this name belongs to this visitor. An operator may access every user's.
+
+    Raises:
+        LookupError: it does not.
+    """
+    user = user_of_exchange(name)
+    if user is None or not (visitor.is_staff or user in _usernames(visitor)):
+        raise LookupError("You have no exchange with this name.")
+
+
+def _usernames(visitor: Owner | AnonymousUser) -> set[str]:
+    return set(PulseUser.objects.seen_by(visitor).values_list("username", flat=True))

@@ -1,0 +1,113 @@
+"""Requests of owners for a higher deletion limit of a queue, and the operators' decisions.
+
+A request is an event of the queue. It is open until an operator changes the limits or declines it.
+"""
+
+from collections.abc import Iterable
+
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
+from django.utils import timezone
+
+from accounts import audit
+from accounts.models import Owner
+from core import bulk, limits
+from notifications import enqueue
+from notifications.audience import operators_and_staff
+from notifications.enqueue import Notice
+from queues.mails import kinds
+from queues.models import Queue, QueueEvent
+from queues.rules import thresholds
+
+MAX_REASON_LENGTH = 500
+
+REQUESTS = limits.RateLimit("requests for other limits", 5, 3600)
+"""From one owner."""
+
+ANSWERS = (QueueEvent.Kind.ADJUSTED, QueueEvent.Kind.DECLINED)
+
+
+def open_requests() -> QuerySet[QueueEvent]:
+    """Return the requests without an answer, the latest first."""
+    answers = QueueEvent.objects.filter(queue=OuterRef("queue"), kind__in=ANSWERS, id__gt=OuterRef("id"))
+    asked = QueueEvent.objects.filter(kind=QueueEvent.Kind.ASKED, queue__isnull=False)
+    unanswered = asked.exclude(queue__state=Queue.State.GONE).exclude(Exists(answers))
+    return unanswered.select_related("by", "queue__pulse_user")
+
+
+def open_request(queue: Queue) -> QueueEvent | None:
+    """Return the request about this queue that is open, if there is one."""
+    return open_requests().filter(queue=queue).first()
+
+
+def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
+    """Ask the operators for a deletion limit of this queue, in messages.
+
+    Raises:
+        ValidationError: the limit is not higher than the present one, the queue has none, a request is open, or there
+            is no operator.
+        RateLimitExceeded: the owner sent too many requests.
+    """
+    if thresholds.is_spared(queue):
+        raise ValidationError("Guardian never deletes this queue for its length.")
+    present = thresholds.of_queue(queue).max
+    if max_length <= present:
+        raise ValidationError({"max_length": f"Enter more than {present:,}, the present limit."})
+    recipients = operators_and_staff()
+    if not recipients:
+        raise ValidationError("No operator has an address here. Ask in person.")
+    limits.consume(REQUESTS, str(by.pk))
+    facts = {**_named(queue), "asks": by.email, "reason": reason, "length": queue.length, "max": present}
+    with transaction.atomic():
+        Queue.objects.select_for_update().get(pk=queue.pk)
+        if (earlier := open_request(queue)) is not None:
+            wanted = earlier.details["wanted"]
+            raise ValidationError(f"The operators have not decided about the request for {wanted:,} yet.")
+        _record(queue, QueueEvent.Kind.ASKED, by, wanted=max_length, reason=reason)
+        notice = Notice(kinds.LIMIT_REQUEST, {**facts, "wanted": max_length}, recipients=recipients)
+        enqueue.enqueue([notice], timezone.now())
+        audit.record(by, "asked for another limit", [queue], max_length=max_length)
+    enqueue.nudge()
+
+
+def decline(queue: Queue, by: Owner, reason: str) -> None:
+    """Decline the open request about this queue. Who asked gets the reason by mail.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator.
+        ValidationError: no request is open.
+    """
+    if not by.is_staff:
+        raise PermissionDenied("Only operators decide about requests.")
+    with transaction.atomic():
+        Queue.objects.select_for_update().get(pk=queue.pk)
+        if (request := open_request(queue)) is None:
+            raise ValidationError("No request is open: it was answered in the meantime.")
+        _notify(request, by, {"declined": reason})
+        _record(queue, QueueEvent.Kind.DECLINED, by, reason=reason)
+        audit.record(by, "declined a higher limit", [queue])
+    enqueue.nudge()
+
+
+def answer(changed: Iterable[Queue], by: Owner) -> None:
+    """Notify those who asked for other limits of these queues that the limits are set. Call it before the event."""
+    keys = [(queue.pk,) for queue in changed]
+    for request in open_requests().filter(bulk.among(QueueEvent, ("queue_id",), keys)):
+        if request.queue is not None:
+            limit = None if thresholds.is_spared(request.queue) else thresholds.of_queue(request.queue).max
+            _notify(request, by, {"max": limit})
+
+
+def _notify(request: QueueEvent, by: Owner, decision: dict[str, object]) -> None:
+    if request.by is not None and request.queue is not None:
+        facts = {**_named(request.queue), "wanted": request.details["wanted"], "by": by.email, **decision}
+        enqueue.enqueue([Notice(kinds.LIMIT_ANSWER, facts, recipients=[request.by.email])], timezone.now())
+
+
+def _named(queue: Queue) -> dict[str, object]:
+    return {"queue": queue.name, "vhost": queue.vhost, "uuid": queue.uuid.hex}
+
+
+def _record(queue: Queue, kind: QueueEvent.Kind, by: Owner, **details: object) -> None:
+    queue.events.create(vhost=queue.vhost, queue_name=queue.name, kind=kind, at=timezone.now(), by=by, details=details)

@@ -1,0 +1,52 @@
+"""Look at the first messages of a live queue. They stay in it, marked as redelivered."""
+
+from accounts import audit
+from accounts.models import Owner
+from core import broker
+from queues.actions.single import Gone
+from queues.archives.reading import LOOKED_AT
+from queues.models import Queue
+from rabbit.fetching import Bounds, Fetch, Fetched
+from rabbit.management import NotOnBroker
+from rabbit.snapshot import CLASSIC
+
+MAX_MESSAGES = 50
+MAX_BYTES = 1024 * 1024
+SECONDS = 2.0
+
+
+class NotClassic(ValueError):
+    """The queue is not classic. Each look would cost a quorum queue's messages one of their deliveries."""
+
+
+def require_classic(queue: Queue) -> None:
+    """Require that looking at a queue's messages costs them nothing.
+
+    Raises:
+        NotClassic: the queue is of another type.
+    """
+    if queue.type != CLASSIC:
+        raise NotClassic(f"You can view the messages of classic queues only. This is a {queue.type} queue.")
+
+
+def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
+    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
+
+    Raises:
+        NotClassic: the queue is of another type.
+        Gone: the broker has no such queue.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    require_classic(queue)
+    with broker.session(queue.vhost) as session:
+        fetch = Fetch(session, queue.name, queue_type=CLASSIC, is_auto_delete=queue.auto_delete)
+        try:
+            depth = fetch.declare_passively()
+        except NotOnBroker as error:
+            raise Gone("The queue is no longer on the broker.") from error
+        ready = depth.ready if depth else 0
+        bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
+        found = [message for batch in fetch.batches(min(ready, count), bounds) for message in batch]
+        fetch.requeue()
+    audit.record(by, LOOKED_AT, [queue], count=len(found))
+    return found

@@ -1,0 +1,392 @@
+"""What owners and operators do to queues, on a page or through the API: delete, purge, set limits.
+
+Callers check with ``Queue.objects.seen_by`` that the visitor may see the queue.
+"""
+
+import copy
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
+from django.utils import timezone
+
+from accounts import audit
+from accounts.access import vouching
+from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
+from core import broker, bulk
+from core.confirmation import ConfirmableChange
+from queues.actions import effects, limit_requests
+from queues.actions.tombstones import figures, gone_fields
+from queues.archives import writing
+from queues.archives.writing import Removed, Target
+from queues.guard import feeding, registered
+from queues.models import Archive, Queue, QueueEvent
+from rabbit import amqp
+from rabbit.management import (
+    Binding,
+    BrokerError,
+    Management,
+    NotOnBroker,
+    QueueConsumer,
+    QueueRates,
+    Refused,
+    consumers_in,
+    rates_in,
+    was_not_executed,
+)
+from rabbit.policies import LengthLimit, limit_of
+
+logger = logging.getLogger(__name__)
+
+LIMITS = ("unbounded", "warn_length", "max_length")
+
+# Entries of the audit trail.
+DELETED, PURGED = "deleted on the broker", "purged"
+
+
+class Gone(Exception):
+    """The broker does not list the queue or exchange now. The text says so, and what happens next."""
+
+
+class Consuming(NamedTuple):
+    """A consumer of a queue, and the unacknowledged messages of its channel; None: the broker does not report them.
+
+    ``connection_name`` is the name that the client gave to its connection; empty: none, or the broker did not answer.
+    """
+
+    consumer: QueueConsumer
+    unacknowledged: int | None
+    connection_name: str = ""
+
+
+class Live(NamedTuple):
+    """A queue's current state on the broker; None: the broker did not answer, or does not report it.
+
+    ``ready`` counts messages. ``bindings`` lacks the one to the default exchange. ``upstream`` are the bindings between
+    exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length; None, too, if it has none.
+    ``size`` are the bytes of its messages' bodies.
+    """
+
+    ready: int | None = None
+    consumers: int | None = None
+    bindings: list[Binding] | None = None
+    arguments: Mapping[str, Any] | None = None
+    upstream: list[Binding] | None = None
+    limit: LengthLimit | None = None
+    rates: QueueRates | None = None
+    size: int | None = None
+    consuming: Sequence[Consuming] | None = None
+
+
+def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
+    """Delete a queue. ``keep`` its messages in an archive, if archives are on.
+
+    The intent is recorded first, so that a crash in between leaves a trace.
+
+    Raises:
+        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
+        Gone: the broker does not list the queue. Its row stays; the next lists decide.
+        BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be deleted.
+    """
+    require_may_destroy(queue, by)
+    with (
+        _intent_recorded(queue, QueueEvent.Kind.REMOVING, by),
+        audit.audited(by, DELETED, queue),
+        broker.session(queue.vhost) as session,
+    ):
+        removed = writing.delete_queue(session, _target(queue, by, Archive.Reason.DELETED, keep))
+    _record_deletion(queue, by)
+    logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
+    return removed
+
+
+def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
+    """Purge the ready messages of a queue, and ``keep`` them in an archive. Unacknowledged messages stay.
+
+    The event is recorded first, so that a lost answer leaves a trace.
+
+    Raises:
+        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
+        Gone: the broker does not list the queue. Its row stays; the next lists decide.
+        BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be purged.
+    """
+    require_may_destroy(queue, by)
+    with (
+        _intent_recorded(queue, QueueEvent.Kind.PURGED, by),
+        audit.audited(by, PURGED, queue),
+        broker.session(queue.vhost) as session,
+    ):
+        removed = writing.purge_queue(session, _target(queue, by, Archive.Reason.PURGED, keep))
+    logger.info("%s in %s was purged by %s", queue.name, queue.vhost, by)
+    return removed
+
+
+def why_not_archived(queue: Queue, by: Owner) -> str:
+    """Return why the messages of a queue can't be archived; empty: they can, as far as the bounds allow."""
+    return writing.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True))
+
+
+def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Target:
+    return Target(
+        vhost=queue.vhost,
+        name=queue.name,
+        type=queue.type,
+        reason=reason,
+        queue_id=queue.pk,
+        pulse_user_id=queue.pulse_user_id,
+        by=by,
+        is_archived=keep and (queue.pulse_user is None or queue.pulse_user.keeps_archives),
+        is_auto_delete=queue.auto_delete,
+        held=queue.unacknowledged or 0,
+    )
+
+
+def require_may_destroy(queue: Queue, by: Owner) -> None:
+    """Require that this owner, who may see the queue, may delete and purge it.
+
+    Raises:
+        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
+    """
+    if queue.registered and not by.is_staff:
+        raise PermissionDenied(
+            "An agent registered this queue, so Guardian would declare it again. "
+            "Delete the agent's subscription instead, or ask an operator."
+        )
+
+
+def set_limits(
+    queue: Queue,
+    by: Owner,
+    *,
+    unbounded: bool | Unchanged = UNCHANGED,
+    warn_length: int | Unchanged | None = UNCHANGED,
+    max_length: int | Unchanged | None = UNCHANGED,
+    confirm: str = "",
+) -> None:
+    """Set a queue's own limits, in messages; None: those of its Pulse user or the policy apply.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator.
+        ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
+        ConfirmationRequired: the next pass would delete the queue, and ``confirm`` does not confirm it.
+        Queue.DoesNotExist: its row was deleted in the meantime.
+    """
+    given = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
+    limits = {name: value for name, value in given.items() if value is not UNCHANGED}
+    refused = set_limits_of_all([queue], by, limits, confirm)
+    for error in refused.values():
+        raise error
+
+
+def set_limits_of_all(
+    queues: Collection[Queue], by: Owner, limits: Mapping[str, Any], confirm: str = ""
+) -> dict[int, ValidationError | Queue.DoesNotExist]:
+    """Set these limits, any of ``LIMITS``, for several queues, and return the errors by primary key.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator.
+        ConfirmationRequired: the next pass would delete some of them, and ``confirm`` does not confirm it. Nothing was
+            changed.
+    """
+    if not by.is_staff:
+        raise PermissionDenied("Only operators set the limits of a queue.")
+    change = ConfirmableChange(by, "set limits", queues, limits, confirm)
+    refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
+    changed: list[tuple[Queue, Queue]] = []
+    with transaction.atomic():
+        actor = _lock_actor(by)
+        rows = _lock(queues)
+        for queue in queues:
+            if (row := rows.get(queue.pk)) is None:
+                refused[queue.pk] = Queue.DoesNotExist("The queue was removed in the meantime.")
+                continue
+            try:
+                before, after = row, _with_limits(row, limits)
+            except ValidationError as error:
+                refused[queue.pk] = error
+                continue
+            rows[queue.pk] = after
+            if _limits_of(before) != _limits_of(after):
+                changed.append((before, after))
+        change.require_confirmed(effects.of_limits(changed))
+        _write_limits(changed, limits, by, actor)
+    for queue in queues:
+        if queue.pk not in refused:
+            for name in LIMITS:
+                setattr(queue, name, getattr(rows[queue.pk], name))
+    return refused
+
+
+def _lock(queues: Collection[Queue]) -> dict[int, Queue]:
+    """Lock these queues until the transaction ends, and return their rows by primary key."""
+    if not queues:
+        return {}
+    selected = Queue.objects.filter(bulk.among(Queue, ("id",), [(queue.pk,) for queue in queues]))
+    # An empty limit falls back to the Pulse user's threshold, so read both rows now.
+    locked = selected.select_for_update(of=("self",)).select_related("pulse_user").order_by("pk")
+    return {row.pk: row for row in locked}
+
+
+def _with_limits(queue: Queue, limits: Mapping[str, Any]) -> Queue:
+    """Return a copy of a queue with these limits.
+
+    Raises:
+        ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
+    """
+    changed = copy.copy(queue)
+    for name, value in limits.items():
+        setattr(changed, name, value)
+    changed.clean_fields(exclude={field.name for field in Queue._meta.get_fields()} - set(LIMITS))
+    check_limits(changed.pulse_user, changed.warn_length, changed.max_length)
+    return changed
+
+
+def _limits_of(queue: Queue) -> dict[str, Any]:
+    return {name: getattr(queue, name) for name in LIMITS}
+
+
+def _write_limits(
+    changed: Collection[tuple[Queue, Queue]], limits: Mapping[str, Any], by: Owner, actor: Owner | None
+) -> None:
+    """Write and record these limits. Each queue is given before and after."""
+    if not changed:
+        return
+    changes = [audit.Change(after, _limits_of(before), _limits_of(after)) for before, after in changed]
+    keys = [(change.thing.pk,) for change in changes]
+    Queue.objects.filter(bulk.among(Queue, ("id",), keys)).update(**limits)
+    limit_requests.answer([after for _, after in changed], by)
+    QueueEvent.objects.bulk_create(
+        _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})
+        for (_, row), (_, before, after) in zip(changed, changes, strict=True)
+    )
+    audit.record_changes(by, changes)
+
+
+def check_limits(pulse_user: PulseUser | None, warn_length: int | None, max_length: int | None) -> None:
+    """Check a queue's own limits, in messages, together with those of its Pulse user.
+
+    Raises:
+        ValidationError: the deletion limit is below the warning threshold.
+    """
+    if warn_length is None and max_length is None:
+        return
+    if pulse_user is not None:
+        warn_length = warn_length if warn_length is not None else pulse_user.warn_length
+        max_length = max_length if max_length is not None else pulse_user.max_length
+    check_thresholds(warn_length, max_length)
+
+
+def live(queue: Queue) -> Live:
+    """Query the broker about a queue. After the first failure to reach it, the rest stays None."""
+    state = Live()
+    try:
+        management = broker.management()
+        bindings = management.queue_bindings(queue.vhost, queue.name)
+        # Every queue is bound to the default exchange, whose name is empty.
+        state = state._replace(bindings=[binding for binding in bindings if binding.source])
+        row = management.queue(queue.vhost, queue.name)
+        arguments, size = row.get("arguments"), row.get("message_bytes")
+        state = state._replace(
+            arguments=arguments if isinstance(arguments, dict) else None,
+            rates=rates_in(row),
+            size=size if isinstance(size, int) else None,
+            consuming=_consuming(queue.vhost, consumers_in(row), management),
+        )
+        state = _with_surroundings(state, queue, management)
+        state = state._replace(consuming=_with_names(queue.vhost, state.consuming or [], management))
+    except (NotOnBroker, Refused):
+        pass  # the name is invalid in a URL, or the queue's node is down: AMQP may still answer
+    except BrokerError as error:
+        logger.warning("Could not query %s in %s: %s", queue.name, queue.vhost, error)
+        return state
+    depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
+
+
+def _consuming(vhost: str, consumers: list[QueueConsumer], management: Management) -> list[Consuming]:
+    """Return these consumers with their unacknowledged messages, with one request for all."""
+    unacknowledged = management.unacknowledged_of_channels(vhost) if consumers else {}
+    return [Consuming(consumer, unacknowledged.get(consumer.channel)) for consumer in consumers]
+
+
+def _with_names(vhost: str, consuming: Sequence[Consuming], management: Management) -> list[Consuming]:
+    """Return these consumers with the names of their connections, with one request for all."""
+    names = {client.name: client.given_name for client in management.clients(vhost)} if consuming else {}
+    return [one._replace(connection_name=names.get(one.consumer.connection, "")) for one in consuming]
+
+
+def _with_surroundings(state: Live, queue: Queue, management: Management) -> Live:
+    """Return the state with what leads to the queue's exchanges, and with the broker's own limit of its length.
+
+    Raises:
+        BrokerError: the broker did not answer.
+    """
+
+    def bindings_to(names: Collection[str]) -> dict[str, list[Binding]]:
+        return {name: management.bindings_to_exchange(queue.vhost, name) for name in names}
+
+    upstream = feeding.upstream(state.bindings or [], bindings_to)
+    row = {"name": queue.name, "type": queue.type, "arguments": state.arguments}
+    policies = management.policies(queue.vhost), management.operator_policies(queue.vhost)
+    return state._replace(upstream=upstream, limit=limit_of(row, *policies))
+
+
+@contextmanager
+def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
+    """Record the request that follows, and delete the record if the broker certainly did not carry it out.
+
+    Raises:
+        Gone: the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
+    """
+    with transaction.atomic():
+        event = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
+        event.save()
+    try:
+        yield
+    except BrokerError as error:
+        if was_not_executed(error):
+            event.delete()
+        if isinstance(error, NotOnBroker):
+            raise Gone(
+                "The broker doesn't list the queue at the moment. If it is gone, its page says so after the next few "
+                "lists. If not, its node is down: try again when the node is up."
+            ) from error
+        raise
+
+
+def _record_deletion(queue: Queue, by: Owner) -> None:
+    """Record that this owner deleted the queue."""
+    with transaction.atomic():
+        actor = _lock_actor(by)
+        row = Queue.objects.select_for_update().get(pk=queue.pk)
+        _new_event(row, QueueEvent.Kind.REMOVED, actor, figures(row.ready, row.unacknowledged)).save()
+        if row.state != Queue.State.GONE:
+            Queue.objects.filter(pk=row.pk).update(**gone_fields(), last_seen=timezone.now())
+        if row.owner_id is not None:
+            registered.provider().record_missing(
+                [(row.vhost, row.name)]
+            )  # the next pass declares a registered queue again
+    queue.refresh_from_db()
+
+
+def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any]) -> QueueEvent:
+    return QueueEvent(
+        queue=queue,
+        vhost=queue.vhost,
+        queue_name=queue.name,
+        kind=kind,
+        at=timezone.now(),
+        by=by,
+        details=details,
+    )
+
+
+def _lock_actor(by: Owner) -> Owner | None:
+    """Lock and return the acting owner, inside a transaction; None: the owner was removed in the meantime.
+
+    Call it before locking queues: the removal of an owner locks in this order too.
+    """
+    return next(iter(vouching.lock_existing([by])), None)

@@ -1,0 +1,1 @@
+"""The REST API of queues, archives and exchanges. Begin with ``queues.py``."""

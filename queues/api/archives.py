@@ -1,0 +1,253 @@
+"""The REST API of archives: their messages, downloads and replays."""
+
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import StreamingHttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
+from rest_framework import mixins, serializers
+from rest_framework import request as rest
+from rest_framework.exceptions import ValidationError
+from rest_framework.generics import get_object_or_404
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from accounts import audit
+from accounts.api.serializers import HexUUIDField, OwnerEmailField
+from accounts.api.views import Request
+from core.endpoints import StrictParameters, read, takes
+from queues.actions import peek
+from queues.archives import reading, replay
+from queues.models import Archive, Replay
+from queues.rules.listing import ArchiveFilter
+from rabbit.names import MAX_NAME_BYTES, readable
+
+MAX_PAGE = 100
+
+MESSAGE = {
+    "position": 1,
+    "body": {"build": 17},
+    "encoding": "json",
+    "properties": {"content_type": "application/json", "delivery_mode": 2},
+    "headers": {"attempt": 1},
+    "exchange": "exchange/builder/jobs",
+    "routing_key": "build.done",
+    "redelivered": False,
+}
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "An archive",
+            {
+                "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+                "queue": "queue/alice/builds",
+                "vhost": "/",
+                "pulse_user": "alice",
+                "reason": "length",
+                "messages": 8001,
+                "dropped": 0,
+                "held": 4,
+                "bytes": 1024128,
+                "created": "2026-01-05T12:00:00Z",
+                "expires": "2026-01-12T12:00:00Z",
+            },
+            response_only=True,
+        )
+    ]
+)
+class ArchiveSerializer(serializers.ModelSerializer[Archive]):
+    """The messages of a deleted or purged queue."""
+
+    uuid = HexUUIDField()
+    queue = serializers.CharField(source="queue_name", help_text="The name that the queue had.")
+    pulse_user: Any = serializers.SlugRelatedField(slug_field="username", read_only=True, allow_null=True)
+
+    class Meta:
+        model = Archive
+        fields = [
+            "uuid", "queue", "vhost", "pulse_user", "reason", "messages", "dropped", "held", "bytes", "created",
+            "expires",
+        ]  # fmt: skip
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A message", MESSAGE, response_only=True)])
+class MessageSerializer(serializers.Serializer[Any]):
+    """A message. ``encoding`` says what ``body`` is: a JSON value, text, or base64."""
+
+    position = serializers.IntegerField(help_text="In the archive, or from the head of the queue; the first is 1.")
+    body = serializers.JSONField()
+    encoding = serializers.ChoiceField(choices=["json", "text", "base64"])
+    properties = serializers.DictField(help_text="The AMQP properties that are set.")
+    headers = serializers.DictField()
+    exchange = serializers.CharField()
+    routing_key = serializers.CharField()
+    redelivered = serializers.BooleanField()
+
+
+class TargetSerializer(serializers.Serializer[Any]):
+    """Where messages are sent to: a queue or an exchange."""
+
+    queue = serializers.CharField(required=False, max_length=MAX_NAME_BYTES)
+    exchange = serializers.CharField(required=False, max_length=MAX_NAME_BYTES)
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("All to the queue", {"to": {"queue": "queue/alice/builds"}}, request_only=True),
+        OpenApiExample(
+            "Some, slowly", {"to": {"exchange": "exchange/alice/jobs"}, "first": 1, "last": 500, "rate": 10},
+            request_only=True,
+        ),
+    ]
+)  # fmt: skip
+class StartReplaySerializer(serializers.Serializer[Any]):
+    """A replay to start."""
+
+    to = TargetSerializer()
+    first = serializers.IntegerField(required=False, min_value=1, help_text="The position of the first message.")
+    last = serializers.IntegerField(required=False, min_value=1, help_text="The position of the last message.")
+    rate = serializers.IntegerField(required=False, min_value=1, max_value=100_000, help_text="Messages a second.")
+
+
+class ReplaySerializer(serializers.ModelSerializer[Replay]):
+    """A replay and its progress."""
+
+    uuid = HexUUIDField()
+    total = serializers.IntegerField(help_text="The number of messages to send.")
+    by = OwnerEmailField(allow_null=True)
+
+    class Meta:
+        model = Replay
+        fields = [
+            "uuid", "to_queue", "to_exchange", "first", "last", "rate", "state", "sent", "total", "repeated", "error",
+            "by", "created", "finished",
+        ]  # fmt: skip
+        read_only_fields = fields
+
+
+class CountSerializer(serializers.Serializer[Any]):
+    """How many messages to look at."""
+
+    count = serializers.IntegerField(default=10, min_value=1, max_value=peek.MAX_MESSAGES)
+
+
+class MessageQuerySerializer(serializers.Serializer[Any]):
+    """Which messages to list."""
+
+    first = serializers.IntegerField(default=1, min_value=1, help_text="The position of the first one.")
+    count = serializers.IntegerField(default=20, min_value=1, max_value=MAX_PAGE)
+
+
+class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive]):
+    """Archives of your queues; for operators, all."""
+
+    serializer_class = ArchiveSerializer
+    lookup_field = "uuid"
+    filterset_class = ArchiveFilter
+
+    def get_queryset(self) -> QuerySet[Archive]:
+        """Return the archives that the visitor may see."""
+        return Archive.objects.seen_by(self.request.user).select_related("pulse_user")
+
+    def retrieve(self, request: Request, uuid: str) -> Response:
+        """Show an archive."""
+        return Response(self.get_serializer(self.get_object()).data)
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Delete an archive and its messages."""
+        reading.delete(self.get_object(), request.user)
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(filters=False, responses=MessageSerializer(many=True))
+    @takes(MessageQuerySerializer)
+    def messages(self, request: Request, uuid: str) -> Response:
+        """List messages of an archive by position."""
+        archive = self.get_object()
+        query = MessageQuerySerializer(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        first, count = query.validated_data["first"], query.validated_data["count"]
+        found = [
+            reading.as_json(position, message)
+            for position, message in reading.look(archive, request.user, first, count)
+        ]
+        return Response(found)
+
+    @extend_schema(responses={(200, "text/plain"): OpenApiTypes.STR})
+    def download(self, request: Request, uuid: str) -> StreamingHttpResponse:
+        """Download all messages as JSON Lines, one message a line."""
+        return download(self.get_object(), request.user)
+
+    @extend_schema(request=StartReplaySerializer, responses={202: ReplaySerializer, 400: None, 503: None})
+    def replay(self, request: Request, uuid: str) -> Response:
+        """Publish messages of an archive again.
+
+        A task sends them, with publisher confirms. 400: its Pulse user may not write to the target, the target is
+        missing, or it would be over its deletion limit.
+        """
+        fields = read(StartReplaySerializer, request)
+        to = fields.pop("to")
+        try:
+            started = replay.start(
+                self.get_object(), request.user, queue=to.get("queue", ""), exchange=to.get("exchange", ""), **fields
+            )
+        except replay.ReplayRefused as error:
+            raise ValidationError({error.field: [str(error)]}) from error
+        return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
+
+
+class Replays(StrictParameters, mixins.ListModelMixin, GenericViewSet[Replay]):
+    """Replays of an archive."""
+
+    serializer_class = ReplaySerializer
+    lookup_field = "uuid"
+    lookup_url_kwarg = "replay_uuid"
+    filter_backends = []
+
+    def get_queryset(self) -> QuerySet[Replay]:
+        """Return the replays of the archive in the path, if the visitor may see it."""
+        archives = Archive.objects.seen_by(self.request.user)
+        return Replay.objects.filter(archive=get_object_or_404(archives, uuid=self.kwargs["uuid"])).select_related(
+            "by", "archive"
+        )
+
+    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List the replays of an archive, newest first."""
+        return super().list(request, *args, **kwargs)
+
+    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
+    def retrieve(self, request: Request, uuid: str, replay_uuid: str) -> Response:
+        """Show a replay's progress."""
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
+    def destroy(self, request: Request, uuid: str, replay_uuid: str) -> Response:
+        """Stop a replay. Messages that were sent stay where they are."""
+        replay.stop(self.get_object(), request.user)
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+
+def download(archive: Archive, by: Any) -> StreamingHttpResponse:
+    """Return all messages as JSON Lines, streamed, and record who downloads them."""
+    audit.record(by, reading.DOWNLOADED, [archive])
+
+    def lines() -> Iterator[bytes]:
+        for position, message in reading.messages(archive):
+            yield json.dumps(reading.as_json(position, message)).encode() + b"\n"
+
+    name = "".join(character if character.isalnum() else "-" for character in readable(archive.queue_name))
+    return StreamingHttpResponse(
+        lines(),
+        content_type="text/plain; charset=utf-8",
+        headers={
+            "Content-Disposition": f"attachment; filename*=UTF-8''{name.encode('ascii', 'replace').decode()}.jsonl",
+            "Cache-Control": "no-store",
+        },
+    )

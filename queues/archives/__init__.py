@@ -1,0 +1,1 @@
+"""Archives of deleted queues' messages: written, read, replayed. Begin with ``writing.py``."""

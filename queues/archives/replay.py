@@ -1,0 +1,299 @@
+"""Publish an archive's messages again, to a queue or an exchange that its Pulse user may write to.
+
+A replay is a row, which a task carries out in bounded steps. Before a batch is sent, its size and the number of
+confirmed messages before it are stored, and at the end of a step the number of all. What is confirmed and recorded is
+never sent again. A batch in flight at a crash is sent again: its messages may arrive twice, have the same
+``x-guardian-replay`` header, and are counted.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+from uuid import UUID
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import transaction
+from django.utils import timezone
+
+from accounts import audit
+from accounts.models import Owner
+from core import broker, locks
+from queues.archives import reading
+from queues.models import Archive, Queue, Replay
+from queues.rules import thresholds
+from rabbit.amqp import Session
+from rabbit.confirmed import ConfirmedPublisher
+from rabbit.fetching import Fetched
+from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker
+from rabbit.names import user_of_exchange, user_of_queue
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100
+"""Messages that are sent before their confirms are awaited."""
+
+STEP_SECONDS = 20.0
+
+ORIGINAL_HEADER = "x-guardian-original"
+"""A table of what a replayed message had and must not have: with it, it could reach what its owner can't, or expire."""
+
+ROUTING_HEADERS = ("CC", "BCC")
+MOVED_PROPERTIES = ("user_id", "expiration")
+
+WAIT_SECONDS = 3.0
+"""How long a replay waits to begin while another one to the same account's queues begins."""
+
+NO_ACCESS = "The person who started it can no longer see the archive."
+
+REPLAYED = "replayed"
+STOPPED = "stopped a replay"
+
+State = Replay.State
+
+
+class ReplayRefused(ValueError):
+    """The replay can't begin. The text says why, in a sentence; ``field`` is the parameter that is wrong."""
+
+    def __init__(self, text: str, field: str = "to") -> None:
+        super().__init__(text)
+        self.field = field
+
+
+class Room(NamedTuple):
+    """The ready messages, the consumers and the deletion limit of a replay's target queue.
+
+    None: the target is an exchange, the queue's leader did not answer, or the queue has no limit that is known.
+    ``coming`` are the messages that other replays are sending to it.
+    """
+
+    ready: int | None = None
+    consumers: int | None = None
+    limit: int | None = None
+    coming: int = 0
+
+    @property
+    def fits(self) -> int | None:
+        """The number of messages with which the queue is at its limit; None: it is not known."""
+        return None if self.ready is None or self.limit is None else max(0, self.limit - self.ready - self.coming)
+
+
+def room(archive: Archive, *, queue: str = "", exchange: str = "") -> Room:
+    """Return the room in a queue or an exchange.
+
+    Raises:
+        ReplayRefused: its Pulse user may not write to the target, or the target is missing.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    require_writable(archive, queue, exchange)
+    with broker.session(archive.vhost) as session:
+        return _room(session, archive.vhost, queue, exchange)
+
+
+def start(
+    archive: Archive,
+    by: Owner,
+    *,
+    queue: str = "",
+    exchange: str = "",
+    first: int = 1,
+    last: int | None = None,
+    rate: int | None = None,
+    uuid: UUID | None = None,
+) -> Replay:
+    """Create a replay of the messages from ``first`` to ``last``. The task carries it out.
+
+    ``rate`` is the most messages a second. ``uuid`` is the replay's, so that a form that is sent twice starts one.
+
+    Raises:
+        ReplayRefused: its Pulse user may not write to the target, the target is missing or would be over its deletion
+            limit again, or the range is invalid.
+        IntegrityError: there is a replay of this UUID.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    replay = _planned(archive, queue, exchange, first, last)
+    replay.uuid = uuid or replay.uuid
+    replay.rate, replay.by, replay.created = rate, by, timezone.now()
+    try:
+        with locks.lock(f"replays of {archive.pulse_user_id}", WAIT_SECONDS), broker.session(archive.vhost) as session:
+            _require_room(session, replay)
+            with transaction.atomic():
+                replay.save()
+                audit.record(by, REPLAYED, [archive], to=queue or exchange, first=replay.first, last=replay.last)
+    except locks.LockTaken as error:
+        raise ReplayRefused("Another replay is beginning. Try again in a minute.") from error
+    return replay
+
+
+def stop(replay: Replay, by: Owner) -> None:
+    """Stop a replay that is running. Messages that were sent stay where they are."""
+    if _finish(replay, State.STOPPED):
+        audit.record(by, STOPPED, [replay.archive], sent=replay.sent)
+
+
+def run_due(seconds: float = STEP_SECONDS) -> int:
+    """Carry out the running replays for this time at most, and return the number of messages sent."""
+    sent = 0
+    until = time.monotonic() + seconds
+    running = list(Replay.objects.filter(state=State.RUNNING).order_by("?"))  # a slow one does not keep others waiting
+    if running and _is_blocked():
+        return 0
+    for replay in running:
+        if time.monotonic() >= until:
+            break
+        try:
+            with locks.lock(f"replay {replay.pk}"):
+                sent += _step(replay, until)
+        except (locks.LockTaken, ObjectDoesNotExist):  # its archive may have expired
+            continue
+        except BrokerUnavailable as error:
+            logger.warning("The replay %s waits for the broker: %s", replay.uuid, error)
+        except BrokerError as error:
+            _finish(replay, State.FAILED, str(error))
+    return sent
+
+
+def sanitized(message: Fetched) -> Fetched:
+    """Return a message without what would send it elsewhere, make it expire, or have the broker refuse it."""
+    headers, properties = dict(message.headers), dict(message.properties)
+    original = {name: headers.pop(name) for name in ROUTING_HEADERS if name in headers}
+    original |= {name: properties.pop(name) for name in MOVED_PROPERTIES if name in properties}
+    if original:
+        headers[ORIGINAL_HEADER] = original
+    return message._replace(headers=headers, properties=properties)
+
+
+def _is_blocked() -> bool:
+    """Return whether an alarm blocks publishers. What is sent then arrives after the alarm, once for each attempt."""
+    try:
+        alarms = broker.management().alarms()
+    except BrokerError:
+        return False  # AMQP may answer
+    if alarms:
+        logger.warning("Replays wait, because publishers are blocked: %s", ", ".join(alarms))
+    return bool(alarms)
+
+
+def _step(replay: Replay, until: float) -> int:
+    """Send batches until this monotonic time, and return how many messages were confirmed."""
+    replay.refresh_from_db()
+    if replay.state != State.RUNNING:
+        return 0
+    if replay.by is None or not replay.by.is_active:
+        _finish(replay, State.FAILED, NO_ACCESS)
+        return 0
+    before = replay.sent
+    messages = reading.messages(replay.archive, replay.first + replay.sent, replay.total - replay.sent)
+    with broker.session(replay.archive.vhost) as session:
+        publisher = ConfirmedPublisher(session)
+        while replay.sent < replay.total and time.monotonic() < until:
+            began = time.monotonic()
+            if not _send_batch(replay, replay.by, publisher, messages):
+                break
+            if replay.rate:
+                _record_sent(replay)
+                time.sleep(max(0.0, min(BATCH, replay.rate) / replay.rate - (time.monotonic() - began)))
+    _record_sent(replay)
+    if replay.sent >= replay.total:
+        _finish(replay, State.DONE)
+    return replay.sent - before
+
+
+def _send_batch(
+    replay: Replay, by: Owner, publisher: ConfirmedPublisher, messages: Iterator[tuple[int, Fetched]]
+) -> bool:
+    """Send the next of these messages. Return False if the replay was stopped, or may not or can't go on."""
+    size = min(BATCH, replay.rate or BATCH, replay.total - replay.sent)
+    repeated = replay.repeated + replay.in_flight
+    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING, archive__in=Archive.objects.seen_by(by))
+    if not running.update(sent=replay.sent, in_flight=size, repeated=repeated):
+        _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
+        return False
+    replay.in_flight, replay.repeated = size, repeated
+    first = replay.first + replay.sent
+    batch = {
+        f"{replay.archive.uuid.hex}/{position}": sanitized(message) for position, message in islice(messages, size)
+    }
+    refused = publisher.publish(batch, replay.to_exchange, replay.to_queue if replay.to_queue else None)
+    confirmed = [key not in refused for key in batch]
+    sent = confirmed.index(False) if refused else size
+    # Those after the first that was refused are sent again if the replay is repeated from there.
+    replay.sent += sent
+    replay.in_flight = 0
+    if refused:
+        _record_sent(replay)
+        key = list(batch)[sent]
+        arrived = sum(confirmed[sent:])
+        text = f"Message {first + sent} was not taken: {refused[key]}."
+        if arrived:
+            text += f" {arrived} later ones were."
+        _finish(replay, State.FAILED, text)
+    return not refused
+
+
+def _record_sent(replay: Replay) -> None:
+    Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=replay.in_flight)
+
+
+def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:
+    """Record the end of a replay that is running, and return whether it was."""
+    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING)
+    return bool(running.update(state=state, error=error[:300], finished=timezone.now()))
+
+
+def _planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:
+    """Return a replay that is not saved.
+
+    Raises:
+        ReplayRefused: its Pulse user may not write to the target, or the range is invalid.
+    """
+    last = archive.messages if last is None else last
+    if not 1 <= first <= last <= archive.messages:
+        raise ReplayRefused(f"Choose a range of messages within 1 to {archive.messages}.", "first")
+    require_writable(archive, queue, exchange)
+    return Replay(archive=archive, to_queue=queue, to_exchange=exchange, first=first, last=last)
+
+
+def require_writable(archive: Archive, queue: str, exchange: str) -> None:
+    """Require that the archive's Pulse user may write to the target itself.
+
+    Raises:
+        ReplayRefused: it may not, or the target is not one queue or one exchange.
+    """
+    if bool(queue) == bool(exchange):
+        raise ReplayRefused("Name either a queue or an exchange.")
+    if archive.pulse_user is None:
+        return  # only operators see it
+    name = archive.pulse_user.username
+    if (user_of_queue(queue) if queue else user_of_exchange(exchange)) != name:
+        raise ReplayRefused(
+            f"Choose a queue whose name starts with queue/{name}/, or an exchange that starts with exchange/{name}/."
+        )
+
+
+def _require_room(session: Session, replay: Replay) -> None:
+    """Require that the target exists, and that a queue would not be over its limit afterwards."""
+    found = _room(session, replay.archive.vhost, replay.to_queue, replay.to_exchange)
+    if found.fits is not None and replay.total > found.fits:
+        others_too = f", another replay is sending {found.coming:,} more" if found.coming else ""
+        raise ReplayRefused(
+            f"The queue has {found.ready:,} messages{others_too}, and with {replay.total:,} more it would be over its "
+            f"deletion limit of {found.limit:,}. Replay fewer messages, or ask an operator to raise the limit."
+        )
+
+
+def _room(session: Session, vhost: str, queue: str, exchange: str) -> Room:
+    try:
+        if exchange:
+            session.declare_exchange_passively(exchange)
+            return Room()
+        depth = session.declare_passively(queue)
+    except NotOnBroker as error:
+        raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first.") from error
+    row = Queue.objects.filter(vhost=vhost, name=queue).select_related("pulse_user").first()
+    limit = None if row is None or row.unbounded else thresholds.of_queue(row).max
+    if depth is None:
+        return Room(limit=limit)
+    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=vhost, to_queue=queue)
+    return Room(depth.ready, depth.consumers, limit, sum(other.total - other.sent for other in others))

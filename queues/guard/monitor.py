@@ -1,0 +1,481 @@
+"""One pass of the monitor: fetch, load, compare, write, act, declare missing registered queues again.
+
+The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
+``comparison.py`` decides what follows from a list, ``brake.py`` has the operator's release, ``earlier_settings.py``
+protects queues from a change of the settings, ``deletion.py`` deletes, ``notifications`` sends.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from http import HTTPStatus
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from core import broker, leases
+from core.leases import HeldLease, LeaseLost, LeaseTaken
+from notifications import audience, enqueue
+from notifications.enqueue import Notice
+from queues.guard import alarms, registered, unguarded
+from queues.guard.brake_table import LONGEST_FIRST, in_order, lines_of_pass
+from queues.guard.deletion import Deletion, Outcome, Recheck
+from queues.guard.facts import Facts
+from queues.guard.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
+from queues.guard.persistence import Inventory, load, stored_queues, write
+from queues.mails import kinds
+from queues.models import Queue, QueueEvent, Watch
+from queues.rules.comparison import Changes, Observation, Registrations, StoredQueue, compare, with_exact_lengths
+from queues.rules.thresholds import GONE
+from rabbit import amqp, deadline, snapshot
+from rabbit.addresses import two_clusters
+from rabbit.amqp import Session
+from rabbit.management import BrokerError, BrokerUnavailable
+from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
+from rabbit.prometheus import ListNeeded
+from rabbit.snapshot import CLASSIC, Snapshot
+from rabbit.threads import ContextThreadPool
+
+logger = logging.getLogger(__name__)
+
+LEASE = "pass"
+
+INVENTORY_INTERVAL = timedelta(minutes=5)
+EXACT_LIST_INTERVAL = timedelta(minutes=1)
+"""Prometheus figures lag and contain only lengths, so the list is still fetched this often."""
+
+FIGURES_LAG = timedelta(seconds=10)
+"""For this long after a list the Prometheus figures may be older than it, so they must not change any length."""
+
+
+PROBE_SECONDS = 3.0
+"""How long one of several addresses may take for the cheapest request, which a frozen node does not answer."""
+
+REFUSED_BACKOFF_SECONDS = 1.0
+
+NODE_CHANGE_SECONDS = 1.0
+
+
+def is_due() -> bool:
+    """Return whether a pass may run now. After failures to reach the broker the interval grows."""
+    watch = Watch.objects.filter(id=1).first()
+    return watch is None or watch.next_pass_at is None or watch.next_pass_at <= timezone.now()
+
+
+def seconds_to_wait() -> float:
+    """Return the seconds to wait after a pass: the poll interval, or more after failures to reach the broker."""
+    watch = Watch.objects.filter(id=1).first()
+    if watch is None or watch.next_pass_at is None:
+        return float(settings.GUARDIAN_POLL_SECONDS)
+    return max((watch.next_pass_at - timezone.now()).total_seconds(), 0.0)
+
+
+def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
+    """Run one pass and return its report.
+
+    ``force`` deletes blocked queues, too, and accepts a list that is too short. ``dry_run`` compares and decides,
+    but changes nothing. If another process is running a pass, nothing is done, and the report says so.
+    """
+    report = Report(at=timezone.now(), dry_run=dry_run)
+    if not dry_run:
+        _run(report, force)
+        return report
+    began = time.monotonic()
+    _pass(report, None, force)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _run(report: Report, force: bool) -> None:
+    """Run a pass under the lease, save its report, and start sending notifications."""
+    began = time.monotonic()
+    try:
+        with leases.lease(LEASE) as lease:
+            report.at, began = timezone.now(), time.monotonic()  # so that no two reports overlap
+            _pass(report, lease, force)
+            report.seconds = time.monotonic() - began
+            save_report(report)
+    except LeaseTaken:
+        report.another_pass = True
+    except LeaseLost as error:
+        report.given_up = True
+        report.errors.append(str(error))
+        report.seconds = time.monotonic() - began
+        logger.error("The pass was aborted: %s", error)
+        save_report(report)
+    if report.notifications:
+        enqueue.nudge(report.notifications)
+    report.seconds = time.monotonic() - began
+
+
+def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
+    """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
+    watch = Watch.objects.get_or_create(id=1)[0] if lease else Watch.objects.filter(id=1).first() or Watch()
+    agents_vhosts = registered.provider().vhosts()
+    pass_rules = rules(guarded_vhosts(agents_vhosts))
+    try:
+        management = broker.management()
+        run = PassRun(report, watch, management, pass_rules, agents_vhosts, lease, force)
+        run, observation, changes = _observe_in_turn(run)
+    except BrokerError as error:
+        _record_outage(report, watch, error, lease)
+        return
+    inventory = _take_inventory(run, observation.snapshot)
+    run.keep_lease()
+    _report_counts(report, changes)
+    _report_errors(report, changes, observation)
+    facts = _gather_facts(run, changes)
+    deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
+    if lease is None:
+        _preview(run, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
+        return
+    write(run, lease, observation, changes, facts, inventory)
+    _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
+    if run.agents_vhosts and not deadline.is_limited():
+        missing = [(queue.vhost, queue.name) for queue in changes.vanished]
+        report.errors += registered.provider().declare_missing(missing, run.management, lease)
+
+
+def _observe_in_turn(run: PassRun) -> tuple[PassRun, Observation, Changes]:
+    """Observe through one address of the broker. If that fails, begin again at the next.
+
+    Lists fail for a moment with a 5xx status, at all addresses, while a node starts or stops. So after the last address
+    the pass begins again once.
+    """
+    try:
+        return _observe_at_one(run)
+    except BrokerUnavailable as error:
+        if error.status < HTTPStatus.INTERNAL_SERVER_ERROR or deadline.is_limited():
+            raise
+        logger.warning("The pass begins again, because a node may be starting or stopping: %s", error)
+    time.sleep(NODE_CHANGE_SECONDS)
+    run.keep_lease()
+    return _observe_at_one(run)
+
+
+def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
+    """Observe through the first address of the broker at which that succeeds.
+
+    A node that is frozen makes the lists of all nodes hang, so after a timeout no other address is tried. The next pass
+    begins at another one then, unless a frozen node is the cause.
+    """
+    failures: list[BrokerError] = []
+    addresses = run.management.in_turn()
+    for management in addresses:
+        at_one = replace(run, management=management)
+        if failures:
+            logger.warning("The pass begins again at the next address of the broker: %s", failures[-1])
+        try:
+            if run.management.has_several_addresses:
+                with deadline.limit(deadline.seconds_left(PROBE_SECONDS)):
+                    snapshot.require_administrator(management)  # of this address: each may have another account
+        except BrokerError as error:
+            failures.append(error)
+            continue
+        try:
+            observation, changes = _observe(at_one)
+            _require_same_cluster(run, observation.snapshot)
+            return at_one, observation, changes
+        except BrokerError as error:
+            failures.append(error)
+            if isinstance(error, BrokerUnavailable) and error.timed_out:
+                if frozen := _frozen_nodes(at_one):
+                    raise NodesFrozen(frozen, error) from error
+                next(addresses, None)
+                break
+    if len(failures) == 1:
+        raise failures[0]
+    unavailable = [error for error in failures if isinstance(error, BrokerUnavailable)]
+    raise BrokerUnavailable(
+        "; ".join(map(str, failures)),
+        timed_out=any(error.timed_out for error in unavailable[-1:]),
+        never_reached=len(unavailable) == len(failures) and all(error.never_reached for error in unavailable),
+        status=max((error.status for error in unavailable), default=0),
+    )
+
+
+class NodesFrozen(BrokerUnavailable):
+    """Nodes of the cluster do not respond, so the lists of all nodes hang until RabbitMQ drops them."""
+
+    def __init__(self, nodes: list[str], error: BrokerError) -> None:
+        names = ", ".join(nodes)
+        text = f"these nodes don't respond, and lists hang until RabbitMQ drops them: {names} ({error})"
+        super().__init__(text, timed_out=True)
+        self.nodes = nodes
+
+
+def _frozen_nodes(run: PassRun) -> list[str]:
+    """Return the stored nodes that do not respond; none if no node does, because then the cause is another.
+
+    A passive declare of a classic queue is answered by the queue's node. The management API does not tell: of every
+    node it answers only once all respond.
+    """
+    samples = {
+        node: Queue.objects.filter(node=node, type=CLASSIC).exclude(state=GONE).values_list("vhost", "name").first()
+        for node in sorted(run.watch.nodes)
+    }
+    nodes = [node for node, sample in samples.items() if sample is not None]
+    if len(nodes) < 2:
+        return []
+    with deadline.limit(deadline.seconds_left(2 * PROBE_SECONDS)), ContextThreadPool(len(nodes)) as threads:
+        responds = list(threads.map(_responds, [samples[node] for node in nodes]))
+    return [node for node, does in zip(nodes, responds, strict=True) if not does] if any(responds) else []
+
+
+def _responds(queue: QueueName) -> bool:
+    """Return whether the process of a queue answers in time, or the broker answers for it."""
+    try:
+        with Session(broker.amqp_url(), queue[0], PROBE_SECONDS) as session:
+            session.declare_passively(queue[1])
+    except BrokerUnavailable as error:
+        return not error.timed_out
+    except BrokerError:
+        return True
+    return True
+
+
+def _require_same_cluster(run: PassRun, listing: Snapshot) -> None:
+    """Check that this list is not from another cluster, if the broker has several addresses.
+
+    On the first pass, and if the list is of another cluster than the last one, all addresses must lead to one cluster.
+    In the second case all must answer, too: one that does not may be the guarded cluster's.
+
+    Raises:
+        BrokerUnavailable: the addresses lead to two clusters, or may do so.
+    """
+    is_first = run.watch.listed_at is None
+    is_another = bool(run.watch.cluster and listing.cluster) and run.watch.cluster != listing.cluster
+    if not run.management.has_several_addresses or not (is_first or is_another):
+        return
+    with deadline.limit(deadline.seconds_left(PROBE_SECONDS)):
+        ids = run.management.cluster_ids()
+    known = {id_: address for address, id_ in ids.items() if id_}
+    if len(known) > 1:
+        address, other, *_ = known.values()
+        raise BrokerUnavailable(f"{two_clusters(address, other)}; write only addresses of nodes of the guarded cluster")
+    if is_another and "" in ids.values():
+        raise BrokerUnavailable(
+            "the list is of another cluster than the last one, and an address does not answer. It may be the guarded "
+            "cluster's; start its node, or remove the address"
+        )
+
+
+def _observe(run: PassRun) -> tuple[Observation, Changes]:
+    """Fetch, load and compare, with the nodes' Prometheus figures if they are sufficient, else with the list.
+
+    As the figures lag, a pass that would delete queues, or misses too many, fetches the list.
+    """
+    if _may_use_figures(run):
+        stored = stored_queues()
+        figures = _fetch_figures(run, stored)
+        if figures is not None:
+            observation, changes = _compare(run, figures, stored)
+            if not (changes.condemned or changes.blocked or changes.short):
+                return observation, changes
+    listing = snapshot.take(run.management, run.vhosts, run.keep_lease)
+    return _compare(run, listing, stored_queues())
+
+
+def _compare(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> tuple[Observation, Changes]:
+    """Load and compare. If lagging lengths matter, confirm them by passive declares and compare again."""
+    run.report.listing_seconds = listing.seconds
+    observation = load(run, listing, stored)
+    changes = compare(observation, run.rules, now=run.now, force=run.force)
+    if changes.unconfirmed:
+        depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
+        listing = with_exact_lengths(listing, changes.unconfirmed, depths, observation.stored)
+        observation = replace(observation, snapshot=listing)
+        changes = compare(observation, run.rules, now=run.now, force=run.force)
+    return observation, changes
+
+
+def _may_use_figures(run: PassRun) -> bool:
+    """Return whether the nodes' Prometheus figures may replace the list.
+
+    The list is fetched once a minute, and while something is wrong that only a list shows.
+    """
+    watch = run.watch
+    is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
+    is_changed = watch.deletion_settings != deletion_settings()
+    if settings.GUARDIAN_SNAPSHOT != "prometheus" or run.lease is None or run.force or is_wrong or is_changed:
+        return False
+    return watch.exact_at is not None and timedelta(0) <= run.now - watch.exact_at < EXACT_LIST_INTERVAL
+
+
+def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Snapshot | None:
+    """Return a snapshot from the nodes' Prometheus figures and the stored rows; None: fetch the list."""
+    may_be_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
+    ignores = run.rules.ignores
+    try:
+        return broker.prometheus().take(
+            run.management, run.vhosts, stored, ignores, run.keep_lease, keep_stored_lengths=may_be_behind
+        )
+    except ListNeeded as reason:
+        logger.info("Fetching the list of queues, because %s.", reason)
+    except BrokerError as error:
+        logger.warning("Fetching the list of queues, because the Prometheus figures are not available: %s", error)
+        run.report.errors.append(f"the list was fetched, because the Prometheus figures are not available: {error}")
+    return None
+
+
+def _preview(run: PassRun, changes: Changes, recheck: Recheck) -> None:
+    """Add the queues to delete, and those that the recheck confirms, to the report of a dry run."""
+    report, condemned = run.report, [*changes.condemned, *changes.blocked]
+    queues = [one.queue for one in condemned]
+    facts = Facts.gather(run.management, broker.amqp_url(), queues, run.now, total_queues=changes.listed)
+    report.condemned = in_order(lines_of_pass(condemned, facts), LONGEST_FIRST)
+    report.would_delete = [_named(one.key) for one in recheck.over]
+    report.kept = len(recheck.kept)
+
+
+def _act(run: PassRun, lease: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
+    """Record the deletions that an earlier pass requested, and delete the condemned queues."""
+    report = run.report
+    finished = deletion.finish(changes.deleted, lease)
+    outcome = deletion.carry_out(changes.condemned, lease, exact=exact)
+    report.deleted = finished.deleted + outcome.deleted
+    report.kept = outcome.kept
+    report.notifications += finished.notifications + outcome.notifications
+    report.notifications += _record_refusals(run.watch, outcome, lease, run.now)
+    report.errors += outcome.errors
+
+
+def _record_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: datetime) -> int:
+    """Notify operators once while the broker refuses to delete queues, and return the number of notifications."""
+    if bool(outcome.refused) == bool(watch.refused_since):
+        return 0
+    with transaction.atomic():
+        lease.renew()
+        Watch.objects.filter(id=watch.id).update(refused_since=now if outcome.refused else None)
+        if not outcome.refused:
+            return 0
+        facts = {"count": outcome.refused, "error": outcome.errors[0]}
+        return enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
+
+
+def _record_outage(report: Report, watch: Watch, error: BrokerError, lease: HeldLease | None) -> None:
+    """Record that the broker could not be reached, and notify operators once for each outage.
+
+    Nothing is recorded of a pass that an operator's page runs: it doesn't wait long enough to tell.
+    """
+    report.away = True
+    report.errors.append(str(error))
+    logger.error("The broker could not be queried: %s", error)
+    if lease is None or deadline.is_limited():
+        return
+    failures = watch.failures + 1
+    frozen = error.nodes if isinstance(error, NodesFrozen) else []
+    raised = alarms.with_frozen(watch.alarms, frozen, report.at)
+    notices = alarms.frozen_notices(watch.alarms, frozen, watch.nodes)
+    outage_since = watch.outage_since
+    hangs = isinstance(error, BrokerUnavailable) and error.timed_out
+    is_explained = hangs and alarms.explain_hanging(raised, report.at)
+    if outage_since is None and not is_explained:
+        outage_since = report.at
+        notices.append(Notice(kinds.OUTAGE, {"error": str(error)}))
+    changes = {
+        "failures": failures,
+        "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures, error, is_explained=is_explained)),
+        "outage_since": outage_since,
+        "alarms": raised,
+    }
+    with transaction.atomic():
+        lease.renew()
+        Watch.objects.filter(id=watch.id).update(**changes)
+        if notices:
+            report.notifications = enqueue.enqueue(notices, report.at)
+
+
+def _backoff_seconds(failures: int, error: BrokerError, *, is_explained: bool) -> float:
+    """Return the wait after this number of failures in a row. A refused connection costs the broker nothing.
+
+    ``is_explained``: a lost node makes lists hang. It is a matter of a minute, and the pass has waited for a timeout.
+    """
+    if is_explained:
+        return float(settings.GUARDIAN_POLL_SECONDS)
+    is_refused = isinstance(error, BrokerUnavailable) and error.never_reached
+    first = REFUSED_BACKOFF_SECONDS if is_refused else settings.GUARDIAN_POLL_SECONDS * 2
+    maximum = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
+    return float(min(first * 2 ** min(failures - 1, 20), maximum))
+
+
+def _take_inventory(run: PassRun, listing: Snapshot) -> Inventory | None:
+    """Report the exchanges in the queues' namespace, and return them and the streams without retention.
+
+    None: this pass takes no inventory, or the broker did not answer.
+    """
+    watch, report = run.watch, run.report
+    report.misnamed_exchanges = watch.misnamed_exchanges
+    since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else INVENTORY_INTERVAL
+    if timedelta(0) <= since < INVENTORY_INTERVAL:
+        return None
+    try:
+        exchanges = run.management.exchanges(run.rules.pulse_vhost)
+        streams = unguarded.streams_without_retention(run.management, listing, run.rules)
+    except BrokerError as error:
+        report.errors.append(f"the exchanges and streams could not be listed: {error}")
+        return None
+    report.misnamed_exchanges = sorted(
+        exchange.name for exchange in exchanges if kind_of_exchange(exchange.name) is NameKind.MISNAMED
+    )
+    return Inventory(report.misnamed_exchanges, streams)
+
+
+def _report_counts(report: Report, changes: Changes) -> None:
+    """Add the numbers of these changes to the report."""
+    kinds = [event.kind for event in changes.events]
+    returned = kinds.count(QueueEvent.Kind.RETURNED)
+    report.queues = changes.listed
+    report.new = len(changes.new) + returned
+    report.changed = len(changes.changed) + len(changes.lengths) - returned
+    report.gone = len(changes.gone)
+    report.unknown = changes.unknown
+    report.warned = kinds.count(QueueEvent.Kind.WARNED)
+    report.recovered = kinds.count(QueueEvent.Kind.RECOVERED)
+    report.brake_held = bool(changes.blocked)
+    report.misnamed = changes.misnamed
+    report.unpatterned = changes.unpatterned
+
+
+def _report_errors(report: Report, changes: Changes, observation: Observation) -> None:
+    """Add the errors of the list, and a blocking brake, to the report."""
+    listing, registrations = observation.snapshot, observation.registrations
+    report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in listing.unlisted.items()]
+    report.errors += [error for vhost in listing.missing_vhosts if (error := _no_such_vhost(vhost, registrations))]
+    if not listing.exact:
+        report.errors.append("a queue's process does not respond; the lengths are the broker's statistics, which lag")
+    if changes.short:
+        report.errors.append(
+            f"the list lacks {changes.short} stored queues, more than the brake allows "
+            f"(list {changes.short_lists} in a row)"
+        )
+    if changes.blocked:
+        number = len(changes.blocked)
+        report.errors.append(
+            f"the deletion of {number} queue{'' if number == 1 else 's'} is blocked; check them, then release them in "
+            "the admin, or use --force"
+        )
+
+
+def _named(key: QueueName) -> dict[str, str]:
+    return {"vhost": key[0], "queue": key[1]}
+
+
+def _no_such_vhost(vhost: str, registrations: Registrations) -> str:
+    """Return the error for a guarded vhost that is not on the broker; empty: its owner was deleted, as expected."""
+    if vhost not in registrations.vhosts:
+        return f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS"
+    if (vhost, DEAD_LETTER_QUEUE) not in registrations.queues:
+        return ""
+    return f"vhost '{vhost}' of an owner's agents is gone from the broker; Guardian creates it again"
+
+
+def _gather_facts(run: PassRun, changes: Changes) -> Facts:
+    """Gather the facts of the queues that have a message due."""
+    candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
+    people = audience.recipients_of(queue.ownership for queue in candidates)
+    with_recipients = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
+    return Facts.gather(run.management, broker.amqp_url(), with_recipients, run.now, total_queues=changes.listed)

@@ -1,0 +1,229 @@
+"""The pages of archives: their list, their messages, downloads and deletion. And the messages of a live queue."""
+
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from queues.actions import peek, single
+from queues.api.archives import download
+from queues.archives import reading
+from queues.archives.message_display import line, shown
+from queues.models import Archive, Queue, Replay
+from queues.pages.queues import Request, describe_failure, offer_choices, signed_in
+from queues.rules.listing import ArchiveFilter
+from rabbit.fetching import Fetched
+from rabbit.management import BrokerError
+from rabbit.names import readable
+
+ARCHIVES_PER_PAGE = 50
+MESSAGES_PER_PAGE = 20
+REPLAYS_SHOWN = 10
+
+CHOICES = 50
+"""With more vhosts or accounts, the filter is a text field instead of a list."""
+
+MAX_PEEKED_CHARACTERS = 20_000
+"""The part of a body that is shown of a message in a live queue."""
+
+GONE_ACTOR = "a deleted owner"
+
+
+def what_happened(archive: Archive) -> str:
+    """Return why an archive's queue was deleted or purged, and by whom, in a sentence."""
+    who = archive.by.email if archive.by else GONE_ACTOR
+    return {
+        Archive.Reason.LENGTH: "Guardian deleted the queue, because it was over its deletion limit.",
+        Archive.Reason.NAME: "Guardian deleted the queue, because of its name.",
+        Archive.Reason.ACCOUNT: "Guardian deleted the queue with its account.",
+        Archive.Reason.DELETED: f"{who} deleted the queue.",
+        Archive.Reason.PURGED: f"{who} purged the queue.",
+        Archive.Reason.CALLED_OFF: (
+            "Guardian kept the queue, and returned these messages to it. "
+            "RabbitMQ may have dropped those that were delivered too often."
+        ),
+    }[Archive.Reason(archive.reason)]
+
+
+def archive_of(request: Request, uuid: UUID) -> Archive:
+    """Return an archive that the visitor may see.
+
+    Raises:
+        Http404: there is none.
+    """
+    seen = Archive.objects.seen_by(request.user)
+    return get_object_or_404(seen.select_related("pulse_user", "queue", "by"), uuid=uuid)
+
+
+def describe(archive: Archive) -> dict[str, Any]:
+    """Return what the pages about one archive show of it."""
+    return {
+        "archive": archive,
+        "name": readable(archive.queue_name),
+        "vhost": readable(archive.vhost),
+        "what_happened": what_happened(archive),
+    }
+
+
+@signed_in
+@require_safe
+def archives_page(request: Request) -> HttpResponse:
+    """List the archives that the visitor may see, newest first."""
+    seen = Archive.objects.seen_by(request.user)
+    filtered = ArchiveFilter(request.GET, seen)
+    form = filtered.form
+    form.label_suffix = ""
+    form.fields["queue"].widget = forms.HiddenInput()  # people search; links may name a queue
+    for name in ("vhost", "pulse_user__username"):
+        values = seen.order_by(name).exclude(**{name: None}).values_list(name, flat=True).distinct()
+        if len(found := values[: CHOICES + 1]) <= CHOICES:
+            offer_choices(form, name.partition("__")[0], [(value, readable(value)) for value in found])
+    page = Paginator(filtered.qs.select_related("pulse_user", "by"), ARCHIVES_PER_PAGE).get_page(
+        request.GET.get("page")
+    )
+    filters = {name: value for name, value in request.GET.items() if value and name in ArchiveFilter.base_filters}
+    return render(
+        request,
+        "archives/archives.html",
+        {
+            "form": form,
+            "page": page,
+            "rows": [describe(archive) for archive in page],
+            "filters": urlencode(filters),
+            "is_filtered": bool(filters),
+            "several_vhosts": not form.fields["vhost"].widget.is_hidden,
+            "days": settings.GUARDIAN_ARCHIVE_DAYS,
+        },
+    )
+
+
+class FirstMessageForm(forms.Form):
+    """The position at which a page of messages begins."""
+
+    first = forms.IntegerField(required=False, min_value=1, label="From message")
+
+
+@signed_in
+@require_safe
+def archive_page(request: Request, uuid: UUID) -> HttpResponse:
+    """Show an archive and a page of its messages."""
+    archive = archive_of(request, uuid)
+    form = FirstMessageForm(request.GET if "first" in request.GET else None, label_suffix="")
+    asked = form.cleaned_data["first"] if form.is_valid() else None
+    first = min(asked or 1, max(1, archive.messages))
+    found = reading.look(archive, request.user, first, MESSAGES_PER_PAGE)
+    lines = [line(position, message) for position, message in found]
+    return render(
+        request,
+        "archives/archive.html",
+        {
+            **describe(archive),
+            "form": form,
+            "lines": lines,
+            "last": lines[-1].position if lines else 0,
+            "previous": max(1, first - MESSAGES_PER_PAGE) if first > 1 else None,
+            "next": first + MESSAGES_PER_PAGE if first + MESSAGES_PER_PAGE <= archive.messages else None,
+            "replays": archive.replays.select_related("by")[:REPLAYS_SHOWN],
+        },
+    )
+
+
+def _message(request: Request, archive: Archive, position: int, action: str) -> Fetched:
+    for _, message in reading.look(archive, request.user, position, 1, action):
+        return message
+    raise Http404("The archive has no message at this position.")
+
+
+@signed_in
+@require_safe
+def message_page(request: Request, uuid: UUID, position: int) -> HttpResponse:
+    """Show one message."""
+    archive = archive_of(request, uuid)
+    message = _message(request, archive, position, reading.LOOKED_AT)
+    return render(
+        request,
+        "archives/message.html",
+        {
+            **describe(archive),
+            "message": shown(position, message),
+            "previous": position - 1 if position > 1 else None,
+            "next": position + 1 if position < archive.messages else None,
+            "page_first": position - (position - 1) % MESSAGES_PER_PAGE,
+        },
+    )
+
+
+@signed_in
+@require_safe
+def message_body(request: Request, uuid: UUID, position: int) -> HttpResponse:
+    """Download the body of one message as it is."""
+    message = _message(request, archive_of(request, uuid), position, reading.DOWNLOADED)
+    disposition = f'attachment; filename="message-{position}"'
+    return HttpResponse(
+        message.body, content_type="application/octet-stream", headers={"Content-Disposition": disposition}
+    )
+
+
+@login_required
+@require_safe
+def archive_download(request: Request, uuid: UUID) -> StreamingHttpResponse:
+    """Download all messages as JSON Lines."""
+    return download(archive_of(request, uuid), request.user)
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def archive_delete(request: Request, uuid: UUID) -> HttpResponse:
+    """Delete an archive after confirmation."""
+    archive = archive_of(request, uuid)
+    context = describe(archive)
+    if request.method == "POST":
+        reading.delete(archive, request.user)
+        messages.success(request, f"The archive of {context['name']} was deleted with its messages.")
+        return redirect("archives")
+    is_replaying = archive.replays.filter(state=Replay.State.RUNNING).exists()
+    return render(request, "archives/delete.html", {**context, "is_replaying": is_replaying})
+
+
+# Messages of a live queue
+
+
+class PeekForm(forms.Form):
+    """How many messages to look at."""
+
+    count = forms.IntegerField(min_value=1, max_value=peek.MAX_MESSAGES, initial=10, label="Number of messages")
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def queue_messages(request: Request, uuid: UUID) -> HttpResponse:
+    """Say what looking at a queue's messages changes, and show them once the visitor asks for it."""
+    queue = get_object_or_404(Queue.objects.seen_by(request.user), uuid=uuid)
+    if queue.state == Queue.State.GONE:
+        messages.warning(request, "The queue is no longer on the broker.")
+        return redirect("queue", uuid)
+    form = PeekForm(request.POST if request.method == "POST" else None, label_suffix="")
+    context: dict[str, Any] = {"queue": queue, "name": readable(queue.name), "form": form}
+    status = 200
+    try:
+        peek.require_classic(queue)
+        if form.is_valid():
+            found = peek.peek(queue, request.user, form.cleaned_data["count"])
+            context["found"] = [
+                shown(position, message, MAX_PEEKED_CHARACTERS) for position, message in enumerate(found, 1)
+            ]
+    except peek.NotClassic as error:
+        context |= {"form": None, "trouble": str(error)}
+    except single.Gone as error:
+        context["trouble"] = str(error)
+    except BrokerError as error:
+        context["trouble"], status = describe_failure(error, "The messages can't be shown", destructive=False)
+    return render(request, "queues/messages.html", context, status=status)

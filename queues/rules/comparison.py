@@ -1,0 +1,806 @@
+"""Compare the broker's list with the stored queues: which are new, changed or gone, and what to do about each.
+
+Everything here is pure. ``monitor.py`` fetches the input and writes the result.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeVar
+
+from notifications.audience import Ownership
+from queues.models import Queue, QueueEvent
+from queues.rules import quiet
+from queues.rules.brake import brake_limit, groups_to_block
+from queues.rules.quiet import MessageKind, QuietPeriod
+from queues.rules.thresholds import (
+    DELETING,
+    GONE,
+    NOT_SET,
+    OK,
+    UNACKED_MINIMUM,
+    WARNED,
+    Action,
+    BrokerState,
+    Policy,
+    QueueLoad,
+    Thresholds,
+    is_fetch_paused,
+    is_spared,
+    judge,
+    over_unacked_since,
+    relief_bytes,
+    resolve,
+)
+from rabbit.amqp import DeclareOk
+from rabbit.memory import NodeMemory
+from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
+from rabbit.snapshot import (
+    CLASSIC,
+    TYPES_WITHOUT_LENGTH,
+    UNKNOWN_TYPE,
+    ListedQueue,
+    Snapshot,
+    length_of,
+    with_type,
+)
+
+DELETION_TIME = timedelta(seconds=90)
+"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. Archiving
+before it takes up to 66 s."""
+
+MISSES_UNTIL_GONE = 2
+SHORT_LISTS_UNTIL_BELIEVED = 3
+
+
+class StoredQueue(NamedTuple):
+    """The columns of ``queues.models.Queue`` that a pass reads and writes."""
+
+    id: int | None
+    vhost: str
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    exclusive: bool
+    node: str
+    ready: int | None
+    unacknowledged: int | None
+    pulse_user_id: int | None
+    owner_id: int | None
+    registered: bool
+    state: str
+    misses: int
+    delete_sent_at: datetime | None
+    notified_state: str
+    quiet_until: datetime | None
+    recovery_notified: bool
+    folded: int
+    over_unacked_since: datetime | None
+    block_reason: str
+    unbounded: bool
+    warn_length: int | None
+    max_length: int | None
+    attempted_at: datetime | None
+    returned_at: datetime | None
+
+    @property
+    def length(self) -> int | None:
+        """Ready plus unacknowledged messages; None where either is unknown."""
+        return length_of(self.ready, self.unacknowledged)
+
+    @property
+    def last_notified_state(self) -> str:
+        """The state that owners know: for a queue about to be deleted, that of the last message."""
+        return self.notified_state if self.state == DELETING else self.state
+
+    @property
+    def ownership(self) -> Ownership:
+        """The Pulse user or owner that the queue belongs to."""
+        return Ownership(self.pulse_user_id, self.owner_id)
+
+    @property
+    def brake_group(self) -> tuple[int | None, str | None]:
+        """The queues with which the brake blocks it: those of its Pulse user or agents' vhost, or all without owner."""
+        return self.pulse_user_id, self.vhost if self.owner_id is not None else None
+
+    @property
+    def quiet_period(self) -> QuietPeriod:
+        """The messages already sent about the queue."""
+        return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.folded)
+
+    def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
+        """Return the queue with another quiet period."""
+        return self._replace(
+            notified_state=after.notified_state,
+            quiet_until=after.until,
+            recovery_notified=after.recovery_sent,
+            folded=after.folded,
+        )
+
+
+OwnershipFields = tuple[int | None, int | None, bool]
+"""``pulse_user_id``, ``owner_id`` and ``registered``."""
+
+
+class PulseAccount(NamedTuple):
+    """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
+
+    id: int
+    warn_length: int | None
+    max_length: int | None
+    removing: bool = False
+
+
+@dataclass(frozen=True)
+class Registrations:
+    """The queues that agents registered, and the agents' vhosts, each with the id of its owner.
+
+    ``pending_removals`` are queues without a registration that Guardian is about to delete.
+    """
+
+    queues: Mapping[QueueName, int] = field(default_factory=dict)
+    vhosts: Mapping[str, int] = field(default_factory=dict)
+    pending_removals: Collection[QueueName] = frozenset()
+
+    def owner_of(self, queue: QueueName) -> int | None:
+        """Return the owner of an agents' queue, by its registration or its vhost; None: it is no agents' queue."""
+        return self.queues.get(queue, self.vhosts.get(queue[0]))
+
+    def was_unregistered(self, queue: StoredQueue) -> bool:
+        """Return whether this queue lost its registration, so that it is expected to be gone."""
+        name = (queue.vhost, queue.name)
+        return name in self.pending_removals or (queue.registered and name not in self.queues)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings of a comparison. ``vhosts`` are the guarded vhosts; None: all."""
+
+    policy: Policy
+    pulse_vhost: str
+    vhosts: frozenset[str] | None
+    ignored: re.Pattern[str] | None
+    namespace_policy: str
+    brake: int
+    quiet_seconds: int
+
+    def ignores(self, vhost: str, name: str) -> bool:
+        """Return whether Guardian ignores this queue."""
+        if self.vhosts is not None and vhost not in self.vhosts:
+            return True
+        return self.ignored is not None and self.ignored.search(name) is not None
+
+    def deletes_for_its_name(self, queue: StoredQueue | Queue) -> bool:
+        """Return whether the namespace policy requires this queue to be deleted, whatever its length."""
+        if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost or queue.type == UNKNOWN_TYPE:
+            return False
+        if is_spared(queue):
+            return False
+        kind = kind_of_queue(queue.name)
+        if self.namespace_policy == "delete-unpatterned":
+            return kind in (NameKind.MISNAMED, NameKind.UNPATTERNED)
+        return self.namespace_policy == "delete-misnamed" and kind is NameKind.MISNAMED
+
+
+NO_REGISTRATIONS = Registrations()
+
+
+class Earlier(NamedTuple):
+    """The running nodes at the last complete list, and how many lists in a row were too short.
+
+    ``rules`` are those of the last pass, if they differ from the present ones. ``settling`` are the nodes that came
+    back a moment ago (see ``settling.py``), ``settled`` those for which that has just ended.
+    """
+
+    nodes: frozenset[str]
+    short_lists: int
+    rules: Rules | None = None
+    settling: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
+
+
+class Event(NamedTuple):
+    """An event to record."""
+
+    queue: StoredQueue
+    kind: str
+
+
+class Message(NamedTuple):
+    """A message to send about a queue."""
+
+    queue: StoredQueue
+    kind: MessageKind
+    thresholds: Thresholds
+    folded: int = 0
+
+
+class Condemned(NamedTuple):
+    """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
+
+    ``without_copy``: its messages must not be fetched now, so it is deleted past twice its limit (see ``FETCH_PAUSE``).
+    ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
+    """
+
+    queue: StoredQueue
+    thresholds: Thresholds
+    for_its_name: bool
+    without_copy: bool = False
+    unacknowledged: int = 0
+
+    @property
+    def key(self) -> QueueName:
+        """The vhost and the name."""
+        return (self.queue.vhost, self.queue.name)
+
+    @property
+    def limit(self) -> int:
+        """The length past which the queue is deleted."""
+        return 2 * self.thresholds.max if self.without_copy else self.thresholds.max
+
+
+@dataclass
+class Changes:
+    """The result of a comparison. ``lengths`` are queues of which only the length changed, ``changed`` all others.
+
+    ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
+    ``deleted`` are missing because Guardian deleted them.
+    ``short`` counts the queues that are missing for no known reason, if there are too many of them.
+    ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass, and
+    ``newly_blocked_groups`` the groups of which the brake blocked none before.
+    ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
+    ``for_memory`` are the queues over a limit that memory pressure lowered.
+    ``emptied`` are queues whose attempts to archive their messages no longer matter.
+    ``returned_nodes`` begin to settle, because quorum queues on them are listed again.
+    ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
+    """
+
+    listed: int = 0
+    new: list[StoredQueue] = field(default_factory=list)
+    changed: list[StoredQueue] = field(default_factory=list)
+    lengths: list[StoredQueue] = field(default_factory=list)
+    missed: list[StoredQueue] = field(default_factory=list)
+    gone: list[StoredQueue] = field(default_factory=list)
+    vanished: list[StoredQueue] = field(default_factory=list)
+    listed_last: list[StoredQueue] = field(default_factory=list)
+    deleted: list[StoredQueue] = field(default_factory=list)
+    samples: list[StoredQueue] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    condemned: list[Condemned] = field(default_factory=list)
+    unknown: int = 0
+    misnamed: list[str] = field(default_factory=list)
+    unpatterned: int = 0
+    short: int = 0
+    short_lists: int = 0
+    blocked: list[Condemned] = field(default_factory=list)
+    newly_blocked: int = 0
+    newly_blocked_groups: int = 0
+    unconfirmed: list[QueueName] = field(default_factory=list)
+    for_memory: list[QueueName] = field(default_factory=list)
+    emptied: list[StoredQueue] = field(default_factory=list)
+    returned_nodes: frozenset[str] = frozenset()
+    long_exclusive: list[QueueName] = field(default_factory=list)
+    unaddressable: list[QueueName] = field(default_factory=list)
+
+    def drop(
+        self,
+        gone: Collection[int | None],
+        removed: Collection[int | None],
+        departed: Collection[int | None] = frozenset(),
+    ) -> None:
+        """Drop what people changed since the list was fetched, given as ids.
+
+        Queues in ``gone`` are not written. Queues of ``removed`` accounts and ``departed`` owners lose that owner.
+        """
+
+        def without_concurrent_edits(queue: StoredQueue) -> StoredQueue | None:
+            if queue.id in gone:
+                return None
+            if queue.pulse_user_id in removed:
+                queue = queue._replace(pulse_user_id=None)
+            return queue._replace(owner_id=None) if queue.owner_id in departed else queue
+
+        self.replace_queues(without_concurrent_edits)
+
+    def set_ids(self, ids: Mapping[QueueName, int]) -> None:
+        """Set the ids of the new queues."""
+        if ids:
+            self.replace_queues(
+                lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
+            )
+
+    def replace_queues(self, replace: Callable[[StoredQueue], StoredQueue | None]) -> None:
+        """Replace each queue by the result of this function; None drops the queue."""
+        written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
+        for queues in (*written, self.vanished, self.listed_last):
+            queues[:] = [after for queue in queues if (after := replace(queue)) is not None]
+        self.events = [one._replace(queue=after) for one in self.events if (after := replace(one.queue)) is not None]
+        self.messages = [
+            one._replace(queue=after) for one in self.messages if (after := replace(one.queue)) is not None
+        ]
+        for condemned in (self.condemned, self.blocked):
+            condemned[:] = [one._replace(queue=after) for one in condemned if (after := replace(one.queue)) is not None]
+
+
+def from_listed(listed: ListedQueue) -> StoredQueue:
+    """Return the row of a queue that is listed for the first time."""
+    return StoredQueue(
+        None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
+        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
+        over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
+        attempted_at=None, returned_at=None,
+    )  # fmt: skip
+
+
+Q = TypeVar("Q", ListedQueue, StoredQueue)
+
+
+def with_ready(queue: Q, ready: int) -> Q:
+    """Return a queue, listed as of its last tick, with its exact ready count.
+
+    Messages that are no longer ready are unacknowledged, acknowledged or purged; only the next tick shows which.
+    So the total stays as listed, unless more messages are ready.
+    """
+    total = (queue.ready or 0) + (queue.unacknowledged or 0)
+    return queue._replace(ready=ready, unacknowledged=max(0, total - ready))
+
+
+def with_exact_lengths(
+    snapshot: Snapshot,
+    unconfirmed: Collection[QueueName],
+    depths: Mapping[QueueName, DeclareOk],
+    stored: Mapping[QueueName, StoredQueue],
+) -> Snapshot:
+    """Return the snapshot with the exact ready counts of the unconfirmed queues, from passive declares.
+
+    If a queue gives no answer, and its stored length was larger or unknown, its length becomes unknown. Other queues
+    stay as listed.
+    """
+
+    def corrected(listed: ListedQueue) -> ListedQueue:
+        key = (listed.vhost, listed.name)
+        if key not in unconfirmed or listed.ready is None or listed.unacknowledged is None:
+            return listed
+        depth, row = depths.get(key), stored.get(key)
+        if depth is not None:
+            return with_ready(listed, depth.ready)
+        may_have_shrunk = row is not None and (row.length is None or listed.ready + listed.unacknowledged < row.length)
+        return listed._replace(ready=None) if may_have_shrunk else listed
+
+    return snapshot._replace(queues=[corrected(listed) for listed in snapshot.queues])
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The input of a comparison: the snapshot, and the rows that were read after it was fetched.
+
+    ``stored`` has the queues that are not gone, and the gone ones that are listed again, by (vhost, name).
+    ``memory`` has the running nodes, if the policy needs it, and ``held`` the bytes of memory that each queue holds, if
+    a node is under pressure. Queues of ``stopped_vhosts`` never count as missing. Queues that an operator ``released``
+    are not blocked.
+    """
+
+    snapshot: Snapshot
+    stored: Mapping[QueueName, StoredQueue]
+    accounts: Mapping[str, PulseAccount]
+    registrations: Registrations
+    earlier: Earlier
+    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
+    held: Mapping[QueueName, int] = field(default_factory=dict)
+    stopped_vhosts: frozenset[str] = frozenset()
+    released: frozenset[QueueName] = frozenset()
+
+
+def compare(observation: Observation, rules: Rules, *, now: datetime, force: bool) -> Changes:
+    """Return the changes that follow from this observation.
+
+    ``force`` releases all queues from the brake, and accepts a list that is too short.
+    """
+    comparison = _Comparison(observation, rules, now, force=force)
+    comparison.compare_missing()
+    comparison.compare_listed()
+    comparison.apply_brake()
+    comparison.condemn()
+    return comparison.changes
+
+
+class _Comparison:
+    """One comparison. ``compare`` calls its public steps in their order here.
+
+    ``removes_nothing``: the list is too short to remove anything.
+    """
+
+    def __init__(self, observation: Observation, rules: Rules, now: datetime, *, force: bool) -> None:
+        self.observation = observation
+        self.rules = rules
+        self.earlier_rules = observation.earlier.rules
+        self.now = now
+        self.stored = observation.stored
+        self.force = force
+        returned_nodes = frozenset(self._returned_nodes())
+        self.settling = observation.earlier.settling | returned_nodes
+        self.listed = {
+            (listed.vhost, listed.name): self._with_known_length(
+                listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
+            )
+            for listed in observation.snapshot.queues
+            if not rules.ignores(listed.vhost, listed.name)
+        }
+        accounts = observation.accounts.values()
+        self.limits: dict[int | None, tuple[int | None, int | None]] = {
+            account.id: (account.warn_length, account.max_length) for account in accounts
+        }
+        self.staying = {account.id for account in accounts if not account.removing}
+        unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
+        self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
+        self.removes_nothing = False
+
+    def _with_stored_type(self, listed: ListedQueue) -> ListedQueue:
+        """Return a queue whose row lacks the type with the stored one. A queue that was gone may have another type."""
+        row = self.stored.get((listed.vhost, listed.name))
+        return listed if row is None or row.state == GONE else with_type(listed, row.type)
+
+    def _returned_nodes(self) -> Iterator[str]:
+        """Yield the nodes of quorum queues whose length was unknown, as while their node is down, and is listed now."""
+        earlier = self.observation.earlier
+        for listed in self.observation.snapshot.queues:
+            if listed.type != CLASSIC and listed.length is not None:
+                row = self.stored.get((listed.vhost, listed.name))
+                if row is not None and row.state != GONE and row.length is None:
+                    yield from {listed.node} - earlier.settling - earlier.settled
+
+    def _with_known_length(self, listed: ListedQueue) -> ListedQueue:
+        """Return a queue with an unknown length, if its leader's node is settling and it seems to have shrunk."""
+        may_be_short = listed.node in self.settling or (self.settling and not listed.node)  # it has no leader
+        if not may_be_short or listed.type == CLASSIC or listed.length is None:
+            return listed
+        row = self.stored.get((listed.vhost, listed.name))
+        has_shrunk = row is not None and row.state != GONE and (row.length is None or listed.length < row.length)
+        return listed._replace(ready=None, unacknowledged=None) if has_shrunk else listed
+
+    def compare_missing(self) -> None:
+        """Record the stored queues that the list lacks.
+
+        A queue is gone when two lists in a row lack it, fetched with the same nodes running. A list that is empty, or
+        lacks more queues than the brake allows, needs two more lists to confirm it. Queues that Guardian itself
+        deleted (in a pass, with an account or with a registration) do not count as lacking.
+        """
+        earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
+        expected, missing, deleted = self._expected()
+        unexplained = sum(map(self._is_unexplained, missing))
+        comparable = snapshot.nodes_unchanged and snapshot.nodes == earlier.nodes
+        short = unexplained > 0 and (not self.listed or unexplained > brake_limit(self.rules.brake, expected))
+        changes.short = unexplained if short else 0
+        changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
+        self.removes_nothing = short and changes.short_lists < SHORT_LISTS_UNTIL_BELIEVED and not self.force
+        if comparable and not self.removes_nothing:
+            changes.deleted = deleted
+        needed = (1 if self.force else SHORT_LISTS_UNTIL_BELIEVED) if short else MISSES_UNTIL_GONE
+        for row in missing:
+            misses = row.misses + 1 if comparable else int(snapshot.nodes_unchanged)
+            if misses >= needed and not self.removes_nothing:
+                self._record_gone(row)
+                if (row.vhost, row.name) in self.observation.registrations.queues:
+                    changes.vanished.append(row)
+            elif misses != row.misses:
+                changes.missed.append(row._replace(misses=misses, over_unacked_since=None))
+
+    def _expected(self) -> tuple[int, list[StoredQueue], list[StoredQueue]]:
+        """Return the number of queues that should be listed, the missing ones, and those that Guardian deleted.
+
+        Queues that are no longer guarded are gone. A queue whose vhost or node cannot be listed now is neither missing
+        nor deleted. While a node is down, lists may lack quorum queues and streams of any node.
+        """
+        snapshot = self.observation.snapshot
+        unlisted = {*snapshot.unlisted, *self.observation.stopped_vhosts}
+        expected = 0
+        missing: list[StoredQueue] = []
+        deleted: list[StoredQueue] = []
+        for key, row in self.stored.items():
+            if row.state == GONE:
+                continue
+            if key not in self.listed and self.rules.ignores(row.vhost, row.name):
+                self._record_gone(row)
+                continue
+            expected += 1
+            if key in self.listed or row.vhost in unlisted:
+                continue
+            if row.node in snapshot.down or (snapshot.down and row.type != CLASSIC):
+                if row.ready is not None and row.state != DELETING:
+                    self.changes.missed.append(row._replace(ready=None, unacknowledged=None, over_unacked_since=None))
+                continue
+            is_deleted = row.state == DELETING and row.delete_sent_at is not None
+            (deleted if is_deleted else missing).append(row)
+        return expected, missing, deleted
+
+    def _is_unexplained(self, row: StoredQueue) -> bool:
+        """Return whether neither a removed account nor a removed registration explains a missing queue."""
+        with_account = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
+        return not with_account and not self.observation.registrations.was_unregistered(row)
+
+    def _record_gone(self, row: StoredQueue) -> None:
+        """Record that a queue is gone. It keeps its last notified state, in case it is declared again."""
+        gone = row._replace(
+            state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None,
+            block_reason="",
+        )  # fmt: skip
+        self.changes.gone.append(gone)
+        if row.misses == 0:
+            self.changes.listed_last.append(gone)
+        self.changes.events.append(Event(gone, QueueEvent.Kind.GONE))
+
+    def compare_listed(self) -> None:
+        """Judge each listed queue: condemn it, or record its state."""
+        states, unknown = self._node_states(), BrokerState()
+        for key, listed in self.listed.items():
+            self._judge(key, listed, states.get(listed.node, unknown))
+
+    def _node_states(self) -> dict[str, BrokerState]:
+        """Return the state of each node that the policy considers."""
+        held: dict[str, list[int]] = {node: [] for node in self.observation.memory}
+        for key, size in self.observation.held.items():
+            listed = self.listed.get(key)
+            if listed is not None and listed.node in held and self._may_relieve(key, listed):
+                held[listed.node].append(size)
+        return {
+            node: BrokerState(memory.share, relief_bytes(memory, held[node]))
+            for node, memory in self.observation.memory.items()
+        }
+
+    def _may_relieve(self, key: QueueName, listed: ListedQueue) -> bool:
+        """Return whether the policy may delete a queue: over its warning threshold, with no limit of its own."""
+        row = self.stored.get(key)
+        pulse_user_id, _, registered = self._ownership_of(key)
+        if row is not None and (row.unbounded or row.max_length is not None or row.block_reason):
+            return False
+        if listed.exclusive or registered:
+            return False
+        has_limit = self.limits.get(pulse_user_id, NOT_SET)[1] is not None
+        return not has_limit and listed.length is not None and listed.length > self.rules.policy.thresholds.warn
+
+    def _judge(self, key: QueueName, listed: ListedQueue, broker: BrokerState) -> None:
+        ownership = self._ownership_of(key)
+        self._check_name(key, ownership)
+        if listed.length is None:
+            self.changes.unknown += 1
+        queue = self._updated_row(key, listed, ownership)
+        if queue.attempted_at is not None:
+            row = self.stored[key]
+            if listed.length == 0 or row.state == GONE or row.type != listed.type:
+                self.changes.emptied.append(queue)
+        if self._may_be_under_deletion(queue):
+            self._record_row(queue)
+            return
+        thresholds = self._thresholds(queue, self.rules, broker)
+        is_paused = is_fetch_paused(queue.returned_at, self.now)
+        judged_by = thresholds._replace(max=2 * thresholds.max) if is_paused else thresholds
+        queue = _with_over_unacked(queue, judged_by, self.now)
+        spared = self._is_spared(queue) or (is_paused and not self._was_over(key, judged_by))
+        verdict = judge(queue.last_notified_state, listed.length, judged_by, spared=spared)
+        if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
+            self.changes.unconfirmed.append(key)
+        if verdict.action is Action.DELETE and thresholds.max < self._thresholds(queue, self.rules, BrokerState()).max:
+            self.changes.for_memory.append(key)
+        if listed.exclusive and listed.length is not None and listed.length > thresholds.max:
+            self.changes.long_exclusive.append(key)
+        snapshot = self.observation.snapshot
+        # The figures of the nodes lack arguments; the list of each minute decides about stored queues.
+        may_be_internal = key in snapshot.internal or (snapshot.lagging and key in self.stored)
+        for_its_name = not self.removes_nothing and not may_be_internal and self.rules.deletes_for_its_name(queue)
+        if queue.block_reason or self.earlier_rules is not None:
+            queue = queue._replace(block_reason=self._block_reason(queue, thresholds, broker))
+        if verdict.action is not Action.DELETE and not for_its_name:
+            self._record_state(queue, verdict.state, thresholds)
+        elif queue.block_reason:
+            self._record_blocked(Condemned(queue, thresholds, for_its_name))
+        else:
+            without_copy = is_paused and not for_its_name
+            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name, without_copy))
+
+    def _may_be_under_deletion(self, queue: StoredQueue) -> bool:
+        """Return whether the broker may still delete a queue, because the answer to a request was lost a moment ago."""
+        if queue.type == CLASSIC or queue.state != DELETING or queue.delete_sent_at is None:
+            return False
+        return timedelta(0) <= self.now - queue.delete_sent_at < DELETION_TIME
+
+    def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
+        """Return the thresholds of a queue by these rules."""
+        of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
+        load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
+        return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
+
+    def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
+        """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
+
+        A blocked queue whose length dips below the limit stays blocked until it is below the warning threshold, or
+        until a change of the settings raises the limit above it. A queue of unknown length may turn out to be too long.
+        """
+        key = (queue.vhost, queue.name)
+        if is_spared(queue) or self._is_released(key):
+            return ""
+        has_length = queue.type not in TYPES_WITHOUT_LENGTH
+        is_too_long = has_length and (queue.length is None or queue.length > thresholds.max)
+        is_misnamed = self.rules.deletes_for_its_name(queue) and key not in self.observation.snapshot.internal
+        if is_too_long or is_misnamed:
+            return queue.block_reason or (Queue.BlockReason.SETTINGS if self._was_allowed(queue, broker) else "")
+        was_raised = self.earlier_rules is not None and not self._was_allowed(queue, broker)
+        is_warned = queue.length is not None and queue.length >= thresholds.warn
+        return queue.block_reason if is_warned and not was_raised else ""
+
+    def _was_allowed(self, queue: StoredQueue, broker: BrokerState) -> bool:
+        """Return whether the settings changed since the last pass, and the earlier ones would not delete this queue."""
+        earlier = self.earlier_rules
+        if earlier is None:
+            return False
+        if earlier.ignores(queue.vhost, queue.name):
+            return True
+        is_too_long = queue.length is not None and queue.length > self._thresholds(queue, earlier, broker).max
+        return not is_too_long and not earlier.deletes_for_its_name(queue)
+
+    def _is_released(self, key: QueueName) -> bool:
+        return self.force or key in self.observation.released
+
+    def _ownership_of(self, key: QueueName) -> OwnershipFields:
+        """Return the Pulse user by the queue's name, the owner by its vhost, and whether it is registered."""
+        vhost, name = key
+        registrations = self.observation.registrations
+        registered, owner_id = key in registrations.queues, registrations.owner_of(key)
+        user = user_of_queue(name) if vhost == self.rules.pulse_vhost and not registered else None
+        account = self.observation.accounts.get(user) if user is not None else None
+        return account.id if account is not None else None, owner_id, registered
+
+    def _check_name(self, key: QueueName, ownership: OwnershipFields) -> None:
+        """Record a misnamed or unpatterned queue: on the Pulse vhost, and no Pulse user's."""
+        pulse_user_id, _, registered = ownership
+        if key[0] != self.rules.pulse_vhost or pulse_user_id is not None or registered:
+            return
+        kind = kind_of_queue(key[1])
+        if kind is NameKind.MISNAMED:
+            self.changes.misnamed.append(key[1])
+        elif kind is NameKind.UNPATTERNED:
+            self.changes.unpatterned += 1
+
+    def _updated_row(self, key: QueueName, listed: ListedQueue, ownership: OwnershipFields) -> StoredQueue:
+        """Return the row with the listed figures and the ownership."""
+        queue = self.stored.get(key) or from_listed(listed)
+        if queue[1:13] == (*listed, *ownership) and queue.misses == 0 and queue.state != GONE:
+            return queue  # nearly always
+        # Judge one that was gone from the last notified state, so that owners learn of any difference.
+        state = queue.notified_state if queue.state == GONE else queue.state
+        updated = StoredQueue._make((queue.id, *listed, *ownership, state, 0, *queue[15:]))
+        if queue.state == GONE:
+            self.changes.events.append(Event(updated, QueueEvent.Kind.RETURNED))
+        return updated
+
+    def _was_over(self, key: QueueName, thresholds: Thresholds) -> bool:
+        """Return whether the list before this one showed the queue over this limit, too."""
+        length = self.stored[key].length
+        return length is not None and length > thresholds.max
+
+    def _is_spared(self, queue: StoredQueue) -> bool:
+        """Return whether a queue must not be deleted for its length now."""
+        if is_spared(queue) or self.removes_nothing:
+            return True
+        since = queue.over_unacked_since
+        # With Prometheus figures a deletion verdict only makes the pass fetch the list, so it need not wait.
+        return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging
+
+    def apply_brake(self) -> None:
+        """Block the groups that exceed the brake (see ``groups_to_block``), and new queues of a blocked group.
+
+        Queues that an earlier pass decided to delete, or that an operator released, do not count.
+        """
+        blocked = {
+            one.queue.brake_group for one in self.changes.blocked if one.queue.block_reason == Queue.BlockReason.BRAKE
+        }
+        condemned, self.changes.condemned = self.changes.condemned, []
+        counted: list[Condemned] = []
+        for one in condemned:
+            is_decided = one.queue.state == DELETING or self._is_released(one.key)
+            (self.changes.condemned if is_decided else counted).append(one)
+        sizes = Counter(one.queue.brake_group for one in counted if one.queue.brake_group not in blocked)
+        newly_blocked = groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed)))
+        self.changes.newly_blocked_groups = len(newly_blocked)
+        blocked.update(newly_blocked)
+        for one in counted:
+            if one.queue.brake_group in blocked:
+                queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)
+                self._record_blocked(one._replace(queue=queue))
+            else:
+                self.changes.condemned.append(one)
+
+    def _record_blocked(self, one: Condemned) -> None:
+        """Record a queue whose deletion is blocked, in the state that its length gives.
+
+        The warning said that the queue will be deleted, so owners are notified when its deletion is blocked.
+        """
+        queue, row = one.queue, self.stored.get(one.key)
+        is_new = row is None or not row.block_reason
+        self.changes.blocked.append(one)
+        self.changes.newly_blocked += is_new
+        state = judge(queue.last_notified_state, queue.length, one.thresholds, spared=True).state
+        knew_of_deletion = state == queue.last_notified_state == queue.notified_state == WARNED
+        self._record_state(queue, state, one.thresholds, repeat_warning=is_new and knew_of_deletion)
+
+    def condemn(self) -> None:
+        """Record that the condemned queues are about to be deleted."""
+        condemned, self.changes.condemned = self.changes.condemned, []
+        for one in condemned:
+            queue = one.queue._replace(state=DELETING)
+            self.changes.condemned.append(one._replace(queue=queue))
+            row = self.stored.get(one.key)
+            if row is None or row.state != DELETING:
+                self.changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
+            self._record_row(queue)
+
+    def _record_state(
+        self, queue: StoredQueue, state: str, thresholds: Thresholds, *, repeat_warning: bool = False
+    ) -> None:
+        """Record the state of a queue that stays, and the message that is due.
+
+        ``repeat_warning``: if none is due, the last warning is no longer true, and is sent again.
+        """
+        if queue.length is None:  # unknown: nothing changes, not even a deletion under way
+            self._record_row(queue)
+            return
+        after, message = _with_state(queue, state, thresholds, self.rules, self.now)
+        if message is None and repeat_warning:
+            message = Message(after, MessageKind.WARNING, thresholds)
+        if message is not None:
+            self.changes.messages.append(message)
+        if state != queue.last_notified_state:
+            kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
+            self.changes.events.append(Event(after, kind))
+        self._record_row(after)
+
+    def _record_row(self, queue: StoredQueue) -> None:
+        """Record what to write about a queue."""
+        row = self.stored.get((queue.vhost, queue.name))
+        if row is None:
+            self.changes.new.append(queue)
+        elif queue != row:
+            only_length = queue == row._replace(ready=queue.ready, unacknowledged=queue.unacknowledged)
+            (self.changes.lengths if only_length else self.changes.changed).append(queue)
+        if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
+            self.changes.samples.append(queue)
+
+
+def judge_kept(
+    queue: StoredQueue, thresholds: Thresholds, rules: Rules, now: datetime
+) -> tuple[StoredQueue, Message | None]:
+    """Return a condemned queue that stays, in its new state, and the message that is due."""
+    state = judge(queue.last_notified_state, queue.length, thresholds, spared=True).state
+    return _with_state(queue, state, thresholds, rules, now)
+
+
+def _with_state(
+    queue: StoredQueue, state: str, thresholds: Thresholds, rules: Rules, now: datetime
+) -> tuple[StoredQueue, Message | None]:
+    """Return a queue in its new state, and the message that is due."""
+    last_notified_state = queue.last_notified_state
+    after = queue
+    if state != queue.state or queue.delete_sent_at is not None:
+        after = queue._replace(state=state, delete_sent_at=None)
+    if state == last_notified_state and not quiet.is_over(queue.quiet_until, now):
+        return after, None
+    period, due = quiet.next_message(
+        queue.quiet_period, state, changed=state != last_notified_state, now=now, quiet_seconds=rules.quiet_seconds
+    )
+    after = after.with_quiet_period(period)
+    if due is MessageKind.NONE:
+        return after, None
+    return after, Message(
+        after, due, thresholds, queue.folded + (state != last_notified_state) if due is MessageKind.SUMMARY else 0
+    )
+
+
+def _with_over_unacked(queue: StoredQueue, thresholds: Thresholds, now: datetime) -> StoredQueue:
+    """Return the queue with the time since when only its unacknowledged messages put it over its limit."""
+    since = None
+    if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:
+        since = over_unacked_since(queue.over_unacked_since, queue.ready, queue.length, thresholds.max, now)
+    return queue if since == queue.over_unacked_since else queue._replace(over_unacked_since=since)

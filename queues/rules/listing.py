@@ -1,0 +1,235 @@
+"""Filters and orders of lists of queues, for the page and the API."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db.models import Case, Count, F, FloatField, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models.expressions import Expression, OrderBy
+from django.db.models.functions import Cast, Coalesce
+from django.utils import timezone
+from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
+
+from accounts.models import Owner, PulseUser
+from queues.models import Archive, Queue, QueueSample
+from queues.rules import growth
+from queues.rules.thresholds import BrokerState, QueueLoad, policy
+from rabbit.names import DEAD_LETTER_QUEUE
+
+WORST_FIRST = "state"
+
+ORDERINGS = [
+    (WORST_FIRST, "worst first"),
+    ("-state", "best first"),
+    ("-length", "longest first"),
+    ("length", "shortest first"),
+    ("-share", "closest to their deletion limit"),
+    ("share", "farthest from their deletion limit"),
+    ("name", "name"),
+    ("-name", "name, backwards"),
+    ("consumers", "fewest consumers"),
+    ("-consumers", "most consumers"),
+    ("-growth", "fastest growing"),
+    ("growth", "fastest shrinking"),
+    ("-bytes", "largest first"),
+    ("bytes", "smallest first"),
+    ("pulse_user", "Pulse user"),
+    ("-pulse_user", "Pulse user, backwards"),
+    ("vhost", "virtual host"),
+    ("-vhost", "virtual host, backwards"),
+]
+
+LENGTH = F("ready") + F("unacknowledged")
+UNCONSUMED_NAMES = r"\.(parked|retry\.[0-9]+m?s)\Z"
+"""The names of the consumer toolkit's parking and delay queues (``guardian_consumers.names``). They have no consumer:
+their messages wait for an operator, or for their next attempt."""
+_IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNCONSUMED_NAMES)
+# The two ``contains`` are for speed only: SQLite calls Python for each name that it matches with a pattern.
+WITHOUT_CONSUMER = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
+"""Queues without a consumer that ``should_have_consumer``."""
+STALLED = Q(stalled_notified_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
+"""Queues whose consumers acknowledge nothing, with owners notified, until the stall is over."""
+NEEDS_ATTENTION = (
+    Q(state__in=[Queue.State.DELETING, Queue.State.WARNED])
+    | ~Q(block_reason="") & ~Q(state=Queue.State.GONE)
+    | WITHOUT_CONSUMER & ~Q(state=Queue.State.GONE) & (Q(ready__gt=0) | Q(unacknowledged__gt=0))
+    | STALLED
+)
+"""Queues that are not healthy: over a threshold, blocked, stalled, or with messages and no consumer."""
+
+BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
+
+STATES = [(Queue.State.OK.value, "within their limits"), *Queue.State.choices[1:]]
+"""The states to choose from. Queues within their limits may need attention, and then aren't healthy."""
+
+
+def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:
+    """Return whether this queue is meant to have a consumer. ``WITHOUT_CONSUMER`` is the same rule as a query.
+
+    Dead-letter, parking and delay queues need none. An exclusive queue belongs to one connection, which may consume it
+    at any time.
+    """
+    return not exclusive and not (registered and name == DEAD_LETTER_QUEUE) and not re.search(UNCONSUMED_NAMES, name)
+
+
+class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters and order of a list of queues. Queues that are gone are left out unless that state is chosen."""
+
+    search = CharFilter(field_name="name", lookup_expr="icontains", label="Part of the name", max_length=255)
+    state = ChoiceFilter(choices=STATES, label="State", empty_label="all but gone")
+    vhost = CharFilter(label="Virtual host")
+    pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
+    without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
+    blocked = BooleanFilter(method="filter_blocked", label="Deletion blocked")
+    ordering = ChoiceFilter(choices=ORDERINGS, method="filter_ordering", label="Order", empty_label=None)
+
+    class Meta:
+        model = Queue
+        fields: list[str] = []
+
+    def filter_queryset(self, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
+        """Return the chosen queues. Invalid filters are ignored."""
+        chosen = self.form.cleaned_data
+        queryset = super().filter_queryset(queryset)
+        if not chosen.get("state"):
+            queryset = queryset.exclude(state=Queue.State.GONE)
+        if not chosen.get("ordering"):
+            queryset = self.filter_ordering(queryset, "ordering", WORST_FIRST)
+        return queryset
+
+    def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
+        """Return the queues without a consumer if ``value`` is true, else all."""
+        return queryset.filter(WITHOUT_CONSUMER) if value else queryset
+
+    def filter_blocked(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
+        """Return the queues whose deletion is blocked if ``value`` is true, else all."""
+        return queryset.exclude(block_reason="") if value else queryset
+
+    def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
+        """Return the queues in one of ``ORDERINGS``. Unknown lengths come last; ties are ordered by name."""
+        backwards = value.startswith("-")
+        key = value.removeprefix("-")
+        if key == "name":
+            return queryset.order_by(*(OrderBy(term.expression, descending=backwards) for term in BY_NAME))
+        if key == "state":
+            return nearest_to_limit(queryset, reverse=backwards)
+        if key == "growth":
+            queryset = with_first_sample(queryset, timezone.now())
+        by: Any = {
+            "share": _share(),
+            "length": LENGTH,
+            "growth": LENGTH - F("first_length"),
+            "pulse_user": F("pulse_user__username"),
+        }.get(key, F(key))
+        return queryset.order_by(OrderBy(by, descending=backwards, nulls_last=True), *BY_NAME)
+
+
+class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Filters of a list of archives."""
+
+    search = CharFilter(field_name="queue_name", lookup_expr="icontains", label="Part of the name", max_length=255)
+    queue = CharFilter(field_name="queue_name", label="Queue")
+    vhost = CharFilter(label="Virtual host")
+    pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
+
+    class Meta:
+        model = Archive
+        fields: list[str] = []
+
+
+def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> QuerySet[Queue]:
+    """Return the queues by state, the worst first, and in each state the furthest past or nearest to its limit.
+
+    Those that need attention for another reason come before the healthy ones.
+    """
+    share = OrderBy(_share(), descending=not reverse, nulls_last=True)
+    return queues.order_by(OrderBy(_severity(), descending=reverse), share, *BY_NAME)
+
+
+class StateCount(NamedTuple):
+    """The number of queues of one state in one vhost.
+
+    How many of them have no consumer, need attention, and are blocked from deletion.
+    """
+
+    state: str
+    vhost: str
+    number: int
+    unattended: int
+    attention: int
+    blocked: int
+
+
+def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
+    """Count these queues by state and vhost in one statement, gone ones included."""
+    groups = queues.order_by().values("state", "vhost")
+    counts = groups.annotate(
+        number=Count("id"),
+        unattended=Count("id", filter=WITHOUT_CONSUMER),
+        attention=Count("id", filter=NEEDS_ATTENTION),
+        blocked=Count("id", filter=~Q(block_reason="")),
+    )
+    return [StateCount(*row) for row in counts.values_list(*StateCount._fields)]
+
+
+class Counts(NamedTuple):
+    """The numbers of queues by state. All but ``gone`` are of queues that are not gone."""
+
+    total: int
+    attention: int
+    blocked: int
+    unattended: int
+    deleting: int
+    warned: int
+    gone: int
+
+
+def add_up(groups: Sequence[StateCount]) -> Counts:
+    """Return the numbers of all these groups together."""
+    existing = [group for group in groups if group.state != Queue.State.GONE]
+    by_state: Counter[str] = Counter()
+    for group in groups:
+        by_state[group.state] += group.number
+    return Counts(
+        total=sum(group.number for group in existing),
+        attention=sum(group.attention for group in existing),
+        blocked=sum(group.blocked for group in existing),
+        unattended=sum(group.unattended for group in existing),
+        deleting=by_state[Queue.State.DELETING],
+        warned=by_state[Queue.State.WARNED],
+        gone=by_state[Queue.State.GONE],
+    )
+
+
+def _severity() -> Expression:
+    order = [Q(state=Queue.State.DELETING), Q(state=Queue.State.WARNED), NEEDS_ATTENTION, Q(state=Queue.State.OK)]
+    return Case(*(When(which, then=Value(place)) for place, which in enumerate(order)), default=Value(len(order)))
+
+
+def _share() -> Expression:
+    """Return the length divided by the limit that applies, as in ``thresholds.of_queue``. No limit is below 1."""
+    by_policy = policy()(QueueLoad(None), BrokerState()).max
+    limit = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
+    return Cast(LENGTH, FloatField()) / Cast(limit, FloatField())
+
+
+def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
+    """Annotate queues with ``first_at`` and ``first_length``, the first sample in the time over which growth counts.
+
+    Subqueries find the sample by its index, because a queue may have a hundred samples in that time.
+    """
+    since = now - timedelta(seconds=growth.WINDOW_SECONDS)
+    of_queue = QueueSample.objects.filter(queue=OuterRef("pk"), at__gte=OuterRef("first_seen"))  # as growth.since
+    samples = of_queue.filter(at__gte=since).order_by("at")
+    return queues.annotate(
+        first_at=Subquery(samples.values("at")[:1]), first_length=Subquery(samples.values("length")[:1])
+    )
+
+
+def whose(pulse_user: PulseUser | None, owner: Owner | None) -> str:
+    """Return whose a queue is, in words: its Pulse user's, or that of an owner's agents."""
+    if pulse_user is not None:
+        return pulse_user.username
+    return f"agents of {owner.email}" if owner is not None else "nobody"
