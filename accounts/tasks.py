@@ -3,11 +3,11 @@
 from celery import shared_task
 
 from accounts.pulse_users import invitations
-from accounts.signing_in import signin
+from accounts.signing_in import owners
 
 
 @shared_task
 def prune_visitors() -> None:
     """Delete owners who never verified their address, and expired links, sessions and invitations."""
-    signin.prune_visitors()
+    owners.prune_visitors()
     invitations.prune()

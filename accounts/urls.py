@@ -3,8 +3,8 @@
 from django.urls import URLPattern, URLResolver, path, register_converter
 from django.urls.converters import StringConverter
 
-from accounts.pages import invitations, views
-from accounts.signing_in import signin
+from accounts.pages import invitations, owners, pulse_user_owners, pulse_users, tokens
+from accounts.signing_in import codes, links, openid_connect
 
 
 class AccountName(StringConverter):
@@ -15,39 +15,43 @@ class AccountName(StringConverter):
 
 register_converter(AccountName, "account")
 
-OIDC = {"provider_id": signin.PROVIDER_ID}
+OIDC = {"provider_id": codes.PROVIDER_ID}
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Signing in
-    path("signin/", signin.SignInView.as_view(), name="account_login"),
-    path("signin/", signin.SignInView.as_view(), name="account_request_login_code"),
-    path("signin/code/", signin.CodeView.as_view(), name="account_confirm_login_code"),
-    path("signin/link/<str:token>/", signin.sign_in_link, name="sign_in_link"),
-    path("signin/oidc/", signin.openid_connect_login, OIDC, name="openid_connect_login"),
-    path("signin/oidc/callback/", signin.openid_connect_callback, OIDC, name="openid_connect_callback"),
-    path("signout/", signin.SignOutView.as_view(), name="account_logout"),
+    path("signin/", codes.SignInView.as_view(), name="account_login"),
+    path("signin/", codes.SignInView.as_view(), name="account_request_login_code"),
+    path("signin/code/", codes.CodeView.as_view(), name="account_confirm_login_code"),
+    path("signin/link/<str:token>/", links.sign_in_link, name="sign_in_link"),
+    path("signin/oidc/", openid_connect.openid_connect_login, OIDC, name="openid_connect_login"),
+    path("signin/oidc/callback/", openid_connect.openid_connect_callback, OIDC, name="openid_connect_callback"),
+    path("signout/", codes.SignOutView.as_view(), name="account_logout"),
     # Vouching
-    path("vouching/", views.vouching_page, name="vouching"),
-    path("owners/", views.owners_page, name="owners"),
-    path("owners/<uuid:uuid>/", views.owner_page, name="owner"),
+    path("vouching/", owners.vouching_page, name="vouching"),
+    path("owners/", owners.owners_page, name="owners"),
+    path("owners/<uuid:uuid>/", owners.owner_page, name="owner"),
     # RabbitMQ accounts
-    path("pulse-users/", views.pulse_users_page, name="pulse_users"),
-    path("pulse-users/<account:username>/", views.pulse_user_page, name="pulse_user"),
-    path("pulse-users/<account:username>/password/", views.pulse_user_password, name="pulse_user_password"),
-    path("pulse-users/<account:username>/owners/", views.pulse_user_owners, name="pulse_user_owners"),
+    path("pulse-users/", pulse_users.pulse_users_page, name="pulse_users"),
+    path("pulse-users/<account:username>/", pulse_users.pulse_user_page, name="pulse_user"),
+    path("pulse-users/<account:username>/password/", pulse_users.pulse_user_password, name="pulse_user_password"),
+    path("pulse-users/<account:username>/owners/", pulse_user_owners.pulse_user_owners, name="pulse_user_owners"),
     path(
         "pulse-users/<account:username>/owners/<uuid:uuid>/remove/",
-        views.pulse_user_owner_remove,
+        pulse_user_owners.pulse_user_owner_remove,
         name="pulse_user_owner_remove",
     ),
-    path("pulse-users/<account:username>/connections/", views.pulse_user_connections, name="pulse_user_connections"),
-    path("pulse-users/<account:username>/addresses/", views.pulse_user_addresses, name="pulse_user_addresses"),
-    path("pulse-users/<account:username>/thresholds/", views.pulse_user_thresholds, name="pulse_user_thresholds"),
-    path("pulse-users/<account:username>/archives/", views.pulse_user_archives, name="pulse_user_archives"),
-    path("pulse-users/<account:username>/delete/", views.pulse_user_delete, name="pulse_user_delete"),
+    path(
+        "pulse-users/<account:username>/connections/", pulse_users.pulse_user_connections, name="pulse_user_connections"
+    ),
+    path(
+        "pulse-users/<account:username>/addresses/", pulse_user_owners.pulse_user_addresses, name="pulse_user_addresses"
+    ),
+    path("pulse-users/<account:username>/thresholds/", pulse_users.pulse_user_thresholds, name="pulse_user_thresholds"),
+    path("pulse-users/<account:username>/archives/", pulse_users.pulse_user_archives, name="pulse_user_archives"),
+    path("pulse-users/<account:username>/delete/", pulse_users.pulse_user_delete, name="pulse_user_delete"),
     path("invitations/<uuid:uuid>/", invitations.invitation_page, name="invitation"),
-    path("addresses/<str:token>/", views.confirm_address, name="confirm_address"),
+    path("addresses/<str:token>/", pulse_user_owners.confirm_address, name="confirm_address"),
     # Tokens
-    path("tokens/", views.tokens_page, name="tokens"),
-    path("tokens/<uuid:uuid>/revoke/", views.token_revoke, name="token_revoke"),
+    path("tokens/", tokens.tokens_page, name="tokens"),
+    path("tokens/<uuid:uuid>/revoke/", tokens.token_revoke, name="token_revoke"),
 ]

@@ -12,10 +12,9 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 
 from accounts.access import vouching
-from accounts.admin import (
+from accounts.admin.base import (
     AuditedAdmin,
     DeletedWithOwnerAdmin,
-    OwnerAdmin,
     ReadOnlyAdmin,
     RemovableAdmin,
     ask_again,
@@ -24,6 +23,7 @@ from accounts.admin import (
     given_confirmation,
     is_confirmed,
 )
+from accounts.admin.owners import OwnerAdmin
 from accounts.models import Owner
 from agents.models import (
     AgentIdentity,

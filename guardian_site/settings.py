@@ -245,7 +245,7 @@ LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "home"
 SESSION_COOKIE_AGE = 14 * 24 * 3600
-ACCOUNT_ADAPTER = "accounts.signing_in.signin.AccountAdapter"
+ACCOUNT_ADAPTER = "accounts.signing_in.codes.AccountAdapter"
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*"]
@@ -259,7 +259,7 @@ ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES
 # Limits count the clients of one network together. Providers give a customer an IPv6 network of up to this size.
 ALLAUTH_RATE_LIMIT_IPV6_PREFIX = 48
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
-SOCIALACCOUNT_ADAPTER = "accounts.signing_in.signin.SocialAccountAdapter"
+SOCIALACCOUNT_ADAPTER = "accounts.signing_in.openid_connect.SocialAccountAdapter"
 SOCIALACCOUNT_PROVIDERS = {
     "openid_connect": {
         "OAUTH_PKCE_ENABLED": True,

@@ -3,7 +3,7 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from accounts.signing_in import signin
+from accounts.signing_in import codes
 from guardian_site import help_pages, views
 from message_store.http import views as api
 
@@ -20,7 +20,7 @@ urlpatterns = [
     path("v1/", include("message_store.http.urls")),
     path("__heartbeat__", api.heartbeat, name="store-heartbeat"),
     path("message-store/", include("message_store.pages.urls")),
-    path("admin/login/", signin.admin_login),  # owners have no password
+    path("admin/login/", codes.admin_login),  # owners have no password
     path("", include("status.urls")),
     path("admin/", admin.site.urls),
 ]

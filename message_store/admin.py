@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
-from accounts.admin import (
+from accounts.admin.base import (
     Confirmation,
     ReadOnlyAdmin,
     Row,

@@ -9,8 +9,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
@@ -19,6 +18,20 @@ from guardian_store import ids
 from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
 from message_store import principals, quota
 from message_store.models import MAX_NAME_LENGTH
+from message_store.parameters import (
+    MAX_NUMBER,
+    MAX_PARTITIONS,
+    MAX_SECONDS_AHEAD,
+    REQUIRED,
+    Invalid,
+    MessageRef,
+    T,
+    collect_error,
+    parse_choice,
+    parse_id,
+    parse_number,
+    readable_text,
+)
 from message_store.store import (
     MessageStore,
     NewMessage,
@@ -32,10 +45,6 @@ from message_store.store import (
 )
 from rabbit.names import readable
 
-MAX_PARTITIONS = 200
-MAX_NUMBER = 10**9
-"""Of a partition in reads and addresses, where partitions that the queue doesn't have are empty; and of queues to list,
-where more than ``MAX_READ`` counts as that."""
 TYPES = ("user", "public")
 CONSISTENCIES = ("weak", "strong", "very_strong")
 
@@ -47,29 +56,9 @@ MAX_READ = 1000
 """Messages per partition in a response, and queues in a list."""
 MAX_BATCH = 1000
 """Messages per POST."""
-MAX_IDS = 100
-"""Message ids per URL. More don't fit into the first line of a request."""
 MAX_CONTENT_TYPE_LENGTH = 255
-MAX_SECONDS_AHEAD = 60
-"""How far a client's message id may be in the future, to allow for its clock."""
-
-REQUIRED = "Required"
-
-_NUMBER = re.compile(r"-?[0-9]{1,100}")
-_SECONDS = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{0,100})?")
-_DECIMAL_DIGITS = 250  # enough for exact arithmetic with all that _SECONDS matches
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e\t]*")
 _MAX_ATTEMPTS = 10
-
-T = TypeVar("T")
-
-
-class Invalid(ValueError):
-    """A request is invalid. ``errors`` has a text for each invalid field."""
-
-    def __init__(self, errors: Mapping[str, str]) -> None:
-        super().__init__("; ".join(f"{field}: {text}" for field, text in errors.items()))
-        self.errors = dict(errors)
 
 
 class MessageInput(NamedTuple):
@@ -79,13 +68,6 @@ class MessageInput(NamedTuple):
     ttl: int | str | None = None
     partition: int | str | None = None
     content_type: str = ""
-
-
-class MessageRef(NamedTuple):
-    """The address of a message in its queue."""
-
-    id: uuid.UUID
-    partition: int
 
 
 # Queues
@@ -165,9 +147,9 @@ def queues(application: str, *, start: str = "", limit: int | str | None = None)
     """
     errors: dict[str, str] = {}
     wanted = MAX_READ if limit is None else limit
-    most = _collect_error(errors, "limit", lambda: min(parse_number(wanted, 1, MAX_NUMBER), MAX_READ))
+    most = collect_error(errors, "limit", lambda: min(parse_number(wanted, 1, MAX_NUMBER), MAX_READ))
     if start:
-        _collect_error(errors, "offset", lambda: check_name(start))
+        collect_error(errors, "offset", lambda: check_name(start))
     if errors or most is None:
         raise Invalid(errors)
     return store().queues(application, start=start, limit=most)
@@ -460,106 +442,6 @@ def delete_positions(queue: StoredQueue, consumer: str) -> None:
     store().delete_positions(queue, consumer)
 
 
-# Parsing
-
-
-def parse_number(value: Any, least: int, most: int) -> int:
-    """Parse a number within these bounds, given as a number or text.
-
-    Raises:
-        ValueError: the value is not a number or out of bounds; the text says which.
-    """
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f'"{_readable(value)}" is not a number')
-    if value < least:
-        raise ValueError(f"{_readable(value)} is less than minimum value {least}")
-    if value > most:
-        raise ValueError(f"{_readable(value)} is greater than maximum value {most}")
-    return value
-
-
-def parse_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return the value if it is one of the choices.
-
-    Raises:
-        ValueError: it isn't.
-    """
-    if value not in choices:
-        raise ValueError(f'"{_readable(value)}" is not one of {", ".join(choices)}')
-    return str(value)
-
-
-def parse_partitions(text: str, least: int, most: int) -> list[int]:
-    """Parse a list of partition numbers such as ``"1,2"``, dropping duplicates.
-
-    Raises:
-        ValueError: an item is not a number from ``least`` to ``most``.
-    """
-    return list(dict.fromkeys(parse_number(part, least, most) for part in text.split(",", MAX_PARTITIONS)))
-
-
-def parse_since(text: str, *, descending: bool = False) -> Place:
-    """Return the place where reading begins, given as a message id or as a time in seconds since 1970.
-
-    Times are exact. One between two ticks is rounded in the direction of reading.
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    text = text.strip()
-    if len(text) == 32:
-        try:
-            return ids.place(ids.parse(text))
-        except ValueError:
-            pass  # a time may have 32 characters, too
-    if not _SECONDS.fullmatch(text):
-        raise ValueError(f'"{_readable(text)}" is not a timestamp or a message id')
-    with localcontext(prec=_DECIMAL_DIGITS):
-        seconds = Decimal(text).scaleb(7)
-        exact = int(seconds.to_integral_value(ROUND_FLOOR if descending else ROUND_CEILING))
-    ticks = min(max(exact, ids.MIN_TICKS), ids.MAX_TICKS)
-    return Place(ticks, MAX_REST if descending else 0)
-
-
-def parse_id(text: Any) -> uuid.UUID:
-    """Parse a message id.
-
-    Raises:
-        ValueError: the text is not a message id.
-    """
-    if isinstance(text, str):
-        try:
-            return ids.parse(text)
-        except ValueError:
-            pass
-    raise ValueError(f'"{_readable(text)}" is not a message id')
-
-
-def parse_ids(text: str) -> list[MessageRef]:
-    """Parse addresses of messages such as ``"1:hex,2:hex"``, or ``"hex"`` for partition 1.
-
-    Partitions that the queue doesn't have are valid, but empty.
-
-    Raises:
-        Invalid: for the fields ``message_id``, ``partition``.
-    """
-    parts = text.split(",", MAX_IDS)
-    if len(parts) > MAX_IDS:
-        raise Invalid({"message_id": f"More than {MAX_IDS} message ids"})
-    found = []
-    for part in parts:
-        partition, colon, message_id = part.strip().rpartition(":")
-        errors: dict[str, str] = {}
-        where = _collect_error(errors, "partition", lambda: parse_number(partition, 0, MAX_NUMBER) if colon else 1)  # noqa: B023
-        what = _collect_error(errors, "message_id", lambda: parse_id(message_id))  # noqa: B023
-        if where is None or what is None:
-            raise Invalid(errors)
-        found.append(MessageRef(what, where))
-    return found
-
-
 # Helpers
 
 
@@ -596,7 +478,7 @@ def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:
     if len(entry.content_type) > MAX_CONTENT_TYPE_LENGTH:
         errors["content_type"] = f"Longer than maximum length {MAX_CONTENT_TYPE_LENGTH}"
     elif not _CONTENT_TYPE.fullmatch(entry.content_type):
-        errors["content_type"] = f'"{_readable(entry.content_type)}" is not a content type'
+        errors["content_type"] = f'"{readable_text(entry.content_type)}" is not a content type'
     if errors:
         raise Invalid(errors)
     return NewMessage(entry.body, partition, ttl, entry.content_type)
@@ -645,16 +527,3 @@ def _check_consumer(consumer: str) -> None:
         check_name(consumer)
     except ValueError as error:
         raise Invalid({"consumer": str(error)}) from None
-
-
-def _collect_error(errors: dict[str, str], field: str, check: Callable[[], T]) -> T | None:
-    """Return the result of ``check``. If it fails, add its error and return None."""
-    try:
-        return check()
-    except ValueError as error:
-        errors[field] = str(error)
-        return None
-
-
-def _readable(value: Any) -> str:
-    return readable(str(value)[:MAX_NAME_LENGTH])

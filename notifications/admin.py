@@ -4,7 +4,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from accounts.admin import ReadOnlyAdmin, RemovableAdmin
+from accounts.admin.base import ReadOnlyAdmin, RemovableAdmin
 from notifications import channels, sending
 from notifications.models import Channel, Notification
 from rabbit.names import readable

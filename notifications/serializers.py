@@ -5,7 +5,7 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.api.serializers import HexUUIDField
+from accounts.api.fields import HexUUIDField
 from accounts.models import Owner
 from notifications.channels import MAX_NAME_LENGTH, MAX_URL_LENGTH
 from notifications.models import Channel

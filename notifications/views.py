@@ -10,7 +10,7 @@ from django.views.decorators.http import require_POST
 from accounts.access import quotas
 from accounts.access.vouching import NotVouched, may_use_broker
 from accounts.models import PulseUser
-from accounts.pages.views import OwnersRequest, page_with_forms
+from accounts.pages.common import OwnersRequest, page_with_forms
 from core.time_zones import time_zones
 from notifications import channels, mutes, preferences
 from notifications.audience import EMAIL

@@ -15,9 +15,8 @@ from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 
 from accounts import queue_effects
-from accounts.admin import (
+from accounts.admin.base import (
     Confirmation,
-    PulseUserAdmin,
     ReadOnlyAdmin,
     Row,
     chosen_rows,
@@ -27,6 +26,7 @@ from accounts.admin import (
     given_confirmation,
     is_confirmed,
 )
+from accounts.admin.pulse_users import PulseUserAdmin
 from accounts.models import Owner, PulseUser, check_thresholds
 from accounts.pulse_users import removal
 from accounts.pulse_users.each import apply_to_each, report_results
@@ -34,7 +34,7 @@ from core.confirmation import ConfirmationRequired
 from core.models import Lease
 from queues.actions import effects
 from queues.actions import single as actions
-from queues.archives.writing import Removed
+from queues.archives.outcomes import Removed
 from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
 from queues.rules import thresholds
 from queues.rules.brake import brake_limit

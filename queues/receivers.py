@@ -10,7 +10,7 @@ from accounts import queue_effects, signals
 from accounts.models import PulseUser
 from accounts.pulse_users import queue_counts, removal
 from queues.actions import effects, tombstones
-from queues.archives import writing
+from queues.guard import destroying
 from queues.models import Queue
 
 
@@ -21,7 +21,7 @@ def _count_queues(pulse_users: Collection[int]) -> dict[int, int]:
 
 queue_counts.register(_count_queues)
 queue_effects.register(effects)
-removal.register_queue_deleter(writing.delete_queue_of_account)
+removal.register_queue_deleter(destroying.delete_queue_of_account)
 
 
 @receiver(signals.pulse_user_removed)

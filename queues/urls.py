@@ -2,16 +2,16 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues.pages import archives, exchanges, limits, queues, replays, selected
+from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, selected
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
-    path("queues/", queues.queues_page, name="queues"),
+    path("queues/", queue_list.queues_page, name="queues"),
     path("queues/selected/", selected.queues_selected, name="queues_selected"),
-    path("queues/<uuid:uuid>/", queues.queue_page, name="queue"),
-    path("queues/<uuid:uuid>/chart/", queues.queue_chart, name="queue_chart"),
-    path("queues/<uuid:uuid>/delete/", queues.queue_delete, name="queue_delete"),
-    path("queues/<uuid:uuid>/purge/", queues.queue_purge, name="queue_purge"),
+    path("queues/<uuid:uuid>/", queue.queue_page, name="queue"),
+    path("queues/<uuid:uuid>/chart/", queue.queue_chart, name="queue_chart"),
+    path("queues/<uuid:uuid>/delete/", destroy.queue_delete, name="queue_delete"),
+    path("queues/<uuid:uuid>/purge/", destroy.queue_purge, name="queue_purge"),
     path("queues/<uuid:uuid>/messages/", archives.queue_messages, name="queue_messages"),
     path("queues/<uuid:uuid>/limits/", limits.queue_limits, name="queue_limits"),
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),

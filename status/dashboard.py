@@ -9,7 +9,8 @@ from agents.models import AgentIdentity
 from core.formatting import duration
 from queues.actions import limit_requests
 from queues.models import Queue, QueueEvent, Watch
-from queues.pages.queues import Row, describe_event, rows_of
+from queues.pages.queue import describe_event
+from queues.pages.queue_list import Row, rows_of
 from queues.rules.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit
 from rabbit.names import readable
 

@@ -30,7 +30,7 @@ from queues.rules.brake import released
 from rabbit.management import BrokerError, BrokerUnavailable, Management, Node, Row
 from rabbit.names import QueueName, readable
 from status import rules
-from status.rules import Rule, Verdict
+from status.verdicts import Rule, Verdict
 
 Answer = TypeVar("Answer")
 Report = TypeVar("Report", Pass, Sweep)

@@ -23,7 +23,7 @@ from rabbit.management import Node, Row
 from rabbit.names import NameKind, kind_of_queue, readable
 from status import facts, rules
 from status.facts import BrokerFacts, GuardianFacts
-from status.rules import Level, Verdict
+from status.verdicts import Level, Verdict
 
 CHART_SPAN = charts.SPANS["hour"]
 

@@ -30,11 +30,11 @@ from core.formatting import duration, rate_in_words
 from queues.guard import monitor, pass_run
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
-from queues.pages.queues import Request
+from queues.pages.visitors import Request
 from queues.rules import brake
 from rabbit.names import QueueName, readable
 from status import overview
-from status.rules import Level
+from status.verdicts import Level
 
 NAMES_SHOWN = 100
 

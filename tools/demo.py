@@ -335,7 +335,7 @@ class Demo:
 
         django.setup()
         from accounts.models import Owner
-        from accounts.pulse_users.pulse_users import create_pulse_user
+        from accounts.pulse_users.creation import create_pulse_user
 
         owner = Owner.objects.get(email=OWNER)
         self._agents_vhost = owner.uuid.hex

@@ -150,7 +150,7 @@ def _channel(url: str, account: str = "", password: str = "") -> Iterator[Any]:
 def _create_accounts() -> dict[str, str]:
     """Create the owners and their Pulse users. Return the Pulse users' passwords by name."""
     from accounts.models import Owner
-    from accounts.pulse_users.pulse_users import create_pulse_user
+    from accounts.pulse_users.creation import create_pulse_user
 
     alice, bob = (Owner.objects.create_user(email, vouched=True) for email in (OWNER, "bob@example.org"))
     Owner.objects.create_superuser(OPERATOR)

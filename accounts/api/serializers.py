@@ -2,15 +2,21 @@
 
 from typing import Any
 
-from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from accounts.access.tokens import DEFAULT_DAYS, MAX_DAYS, MAX_NAME_LENGTH
 from accounts.access.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
+from accounts.api.fields import (
+    AddressesField,
+    CanonicalURLField,
+    HexUUIDField,
+    OwnerEmailField,
+    ThresholdField,
+    UserNameField,
+)
 from accounts.models import (
     MAX_ADDRESS_LENGTH,
-    MAX_THRESHOLD,
     AuthToken,
     Invitation,
     NotificationAddress,
@@ -20,9 +26,8 @@ from accounts.models import (
 )
 from accounts.pulse_users.addresses import MAX_ADDRESSES
 from accounts.pulse_users.ownership import MAX_OWNERS
-from accounts.pulse_users.pulse_users import MAX_PASSWORD_LENGTH
+from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.endpoints import ConfirmField
-from core.links import absolute_url, object_url
 from rabbit.management import Connection
 from rabbit.permissions import Permissions, in_words
 
@@ -77,59 +82,6 @@ TOKEN = {
     "last_used": None,
     "scope": "agent",
 }
-
-
-@extend_schema_field({"type": "string", "pattern": "^[0-9a-f]{32}$", "example": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e"})
-class HexUUIDField(serializers.UUIDField):
-    """A UUID, written as 32 hex digits."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(format="hex", read_only=True, **kwargs)
-
-
-class OwnerEmailField(serializers.SlugRelatedField[Owner]):
-    """An owner, represented by the e-mail address."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(slug_field="email", read_only=True, **kwargs)
-
-
-class CanonicalURLField(serializers.HyperlinkedIdentityField):
-    """The URL of a resource, built from GUARDIAN_BASE_URL instead of the request's host."""
-
-    def to_representation(self, value: Any) -> str:  # type: ignore[override]  # not the library's subclass of str
-        """Return the URL."""
-        return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
-
-
-class HexURLField(CanonicalURLField):
-    """The URL of a resource that contains its UUID as 32 hex digits."""
-
-    def to_representation(self, value: Any) -> str:  # type: ignore[override]
-        """Return the URL."""
-        return object_url(str(self.view_name), value.uuid)
-
-
-@extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})
-class UserNameField(serializers.CharField):
-    """The name of a RabbitMQ account, taken literally. ``rabbit.names`` validates it."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(trim_whitespace=False, **kwargs)
-
-
-class ThresholdField(serializers.IntegerField):
-    """A threshold in messages; null: the policy's."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(min_value=1, max_value=MAX_THRESHOLD, allow_null=True, required=False, **kwargs)
-
-
-class AddressesField(serializers.ListField):
-    """E-mail addresses."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(child=serializers.EmailField(max_length=MAX_ADDRESS_LENGTH), required=False, **kwargs)
 
 
 # RabbitMQ accounts

@@ -51,7 +51,17 @@ from accounts.models import (
     normalize_address,
     owners_matching,
 )
-from accounts.pulse_users import addresses, invitations, ownership, pulse_users, removal, withdrawal
+from accounts.pulse_users import (
+    addresses,
+    creation,
+    invitations,
+    ownership,
+    passwords,
+    removal,
+    thresholds,
+    validation,
+    withdrawal,
+)
 from core.confirmation import ConfirmationRequired
 from core.endpoints import (
     SEARCH,
@@ -114,8 +124,8 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         if not (owners and request.user.is_staff):
             owners = [request.user, *(owner for owner in owners if owner != request.user)]
         own_password = body.get("password")
-        with at_field("username", InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken):
-            pulse_user, password = pulse_users.create_pulse_user(
+        with at_field("username", InvalidUserName, validation.NameReserved, validation.NameTaken):
+            pulse_user, password = creation.create_pulse_user(
                 body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
                 adopt_namespace=body["adopt_namespace"],
             )  # fmt: skip
@@ -160,9 +170,9 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
             if "warn_length" in body or "max_length" in body:
                 warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
                 with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
-                    pulse_users.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
+                    thresholds.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
             if "keeps_archives" in body:
-                pulse_users.set_keeps_archives(pulse_user, body["keeps_archives"])
+                thresholds.set_keeps_archives(pulse_user, body["keeps_archives"])
         # From all accounts: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.with_people().get(pk=pulse_user.pk))
 
@@ -196,7 +206,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         body = read(NewPasswordSerializer, request)
         own_password = body.get("password")
         with at_field("password", InvalidValue):
-            password = pulse_users.rotate_password(
+            password = passwords.rotate_password(
                 pulse_user, own_password, close_connections=body["close_connections"], by=request.user
             )
         data = {"username": pulse_user.username}
@@ -207,7 +217,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
     @extend_schema(responses={200: ConnectionSerializer(many=True), 503: None})
     def connections(self, request: Request, username: str) -> Response:
         """List an account's live connections."""
-        found = pulse_users.connections_of(self.get_object())
+        found = passwords.connections_of(self.get_object())
         return page_of(self, ConnectionSerializer, sorted(found, key=lambda connection: connection.name))
 
     @extend_schema(
@@ -219,7 +229,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
         Its program may connect again at once.
         """
-        pulse_users.close_connection(self.get_object(), name_in(request, "connection"), request.user)
+        passwords.close_connection(self.get_object(), name_in(request, "connection"), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
@@ -244,7 +254,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
     def _shown(self, pulse_user: PulseUser) -> Response:
         try:
-            permissions = pulse_users.permissions_of(pulse_user)
+            permissions = validation.permissions_of(pulse_user)
         except BrokerError:
             permissions = None
         context = {**self.get_serializer_context(), "permissions": permissions}
@@ -368,8 +378,8 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
 
         For operators. These accounts were created manually and have no owners here.
         """
-        pulse_users.require_operator(request.user)
-        return Response(pulse_users.adoptable())
+        validation.require_operator(request.user)
+        return Response(creation.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
     def adopt(self, request: Request) -> Response:
@@ -377,13 +387,13 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
 
         For operators. The account keeps its password and permissions.
         """
-        pulse_users.require_operator(request.user)  # before any errors of the body are reported
+        validation.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
         with at_field("owners", InvalidValue):
             owners = ownership.find_owners(body["owners"])
         try:
-            with at_field("username", InvalidUserName, pulse_users.NameTaken, pulse_users.CannotAdopt):
-                pulse_user = pulse_users.adopt_pulse_user(body["username"], owners, request.user)
+            with at_field("username", InvalidUserName, validation.NameTaken, validation.CannotAdopt):
+                pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
             raise ValidationError({"username": ["The broker has no such account."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data

@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 from accounts import audit
 from accounts.access import vouching
 from accounts.models import Owner, PulseUser, normalize_address
-from accounts.pulse_users import addresses, ownership, pulse_users
+from accounts.pulse_users import addresses, ownership, validation
 from core import broker, locks
 from rabbit import names, permissions, snapshot
 from rabbit.permissions import Permissions
@@ -140,7 +140,7 @@ class AccountLists(NamedTuple):
             return str(error)
         if username not in self.tags:
             return "The broker has no such account."
-        return pulse_users.why_not_ownable(username, self.tags[username])
+        return validation.why_not_ownable(username, self.tags[username])
 
 
 def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:

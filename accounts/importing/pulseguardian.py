@@ -23,7 +23,7 @@ from accounts.access import vouching
 from accounts.importing import adoption
 from accounts.importing.adoption import EXISTS, LEFT_OUT, Ownership, PlanOutdated, Step
 from accounts.models import Owner, Vouching, check_address, normalize_address
-from accounts.signing_in import signin
+from accounts.signing_in import owners as signing_in_owners
 
 MAX_ROWS = 100_000
 """Of each table."""
@@ -348,6 +348,6 @@ def _change_owner(step: Step) -> None:
         if step.do == PROMOTE:
             owner.is_staff = owner.is_superuser = True
             owner.save(update_fields=["is_staff", "is_superuser"])
-        signin.mark_address_verified(owner)
+        signing_in_owners.mark_address_verified(owner)
         if not owner.vouched:
             vouching.vouch(owner, None, REASON)

@@ -1,1 +1,1 @@
-"""The pages of owners, Pulse users and tokens. Begin with ``views.py``."""
+"""The pages of owners, Pulse users and tokens. Begin with ``pulse_users.py``."""

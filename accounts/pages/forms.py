@@ -9,7 +9,7 @@ from django.http import QueryDict
 
 from accounts.access import tokens, vouching
 from accounts.models import MAX_THRESHOLD, AuthToken, Owner
-from accounts.pulse_users import ownership, pulse_users
+from accounts.pulse_users import ownership, validation
 from rabbit.names import InvalidUserName
 
 
@@ -86,8 +86,8 @@ class PulseUserForm(Form):
         """Check the name without a request to the broker."""
         username: str = self.cleaned_data["username"]
         try:
-            pulse_users.check_name(username)
-        except (InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
+            validation.check_name(username)
+        except (InvalidUserName, validation.NameReserved, validation.NameTaken) as error:
             raise forms.ValidationError(str(error)) from error
         return username
 

@@ -7,7 +7,7 @@ from django.shortcuts import redirect, render
 
 from accounts.access import quotas, vouching
 from accounts.models import Invitation, PulseUser
-from accounts.pages.views import OwnersRequest, page_with_forms
+from accounts.pages.common import OwnersRequest, page_with_forms
 from accounts.pulse_users import invitations
 
 

@@ -1,1 +1,1 @@
-"""What happens to Pulse users: created, owned, removed. Begin with ``pulse_users.py``."""
+"""What happens to Pulse users: created, owned, removed. Begin with ``creation.py``."""

@@ -19,7 +19,7 @@ from accounts import audit, queue_effects, signals
 from accounts.models import Owner, PulseUser
 from accounts.pulse_users import namespace, ownership
 from accounts.pulse_users.namespace import Belongings
-from accounts.pulse_users.pulse_users import is_free_on_broker, why_not_ownable
+from accounts.pulse_users.validation import is_free_on_broker, why_not_ownable
 from core import broker, locks, removals
 from core.broker import Clients
 from core.confirmation import ConfirmableChange

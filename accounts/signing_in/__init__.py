@@ -1,1 +1,1 @@
-"""How owners sign in, and their sessions. Begin with ``signin.py``."""
+"""How owners sign in, and their sessions. Begin with ``codes.py``."""

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.response import Response
 
 from accounts.access import vouching
-from accounts.api.serializers import HexURLField, HexUUIDField
+from accounts.api.fields import HexURLField, HexUUIDField
 from accounts.api.views import Request
 from agents.api.filters import StrictUUIDFilter
 from agents.api.serializers import (

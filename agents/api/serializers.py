@@ -3,19 +3,18 @@
 Released agents read the fields of identities, subscriptions and their queues: do not change them.
 """
 
-import re
 import uuid
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.api.serializers import HexURLField, HexUUIDField
-from accounts.models import Owner
+from accounts.api.fields import HexURLField, HexUUIDField
+from agents.api.compatibility import Compatibility, compatibility
 from agents.api.service_serializers import NestedServiceSerializer
 from agents.events.delivery import blocked_reason
-from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from agents.registration import identities
 from core.links import absolute_url, object_url
 
@@ -92,42 +91,6 @@ CONSUMER = {
     "last_error_at": "2026-01-05T11:00:00Z",
     "created": "2026-01-05T09:00:00Z",
 }
-THE_OFFERING = {
-    "uuid": OFFERING,
-    "url": f"{SITE}/offerings/{OFFERING}/",
-    "name": "Cluster",
-    "may_subscribe": True,
-    "may_publish": False,
-    "members": None,
-    "publishers": None,
-}
-
-
-class Compatibility(NamedTuple):
-    """Whether an agent works with Guardian, and a sentence about it."""
-
-    status: str
-    message: str
-
-
-OLDEST_TESTED_VERSION = (1, 0, 5)
-_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
-
-
-def compatibility(version: str) -> Compatibility:
-    """Return whether an agent of this version works with Guardian.
-
-    1.x versions from the oldest tested one are compatible. All others are unknown; none is known to be incompatible.
-    """
-    match = _VERSION.match(version)
-    if match is None:
-        return Compatibility("unknown", "The agent has not sent a valid version.")
-    found = tuple(int(part or 0) for part in match.groups())
-    if found[0] == OLDEST_TESTED_VERSION[0] and found >= OLDEST_TESTED_VERSION:
-        return Compatibility("compatible", "Agents of version 1.0.5 and newer 1.x work with Guardian.")
-    return Compatibility(
-        "unknown", "Guardian was tested with agents of version 1.0.5 and newer 1.x, not with this one."
-    )
 
 
 def identity_url(identity: AgentIdentity) -> str:
@@ -485,78 +448,3 @@ class NewSubscriptionQueueSerializer(serializers.Serializer[Any]):
 
     offering_uuid = StrictUUIDField(help_text="UUID of an offering that you may subscribe to.")
     object_type = ObjectTypeField(help_text="Any type, including types that the subscription doesn't list.")
-
-
-# Offerings
-
-
-@extend_schema_serializer(examples=[OpenApiExample("An offering", THE_OFFERING, response_only=True)])
-class OfferingSerializer(serializers.ModelSerializer[Offering]):
-    """An offering."""
-
-    uuid = HexUUIDField()
-    url = HexURLField(view_name="api-offering")
-    may_subscribe = serializers.BooleanField(
-        read_only=True, help_text="Whether your agents may subscribe to its events."
-    )
-    may_publish = serializers.BooleanField(read_only=True, help_text="Whether you may publish its events.")
-    members = serializers.SerializerMethodField(
-        help_text="E-mail addresses of owners whose agents may subscribe. Null unless you are an operator."
-    )
-    publishers = serializers.SerializerMethodField(
-        help_text="E-mail addresses of owners who may publish. Null unless you are an operator."
-    )
-
-    class Meta:
-        model = Offering
-        fields = list(THE_OFFERING)
-        read_only_fields = fields
-
-    def get_members(self, offering: Offering) -> list[str] | None:
-        """Return the members' addresses for operators, else None."""
-        return _addresses(offering.members.all()) if self.context["request"].user.is_staff else None
-
-    def get_publishers(self, offering: Offering) -> list[str] | None:
-        """Return the publishers' addresses for operators, else None."""
-        return _addresses(offering.publishers.all()) if self.context["request"].user.is_staff else None
-
-
-def _addresses(owners: Any) -> list[str]:
-    """Return the sorted addresses. Sorting in the database would ignore the prefetched rows."""
-    people: list[Owner] = list(owners)
-    return sorted(owner.email for owner in people)
-
-
-@extend_schema_serializer(
-    examples=[OpenApiExample("An order", {"object_type": "order", "payload": {"order_uuid": UUID}}, request_only=True)]
-)
-class NewEventSerializer(serializers.Serializer[Any]):
-    """A new event."""
-
-    object_type = ObjectTypeField()
-    payload = serializers.DictField(
-        help_text="A JSON object. object_type, offering_uuid and schema_version are added at its top level."
-    )
-    message_id = StrictUUIDField(
-        required=False, help_text="To repeat a request with an unknown outcome, its message id. Default: a new id."
-    )
-
-
-@extend_schema_serializer(
-    examples=[
-        OpenApiExample(
-            "An order",
-            {"message_id": str(UUID), "delivered": 2, "skipped": 0, "rejected": 0, "unreachable": 0, "gone": 0},
-            response_only=True,
-        )
-    ]
-)
-class PublishedSerializer(serializers.Serializer[Any]):
-    """The result of publishing an event, in numbers of queues."""
-
-    message_id = serializers.CharField(help_text="By which agents recognize duplicates.")
-    delivered = serializers.IntegerField(help_text="Queues that got the event.")
-    skipped = serializers.IntegerField(help_text="Queues that are not ready, or whose owner may no longer subscribe.")
-    rejected = serializers.IntegerField(help_text="Full queues. The event is in the dead-letter queue.")
-    unreachable = serializers.IntegerField(help_text="Queues whose node is down. They don't have the event.")
-    gone = serializers.IntegerField(help_text="Queues that the broker has lost.")

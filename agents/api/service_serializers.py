@@ -2,7 +2,7 @@
 
 from rest_framework import serializers
 
-from accounts.api.serializers import HexURLField, HexUUIDField
+from accounts.api.fields import HexURLField, HexUUIDField
 from agents.models import AgentProcessor, AgentService
 
 

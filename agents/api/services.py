@@ -9,7 +9,7 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from accounts.api.serializers import HexUUIDField
+from accounts.api.fields import HexUUIDField
 from accounts.api.views import Request
 from accounts.models import Owner
 from agents.api.serializers import MAX_NAME_LENGTH, MAX_VERSION_LENGTH, VerbatimField

@@ -10,9 +10,9 @@ from rest_framework import serializers
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from accounts.api.serializers import HexUUIDField
+from accounts.api.fields import HexUUIDField
 from accounts.api.views import Request
-from accounts.pulse_users.pulse_users import require_operator
+from accounts.pulse_users.validation import require_operator
 from agents.services import unused
 from core.endpoints import read
 

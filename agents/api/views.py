@@ -24,6 +24,7 @@ from accounts.allauth_private import client_address
 from accounts.api.views import Request
 from accounts.models import AuthToken, Owner
 from agents.api.filters import StrictUUIDFilter, TimeFilter
+from agents.api.offering_serializers import NewEventSerializer, OfferingSerializer, PublishedSerializer
 from agents.api.serializers import (
     AgentIdentitySerializer,
     ConsumerQueueSerializer,
@@ -32,12 +33,9 @@ from agents.api.serializers import (
     NewAgentIdentitySerializer,
     NewAgentSubscriptionSerializer,
     NewConsumerSerializer,
-    NewEventSerializer,
     NewEventSubscriptionSerializer,
     NewServiceSerializer,
     NewSubscriptionQueueSerializer,
-    OfferingSerializer,
-    PublishedSerializer,
     SubscriptionQueueSerializer,
 )
 from agents.api.service_serializers import ServiceSerializer

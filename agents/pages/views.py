@@ -24,7 +24,9 @@ from core import broker, connecting
 from core.links import absolute_url
 from core.models import Removal
 from queues.models import Queue
-from queues.pages.queues import Request, Row, describe_failure, signed_in
+from queues.pages.destroy import describe_failure
+from queues.pages.queue_list import Row
+from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, thresholds
 from rabbit import amqp
 from rabbit.management import BrokerError, Client, NotOnBroker

@@ -7,7 +7,7 @@ from core.links import absolute_url
 from notifications import kinds
 from notifications.content import Content, Fact, Link, as_of, operators_help
 from notifications.models import Notification
-from queues.mails.texts import queue_table
+from queues.mails.about_queues import queue_table
 
 
 def _sweep_brake(notification: Notification) -> Content:

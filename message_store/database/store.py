@@ -11,26 +11,19 @@ visible in order, whatever the clocks say.
 
 import json
 import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.db import (
-    DatabaseError,
-    DataError,
     IntegrityError,
-    InterfaceError,
-    NotSupportedError,
-    ProgrammingError,
     connection,
-    transaction,
 )
 from django.db.backends.utils import CursorWrapper
 
 from guardian_store.ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, place, random_rests
+from message_store.database.dialects import CONTENTS_OF_QUEUE, DIALECTS, EPOCH, SIGNED_OFFSET, Dialect, open_cursor
 from message_store.models import Position, QueueRow
 from message_store.store import (
     MessageStore,
@@ -47,173 +40,7 @@ SECOND_SWEEP_SECONDS = 3600
 """Longer than any push takes."""
 
 DISCARDED_BATCH = 500
-
-SIGNED_OFFSET = 1 << 63
-"""Subtracted from the rest of an id, since integers in databases are signed."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _QUEUE_COLUMNS = "application, name, created, partitions, type, consistency, principals, id"
-_CONTENTS_OF_QUEUE = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
-
-
-class _Dialect(ABC):
-    """SQL that differs between the databases."""
-
-    now: str
-    """The current ticks since 1970. SQLite needs the parameter ``now``, so every statement passes it."""
-
-    new_contents: str
-    """An unused number for ``contents``."""
-
-    lock: str
-    """Suffix of a query that locks its rows."""
-
-    prevent_deletion: str
-    """Suffix of a query whose rows can't be deleted before the commit."""
-
-    row_id: str
-    """The database's own identifier of a row, valid within one statement."""
-
-    skip_locked: str
-    """Suffix of a query that locks its rows and omits locked ones."""
-
-    @abstractmethod
-    def row_in(self, query: str) -> str:
-        """Return a condition that matches the rows whose ``row_id`` a query returns.
-
-        It makes the database run the query once and fetch only these rows, whatever its statistics say.
-        """
-
-    @abstractmethod
-    def push(
-        self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
-    ) -> dict[int, int]:
-        """Store messages and return each partition's last ticks before them, or an empty dict if the queue is gone.
-
-        ``steps``: each message's 1-based number within its partition. ``others``: the rest of each id.
-        """
-
-
-class _PostgreSQL(_Dialect):
-    """Use the database's clock, so that the clocks of several machines don't matter."""
-
-    now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS_PER_SECOND})::bigint)"
-    new_contents = "nextval(pg_get_serial_sequence('message_store_queuerow', 'id'))"
-    lock = "FOR UPDATE"
-    prevent_deletion = "FOR KEY SHARE"
-    row_id = "ctid"
-    skip_locked = "FOR UPDATE SKIP LOCKED"
-
-    def row_in(self, query: str) -> str:
-        return f"ctid = ANY (ARRAY({query}))"
-
-    def push(
-        self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
-    ) -> dict[int, int]:
-        # It locks the partitions' rows in order, so that two batches can't deadlock.
-        sql = f"""
-            WITH clock AS MATERIALIZED (SELECT {self.now} AS now),
-            target AS (
-                INSERT INTO message_store_partitionrow AS known (contents, partition, last)
-                SELECT queue.contents, pushed.partition, clock.now - 1 + pushed.number
-                FROM message_store_queuerow AS queue, clock,
-                    unnest(%(partitions)s::smallint[], %(numbers)s::bigint[]) AS pushed (partition, number)
-                WHERE queue.id = %(queue)s
-                ORDER BY pushed.partition
-                ON CONFLICT (contents, partition) DO UPDATE
-                SET last = EXCLUDED.last + greatest(known.last + 1 - (SELECT now FROM clock), 0)
-                RETURNING contents, partition, last
-            ),
-            stored AS (
-                INSERT INTO message_store_messagerow
-                    (contents, partition, ticks, rest, body, content_type, expires)
-                SELECT target.contents, target.partition, target.last - message.behind, message.rest, message.body,
-                    message.content_type, clock.now + message.ttl * {TICKS_PER_SECOND}
-                FROM clock, target JOIN unnest(
-                    %(of)s::smallint[], %(behind)s::bigint[], %(rests)s::bigint[], %(bodies)s::bytea[],
-                    %(types)s::text[], %(ttls)s::bigint[]
-                ) AS message (partition, behind, rest, body, content_type, ttl) ON message.partition = target.partition
-            )
-            SELECT partition, last FROM target
-        """
-        numbers = Counter(message.partition for message in messages)
-        parameters: dict[str, Any] = {
-            "queue": key,
-            "partitions": list(numbers),
-            "numbers": list(numbers.values()),
-            "of": [message.partition for message in messages],
-            "behind": [numbers[message.partition] - step for message, step in zip(messages, steps, strict=True)],
-            "rests": [other - SIGNED_OFFSET for other in others],
-            "bodies": [message.body for message in messages],
-            "types": [message.content_type for message in messages],
-            "ttls": [message.ttl for message in messages],
-        }
-        with _cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return {partition: last - numbers[partition] for partition, last in cursor.fetchall()}
-
-
-class _SQLite(_Dialect):
-    """Use this machine's clock: SQLite's is too coarse, and all its processes run on one machine."""
-
-    now = "%(now)s"
-    # SQLite has only one writer at a time, so the number stays unused.
-    new_contents = """(SELECT 1 + max(
-        coalesce((SELECT max(contents) FROM message_store_queuerow), 0),
-        coalesce((SELECT max(contents) FROM message_store_discarded), 0)
-    ))"""
-    lock = ""
-    prevent_deletion = ""
-    row_id = "rowid"
-    skip_locked = ""
-
-    def row_in(self, query: str) -> str:
-        return f"rowid IN ({query})"
-
-    def push(
-        self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
-    ) -> dict[int, int]:
-        at = now()
-        numbers = Counter(message.partition for message in messages)
-        pushed = ", ".join(f"({partition}, {number})" for partition, number in numbers.items())
-        with _cursor(in_transaction=True) as cursor:
-            cursor.execute(
-                f"""
-                WITH pushed (partition, number) AS (VALUES {pushed})
-                INSERT INTO message_store_partitionrow AS known (contents, partition, last)
-                SELECT queue.contents, pushed.partition, %(now)s - 1 + pushed.number
-                FROM message_store_queuerow AS queue, pushed WHERE queue.id = %(queue)s
-                ON CONFLICT (contents, partition) DO UPDATE
-                SET last = excluded.last + max(known.last + 1 - %(now)s, 0)
-                RETURNING contents, partition, last
-                """,
-                {"queue": key, "now": at},
-            )
-            found = cursor.fetchall()
-            if not found:
-                return {}
-            contents = found[0][0]
-            before = {partition: last - numbers[partition] for _, partition, last in found}
-            cursor.executemany(
-                "INSERT INTO message_store_messagerow (contents, partition, ticks, rest, body, content_type, expires) "
-                "VALUES (%s, %s, %s, %s, %s, %s, %s)",
-                [
-                    (
-                        contents,
-                        message.partition,
-                        before[message.partition] + step,
-                        other - SIGNED_OFFSET,
-                        message.body,
-                        message.content_type,
-                        at + message.ttl * TICKS_PER_SECOND,
-                    )
-                    for message, step, other in zip(messages, steps, others, strict=True)
-                ],
-            )
-        return before
-
-
-_DIALECTS: dict[str, _Dialect] = {"postgresql": _PostgreSQL(), "sqlite": _SQLite()}
 
 
 class DatabaseStore(MessageStore):
@@ -232,7 +59,7 @@ class DatabaseStore(MessageStore):
         principals: Sequence[str] = (),
     ) -> StoredQueue:
         dialect = _dialect()
-        with _cursor(in_transaction=bool(principals)) as cursor:
+        with open_cursor(in_transaction=bool(principals)) as cursor:
             cursor.execute(
                 f"""
                 INSERT INTO message_store_queuerow
@@ -270,7 +97,7 @@ class DatabaseStore(MessageStore):
         consistency: str | None = None,
         principals: Sequence[str] | None = None,
     ) -> StoredQueue:
-        with _cursor(in_transaction=principals is not None) as cursor:
+        with open_cursor(in_transaction=principals is not None) as cursor:
             cursor.execute(
                 f"""
                 UPDATE message_store_queuerow SET
@@ -299,7 +126,7 @@ class DatabaseStore(MessageStore):
         return updated
 
     def find(self, application: str, name: str) -> StoredQueue:
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 f"SELECT {_QUEUE_COLUMNS} FROM message_store_queuerow WHERE application = %s AND name = %s",
                 [application, name],
@@ -310,7 +137,7 @@ class DatabaseStore(MessageStore):
         return _queue(found[0])
 
     def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 f"SELECT {_QUEUE_COLUMNS} FROM message_store_queuerow "
                 "WHERE application = %s AND name >= %s ORDER BY name" + ("" if limit is None else f" LIMIT {limit:d}"),
@@ -322,7 +149,7 @@ class DatabaseStore(MessageStore):
         self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
     ) -> list[StoredQueue]:
         columns = ", ".join(f"queue.{column}" for column in _QUEUE_COLUMNS.split(", "))
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 f"SELECT {columns} FROM message_store_principalrow AS named "
                 "JOIN message_store_queuerow AS queue ON queue.id = named.queue_id "
@@ -333,7 +160,7 @@ class DatabaseStore(MessageStore):
             return [_queue(row) for row in cursor.fetchall()]
 
     def remove(self, application: str, name: str) -> None:
-        with _cursor(in_transaction=True) as cursor:
+        with open_cursor(in_transaction=True) as cursor:
             # The lock stops other workers from adding a position between the deletion of positions and of the queue.
             cursor.execute(
                 "SELECT id, contents FROM message_store_queuerow WHERE application = %s AND name = %s "
@@ -381,7 +208,7 @@ class DatabaseStore(MessageStore):
         descending: bool = False,
     ) -> list[StoredMessage]:
         # "+ 0" keeps the databases from using the index on expires, after which they would sort.
-        conditions = f"contents = {_CONTENTS_OF_QUEUE} AND partition = %(partition)s AND expires + 0 > {_dialect().now}"
+        conditions = f"contents = {CONTENTS_OF_QUEUE} AND partition = %(partition)s AND expires + 0 > {_dialect().now}"
         parameters = {"queue": queue.key, "partition": partition, "now": now(), "limit": limit}
         if start is not None:
             conditions += f" AND (ticks, rest) {'<=' if descending else '>='} (%(ticks)s, %(rest)s)"
@@ -390,7 +217,7 @@ class DatabaseStore(MessageStore):
             conditions += " AND ticks < %(before)s"
             parameters["before"] = before
         order = "ticks DESC, rest DESC" if descending else "ticks, rest"
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 "SELECT ticks, rest, body, content_type FROM message_store_messagerow "
                 f"WHERE {conditions} ORDER BY {order} LIMIT %(limit)s",
@@ -409,14 +236,14 @@ class DatabaseStore(MessageStore):
         places = {partition: start or Place(MIN_TICKS, 0) for partition, start in starts.items()}
         lines = ", ".join(f"({one:d}, {ticks:d}, {rest - SIGNED_OFFSET:d})" for one, (ticks, rest) in places.items())
         end = "" if before is None else f"AND ticks < {before:d}"
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             # The order and the limit make the database look each partition up in the primary key.
             cursor.execute(
                 f"""
                 WITH asked (number, since, other) AS (VALUES {lines})
                 SELECT number, (
                     SELECT 1 FROM message_store_messagerow
-                    WHERE contents = {_CONTENTS_OF_QUEUE} AND partition = number AND (ticks, rest) >= (since, other)
+                    WHERE contents = {CONTENTS_OF_QUEUE} AND partition = number AND (ticks, rest) >= (since, other)
                     AND expires + 0 > {_dialect().now} {end} ORDER BY ticks, rest LIMIT 1
                 ) FROM asked
                 """,
@@ -427,7 +254,7 @@ class DatabaseStore(MessageStore):
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
         if not ids:
             return []
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 "SELECT partition, ticks, rest, body, content_type FROM message_store_messagerow "
                 f"WHERE {_matches_ids(ids)} AND expires + 0 > {_dialect().now}",
@@ -443,7 +270,7 @@ class DatabaseStore(MessageStore):
 
     def overwrite(self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage) -> None:
         at = place(message_id)
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 f"""
                 INSERT INTO message_store_messagerow
@@ -472,14 +299,14 @@ class DatabaseStore(MessageStore):
     def delete(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> None:
         if not ids:
             return
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(f"DELETE FROM message_store_messagerow WHERE {_matches_ids(ids)}", {"queue": queue.key})
 
     def count(self, queues: Sequence[StoredQueue]) -> list[int]:
         if not queues:
             return []
         keys = ", ".join(f"{queue.key:d}" for queue in queues)
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 f"""
                 SELECT id, (
@@ -496,7 +323,7 @@ class DatabaseStore(MessageStore):
         if not queues:
             return 0
         keys = ", ".join(f"{queue.key:d}" for queue in queues)
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             cursor.execute(
                 f"""
                 SELECT coalesce(sum(length(message.body)), 0) FROM message_store_queuerow AS queue
@@ -509,7 +336,7 @@ class DatabaseStore(MessageStore):
 
     def remove_expired(self, limit: int) -> int:
         dialect = _dialect()
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             removed = _remove_messages(cursor, f"expires <= {dialect.now} ORDER BY expires", limit)
         while removed < limit:
             found, gone = _remove_discarded(limit - removed)
@@ -519,7 +346,7 @@ class DatabaseStore(MessageStore):
         return removed
 
     def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-        with _cursor():
+        with open_cursor():
             return dict(
                 Position.objects.filter(queue=queue.key, consumer=consumer).values_list("partition", "message_id")
             )
@@ -539,7 +366,7 @@ class DatabaseStore(MessageStore):
         for partition in sorted(positions):
             parameters += [partition, field.get_db_prep_value(positions[partition], connection)]
         lines = ", ".join(["(%s, %s)"] * len(positions))
-        with _cursor(in_transaction=unchanged is not None) as cursor:
+        with open_cursor(in_transaction=unchanged is not None) as cursor:
             if unchanged is not None:
                 # Every other writer of positions waits for the queue's row, or is waited for.
                 list(QueueRow.objects.select_for_update().filter(id=queue.key))
@@ -576,7 +403,7 @@ class DatabaseStore(MessageStore):
         moved: set[int] = set()
         if known:
             lines = ", ".join(["(%s, %s, %s)"] * (len(known) // 3))
-            with _cursor() as cursor:
+            with open_cursor() as cursor:
                 cursor.execute(
                     f"""
                     WITH given (number, known, next) AS (VALUES {lines}),
@@ -594,7 +421,7 @@ class DatabaseStore(MessageStore):
                 moved.update(partition for (partition,) in cursor.fetchall())
         if new:
             lines = ", ".join(["(%s, %s)"] * (len(new) // 2))
-            with _cursor() as cursor:
+            with open_cursor() as cursor:
                 cursor.execute(
                     f"""
                     WITH given (number, next) AS (VALUES {lines}),
@@ -609,17 +436,17 @@ class DatabaseStore(MessageStore):
                 )
                 moved.update(partition for (partition,) in cursor.fetchall())
         if moves and not moved:
-            with _cursor():
+            with open_cursor():
                 if not QueueRow.objects.filter(id=queue.key).exists():
                     raise NoQueue(queue.name)
         return moved
 
     def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
-        with _cursor() as cursor:
+        with open_cursor() as cursor:
             _delete_positions(cursor, "queue_id = %s AND consumer = %s", [queue.key, consumer])
 
     def consumers(self, queue: StoredQueue) -> list[str]:
-        with _cursor():
+        with open_cursor():
             return sorted(Position.objects.filter(queue=queue.key).values_list("consumer", flat=True).distinct())
 
 
@@ -629,7 +456,7 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
     Return the number of contents found and the number of messages deleted.
     """
     dialect = _dialect()
-    with _cursor(in_transaction=True) as cursor:
+    with open_cursor(in_transaction=True) as cursor:
         cursor.execute(
             f"SELECT contents FROM message_store_discarded WHERE due <= {dialect.now} ORDER BY due "
             f"LIMIT {DISCARDED_BATCH} {dialect.skip_locked}",
@@ -679,7 +506,7 @@ def _matches_ids(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
         WITH asked (partition, ticks, rest) AS (VALUES {lines})
         SELECT (
             SELECT {dialect.row_id} FROM message_store_messagerow AS message
-            WHERE message.contents = {_CONTENTS_OF_QUEUE} AND message.partition = asked.partition
+            WHERE message.contents = {CONTENTS_OF_QUEUE} AND message.partition = asked.partition
             AND message.ticks = asked.ticks AND message.rest = asked.rest
         ) FROM asked
         """
@@ -688,30 +515,12 @@ def _matches_ids(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
 
 def _queue(row: Sequence[Any]) -> StoredQueue:
     application, name, created, partitions, type_, consistency, principals, key = row
-    at = _EPOCH + timedelta(microseconds=created // 10)
+    at = EPOCH + timedelta(microseconds=created // 10)
     return StoredQueue(application, name, at, partitions, type_, consistency, tuple(json.loads(principals)), key)
 
 
-def _dialect() -> _Dialect:
-    return _DIALECTS[connection.vendor]
-
-
-@contextmanager
-def _cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
-    """Yield a cursor. Raise ``StoreUnavailable`` for errors of the database that are not the statement's fault."""
-    try:
-        if in_transaction:
-            with transaction.atomic(), connection.cursor() as cursor:
-                yield cursor
-        else:
-            with connection.cursor() as cursor:
-                yield cursor
-    except (DataError, IntegrityError, NotSupportedError, ProgrammingError):
-        raise
-    except (DatabaseError, InterfaceError) as error:
-        if not connection.in_atomic_block:
-            connection.close()  # the next call opens a new one
-        raise StoreUnavailable(f"the database query failed: {type(error).__name__}") from error
+def _dialect() -> Dialect:
+    return DIALECTS[connection.vendor]
 
 
 def _delete_positions(cursor: CursorWrapper, condition: str, parameters: Sequence[Any]) -> None:

@@ -8,16 +8,8 @@ from typing import Any
 
 from message_store.http.request_parsing import MAX_BEATS, MAX_LEASE_SECONDS
 from message_store.models import MAX_NAME_LENGTH
-from message_store.queues import (
-    CONSISTENCIES,
-    DEFAULT_TTL_SECONDS,
-    MAX_BATCH,
-    MAX_NUMBER,
-    MAX_PARTITIONS,
-    MAX_READ,
-    MAX_TTL_SECONDS,
-    TYPES,
-)
+from message_store.parameters import MAX_NUMBER, MAX_PARTITIONS
+from message_store.queues import CONSISTENCIES, DEFAULT_TTL_SECONDS, MAX_BATCH, MAX_READ, MAX_TTL_SECONDS, TYPES
 
 Schema = dict[str, Any]
 

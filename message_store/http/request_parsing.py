@@ -17,15 +17,8 @@ from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from core.body_timeout import limit_body_time
-from message_store.queues import (
-    MAX_BATCH,
-    MAX_PARTITIONS,
-    REQUIRED,
-    Invalid,
-    MessageInput,
-    check_name,
-    parse_number,
-)
+from message_store.parameters import MAX_PARTITIONS, REQUIRED, Invalid, parse_number
+from message_store.queues import MAX_BATCH, MessageInput, check_name
 from rabbit.names import readable
 
 MAX_FORM_BYTES = 64 * 1024

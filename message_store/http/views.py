@@ -21,10 +21,11 @@ from accounts.access import scopes
 from accounts.access.authentication import TokenAuthentication
 from core import body_timeout, limits
 from guardian_store import ids
-from message_store import applications, leases, principals, queues
+from message_store import applications, leases, parameters, principals, queues
 from message_store.http import request_parsing
+from message_store.parameters import Invalid, MessageRef
 from message_store.principals import ANONYMOUS, Caller
-from message_store.queues import Invalid, MessageInput, MessageRef
+from message_store.queues import MessageInput
 from message_store.quota import QuotaReached
 from message_store.store import (
     BatchTooLarge,
@@ -168,11 +169,11 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
             errors[field] = str(error)
             return None
 
-    order = parse("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
-    start = parse("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
-    limit = parse("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
-    most = queues.MAX_NUMBER
-    partitions = parse("partitions", lambda text: queues.parse_partitions(text, 0, most), [1])
+    order = parse("order", lambda text: parameters.parse_choice(text, ("ascending", "descending")), "ascending")
+    start = parse("since", lambda text: parameters.parse_since(text, descending=order == "descending"), None)
+    limit = parse("limit", lambda text: parameters.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
+    most = parameters.MAX_NUMBER
+    partitions = parse("partitions", lambda text: parameters.parse_partitions(text, 0, most), [1])
     if errors:
         raise Invalid(errors)
     is_descending = order == "descending"
@@ -192,20 +193,20 @@ def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 
 def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_read)
-    return _messages(queues.read_ids(stored, queues.parse_ids(message_ids), batch_bytes=BATCH_BYTES))
+    return _messages(queues.read_ids(stored, parameters.parse_ids(message_ids), batch_bytes=BATCH_BYTES))
 
 
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_post)
     _limit_rate(stored)
-    refs = queues.parse_ids(message_ids)
+    refs = parameters.parse_ids(message_ids)
     queues.overwrite(stored, refs, _message_input(request))
     return _ok({"messages": _posted(refs)})
 
 
 def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_delete)
-    queues.delete(stored, queues.parse_ids(message_ids))
+    queues.delete(stored, parameters.parse_ids(message_ids))
     return _ok({})
 
 
@@ -218,7 +219,7 @@ def _positions(request: HttpRequest, application: str, queue: str, consumer: str
     if not waiting:
         return _positions_of(stored, consumer)
     try:
-        partitions = queues.parse_partitions(waiting, 1, stored.partitions)
+        partitions = parameters.parse_partitions(waiting, 1, stored.partitions)
     except ValueError as error:
         raise Invalid({"waiting": str(error)}) from None
     return _positions_of(stored, consumer, partitions)

@@ -25,7 +25,7 @@ from accounts.models import Owner
 from core.links import absolute_url
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
-from message_store import applications, queues
+from message_store import applications, parameters, queues
 from message_store.models import MAX_NAME_LENGTH, Application
 from message_store.principals import Caller, may_read, may_use_positions
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
@@ -230,7 +230,7 @@ def place_of(text: str, *, descending: bool) -> Place:
     day = parse_date(text)
     at = datetime(day.year, day.month, day.day) if day else parse_datetime(text)  # noqa: DTZ001 - it is made aware next
     if at is None:
-        return queues.parse_since(text, descending=descending)
+        return parameters.parse_since(text, descending=descending)
     aware = at if timezone.is_aware(at) else timezone.make_aware(at)
     ticks = (aware - EPOCH) // timedelta(microseconds=1) * TICKS_PER_MICROSECOND
     return Place(max(ticks, ids.MIN_TICKS), MAX_REST if descending else 0)

@@ -13,7 +13,7 @@ from accounts.models import Owner, PulseUser
 from core.confirmation import AffectedQueue, Effect
 from queues.guard import pass_run
 from queues.models import Queue
-from queues.rules.comparison import Rules
+from queues.rules.rows import Rules
 from queues.rules.thresholds import Action, is_spared, judge, of_queue
 from rabbit.names import DEAD_LETTER_QUEUE, user_of_queue
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH

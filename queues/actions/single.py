@@ -20,9 +20,9 @@ from core import broker, bulk
 from core.confirmation import ConfirmableChange
 from queues.actions import effects, limit_requests
 from queues.actions.tombstones import figures, gone_fields
-from queues.archives import writing
-from queues.archives.writing import Removed, Target
-from queues.guard import feeding, registered
+from queues.archives.outcomes import Removed
+from queues.guard import destroying, feeding, registered
+from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent
 from rabbit import amqp
 from rabbit.management import (
@@ -97,7 +97,7 @@ def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
         audit.audited(by, DELETED, queue),
         broker.session(queue.vhost) as session,
     ):
-        removed = writing.delete_queue(session, _target(queue, by, Archive.Reason.DELETED, keep))
+        removed = destroying.delete_queue(session, _target(queue, by, Archive.Reason.DELETED, keep))
     _record_deletion(queue, by)
     logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
     return removed
@@ -119,14 +119,14 @@ def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
         audit.audited(by, PURGED, queue),
         broker.session(queue.vhost) as session,
     ):
-        removed = writing.purge_queue(session, _target(queue, by, Archive.Reason.PURGED, keep))
+        removed = destroying.purge_queue(session, _target(queue, by, Archive.Reason.PURGED, keep))
     logger.info("%s in %s was purged by %s", queue.name, queue.vhost, by)
     return removed
 
 
 def why_not_archived(queue: Queue, by: Owner) -> str:
     """Return why the messages of a queue can't be archived; empty: they can, as far as the bounds allow."""
-    return writing.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True))
+    return destroying.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True))
 
 
 def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Target:

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts import audit
-from accounts.api.serializers import HexUUIDField, OwnerEmailField
+from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
 from core.endpoints import StrictParameters, read, takes
 from queues.actions import peek

@@ -8,7 +8,7 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.api.serializers import HexURLField, HexUUIDField, OwnerEmailField, ThresholdField
+from accounts.api.fields import HexURLField, HexUUIDField, OwnerEmailField, ThresholdField
 from accounts.models import MAX_THRESHOLD, PulseUser
 from core.endpoints import ConfirmField
 from core.links import absolute_url

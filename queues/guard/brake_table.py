@@ -8,7 +8,7 @@ from accounts.models import Owner, PulseUser
 from queues.guard.facts import Facts
 from queues.models import Queue
 from queues.rules import growth, thresholds
-from queues.rules.comparison import Condemned
+from queues.rules.changes import Condemned
 from queues.rules.listing import whose, with_first_sample
 from rabbit.names import QueueName
 

@@ -25,14 +25,17 @@ from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
-from queues.archives.writing import NotSent, Removed, Target
-from queues.guard import registered
+from queues.archives.outcomes import Removed
+from queues.guard import destroying, registered
+from queues.guard.destroying import NotSent, Target
 from queues.guard.facts import Facts
 from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Archive, Queue, QueueEvent
-from queues.rules.comparison import Condemned, Rules, StoredQueue, judge_kept, with_ready
+from queues.rules.changes import Condemned
+from queues.rules.comparison import judge_kept
 from queues.rules.quiet import QuietPeriod
+from queues.rules.rows import Rules, StoredQueue, with_ready
 from queues.rules.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
@@ -290,7 +293,7 @@ class Deletion:
                 queue, target = one.queue, _target(one, confidential)
                 began = time.monotonic()
                 try:
-                    removed = writing.delete_queue(
+                    removed = destroying.delete_queue(
                         sessions.of(queue.vhost),
                         target,
                         limit=None if one.for_its_name else one.limit,
@@ -298,7 +301,7 @@ class Deletion:
                         until=end_of_archiving,
                         between=lease.renew_if_due,
                     )
-                except writing.WithinLimit:
+                except destroying.WithinLimit:
                     undecided.append(queue)
                     outcome.kept += 1
                 except NotOnBroker:

@@ -10,7 +10,8 @@ from typing import Any
 from queues.guard.pass_run import PassRun, deletion_settings, guarded_vhosts, rules
 from queues.models import Watch
 from queues.rules import thresholds
-from queues.rules.comparison import Observation, Rules
+from queues.rules.comparison import Observation
+from queues.rules.rows import Rules
 from rabbit.snapshot import Snapshot
 
 

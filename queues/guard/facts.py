@@ -18,7 +18,7 @@ from core import bulk
 from queues.guard import feeding
 from queues.models import QueueSample
 from queues.rules import growth
-from queues.rules.comparison import StoredQueue
+from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import GONE, Thresholds, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS

@@ -28,7 +28,9 @@ from queues.guard.pass_run import PassRun, Report, deletion_settings, guarded_vh
 from queues.guard.persistence import Inventory, load, stored_queues, write
 from queues.mails import kinds
 from queues.models import Queue, QueueEvent, Watch
-from queues.rules.comparison import Changes, Observation, Registrations, StoredQueue, compare, with_exact_lengths
+from queues.rules.changes import Changes
+from queues.rules.comparison import Observation, compare
+from queues.rules.rows import Registrations, StoredQueue, with_exact_lengths
 from queues.rules.thresholds import GONE
 from rabbit import amqp, deadline, snapshot
 from rabbit.addresses import two_clusters

@@ -13,7 +13,7 @@ from queues.guard import registered
 from queues.guard.brake_table import Line
 from queues.models import Pass, Watch
 from queues.rules import thresholds
-from queues.rules.comparison import Rules
+from queues.rules.rows import Rules
 from queues.rules.thresholds import Thresholds
 from rabbit.management import Management
 

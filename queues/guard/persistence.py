@@ -24,16 +24,9 @@ from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.rules.brake import after_pass, released_queues
-from queues.rules.comparison import (
-    NO_REGISTRATIONS,
-    Changes,
-    Earlier,
-    Message,
-    Observation,
-    PulseAccount,
-    Registrations,
-    StoredQueue,
-)
+from queues.rules.changes import Changes, Message
+from queues.rules.comparison import Observation
+from queues.rules.rows import NO_REGISTRATIONS, Earlier, PulseAccount, Registrations, StoredQueue
 from queues.rules.thresholds import GONE, MemoryPressure
 from rabbit import memory, snapshot
 from rabbit.management import BrokerError

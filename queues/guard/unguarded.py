@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from notifications.enqueue import Notice
 from queues.mails import kinds
 from queues.models import Watch
-from queues.rules.comparison import Changes, Rules
+from queues.rules.changes import Changes
+from queues.rules.rows import Rules
 from rabbit import streams
 from rabbit.management import Management
 from rabbit.names import QueueName

@@ -1,1 +1,1 @@
-"""What notifications about queues and the broker say. Begin with ``texts.py``."""
+"""What notifications about queues and the broker say. Begin with ``about_queues.py``."""

@@ -3,8 +3,8 @@
 from core.formatting import counted, duration
 from notifications import kinds
 from notifications.kinds import Brief
-from queues.mails import texts as mails
-from queues.mails.texts import Details
+from queues.mails import about_broker, about_queues
+from queues.mails.about_queues import Details
 
 WARNED, NORMAL = "over the warning threshold", "back to normal"
 
@@ -19,9 +19,9 @@ def _deletion(facts: Details) -> Brief:
     lost = facts["dropped"] + facts["held"] if "dropped" in facts else facts.get("length")
     texts = ["deleted"]
     if archived:
-        texts.append(f"{mails.messages(archived)} archived")
+        texts.append(f"{about_queues.messages(archived)} archived")
     if lost or (lost == 0 and not archived):
-        texts.append(f"{mails.messages(lost)} lost")
+        texts.append(f"{about_queues.messages(lost)} lost")
     return Brief(", ".join(texts), "deleted")
 
 
@@ -36,63 +36,69 @@ LENGTH, CONSUMERS, PROGRESS = "length", "consumers", "progress"
 WARNING = kinds.register(
     "warning",
     "a queue reached its warning threshold",
-    mails.warning,
+    about_queues.warning,
     topic=LENGTH,
     brief=lambda facts: Brief(WARNED, WARNED),
 )
 RECOVERY = kinds.register(
-    "recovery", "a queue is back to normal", mails.recovery, topic=LENGTH, brief=lambda facts: Brief(NORMAL, NORMAL)
+    "recovery",
+    "a queue is back to normal",
+    about_queues.recovery,
+    topic=LENGTH,
+    brief=lambda facts: Brief(NORMAL, NORMAL),
 )
 SUMMARY = kinds.register(
     "summary",
     "a queue crossed its warning threshold several times",
-    mails.summary,
+    about_queues.summary,
     topic=LENGTH,
     brief=_summary,
 )
 DELETION = kinds.register(
-    "deletion", "Guardian deleted a queue", mails.deletion, topic=LENGTH, is_final=True, brief=_deletion
+    "deletion", "Guardian deleted a queue", about_queues.deletion, topic=LENGTH, is_final=True, brief=_deletion
 )
-LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", mails.limit_request)
-LIMIT_ANSWER = kinds.register("limit-answer", "operators decided about a higher deletion limit", mails.limit_answer)
-OUTAGE = kinds.register("outage", "the broker can't be queried", mails.outage)
-OUTAGE_OVER = kinds.register("outage-over", "the broker answers again", mails.outage_over)
-BRAKE = kinds.register("brake", "the brake blocks deletions", mails.brake)
-SHORT_LIST = kinds.register("short-list", "the broker lists far fewer queues than before", mails.short_list)
-ALARM = kinds.register("alarm", "a resource alarm is raised", mails.alarm)
-ALARM_OVER = kinds.register("alarm-over", "a resource alarm is over", mails.alarm_over)
-NODE_LOST = kinds.register("node-lost", "a node of the cluster is down", mails.node_lost)
-NODE_BACK = kinds.register("node-back", "a node of the cluster is no longer down", mails.node_back)
-REFUSED = kinds.register("refused", "the broker refuses to delete a queue", mails.refused)
-UNRESPONSIVE = kinds.register("unresponsive", "a queue's process does not respond", mails.unresponsive)
-RESPONSIVE = kinds.register("responsive", "all queues respond again", mails.responsive)
-UNADDRESSABLE = kinds.register("unaddressable", "a queue has a name that no client can use", mails.unaddressable)
+LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", about_queues.limit_request)
+LIMIT_ANSWER = kinds.register(
+    "limit-answer", "operators decided about a higher deletion limit", about_queues.limit_answer
+)
+OUTAGE = kinds.register("outage", "the broker can't be queried", about_broker.outage)
+OUTAGE_OVER = kinds.register("outage-over", "the broker answers again", about_broker.outage_over)
+BRAKE = kinds.register("brake", "the brake blocks deletions", about_broker.brake)
+SHORT_LIST = kinds.register("short-list", "the broker lists far fewer queues than before", about_broker.short_list)
+ALARM = kinds.register("alarm", "a resource alarm is raised", about_broker.alarm)
+ALARM_OVER = kinds.register("alarm-over", "a resource alarm is over", about_broker.alarm_over)
+NODE_LOST = kinds.register("node-lost", "a node of the cluster is down", about_broker.node_lost)
+NODE_BACK = kinds.register("node-back", "a node of the cluster is no longer down", about_broker.node_back)
+REFUSED = kinds.register("refused", "the broker refuses to delete a queue", about_broker.refused)
+UNRESPONSIVE = kinds.register("unresponsive", "a queue's process does not respond", about_broker.unresponsive)
+RESPONSIVE = kinds.register("responsive", "all queues respond again", about_broker.responsive)
+UNADDRESSABLE = kinds.register("unaddressable", "a queue has a name that no client can use", about_broker.unaddressable)
 NO_CONSUMERS = kinds.register(
     "no-consumers",
     "a queue has no consumer",
-    mails.no_consumers,
+    about_queues.no_consumers,
     topic=CONSUMERS,
     brief=lambda facts: _lasting("no consumer", "without a consumer", facts),
 )
 CONSUMERS_BACK = kinds.register(
     "consumers-back",
     "a queue has a consumer again",
-    mails.consumers_back,
+    about_queues.consumers_back,
     topic=CONSUMERS,
     brief=lambda facts: Brief("has a consumer again", "with a consumer again"),
 )
 STALLED = kinds.register(
     "stalled",
     "a queue's consumers acknowledge nothing",
-    mails.stalled,
+    about_queues.stalled,
     topic=PROGRESS,
     brief=lambda facts: _lasting("nothing acknowledged", "stalled", facts),
 )
 STALL_OVER = kinds.register(
     "stall-over",
     "a queue's consumers acknowledge messages again",
-    mails.stall_over,
+    about_queues.stall_over,
     topic=PROGRESS,
     brief=lambda facts: Brief("no longer stalled", "no longer stalled"),
 )
-WEEKLY = kinds.register("weekly", "an owner's weekly summary", mails.weekly, needs_active_recipient=True)
+WEEKLY = kinds.register("weekly", "an owner's weekly summary", about_queues.weekly, needs_active_recipient=True)

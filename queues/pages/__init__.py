@@ -1,1 +1,1 @@
-"""The pages of queues, archives and exchanges, one module for each subject. Begin with ``queues.py``."""
+"""The pages of queues, archives and exchanges, one module for each subject. Begin with ``queue.py``."""

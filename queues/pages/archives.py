@@ -18,7 +18,9 @@ from queues.api.archives import download
 from queues.archives import reading
 from queues.archives.message_display import line, shown
 from queues.models import Archive, Queue, Replay
-from queues.pages.queues import Request, describe_failure, offer_choices, signed_in
+from queues.pages.destroy import describe_failure
+from queues.pages.queue_list import offer_choices
+from queues.pages.visitors import Request, signed_in
 from queues.rules.listing import ArchiveFilter
 from rabbit.fetching import Fetched
 from rabbit.management import BrokerError

@@ -12,7 +12,10 @@ from accounts.models import PulseUser
 from accounts.pages.forms import NameForm
 from queues.actions import exchanges, single
 from queues.actions.exchanges import OwnExchange
-from queues.pages.queues import BINDINGS_SHOWN, ROWS, Request, describe_failure, signed_in
+from queues.pages.destroy import describe_failure
+from queues.pages.queue import BINDINGS_SHOWN
+from queues.pages.queue_list import ROWS
+from queues.pages.visitors import Request, signed_in
 from rabbit.management import BrokerError
 from rabbit.names import readable
 

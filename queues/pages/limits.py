@@ -17,7 +17,8 @@ from core.limits import RateLimitExceeded
 from queues.actions import limit_requests, single
 from queues.models import Queue
 from queues.pages.forms import DeclineForm, LimitRequestForm, LimitsForm
-from queues.pages.queues import Request, seen_queue, signed_in
+from queues.pages.queue import seen_queue
+from queues.pages.visitors import Request, signed_in
 from queues.rules import thresholds
 from rabbit.names import readable
 

@@ -20,7 +20,8 @@ from queues.archives import replay
 from queues.archives.replay import ReplayRefused, Room
 from queues.models import Archive, Queue, Replay
 from queues.pages.archives import archive_of, describe
-from queues.pages.queues import Request, describe_failure, signed_in
+from queues.pages.destroy import describe_failure
+from queues.pages.visitors import Request, signed_in
 from rabbit.management import BrokerError
 from rabbit.names import MAX_NAME_BYTES, exchange_prefix, queue_prefix, readable
 

@@ -13,7 +13,8 @@ from core.confirmation import ConfirmationRequired
 from queues.actions import selected, single
 from queues.models import Queue
 from queues.pages.forms import LimitsForm
-from queues.pages.queues import Request, signed_in, uuids_in
+from queues.pages.queue_list import uuids_in
+from queues.pages.visitors import Request, signed_in
 
 DONE = {"delete": "deleted", "purge": "purged"}
 """The actions that lose messages, and their participles."""

@@ -3,18 +3,17 @@
 Everything here is pure. ``monitor.py`` fetches the input and writes the result.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import NamedTuple, TypeVar
 
-from notifications.audience import Ownership
 from queues.models import Queue, QueueEvent
 from queues.rules import quiet
 from queues.rules.brake import brake_limit, groups_to_block
-from queues.rules.quiet import MessageKind, QuietPeriod
+from queues.rules.changes import Changes, Condemned, Event, Message
+from queues.rules.quiet import MessageKind
+from queues.rules.rows import Earlier, OwnershipFields, PulseAccount, Registrations, Rules, StoredQueue, from_listed
 from queues.rules.thresholds import (
     DELETING,
     GONE,
@@ -24,7 +23,6 @@ from queues.rules.thresholds import (
     WARNED,
     Action,
     BrokerState,
-    Policy,
     QueueLoad,
     Thresholds,
     is_fetch_paused,
@@ -34,7 +32,6 @@ from queues.rules.thresholds import (
     relief_bytes,
     resolve,
 )
-from rabbit.amqp import DeclareOk
 from rabbit.memory import NodeMemory
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
 from rabbit.snapshot import (
@@ -43,7 +40,6 @@ from rabbit.snapshot import (
     UNKNOWN_TYPE,
     ListedQueue,
     Snapshot,
-    length_of,
     with_type,
 )
 
@@ -53,325 +49,6 @@ before it takes up to 66 s."""
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
-
-
-class StoredQueue(NamedTuple):
-    """The columns of ``queues.models.Queue`` that a pass reads and writes."""
-
-    id: int | None
-    vhost: str
-    name: str
-    type: str
-    durable: bool
-    auto_delete: bool
-    exclusive: bool
-    node: str
-    ready: int | None
-    unacknowledged: int | None
-    pulse_user_id: int | None
-    owner_id: int | None
-    registered: bool
-    state: str
-    misses: int
-    delete_sent_at: datetime | None
-    notified_state: str
-    quiet_until: datetime | None
-    recovery_notified: bool
-    folded: int
-    over_unacked_since: datetime | None
-    block_reason: str
-    unbounded: bool
-    warn_length: int | None
-    max_length: int | None
-    attempted_at: datetime | None
-    returned_at: datetime | None
-
-    @property
-    def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None where either is unknown."""
-        return length_of(self.ready, self.unacknowledged)
-
-    @property
-    def last_notified_state(self) -> str:
-        """The state that owners know: for a queue about to be deleted, that of the last message."""
-        return self.notified_state if self.state == DELETING else self.state
-
-    @property
-    def ownership(self) -> Ownership:
-        """The Pulse user or owner that the queue belongs to."""
-        return Ownership(self.pulse_user_id, self.owner_id)
-
-    @property
-    def brake_group(self) -> tuple[int | None, str | None]:
-        """The queues with which the brake blocks it: those of its Pulse user or agents' vhost, or all without owner."""
-        return self.pulse_user_id, self.vhost if self.owner_id is not None else None
-
-    @property
-    def quiet_period(self) -> QuietPeriod:
-        """The messages already sent about the queue."""
-        return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.folded)
-
-    def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
-        """Return the queue with another quiet period."""
-        return self._replace(
-            notified_state=after.notified_state,
-            quiet_until=after.until,
-            recovery_notified=after.recovery_sent,
-            folded=after.folded,
-        )
-
-
-OwnershipFields = tuple[int | None, int | None, bool]
-"""``pulse_user_id``, ``owner_id`` and ``registered``."""
-
-
-class PulseAccount(NamedTuple):
-    """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
-
-    id: int
-    warn_length: int | None
-    max_length: int | None
-    removing: bool = False
-
-
-@dataclass(frozen=True)
-class Registrations:
-    """The queues that agents registered, and the agents' vhosts, each with the id of its owner.
-
-    ``pending_removals`` are queues without a registration that Guardian is about to delete.
-    """
-
-    queues: Mapping[QueueName, int] = field(default_factory=dict)
-    vhosts: Mapping[str, int] = field(default_factory=dict)
-    pending_removals: Collection[QueueName] = frozenset()
-
-    def owner_of(self, queue: QueueName) -> int | None:
-        """Return the owner of an agents' queue, by its registration or its vhost; None: it is no agents' queue."""
-        return self.queues.get(queue, self.vhosts.get(queue[0]))
-
-    def was_unregistered(self, queue: StoredQueue) -> bool:
-        """Return whether this queue lost its registration, so that it is expected to be gone."""
-        name = (queue.vhost, queue.name)
-        return name in self.pending_removals or (queue.registered and name not in self.queues)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The settings of a comparison. ``vhosts`` are the guarded vhosts; None: all."""
-
-    policy: Policy
-    pulse_vhost: str
-    vhosts: frozenset[str] | None
-    ignored: re.Pattern[str] | None
-    namespace_policy: str
-    brake: int
-    quiet_seconds: int
-
-    def ignores(self, vhost: str, name: str) -> bool:
-        """Return whether Guardian ignores this queue."""
-        if self.vhosts is not None and vhost not in self.vhosts:
-            return True
-        return self.ignored is not None and self.ignored.search(name) is not None
-
-    def deletes_for_its_name(self, queue: StoredQueue | Queue) -> bool:
-        """Return whether the namespace policy requires this queue to be deleted, whatever its length."""
-        if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost or queue.type == UNKNOWN_TYPE:
-            return False
-        if is_spared(queue):
-            return False
-        kind = kind_of_queue(queue.name)
-        if self.namespace_policy == "delete-unpatterned":
-            return kind in (NameKind.MISNAMED, NameKind.UNPATTERNED)
-        return self.namespace_policy == "delete-misnamed" and kind is NameKind.MISNAMED
-
-
-NO_REGISTRATIONS = Registrations()
-
-
-class Earlier(NamedTuple):
-    """The running nodes at the last complete list, and how many lists in a row were too short.
-
-    ``rules`` are those of the last pass, if they differ from the present ones. ``settling`` are the nodes that came
-    back a moment ago (see ``settling.py``), ``settled`` those for which that has just ended.
-    """
-
-    nodes: frozenset[str]
-    short_lists: int
-    rules: Rules | None = None
-    settling: frozenset[str] = frozenset()
-    settled: frozenset[str] = frozenset()
-
-
-class Event(NamedTuple):
-    """An event to record."""
-
-    queue: StoredQueue
-    kind: str
-
-
-class Message(NamedTuple):
-    """A message to send about a queue."""
-
-    queue: StoredQueue
-    kind: MessageKind
-    thresholds: Thresholds
-    folded: int = 0
-
-
-class Condemned(NamedTuple):
-    """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
-
-    ``without_copy``: its messages must not be fetched now, so it is deleted past twice its limit (see ``FETCH_PAUSE``).
-    ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
-    """
-
-    queue: StoredQueue
-    thresholds: Thresholds
-    for_its_name: bool
-    without_copy: bool = False
-    unacknowledged: int = 0
-
-    @property
-    def key(self) -> QueueName:
-        """The vhost and the name."""
-        return (self.queue.vhost, self.queue.name)
-
-    @property
-    def limit(self) -> int:
-        """The length past which the queue is deleted."""
-        return 2 * self.thresholds.max if self.without_copy else self.thresholds.max
-
-
-@dataclass
-class Changes:
-    """The result of a comparison. ``lengths`` are queues of which only the length changed, ``changed`` all others.
-
-    ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
-    ``deleted`` are missing because Guardian deleted them.
-    ``short`` counts the queues that are missing for no known reason, if there are too many of them.
-    ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass, and
-    ``newly_blocked_groups`` the groups of which the brake blocked none before.
-    ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
-    ``for_memory`` are the queues over a limit that memory pressure lowered.
-    ``emptied`` are queues whose attempts to archive their messages no longer matter.
-    ``returned_nodes`` begin to settle, because quorum queues on them are listed again.
-    ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
-    """
-
-    listed: int = 0
-    new: list[StoredQueue] = field(default_factory=list)
-    changed: list[StoredQueue] = field(default_factory=list)
-    lengths: list[StoredQueue] = field(default_factory=list)
-    missed: list[StoredQueue] = field(default_factory=list)
-    gone: list[StoredQueue] = field(default_factory=list)
-    vanished: list[StoredQueue] = field(default_factory=list)
-    listed_last: list[StoredQueue] = field(default_factory=list)
-    deleted: list[StoredQueue] = field(default_factory=list)
-    samples: list[StoredQueue] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    condemned: list[Condemned] = field(default_factory=list)
-    unknown: int = 0
-    misnamed: list[str] = field(default_factory=list)
-    unpatterned: int = 0
-    short: int = 0
-    short_lists: int = 0
-    blocked: list[Condemned] = field(default_factory=list)
-    newly_blocked: int = 0
-    newly_blocked_groups: int = 0
-    unconfirmed: list[QueueName] = field(default_factory=list)
-    for_memory: list[QueueName] = field(default_factory=list)
-    emptied: list[StoredQueue] = field(default_factory=list)
-    returned_nodes: frozenset[str] = frozenset()
-    long_exclusive: list[QueueName] = field(default_factory=list)
-    unaddressable: list[QueueName] = field(default_factory=list)
-
-    def drop(
-        self,
-        gone: Collection[int | None],
-        removed: Collection[int | None],
-        departed: Collection[int | None] = frozenset(),
-    ) -> None:
-        """Drop what people changed since the list was fetched, given as ids.
-
-        Queues in ``gone`` are not written. Queues of ``removed`` accounts and ``departed`` owners lose that owner.
-        """
-
-        def without_concurrent_edits(queue: StoredQueue) -> StoredQueue | None:
-            if queue.id in gone:
-                return None
-            if queue.pulse_user_id in removed:
-                queue = queue._replace(pulse_user_id=None)
-            return queue._replace(owner_id=None) if queue.owner_id in departed else queue
-
-        self.replace_queues(without_concurrent_edits)
-
-    def set_ids(self, ids: Mapping[QueueName, int]) -> None:
-        """Set the ids of the new queues."""
-        if ids:
-            self.replace_queues(
-                lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
-            )
-
-    def replace_queues(self, replace: Callable[[StoredQueue], StoredQueue | None]) -> None:
-        """Replace each queue by the result of this function; None drops the queue."""
-        written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
-        for queues in (*written, self.vanished, self.listed_last):
-            queues[:] = [after for queue in queues if (after := replace(queue)) is not None]
-        self.events = [one._replace(queue=after) for one in self.events if (after := replace(one.queue)) is not None]
-        self.messages = [
-            one._replace(queue=after) for one in self.messages if (after := replace(one.queue)) is not None
-        ]
-        for condemned in (self.condemned, self.blocked):
-            condemned[:] = [one._replace(queue=after) for one in condemned if (after := replace(one.queue)) is not None]
-
-
-def from_listed(listed: ListedQueue) -> StoredQueue:
-    """Return the row of a queue that is listed for the first time."""
-    return StoredQueue(
-        None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
-        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
-        over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
-        attempted_at=None, returned_at=None,
-    )  # fmt: skip
-
-
-Q = TypeVar("Q", ListedQueue, StoredQueue)
-
-
-def with_ready(queue: Q, ready: int) -> Q:
-    """Return a queue, listed as of its last tick, with its exact ready count.
-
-    Messages that are no longer ready are unacknowledged, acknowledged or purged; only the next tick shows which.
-    So the total stays as listed, unless more messages are ready.
-    """
-    total = (queue.ready or 0) + (queue.unacknowledged or 0)
-    return queue._replace(ready=ready, unacknowledged=max(0, total - ready))
-
-
-def with_exact_lengths(
-    snapshot: Snapshot,
-    unconfirmed: Collection[QueueName],
-    depths: Mapping[QueueName, DeclareOk],
-    stored: Mapping[QueueName, StoredQueue],
-) -> Snapshot:
-    """Return the snapshot with the exact ready counts of the unconfirmed queues, from passive declares.
-
-    If a queue gives no answer, and its stored length was larger or unknown, its length becomes unknown. Other queues
-    stay as listed.
-    """
-
-    def corrected(listed: ListedQueue) -> ListedQueue:
-        key = (listed.vhost, listed.name)
-        if key not in unconfirmed or listed.ready is None or listed.unacknowledged is None:
-            return listed
-        depth, row = depths.get(key), stored.get(key)
-        if depth is not None:
-            return with_ready(listed, depth.ready)
-        may_have_shrunk = row is not None and (row.length is None or listed.ready + listed.unacknowledged < row.length)
-        return listed._replace(ready=None) if may_have_shrunk else listed
-
-    return snapshot._replace(queues=[corrected(listed) for listed in snapshot.queues])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rabbit.memory import NodeMemory
 
 if TYPE_CHECKING:
     from queues.models import Queue
-    from queues.rules.comparison import StoredQueue
+    from queues.rules.rows import StoredQueue
 
 OK, WARNED, DELETING, GONE = "ok", "warned", "deleting", "gone"  # the values of queues.models.Queue.State
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from accounts.access import tokens, vouching
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pages import views
-from accounts.pulse_users import addresses, pulse_users, withdrawal
+from accounts.pulse_users import addresses, creation, passwords, withdrawal
 from rabbit.management import NotOnBroker
 from tests.conftest import Amqp
 from tests.support.toolbox import AWAY, can_log_in, stored_queue, wait_until
@@ -60,7 +60,7 @@ def visit(people):
 @pytest.fixture
 def account(people, name):
     """Return an account with two owners."""
-    return pulse_users.create_pulse_user(name, [people["owner"], people["co-owner"]])[0]
+    return creation.create_pulse_user(name, [people["owner"], people["co-owner"]])[0]
 
 
 def secret_in(page, id_="password"):
@@ -226,7 +226,7 @@ def test_an_operator_adopts_an_account_of_the_broker(people, visit, name, manage
 
 
 def test_an_accounts_page_shows_its_permissions_and_owners(account, people, visit, name, broker, guarded):
-    password = pulse_users.rotate_password(account)
+    password = passwords.rotate_password(account)
     live = Amqp(f"amqp://{name}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded)
     page = visit("owner").get(f"/pulse-users/{name}/").text
     for what in (
@@ -242,7 +242,7 @@ def test_an_accounts_page_shows_its_permissions_and_owners(account, people, visi
 
 
 def test_an_accounts_page_shows_what_its_connections_consume(account, visit, name, broker, guarded):
-    password = pulse_users.rotate_password(account)
+    password = passwords.rotate_password(account)
     live = Amqp(f"amqp://{name}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded)
     live.channel.queue_declare(f"queue/{name}/builds")
     live.channel.basic_consume(f"queue/{name}/builds", lambda *_: None, consumer_tag="builder-7")
@@ -501,7 +501,7 @@ def test_owners_who_may_vouch_see_only_requests(people, visit, settings):
 @pytest.mark.parametrize("remove", [False, True])
 def test_a_withdrawal_lists_its_effects_and_removes_what_was_chosen(account, people, visit, name, management, remove):
     tokens.create_token(people["owner"], "builds")
-    pulse_users.create_pulse_user(f"{name}-alone", [people["owner"]])
+    creation.create_pulse_user(f"{name}-alone", [people["owner"]])
     path = f"/owners/{people['owner'].uuid}/"
     client = visit("operator")
     page = client.get(path).text

@@ -10,7 +10,7 @@ from django.utils import timezone
 from pika.exceptions import AMQPConnectionError
 
 from accounts.models import AuthToken, Owner, PulseUser
-from accounts.pulse_users import pulse_users, withdrawal
+from accounts.pulse_users import thresholds, withdrawal
 from rabbit.management import Management, NotOnBroker
 from tests.support.api import Program, Visitor
 from tests.support.proxy import Proxy
@@ -273,7 +273,7 @@ def test_an_invalid_token_field_is_refused(alice, body, field):
 
 def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account, away):
     PulseUser.objects.update(warn_length=100, max_length=1000)
-    with calling_first(pulse_users, "set_thresholds", lambda: PulseUser.objects.update(warn_length=200)):
+    with calling_first(thresholds, "set_thresholds", lambda: PulseUser.objects.update(warn_length=200)):
         data = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
     shared_account.refresh_from_db()
     assert (

@@ -18,8 +18,9 @@ from django.utils import timezone
 from accounts import audit
 from accounts.access import tokens, vouching
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
-from accounts.pulse_users import addresses, ownership, pulse_users, withdrawal
-from accounts.signing_in.signin import create_link, prune_visitors
+from accounts.pulse_users import addresses, creation, ownership, passwords, thresholds, withdrawal
+from accounts.signing_in.links import create_link
+from accounts.signing_in.owners import prune_visitors
 from agents.models import EventSubscription, SubscriptionQueue
 from agents.removal import deletions
 from core import locks
@@ -242,7 +243,7 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
 
     monkeypatch.setattr(locks.Lock, "renew", late)
     with pytest.raises(ValidationError):
-        pulse_users.rotate_password(account)
+        passwords.rotate_password(account)
     assert [entry[1:] for entry in trail()] == [("changed the password", ACCOUNT, "not-done")]
 
 
@@ -255,10 +256,10 @@ def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice):
 
 def test_a_password_rotation_is_recorded_without_the_password(account):
     clear_trail()
-    password = pulse_users.rotate_password(account)
+    password = passwords.rotate_password(account)
     lost = BrokerUnavailable("no answer came")
     with raising(Management, "put_user", lost, after=True), pytest.raises(BrokerUnavailable):
-        pulse_users.rotate_password(account, "a password of my own 7")
+        passwords.rotate_password(account, "a password of my own 7")
     assert [entry[1:] for entry in trail()] == [
         ("changed the password", ACCOUNT, "done"),
         ("changed the password", ACCOUNT, "unknown"),
@@ -275,7 +276,7 @@ def test_changes_of_an_account_are_recorded(account, alice, operator, management
     clear_trail()
     ownership.add_owner(account, bob, operator)
     ownership.remove_owner(account, bob, alice)
-    pulse_users.set_thresholds(account, 6, 9, operator)
+    thresholds.set_thresholds(account, 6, 9, operator)
     address = addresses.add_address(account, "team@example.org", alice)
     addresses.confirm_address(addresses.confirmation_token(address))
     addresses.remove_address(address)
@@ -298,9 +299,9 @@ def test_changes_of_an_account_are_recorded(account, alice, operator, management
 
 def test_creating_and_adopting_accounts_is_recorded(guarded, alice, operator, management):
     try:
-        pulse_users.create_pulse_user("audited-made", [alice])
+        creation.create_pulse_user("audited-made", [alice])
         management.put_user("audited-found", "irrelevant")
-        pulse_users.adopt_pulse_user("audited-found", [alice], operator)
+        creation.adopt_pulse_user("audited-found", [alice], operator)
     finally:
         for name in ("audited-made", "audited-found"):
             management.delete_user(name)
@@ -318,7 +319,7 @@ def test_a_failed_creation_is_recorded(guarded, alice, settings, broker):
     clear_trail()
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerUnavailable):
-        pulse_users.create_pulse_user("audited-failed", [alice])
+        creation.create_pulse_user("audited-failed", [alice])
     assert [entry[1] for entry in trail()] == ["created", "changed", "deleted"]
 
 
@@ -504,7 +505,7 @@ def test_old_entries_are_pruned_after_a_year(transactional_db):
 def test_the_page_says_in_words_who_did_what(admin, alice, operator):
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
-    pulse_users.set_thresholds(account, 6, 9, operator)
+    thresholds.set_thresholds(account, 6, 9, operator)
     audit.record(operator, "requested a sweep of orphans", None, agreed_to=5, force=True)
     odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
     with audit.audited(alice, "purged", odd):

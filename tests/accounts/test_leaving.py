@@ -13,8 +13,8 @@ from django.utils import timezone
 from accounts.access import vouching
 from accounts.models import NotificationAddress, Owner, PulseUser
 from accounts.pulse_users import withdrawal
-from accounts.pulse_users.pulse_users import create_pulse_user
-from accounts.signing_in import signin
+from accounts.pulse_users.creation import create_pulse_user
+from accounts.signing_in import links
 from message_store.models import Application
 from message_store.store import store
 from notifications import channels, enqueue, sending
@@ -54,7 +54,7 @@ def leaving(agents, guarded, operator, amqp, settings):
     Owner.objects.filter(pk=owner.pk).update(full_name="Lea Ving")
     owner.refresh_from_db()
     vouching.vouch(owner, operator, "Lea Ving builds things")
-    signin.create_link(owner)
+    links.create_link(owner)
     SocialAccount.objects.create(user=owner, provider="oidc", uid="lea", extra_data={"email": ADDRESS})
     other = agents.owner("other")
     suffix = uuid.uuid4().hex[:8]

@@ -12,7 +12,8 @@ from mozillapulse.messages.base import GenericMessage
 from mozillapulse.publishers import GenericPublisher
 
 from accounts.models import Owner
-from accounts.pulse_users.pulse_users import create_pulse_user, rotate_password
+from accounts.pulse_users.creation import create_pulse_user
+from accounts.pulse_users.passwords import rotate_password
 from tests.support.toolbox import wait_until
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from accounts.models import AuditEntry, PulseUser
 from accounts.pulse_users import pulse_users
-from accounts.pulse_users.pulse_users import NamespaceInUse, create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
+from accounts.pulse_users.validation import NamespaceInUse
 from rabbit.management import BrokerUnavailable, Management
 from tests.support.api import Program
 from tests.support.toolbox import finish_removals, queue_lengths, queue_names

@@ -15,7 +15,7 @@ from django.utils import timezone
 from accounts.access import vouching
 from accounts.access.vouching import NotVouched
 from accounts.models import AuditEntry, Invitation, Owner, PulseUser
-from accounts.pulse_users import invitations, ownership, pulse_users, removal
+from accounts.pulse_users import creation, invitations, ownership, passwords, removal
 from accounts.pulse_users.ownership import LastOwner, NotAnOwner, add_owner, find_owners, remove_owner, set_owners
 from accounts.pulse_users.withdrawal import withdraw
 from accounts.tasks import prune_visitors
@@ -53,7 +53,7 @@ def invitation(account, alice, bob):
 def on_broker(guarded, management, alice, bob):
     """Return an account of Alice and Bob on the broker, and its password."""
     name = f"shared-{uuid.uuid4().hex[:8]}"
-    yield pulse_users.create_pulse_user(name, [alice, bob])
+    yield creation.create_pulse_user(name, [alice, bob])
     if name in {user.name for user in management.users()}:
         management.delete_user(name)
 
@@ -219,7 +219,7 @@ def test_assigning_an_invited_person_ends_the_invitation(account, bob, operator,
 def test_the_owners_of_an_adopted_account_are_notified(guarded, alice, operator, management):
     management.put_user("adopted-account", "by-hand")
     try:
-        pulse_users.adopt_pulse_user("adopted-account", [alice, operator], operator)
+        creation.adopt_pulse_user("adopted-account", [alice, operator], operator)
     finally:
         management.delete_user("adopted-account")
     assert sent(alice.email) == ["owner-assigned"]
@@ -375,7 +375,7 @@ def test_the_password_counts_as_exposed_until_it_is_changed(on_broker, alice, bo
     remove_owner(pulse_user, bob, by=bob)
     pulse_user.refresh_from_db()
     assert pulse_user.password_exposed_at
-    pulse_users.rotate_password(pulse_user, by=alice)
+    passwords.rotate_password(pulse_user, by=alice)
     pulse_user.refresh_from_db()
     assert pulse_user.password_exposed_at is None
 
@@ -383,7 +383,7 @@ def test_the_password_counts_as_exposed_until_it_is_changed(on_broker, alice, bo
 def test_a_password_set_by_an_owner_who_is_removed_meanwhile_counts_as_exposed(on_broker, alice, bob):
     pulse_user, _ = on_broker
     with calling_first(Management, "put_user", partial(remove_owner, pulse_user, bob, by=alice)):
-        pulse_users.rotate_password(pulse_user, by=bob)
+        passwords.rotate_password(pulse_user, by=bob)
     pulse_user.refresh_from_db()
     assert pulse_user.password_exposed_at
 
@@ -392,7 +392,7 @@ def test_somebody_who_was_just_removed_sets_no_password(on_broker, alice, bob, b
     pulse_user, password = on_broker
     remove_owner(pulse_user, bob, by=alice)
     with pytest.raises(PulseUser.DoesNotExist):
-        pulse_users.rotate_password(pulse_user, by=bob)
+        passwords.rotate_password(pulse_user, by=bob)
     assert can_log_in(broker, guarded, pulse_user.username, password)
 
 

@@ -30,21 +30,12 @@ from accounts.pulse_users.addresses import (
     resend_confirmation,
     set_addresses,
 )
+from accounts.pulse_users.creation import adopt_pulse_user, adoptable, create_pulse_user
 from accounts.pulse_users.ownership import LastOwner
-from accounts.pulse_users.pulse_users import (
-    CannotAdopt,
-    NameReserved,
-    NameTaken,
-    adopt_pulse_user,
-    adoptable,
-    check_name,
-    connections_of,
-    create_pulse_user,
-    permissions_of,
-    rotate_password,
-    set_thresholds,
-)
+from accounts.pulse_users.passwords import connections_of, rotate_password
 from accounts.pulse_users.removal import Belongings, RemovalPending, belongings_of
+from accounts.pulse_users.thresholds import set_thresholds
+from accounts.pulse_users.validation import CannotAdopt, NameReserved, NameTaken, check_name, permissions_of
 from accounts.pulse_users.withdrawal import withdraw
 from core import locks, removals
 from core.broker import Clients

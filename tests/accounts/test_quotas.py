@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from accounts.access import tokens
 from accounts.models import AuthToken, Invitation, Owner, PulseUser
-from accounts.pulse_users import invitations, pulse_users
+from accounts.pulse_users import creation, invitations
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from agents.registration import queues
 from agents.registration.identities import create_identity
@@ -73,7 +73,7 @@ def test_an_invitation_past_the_maximum_stays_open(alice, bob, two_of_each):
 def test_an_unfinished_creation_can_be_finished_at_the_maximum(alice, two_of_each, agents, name):
     own_accounts(alice, "a")
     PulseUser.objects.create(username=name).owners.add(alice)  # a crash left it
-    pulse_users.create_pulse_user(name, [alice], by=alice)
+    creation.create_pulse_user(name, [alice], by=alice)
     assert PulseUser.objects.get(username=name).ready
 
 
@@ -82,7 +82,7 @@ def test_operators_are_exempt(operator, two_of_each, agents, name):
     own_channels(operator, 3)
     for number in range(3):
         tokens.create_token(operator, f"token {number}")
-    pulse_users.create_pulse_user(name, [operator], by=operator)
+    creation.create_pulse_user(name, [operator], by=operator)
     offering = agents.offering()
     for number in range(3):
         create_identity(operator, offering, f"agent {number}")
@@ -90,7 +90,7 @@ def test_operators_are_exempt(operator, two_of_each, agents, name):
 
 def test_an_operator_creates_an_account_for_an_owner_with_the_maximum(alice, operator, two_of_each, agents, name):
     own_accounts(alice, "a", "b")
-    pulse_users.create_pulse_user(name, [alice], by=operator)
+    creation.create_pulse_user(name, [alice], by=operator)
     assert alice.pulse_users.count() == 3
 
 

@@ -22,7 +22,8 @@ from django.utils.html import escape
 
 from accounts.models import Owner, PulseUser, SignInLink
 from accounts.signing_in import code_limits
-from accounts.signing_in.signin import create_link, get_or_create_owner, prune_visitors
+from accounts.signing_in.links import create_link
+from accounts.signing_in.owners import get_or_create_owner, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
 from core.limits import RateLimit
 from guardian_site.logs import LineFormatter

@@ -22,9 +22,9 @@ from accounts.access.vouching import (
     vouch,
 )
 from accounts.models import AuthToken, Owner, PulseUser, Vouching
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from accounts.pulse_users.withdrawal import withdraw
-from accounts.signing_in.signin import get_or_create_owner, mark_address_verified
+from accounts.signing_in.owners import get_or_create_owner, mark_address_verified
 from tests.conftest import Amqp
 from tests.support.toolbox import finish_removals, in_parallel
 

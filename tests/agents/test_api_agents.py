@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 
 from accounts.models import Owner
-from agents.api.serializers import compatibility
+from agents.api.compatibility import compatibility
 from agents.events import delivery
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from queues.models import Queue

@@ -35,7 +35,9 @@ from message_store.cassandra.cluster import Connection
 from message_store.cassandra.store import CassandraStore
 from message_store.models import Application
 from message_store.store import BatchTooLarge, MessageStore, NewMessage, StoredQueue, StoreUnavailable
-from status import doctor, metrics, probes
+from status import metrics, probes
+from status.doctor import findings as doctor_findings
+from status.doctor import services
 from tests.message_store.test_message_store import HOUR, bodies, new, push
 from tests.message_store.test_message_store_api import Program
 from tests.support.toolbox import in_parallel, wait_until
@@ -502,8 +504,8 @@ def test_a_cluster_that_cannot_be_used_is_unavailable(store, settings, name, val
         with pytest.raises(StoreUnavailable, match=reason):
             store.find("app", "queue")
     assert time.monotonic() - begun < 0.5, "the second call fails at once"
-    (finding,) = doctor._message_store()
-    assert finding.status is doctor.Status.PROBLEM
+    (finding,) = services.check_message_store()
+    assert finding.status is doctor_findings.Status.PROBLEM
     assert reason in finding.found
     assert not probes.Readiness({"message_store": probes._message_store}).answers()["message_store"]
     (nodes,) = metrics._message_store()
@@ -511,8 +513,8 @@ def test_a_cluster_that_cannot_be_used_is_unavailable(store, settings, name, val
 
 
 def test_a_healthy_cluster_has_no_findings(store):
-    findings = list(doctor._message_store())
-    assert [finding.status for finding in findings] == [doctor.Status.OK] * 2, findings
+    findings = list(services.check_message_store())
+    assert [finding.status for finding in findings] == [doctor_findings.Status.OK] * 2, findings
     assert "1 of 1 nodes answer" in findings[0].found
     assert probes.Readiness({"message_store": probes._message_store}).answers()["message_store"]
     nodes, difference = metrics._message_store()
@@ -579,7 +581,7 @@ def test_doctor_names_another_replication_and_clocks_that_differ(store, settings
     settings.CASSANDRA_REPLICATION = "3"
     settings.MESSAGE_STORE_DELAY_SECONDS = 3.0
     monkeypatch.setattr(cassandra_cluster.ClusterClock, "difference", lambda self: 1.5)
-    _, replication, clocks = doctor._message_store()
+    _, replication, clocks = services.check_message_store()
     assert replication.found.endswith("has the replicas {'datacenter1': 1}, CASSANDRA_REPLICATION {'datacenter1': 3}")
     assert clocks.advice == ("Synchronize them by NTP. Above 1.0 s, a third of the delay, readers may miss messages.")
 
@@ -661,6 +663,6 @@ def test_with_one_node_of_three_all_goes_on_and_with_two_lost_only_weak_queues_d
         ring.nodes[1].resume()
         wait_until(lambda: is_available(store, queues["strong"]), 60)
         assert bodies(store, queues["strong"])[:3] == ["1", "2", "3"]
-        wait_until(lambda: "2 of 3 nodes answer" in next(iter(doctor._message_store())).found, 60)
-        (found, *_) = doctor._message_store()
+        wait_until(lambda: "2 of 3 nodes answer" in next(iter(services.check_message_store())).found, 60)
+        (found, *_) = services.check_message_store()
         assert "127.0.0.1" in found.advice

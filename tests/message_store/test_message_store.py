@@ -22,6 +22,7 @@ from guardian_store.ids import TICKS_PER_SECOND, Place, place
 from message_store import expiry, queues, tasks
 from message_store import store as stores
 from message_store.cassandra.cluster import ClusterClock
+from message_store.database import dialects
 from message_store.database import store as database
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
@@ -55,12 +56,12 @@ def queue(store: MessageStore) -> StoredQueue:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that sets the stores' clock this many seconds ahead."""
-    right, on_the_server, in_cluster = time.time_ns, database._PostgreSQL.now, ClusterClock.now
+    right, on_the_server, in_cluster = time.time_ns, dialects._PostgreSQL.now, ClusterClock.now
 
     def set_ahead(seconds: int) -> None:
         monkeypatch.setattr(ClusterClock, "now", lambda self: in_cluster(self) + seconds * TICKS_PER_SECOND)
         monkeypatch.setattr("guardian_store.ids.time.time_ns", lambda: right() + seconds * 1_000_000_000)
-        monkeypatch.setattr(database._PostgreSQL, "now", f"({on_the_server} + {seconds * TICKS_PER_SECOND})")
+        monkeypatch.setattr(dialects._PostgreSQL, "now", f"({on_the_server} + {seconds * TICKS_PER_SECOND})")
 
     return set_ahead
 

@@ -27,7 +27,7 @@ from accounts.models import AuditEntry, AuthToken, Owner
 from core.leases import lease
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, Place
-from message_store import applications, principals, queues, quota, tasks
+from message_store import applications, parameters, principals, queues, quota, tasks
 from message_store import store as stores
 from message_store.database.store import DatabaseStore
 from message_store.http import request_parsing, views
@@ -681,7 +681,7 @@ def test_any_bytes_survive_a_round_trip(program, body):
 def test_since_a_time_is_exact_to_the_tick(ticks, more, negative, descending):
     text = f"{'-' if negative else ''}{abs(ticks) // 10**7}.{abs(ticks) % 10**7:07}{more:03}"
     exact = Fraction(text) * ids.TICKS_PER_SECOND
-    place = queues.parse_since(text, descending=descending)
+    place = parameters.parse_since(text, descending=descending)
     if ids.MIN_TICKS <= exact <= ids.MAX_TICKS:
         near = place.ticks - exact
         assert -1 < near <= 0 if descending else 0 <= near < 1
@@ -1062,7 +1062,7 @@ def curl(line):
 
 def test_the_document_states_every_limit():
     limits = (
-        queues.MAX_BATCH, queues.MAX_READ, queues.MAX_IDS, queues.MAX_PARTITIONS, queues.MAX_NAME_LENGTH,
+        queues.MAX_BATCH, queues.MAX_READ, parameters.MAX_IDS, parameters.MAX_PARTITIONS, queues.MAX_NAME_LENGTH,
         queues.MAX_CONTENT_TYPE_LENGTH, principals.MAX_PRINCIPALS, request_parsing.MAX_FORM_BYTES,
         applications.MAX_KEYS,
     )  # fmt: skip

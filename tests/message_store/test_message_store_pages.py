@@ -13,7 +13,8 @@ from message_store import applications, queues
 from message_store.database.store import DatabaseStore
 from message_store.models import Application, ApplicationKey
 from message_store.pages import views
-from message_store.queues import MessageInput, MessageRef
+from message_store.parameters import MessageRef
+from message_store.queues import MessageInput
 from message_store.store import StoreUnavailable, store
 from tests.support.toolbox import messages_of
 

@@ -43,6 +43,7 @@ from guardian_store import (
     worker,
     zookeeper,
 )
+from guardian_store import deployment as guardian_store_deployment
 from guardian_store.ids import Place
 from guardian_store.leases import StoreLeases
 from guardian_store.partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
@@ -53,7 +54,8 @@ from message_store.database.store import DatabaseStore
 from message_store.management.commands.work_store import Command
 from message_store.models import Application, ApplicationKey, PartitionLease
 from message_store.models import Worker as WorkerRow
-from message_store.queues import MessageInput, MessageRef
+from message_store.parameters import MessageRef
+from message_store.queues import MessageInput
 from message_store.store import STORES, StoreUnavailable, store
 from message_store.worker import StoreTransport
 from tests.support.proxy import Proxy
@@ -727,7 +729,7 @@ def test_workers_share_new_queues_partitions_and_workers(transport):
     ids=["back", "unchanged", "removed"],
 )
 def test_a_worker_continues_from_a_position_set_meanwhile(transport, monkeypatch, new_position, expected):
-    monkeypatch.setattr(worker, "RECORD_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(guardian_store_deployment, "RECORD_INTERVAL_SECONDS", 0.05)
     queue = queues.create("shop", "orders")
     given = post(queue, *range(10))
     job = RecordingJob()
@@ -788,7 +790,7 @@ def test_a_worker_waits_for_an_unavailable_store_and_its_delay(transactional_db,
         Fragile.away = False
         wait_until(lambda: not deployment._failures)
         wait_until(lambda: one.partitions == [Partition("default", "orders", 1)])
-        wait_until(lambda: deployment._polls["orders"].wait > worker.MAX_POLL_SECONDS / 5)
+        wait_until(lambda: deployment._polls["orders"].wait > guardian_store_deployment.MAX_POLL_SECONDS / 5)
         assert job.messages == []
         Fragile.delay = 0
         wait_until(lambda: job.messages)
@@ -803,7 +805,7 @@ def test_a_worker_waits_for_an_unavailable_store_and_its_delay(transactional_db,
 )
 def test_the_interval_of_polls_doubles_and_grows_with_the_number_of_queues(queue_count, expected):
     [deployment] = new_worker(RecordingJob())._deployments
-    poll = worker._Poll()
+    poll = guardian_store_deployment._Poll()
     deployment._polls = dict.fromkeys(range(queue_count), poll)
     waits = []
     for _ in expected:

@@ -7,8 +7,8 @@ from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import PulseUser
 from queues.actions import single
-from queues.archives import writing
-from queues.archives.writing import NotSent
+from queues.guard import destroying
+from queues.guard.destroying import NotSent
 from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
 from rabbit.arguments import differences
@@ -93,7 +93,7 @@ def test_after_a_crash_the_decision_stays_recorded(queue, alice, monkeypatch, ma
     def crash(session, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(writing, "delete_queue", crash)
+    monkeypatch.setattr(destroying, "delete_queue", crash)
     with pytest.raises(KeyboardInterrupt):
         single.delete_queue(queue, alice)
     assert events_with_owner(queue) == [("removing", "alice@example.org")]

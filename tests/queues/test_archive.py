@@ -15,8 +15,9 @@ from core import broker as core_broker
 from core import locks
 from core.models import Lease
 from queues.actions import peek, single
-from queues.archives import reading, writing
-from queues.archives.writing import NotSent, Target, WithinLimit
+from queues.archives import outcomes, reading, writing
+from queues.guard import destroying
+from queues.guard.destroying import NotSent, Target, WithinLimit
 from queues.guard.monitor import run_pass
 from queues.models import Archive, ArchiveChunk, Queue
 from rabbit.amqp import Session
@@ -55,7 +56,9 @@ def target(vhost, **changes):
 def delete(guarded):
     def delete(limit=None, unacknowledged=0, **changes):
         with core_broker.session(guarded) as session:
-            return writing.delete_queue(session, target(guarded, **changes), limit=limit, unacknowledged=unacknowledged)
+            return destroying.delete_queue(
+                session, target(guarded, **changes), limit=limit, unacknowledged=unacknowledged
+            )
 
     return delete
 
@@ -107,7 +110,7 @@ def test_a_queue_that_grows_faster_than_it_is_fetched_is_archived_up_to_its_leng
         batches.append(600)
 
     with core_broker.session(guarded) as session:
-        removed = writing.delete_queue(session, target(guarded), limit=1000, between=grow)
+        removed = destroying.delete_queue(session, target(guarded), limit=1000, between=grow)
     assert (removed.archived, removed.dropped) == (1200, sum(batches))
     assert len(batches) == 3
     assert bodies(removed.archive) == [b"%d" % number for number in range(1200)]
@@ -246,8 +249,8 @@ def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed,
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "_store", die)
-        for _ in range(writing.MAX_ATTEMPTS):
+        patched.setattr(writing, "store_batch", die)
+        for _ in range(destroying.MAX_ATTEMPTS):
             with pytest.raises(Killed):
                 delete()
     removed = delete()
@@ -274,7 +277,7 @@ def test_a_deletion_by_an_owner_is_archived_for_the_account(listed, alice):
     kept = Archive.objects.seen_by(alice).get()
     assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
     assert kept.pulse_user == PulseUser.objects.get(username="alice")
-    assert writing.outcome_in_words(removed).startswith("Archived until ")
+    assert outcomes.outcome_in_words(removed).startswith("Archived until ")
 
 
 def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
@@ -355,20 +358,20 @@ def test_a_session_is_used_for_one_queue_after_the_other(amqp, guarded, broker):
         amqp.queue(f"{NAME}/{number}", 4)
     with Session(broker.amqp_url, guarded) as session:
         for number in range(3):
-            assert writing.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
+            assert destroying.delete_queue(session, target(guarded, name=f"{NAME}/{number}")).archived == 4
     assert Archive.objects.count() == 3
 
 
 def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
     amqp.queue(NAME, 10)
-    store = writing._store
+    store = writing.store_batch
 
     def delete_meanwhile(*arguments):
-        with pytest.raises(writing.NotSent, match="another request"):
+        with pytest.raises(destroying.NotSent, match="another request"):
             delete()
         store(*arguments)
 
-    monkeypatch.setattr(writing, "_store", delete_meanwhile)
+    monkeypatch.setattr(writing, "store_batch", delete_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
 
@@ -384,7 +387,7 @@ def test_the_lock_of_a_queue_is_renewed_while_its_messages_are_fetched(amqp, del
         batches.append(1)
 
     with core_broker.session(guarded) as session:
-        writing.delete_queue(session, target(guarded), between=renewed_since_the_last_batch)
+        destroying.delete_queue(session, target(guarded), between=renewed_since_the_last_batch)
     assert len(batches) == 3
 
 
@@ -396,10 +399,10 @@ def test_a_queue_whose_lock_expired_stays_with_its_messages(amqp, guarded, monke
         Lease.objects.update(holder=uuid.uuid4())  # another process has it
 
     if step == "the deletion":
-        monkeypatch.setattr(writing, "_declare_again", lambda attempt: expire() or 0)
+        monkeypatch.setattr(destroying, "_declare_again", lambda attempt: expire() or 0)
     with core_broker.session(guarded) as session:
         with pytest.raises(NotSent, match="another request"):
-            writing.delete_queue(
+            destroying.delete_queue(
                 session, target(guarded), limit=10, between=expire if step == "fetching" else lambda: None
             )
         wait_until_equal(lambda: session.declare_passively(NAME).ready, 600)
@@ -440,18 +443,18 @@ def test_a_queue_waits_for_the_messages_that_an_interrupted_attempt_holds(amqp, 
     amqp.publish(NAME, ready)
     with pytest.raises(NotSent, match="return from an earlier attempt"):
         delete(5, unacknowledged=10, held=10)
-    Archive.objects.update(created=one.created - writing.RETURN_TIME)
+    Archive.objects.update(created=one.created - destroying.RETURN_TIME)
     assert delete(5, unacknowledged=10, held=10).archived == ready
 
 
 def test_a_queue_gets_its_messages_back_if_its_leader_is_lost_after_they_were_fetched(amqp, guarded, monkeypatch):
     amqp.queue(NAME, 20)
     declare = Fetch.declare_passively
-    monkeypatch.setattr(writing, "ELECTION_SECONDS", 0)
+    monkeypatch.setattr(destroying, "ELECTION_SECONDS", 0)
     monkeypatch.setattr(Fetch, "declare_passively", lambda fetch: None if fetch.fetched else declare(fetch))
     with core_broker.session(guarded) as session:
         with pytest.raises(NotSent, match="leader did not answer"):
-            writing.delete_queue(session, target(guarded), limit=10)
+            destroying.delete_queue(session, target(guarded), limit=10)
         wait_until_equal(lambda: session.declare_passively(NAME).ready, 20)
 
 
@@ -475,7 +478,7 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messag
 
     steps = iter([declare_again])
     with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
-        writing.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
+        destroying.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
     assert amqp.channel.queue_declare(NAME, passive=True).method.message_count == 3
     assert not Archive.objects.filter(state="kept").exists()
 

@@ -15,7 +15,7 @@ from queues.guard.deletion import Deletion
 from queues.models import Queue, QueueEvent, Watch
 from queues.rules import brake
 from queues.rules.brake import groups_to_block
-from queues.rules.comparison import from_listed
+from queues.rules.rows import from_listed
 from rabbit.management import Management, Refused
 from rabbit.snapshot import ListedQueue
 from tests.support.toolbox import Killed, in_parallel, queue_names

@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from notifications.models import Notification
 from queues.archives import reading, writing
+from queues.guard import destroying
 from queues.guard.monitor import run_pass
 from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
@@ -24,7 +25,7 @@ LIMIT = 100
 def limits(guarded, settings, monkeypatch):
     settings.GUARDIAN_WARN_QUEUE_LENGTH = 50
     settings.GUARDIAN_MAX_QUEUE_LENGTH = LIMIT
-    monkeypatch.setattr(writing, "QUORUM_TICK_SECONDS", 2)  # the broker of the tests ticks each second
+    monkeypatch.setattr(destroying, "QUORUM_TICK_SECONDS", 2)  # the broker of the tests ticks each second
 
 
 class Jobs:
@@ -137,13 +138,13 @@ def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs, 
     jobs.declare("quorum", **{"x-delivery-limit": 1})
     jobs.reject(1)
     jobs.fill(LIMIT + 10)
-    store = writing._store
+    store = writing.store_batch
 
     def store_and_die(*arguments):
         store(*arguments)
         raise Killed
 
-    monkeypatch.setattr(writing, "_store", store_and_die)
+    monkeypatch.setattr(writing, "store_batch", store_and_die)
     with pytest.raises(Killed):
         run_pass()
     wait_until_equal(jobs.lengths, {NAME: LIMIT + 9})
@@ -160,7 +161,7 @@ def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, 
     jobs.fill(2 * LIMIT + 1)
     assert [run_pass().deleted for _ in range(2)] == [0, 1]
     facts = Notification.objects.get(kind="deletion", recipient="ops@example.org").facts
-    assert (facts["dropped"], facts["why_not_archived"]) == (2 * LIMIT + 1, writing.FETCH_PAUSED)
+    assert (facts["dropped"], facts["why_not_archived"]) == (2 * LIMIT + 1, destroying.FETCH_PAUSED)
 
 
 def test_an_hour_after_their_return_the_messages_are_archived(jobs, guarded):

@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.rules.comparison import (
+from queues.rules.comparison import Observation, compare, judge_kept
+from queues.rules.quiet import MessageKind
+from queues.rules.rows import (
     NO_REGISTRATIONS,
     Earlier,
-    Observation,
     PulseAccount,
     Registrations,
     Rules,
-    compare,
     from_listed,
-    judge_kept,
     with_exact_lengths,
 )
-from queues.rules.quiet import MessageKind
 from queues.rules.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
 from rabbit.amqp import DeclareOk
 from rabbit.memory import NodeMemory

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from accounts.access.tokens import create_token
 from accounts.models import AuditEntry, AuthToken, Owner, PulseUser
-from accounts.pulse_users.pulse_users import adopt_pulse_user
+from accounts.pulse_users.creation import adopt_pulse_user
 from accounts.queue_effects import removal_of
 from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmableChange, ConfirmationRequired, Effect
 from core.endpoints import ConfirmSerializer

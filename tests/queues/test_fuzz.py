@@ -33,7 +33,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from accounts.models import AuthToken, Invitation, Owner, PulseUser
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store import queues
 from message_store.applications import create_key

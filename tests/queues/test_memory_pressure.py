@@ -8,7 +8,7 @@ from django.utils import timezone
 from queues.guard import monitor
 from queues.models import Watch
 from queues.rules import thresholds
-from queues.rules.comparison import PulseAccount, Registrations, Rules
+from queues.rules.rows import PulseAccount, Registrations, Rules
 from queues.rules.thresholds import MemoryPressure, Thresholds
 from rabbit import memory
 from rabbit.management import BrokerUnavailable

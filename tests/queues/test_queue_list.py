@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from queues.models import Queue, Watch
-from queues.pages.queues import rows_of
+from queues.pages.queue_list import rows_of
 from queues.rules.listing import WITHOUT_CONSUMER, should_have_consumer
 from tests.support.toolbox import queue_row
 

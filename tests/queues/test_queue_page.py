@@ -12,7 +12,7 @@ from notifications.mails import compose
 from notifications.models import Notification
 from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent, QueueSample, Watch
-from queues.pages.queues import describe_event
+from queues.pages.queue import describe_event
 from queues.rules.thresholds import FETCH_PAUSE
 from rabbit.names import readable
 from tests.support.toolbox import AWAY, AWAY_AMQP, queue_names, stored_queue, wait_until

@@ -7,7 +7,7 @@ import pytest
 from queues.guard import monitor
 from queues.models import Queue
 from rabbit.management import AnotherVhost, Management
-from status import doctor
+from status.doctor import examine, findings
 from tests.conftest import Amqp
 from tests.support.toolbox import queue_names, sent
 from tools.nginx import PrivateNginx
@@ -69,7 +69,7 @@ def test_a_list_with_rows_of_another_vhost_is_malformed(traversing, rewriting):
 def test_the_doctor_recognises_a_rewriting_proxy(guarded, rewriting, settings, is_rewritten):
     if is_rewritten:
         settings.RABBITMQ_MANAGEMENT_URL = rewriting
-    found = {finding.name: finding for finding in doctor.examine()}
+    found = {finding.name: finding for finding in examine.examine()}
     assert ("broker address" in found) is is_rewritten
     if is_rewritten:
-        assert found["broker address"].status is doctor.Status.PROBLEM
+        assert found["broker address"].status is findings.Status.PROBLEM

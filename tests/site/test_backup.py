@@ -13,7 +13,7 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner, PulseUser
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from agents.models import EventSubscription, SubscriptionQueue
 from agents.registration import queues
 from agents.sweeps.stale import clean_up_stale

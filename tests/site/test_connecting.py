@@ -10,7 +10,7 @@ import pytest
 from django.core.checks import run_checks
 from django.test import Client
 
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from core import connecting
 from tests.support.toolbox import AWAY_AMQP
 

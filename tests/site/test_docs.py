@@ -18,7 +18,7 @@ import pytest
 from django.core.management import call_command, get_commands
 
 from accounts.models import Owner
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from agents.events import publishing
 from agents.models import Consumer, Offering
 from agents.registration import queues

@@ -17,7 +17,7 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Invitation, Owner, PulseUser
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from agents.models import Offering
 from message_store.applications import create_key
 from message_store.models import Application

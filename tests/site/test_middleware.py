@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from accounts.signing_in.signin import create_link
+from accounts.signing_in.links import create_link
 from queues.models import QueueEvent
 from tests.site.test_api_schema import OPERATIONS, SCHEMA
 from tests.support.api import Program

@@ -17,7 +17,7 @@ from django.db import connection
 from django.test import Client
 
 from accounts.models import AuditEntry, Owner
-from accounts.signing_in.signin import create_link
+from accounts.signing_in.links import create_link
 from agents.models import Offering
 from guardian_site.logs import JSONLinesFormatter, LineFormatter
 from message_store import applications

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from accounts.access.tokens import create_token
 from accounts.models import Invitation, Owner, PulseUser
-from accounts.pulse_users.pulse_users import create_pulse_user
+from accounts.pulse_users.creation import create_pulse_user
 from agents.models import Consumer, EventSubscription, Offering
 from message_store import applications
 from message_store import queues as stored_queues

@@ -34,7 +34,12 @@ from rabbit import amqp, checkup
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, Permissions
 from status import doctor
-from status.doctor import Finding, Status
+from status.doctor import addresses, database, services
+from status.doctor import broker as doctor_broker
+from status.doctor import examine as doctor_examine
+from status.doctor import findings as doctor_findings
+from status.doctor import settings as doctor_settings
+from status.doctor.findings import Finding, Status
 from tests.accounts.test_oidc import provider_at
 from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY, AWAY_AMQP, broker_version, memory_alarm
@@ -61,7 +66,7 @@ def good_installation(guarded, mailbox, settings):
 
 def examine():
     """Return the findings by name, the worst of each."""
-    findings = sorted(doctor.examine(), key=lambda finding: list(Status).index(finding.status))
+    findings = sorted(doctor_examine.examine(), key=lambda finding: list(Status).index(finding.status))
     return {finding.name: finding for finding in findings}
 
 
@@ -96,7 +101,7 @@ def test_a_good_installation_has_no_problems(good_installation):
 def test_examining_changes_nothing_and_sends_no_mail(good_installation, mailbox, management):
     before = {model: model.objects.count() for model in (Notification, Lease, Pass, Watch)}
     queues = management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
-    doctor.examine()
+    doctor_examine.examine()
     assert {model: model.objects.count() for model in before} == before
     assert management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"}) == queues
     assert mailbox.mails == []
@@ -213,7 +218,7 @@ def test_denied_features_of_rabbitmq_are_explained(good_installation, settings, 
 
 
 def test_permissions_of_an_external_account_are_a_warning(guarded, management):
-    finding = doctor._permissions(management, "somebody-of-ldap", [guarded], set())
+    finding = doctor_broker._permissions(management, "somebody-of-ldap", [guarded], set())
     assert (finding.status, "none of RabbitMQ's own accounts" in finding.found) == (Status.WARNING, True)
 
 
@@ -232,12 +237,12 @@ class GrantsNothing:
 
 def test_names_from_the_broker_are_escaped_in_findings_and_commands():
     vhost, name = "a\n\x1b[2J\u202eb", "x'; reboot '"
-    finding = doctor._permissions(GrantsNothing(), name, [vhost], set())
+    finding = doctor_broker._permissions(GrantsNothing(), name, [vhost], set())
     assert r"on 'a\x0a\x1b[2J\u202eb': queues" in finding.found
     command = finding.advice.removeprefix("Run: ")
     assert shlex.split(command)[3:5] == [r"a\x0a\x1b[2J\u202eb", name]
-    assert shlex.split(doctor._tag(name, ()).advice.removeprefix("Run: "))[2:] == [name, "administrator"]
-    masked = doctor._without_passwords(Finding("broker", Status.OK, "cluster 'a\x1b[2J\u202e'"))
+    assert shlex.split(doctor_broker._tag(name, ()).advice.removeprefix("Run: "))[2:] == [name, "administrator"]
+    masked = doctor_findings.without_passwords(Finding("broker", Status.OK, "cluster 'a\x1b[2J\u202e'"))
     assert masked.found == r"cluster 'a\x1b[2J\u202e'"
 
 
@@ -273,7 +278,9 @@ def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation
     EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
     assert_problem("broker plugins")
     with memory_alarm(another):
-        is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
+        is_problem_of = {
+            finding.name: finding for finding in doctor_examine.examine() if finding.status is Status.PROBLEM
+        }
     assert f"The memory alarm is raised on {another.name}" in is_problem_of["memory alarm"].found
     # As management.disable_stats in its configuration.
     another.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")
@@ -296,7 +303,7 @@ def two_addresses(settings, broker, *, management=None, over_amqp=None):
 
 
 def addresses_found():
-    return list(doctor._broker_addresses())
+    return list(addresses.check_addresses())
 
 
 def test_each_of_several_addresses_is_checked(good_installation, settings, broker):
@@ -319,7 +326,7 @@ def test_an_address_with_a_wrong_password_is_a_problem(good_installation, settin
     two_addresses(settings, broker, management=wrong[0], over_amqp=wrong[1])
     found = [one for one in addresses_found() if one.status is Status.PROBLEM]
     assert ["can't be used" in one.found for one in found] == [True] * 2
-    assert "secret-word" not in str(doctor.examine())
+    assert "secret-word" not in str(doctor_examine.examine())
 
 
 def test_an_address_with_another_account_is_reported(good_installation, settings, broker, create_account):
@@ -340,7 +347,7 @@ def test_an_address_of_another_cluster_is_a_problem(good_installation, settings,
     [("3.9.29", "problem"), ("3.10.0", "ok"), ("3.13.7", "ok"), ("4.0.2", "ok"), ("4.1.0-rc.1", "ok"), ("", "problem")],
 )
 def test_rabbitmq_versions_from_3_10_are_supported(version, status):
-    assert doctor._version(version).status == status
+    assert doctor_broker._version(version).status == status
 
 
 @pytest.mark.parametrize(
@@ -469,18 +476,18 @@ def test_an_in_memory_task_queue_is_a_problem(good_installation, settings):
 def test_the_guarded_broker_as_task_queue_is_a_problem(good_installation, settings, broker, scheme):
     guarded_at = f"localhost:{broker.amqp_url.rpartition(':')[2]}"
     settings.RABBIT_URL = re.sub("@.*", f"@{guarded_at}", broker.amqp_url)
-    finding = doctor._is_not_guarded(broker.amqp_url.replace("amqp", scheme, 1))
+    finding = database._is_not_guarded(broker.amqp_url.replace("amqp", scheme, 1))
     assert (finding.status, "both are at" in finding.found) == (Status.PROBLEM, True)
 
 
 def test_the_guarded_broker_under_another_name_as_task_queue_is_a_problem(good_installation, broker):
     with Proxy.before(broker.amqp_url) as proxy:
-        finding = doctor._is_not_guarded(proxy.url(broker.amqp_url))
+        finding = database._is_not_guarded(proxy.url(broker.amqp_url))
     assert (finding.status, "both have the cluster name" in finding.found) == (Status.PROBLEM, True)
 
 
 def test_an_unreachable_amqp_task_queue_is_a_warning(good_installation):
-    finding = doctor._is_not_guarded("amqp://guest:guest@127.0.0.1:1")
+    finding = database._is_not_guarded("amqp://guest:guest@127.0.0.1:1")
     assert (finding.status, "could not be compared" in finding.found) == (Status.WARNING, True)
 
 
@@ -572,7 +579,7 @@ def test_a_missing_mail_server_is_a_warning(good_installation, settings):
 )
 def test_the_host_of_links_must_be_in_allowed_hosts(settings, allowed, address, status):
     settings.ALLOWED_HOSTS, settings.GUARDIAN_BASE_URL = allowed, address
-    (finding,) = doctor._base_url()
+    (finding,) = doctor_settings._base_url()
     assert finding.status == status
     assert ("ALLOWED_HOSTS" in finding.found) is (status == "problem")
 
@@ -621,7 +628,7 @@ def test_no_part_of_a_password_that_breaks_its_url_is_shown(good_installation, s
     settings.CELERY_BROKER_URL = f"redis://:{password}@127.0.0.1:1/0"
     settings.RABBIT_URL = f"amqp://guardian:{password}@127.0.0.1:1"
     settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:{password}@127.0.0.1:1"
-    findings = doctor.examine()
+    findings = doctor_examine.examine()
     problems = [finding for finding in findings if finding.status is Status.PROBLEM]
     assert sorted({finding.name for finding in problems}) == ["broker", "settings"]
     for part in re.findall(r"\w{4,}", password):
@@ -634,7 +641,7 @@ def test_an_unexpected_error_is_reported_without_its_value(monkeypatch):
         int("hunter2")
         yield
 
-    look = doctor._Check("task queue", fails)
+    look = doctor_examine._Check("task queue", fails)
     look.start()
     (finding,) = look.found_by(time.monotonic() + 5)
     assert finding.found == "the check failed: ValueError: it can't be read"
@@ -644,20 +651,20 @@ def test_an_unexpected_error_is_reported_without_its_value(monkeypatch):
 def test_a_password_of_any_length_is_masked(settings, password):
     settings.RABBIT_URL = f"amqp://guardian:{quote(password)}@127.0.0.1"
     found = f"it said '{password}', and {quote(password)}: no abcess"
-    masked = doctor._without_passwords(Finding("broker", Status.OK, found))
+    masked = doctor_findings.without_passwords(Finding("broker", Status.OK, found))
     assert masked.found == "it said '…', and …: no abcess"
 
 
 def test_advice_is_not_masked(settings):
     settings.RABBIT_URL, settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:password@127.0.0.1:1", "ftp://x"
-    (finding,) = (doctor._without_passwords(finding) for finding in doctor._broker())
+    (finding,) = (doctor_findings.without_passwords(finding) for finding in doctor_broker.check_broker())
     assert finding.advice == "Write it as http://user:password@host:15672."
     assert finding.found == "RABBITMQ_MANAGEMENT_URL can't be used: it doesn't start with http:// or https://"
 
 
 def test_guest_as_a_name_is_not_masked(settings):
     settings.RABBIT_URL = settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:guest@127.0.0.1:1"
-    masked = doctor._without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
+    masked = doctor_findings.without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
     assert masked.found == "'guest' is an administrator"
 
 
@@ -755,11 +762,11 @@ def test_a_check_that_hangs_is_abandoned(monkeypatch, settings):
 
     for name in ("_database", "_broker", "_broker_over_amqp", "_broker_clock"):
         monkeypatch.setattr(doctor, name, lambda: iter(()))
-    monkeypatch.setattr(doctor, "_mail_server", hangs)
-    monkeypatch.setattr(doctor, "_task_queue", fails)
-    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(services, "check_mail_server", hangs)
+    monkeypatch.setattr(database, "check_task_queue", fails)
+    monkeypatch.setattr(doctor_findings, "TIMEOUT_SECONDS", 0.5)
     began = time.monotonic()
-    findings = doctor.examine()
+    findings = doctor_examine.examine()
     assert time.monotonic() - began < 2
     reported = [
         (finding.status, finding.found) for finding in findings if finding.name in ("mail server", "task queue")

@@ -22,7 +22,7 @@ from rabbit.management import Node
 from status import facts, overview, rules
 from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox
 from status.overview import Line, of_broker, of_guardian
-from status.rules import Level
+from status.verdicts import Level
 from tests.queues.test_queue_list import make_queue
 from tests.support.chromium import sign_in, violations
 from tests.support.proxy import Proxy

@@ -17,9 +17,11 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.models import Archive, Pass, Watch
 from rabbit.management import Node
-from status import doctor, facts, overview, rules
+from status import facts, overview, rules
+from status.doctor import broker as doctor_broker
+from status.doctor import database, findings
 from status.facts import BrokerFacts, Measurement
-from status.rules import Level, Unit
+from status.verdicts import Level, Unit
 from tests.status.test_metrics import scrape, value
 from tests.support.proxy import Proxy
 
@@ -169,8 +171,8 @@ def test_page_doctor_and_alert_agree_about_guardian(healthy, client, rule, measu
         assert escape(verdict.sentence) in page.text
         assert escape(verdict.next_step) in page.text
 
-    statuses = {finding.name: finding.status for finding in doctor._rows()}
-    assert statuses[rule.name] is doctor.STATUSES[level]
+    statuses = {finding.name: finding.status for finding in database._rows()}
+    assert statuses[rule.name] is findings.STATUSES[level]
 
     if rule.alert:
         is_page = rule.critical is not None
@@ -200,9 +202,9 @@ def test_page_and_doctor_agree_about_the_broker(rule, measured, level):
     assert verdict.level is level
     summary = overview.of_broker(cluster)
     assert (summary.worst.level, summary.others) == (level, [])
-    statuses = {finding.name: finding.status for finding in doctor._findings(cluster.verdicts())}
-    assert statuses[rule.name] is doctor.STATUSES[level]
-    assert {status for name, status in statuses.items() if name != rule.name} == {doctor.Status.OK}
+    statuses = {finding.name: finding.status for finding in findings.findings_of(cluster.verdicts())}
+    assert statuses[rule.name] is findings.STATUSES[level]
+    assert {status for name, status in statuses.items() if name != rule.name} == {findings.Status.OK}
 
 
 @pytest.mark.parametrize(("rule", "measured", "level"), at_limits(rules.OF_DOCTOR))
@@ -213,7 +215,7 @@ def test_rules_of_doctor_alone_have_limits_too(rule, measured, level):
 def broker_verdicts(client):
     """Return the verdicts of page, doctor and /readyz about the broker."""
     page = client.get("/admin/").context["overview"].broker.worst.level
-    (finding,) = [one for one in doctor._broker() if one.name == "broker"]
+    (finding,) = [one for one in doctor_broker.check_broker() if one.name == "broker"]
     return page, finding.status, client.get("/readyz").json()["broker"]
 
 
@@ -224,9 +226,9 @@ def as_operator(client, operator):
 
 
 def test_page_doctor_and_readyz_agree_about_a_healthy_or_unavailable_broker(as_operator, guarded, settings):
-    assert broker_verdicts(as_operator) == (Level.OK, doctor.Status.OK, True)
+    assert broker_verdicts(as_operator) == (Level.OK, findings.Status.OK, True)
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    assert broker_verdicts(as_operator) == (Level.CRITICAL, doctor.Status.PROBLEM, False)
+    assert broker_verdicts(as_operator) == (Level.CRITICAL, findings.Status.PROBLEM, False)
 
 
 @pytest.mark.slow
@@ -234,7 +236,7 @@ def test_page_doctor_and_readyz_agree_about_a_slow_broker(as_operator, guarded, 
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(30)
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        assert broker_verdicts(as_operator) == (Level.WARNING, doctor.Status.WARNING, False)
+        assert broker_verdicts(as_operator) == (Level.WARNING, findings.Status.WARNING, False)
 
 
 @pytest.mark.django_db
@@ -243,7 +245,7 @@ def test_an_installation_without_a_pass_is_critical_everywhere(client):
     assert (summary.worst.level, summary.worst.sentence) == (
         Level.CRITICAL, "No pass has run yet, so no queue is guarded.",
     )  # fmt: skip
-    assert {one.name: one.status for one in doctor._rows()}["passes"] is doctor.Status.PROBLEM
+    assert {one.name: one.status for one in database._rows()}["passes"] is findings.Status.PROBLEM
     assert alert_fires("GuardianNoPass", scrape())
 
 

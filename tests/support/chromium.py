@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
 
 from accounts.models import Owner
-from accounts.signing_in.signin import create_link
+from accounts.signing_in.links import create_link
 
 # Playwright runs an event loop in this thread, in which Django otherwise refuses to use the database.
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"

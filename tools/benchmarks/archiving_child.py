@@ -14,8 +14,10 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.archives import reading, replay, writing
-from queues.archives.writing import Removed, Target
+from queues.archives import reading, replay
+from queues.archives.outcomes import Removed
+from queues.guard import destroying
+from queues.guard.destroying import Target
 from queues.guard.monitor import run_pass
 from queues.models import Archive, Replay
 from tools.benchmarks.passes import timed
@@ -131,7 +133,7 @@ def delete(vhost: str) -> Removed:
     """Archive the queue, and delete it."""
     target = Target(vhost=vhost, name=NAME, type="classic", reason=Archive.Reason.LENGTH)
     with broker.session(vhost) as session:
-        return writing.delete_queue(session, target)
+        return destroying.delete_queue(session, target)
 
 
 def consume_bare(vhost: str, messages: int) -> None:

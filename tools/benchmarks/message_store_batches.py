@@ -8,7 +8,8 @@ from typing import Any
 from django.db import connection
 
 from guardian_store.ids import TICKS_PER_SECOND, Place, now, place, random_rests
-from message_store.database.store import SIGNED_OFFSET, DatabaseStore
+from message_store.database.dialects import SIGNED_OFFSET
+from message_store.database.store import DatabaseStore
 from message_store.store import NewMessage
 
 WARM_UPS = 10

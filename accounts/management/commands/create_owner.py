@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from accounts.access.vouching import vouch
 from accounts.models import Owner, normalize_address
-from accounts.signing_in.signin import mark_address_verified
+from accounts.signing_in.owners import mark_address_verified
 
 
 class Command(BaseCommand):

@@ -4,7 +4,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from accounts.models import Owner, normalize_address
-from accounts.signing_in.signin import create_link
+from accounts.signing_in.links import create_link
 
 
 class Command(BaseCommand):

@@ -20,7 +20,7 @@ from guardian_store import (
     log_failure,
 )
 from guardian_store.worker import BATCH, LEASE_SECONDS, POLLS_PER_SECOND
-from message_store import queues
+from message_store import parameters, queues
 from message_store.models import Application
 from message_store.worker import StoreTransport
 
@@ -144,7 +144,7 @@ def _partitions(pins: Sequence[str]) -> list[Partition]:
         queue, _, number = pin.rpartition(":")
         try:
             queues.check_name(queue)
-            parsed = queues.parse_number(number, 1, queues.MAX_PARTITIONS)
+            parsed = parameters.parse_number(number, 1, parameters.MAX_PARTITIONS)
         except ValueError as error:
             raise CommandError(f"--pin {pin}: {error}", returncode=INVALID_ARGUMENT) from None
         found.append(Partition(DEFAULT_DEPLOYMENT, queue, parsed))

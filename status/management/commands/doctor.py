@@ -4,8 +4,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from status import doctor
-from status.doctor import Finding, Status
+from status.doctor import examine
+from status.doctor.findings import Finding, Status
 
 NO_PROBLEMS, PROBLEMS = 0, 1
 
@@ -22,7 +22,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the findings. Exit with 1 if there is a problem; a warning is none."""
-        findings = doctor.examine()
+        findings = examine.examine()
         problems = [finding for finding in findings if finding.status is Status.PROBLEM]
         if options["json"]:
             checks = [finding._asdict() for finding in findings]

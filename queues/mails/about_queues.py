@@ -1,4 +1,4 @@
-"""What notifications about queues, the broker and passes say."""
+"""What notifications about queues say."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,6 @@ from notifications.content import (
     Why,
     as_of,
     name_in_subject,
-    operators_help,
     subject_url,
 )
 from notifications.models import Notification
@@ -438,223 +437,12 @@ def _long(line: Details) -> Row:
     return Row(readable(line["queue"]), (messages(line["length"]),))
 
 
-# About the broker and passes, to operators
-
-
-def outage(notification: Notification) -> Content:
-    """Return the message that Guardian can't query the broker."""
-    said = Content(
-        subject="No queue is guarded: the broker can't be queried",
-        happened="Guardian can't query the broker, so it guards no queue at the moment.",
-        next="Guardian keeps trying, and notifies you when the broker answers again. Until then it deletes no queue.",
-        advice="Check that RabbitMQ runs and that its management plugin answers.",
-        facts=[Fact("Reason", notification.facts["error"])],
-        help=operators_help("the-broker-cant-be-queried"),
-    )
-    return _to_operators(notification, said)
-
-
-def outage_over(notification: Notification) -> Content:
-    """Return the message that the broker answers again."""
-    lasted = duration(notification.facts["seconds"])
-    said = Content(
-        subject="The broker answers again",
-        happened=f"The broker answers again, after {lasted}.",
-        next="Guardian guards its queues as before. There is nothing to do.",
-        facts=[Fact("Outage", lasted)],
-    )
-    return _to_operators(notification, said)
-
-
-def brake(notification: Notification) -> Content:
-    """Return the message that the brake blocks deletions."""
-    facts = notification.facts
-    count, seen = facts["count"], facts["seen"]
-    reasons = []
-    if facts.get("brake"):
-        reasons.append(Fact("More than the brake allows", counted(facts["brake"], "queue")))
-    if facts.get("settings"):
-        reasons.append(Fact("New settings or broker", counted(facts["settings"], "queue")))
-    said = Content(
-        subject=f"Blocked: the deletion of {counted(count, 'queue')}",
-        happened=f"The deletion of {count:,} of {counted(seen, 'queue')} is blocked until an operator decides. "
-        "The queues are over their deletion limit, or their names do not match the required pattern.",
-        next="Guardian deletes none of them until an operator releases them. It warns the owners of long queues.",
-        advice="Review the queues, and release all or some of them. To keep them, start their consumers, raise their "
-        "limits, or make them unbounded. This command lists them, too:",
-        commands=["manage.py monitor_queues --once --dry-run"],
-        action=Link("Review the blocked queues", _page("operate_brake")),
-        facts=reasons,
-        help=operators_help("the-brake-blocks-deletions"),
-    )
-    return _to_operators(notification, said)
-
-
-def short_list(notification: Notification) -> Content:
-    """Return the message that the broker lists far fewer queues than before."""
-    missing, seen = notification.facts["missing"], notification.facts["seen"]
-    said = Content(
-        subject=f"The broker's list lacks {counted(missing, 'queue')}",
-        happened=f"The broker's list of queues lacks {missing:,} that it had before. It has {seen:,} now.",
-        next="Guardian keeps what it stores about the missing queues until three lists in a row agree.",
-        advice="Check that all nodes of the cluster run: a node that stops or starts shortens the list. "
-        "If you removed the queues, there is nothing to do.",
-        facts=[Fact("Missing", f"{missing:,}"), Fact("Listed", f"{seen:,}")],
-        help=operators_help("the-brokers-list-lacks-queues"),
-    )
-    return _to_operators(notification, said)
-
-
-def alarm(notification: Notification) -> Content:
-    """Return the message that a resource alarm is raised on a node."""
-    resource, node = notification.facts["resource"], notification.facts["node"]
-    other = "free disk space on the node" if resource == "disk" else "check the node's connections"
-    said = Content(
-        subject=f"The {resource} alarm is raised on {node}",
-        happened=f"The {resource} alarm is raised on the node {node}.",
-        next="RabbitMQ blocks all publishers on every node of the cluster until the alarm is over. Consumers can still "
-        "read. Guardian still guards, and notifies you when the alarm is over.",
-        advice="Start the consumers of long queues, or purge or delete queues that nobody needs. "
-        f"If queues are not the cause, {other}.",
-        facts=[Fact("Node", node), Fact("Resource", resource)],
-        help=operators_help("a-resource-alarm-is-raised"),
-    )
-    return _to_operators(notification, said)
-
-
-def alarm_over(notification: Notification) -> Content:
-    """Return the message that a resource alarm is over, perhaps because the node is down."""
-    facts = notification.facts
-    resource, node, lasted = facts["resource"], facts["node"], duration(facts["seconds"])
-    said = Content(
-        subject=f"The {resource} alarm is over on {node}",
-        happened=f"The {resource} alarm on the node {node} is over, after {lasted}"
-        f"{'' if facts['running'] else ', because the node is down'}.",
-        next="Publishers can publish again, unless another alarm is raised."
-        if facts["running"]
-        else "The node stays down.",
-        advice="" if facts["running"] else "Start the node.",
-        facts=[Fact("Node", node), Fact("Resource", resource), Fact("Alarm", lasted)],
-    )
-    return _to_operators(notification, said)
-
-
-def node_lost(notification: Notification) -> Content:
-    """Return the message that a node of the cluster is down."""
-    facts = notification.facts
-    node = facts["node"]
-    is_frozen = facts.get("is_frozen", False)
-    state = "does not respond" if is_frozen else "is down"
-    hanging = (
-        "RabbitMQ drops the node after a minute. Until then its lists hang, so Guardian guards no queue. Then clients"
-        if is_frozen
-        else "Clients"
-    )
-    remedy = (
-        "Its process hangs, or the network to it is cut: check its machine, and restart it"
-        if is_frozen
-        else "Start the node"
-    )
-    said = Content(
-        subject=f"The node {node} {state}",
-        happened=f"The node {node} {state}.",
-        next=f"{hanging} can't reach the queues whose only copy is on that node, and Guardian can't delete them. "
-        "Guardian guards the other queues, and notifies you when the node runs again.",
-        advice=f"{remedy}. If it is gone permanently, remove it from the cluster. Run on another node:",
-        commands=[f"rabbitmqctl forget_cluster_node {node}"],
-        facts=[Fact("Node", node), Fact("Running nodes", ", ".join(facts["others"]) or "none")],
-        help=operators_help("a-node-is-not-running"),
-    )
-    return _to_operators(notification, said)
-
-
-def node_back(notification: Notification) -> Content:
-    """Return the message that a node runs again, or left the cluster."""
-    facts = notification.facts
-    node, lasted = facts["node"], duration(facts["seconds"])
-    state = "running again" if facts["running"] else "no longer in the cluster"
-    said = Content(
-        subject=f"The node {node} is {state}",
-        happened=f"The node {node} is {state}, after {lasted}.",
-        next="There is nothing to do. Guardian guards all queues of the cluster.",
-        facts=[Fact("Node", node), Fact("Down for", lasted)],
-    )
-    return _to_operators(notification, said)
-
-
-def refused(notification: Notification) -> Content:
-    """Return the message that the broker refuses to delete queues."""
-    count = notification.facts["count"]
-    said = Content(
-        subject=f"The broker refuses to delete {counted(count, 'queue')}",
-        happened=f"Guardian can't delete {counted(count, 'queue')} over {'its' if count == 1 else 'their'} deletion "
-        f"limit. {'It keeps' if count == 1 else 'They keep'} growing, and the owners are warned.",
-        next="Guardian tries again in each pass. You get this mail once.",
-        advice="Check the reason. Give Guardian's account all permissions on the virtual host, make the address in "
-        "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:",
-        commands=['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"'],
-        facts=[Fact("Reason", notification.facts["error"])],
-        help=operators_help("the-broker-refuses-to-delete-a-queue"),
-    )
-    return _to_operators(notification, said)
-
-
-def unresponsive(notification: Notification) -> Content:
-    """Return the message that the process of a queue does not respond."""
-    said = Content(
-        subject="A queue's process does not respond",
-        happened="The broker's exact list of queues hangs: the process of a queue does not respond.",
-        next="Guardian uses the broker's statistics for now. It warns as usual, and rechecks a queue's length before "
-        "its deletion. It notifies you when the list works again.",
-        advice="Find the queue with this command. Restart its node, or delete the queue.",
-        commands=["rabbitmqctl list_unresponsive_queues"],
-        help=operators_help("a-queues-process-does-not-respond"),
-    )
-    return _to_operators(notification, said)
-
-
-def responsive(notification: Notification) -> Content:
-    """Return the message that all queues respond again."""
-    lasted = duration(notification.facts["seconds"])
-    said = Content(
-        subject="All queues respond again",
-        happened=f"The broker's exact list of queues works again, after {lasted}.",
-        next="There is nothing to do. Guardian uses the exact list again.",
-        facts=[Fact("Unresponsive for", lasted)],
-    )
-    return _to_operators(notification, said)
-
-
-def unaddressable(notification: Notification) -> Content:
-    """Return the message that queues have names that no client can use."""
-    facts = notification.facts
-    count = facts["count"]
-    them = "it" if count == 1 else "them"
-    said = Content(
-        subject=f"{counted(count, 'queue')} can't be guarded",
-        happened=f"The broker has {counted(count, 'queue')} with a name that no client can use. "
-        "The name is not valid UTF-8, or is longer than 255 bytes.",
-        next=f"Guardian can't warn about {them} or delete {them}. "
-        "You get this mail once, until all such queues are gone.",
-        advice=f"Delete {them} with 'rabbitmqctl eval', or bound {them} with an operator policy. "
-        "The help has both commands.",
-        tables=[queue_table(facts["shown"], facts["more"])],
-        help=operators_help("a-queue-cant-be-addressed"),
-    )
-    return _to_operators(notification, said)
-
-
 def queue_table(queues: Sequence[Details], more: int) -> Table:
     """Return a table of queues with their vhosts."""
     rows = [Row(f"{readable(one['queue'])} in {readable(one['vhost'])}") for one in queues]
     return Table(rows, "Queues", more=more)
 
 
-def _to_operators(notification: Notification, said: Content) -> Content:
-    """Return a message about the broker with a button and the time of its facts."""
-    action = said.action or Link("Open the overview", _page("admin:index"))
-    return replace(said, action=action, facts=[*said.facts, as_of(notification)])
-
-
-def _page(name: str) -> str:
+def page_link(name: str) -> str:
+    """Return the address of a page for a mail."""
     return absolute_url(reverse(name))

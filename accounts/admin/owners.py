@@ -1,0 +1,263 @@
+"""The admin of owners, their access, tokens and sign-in addresses."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import allauth.account.admin  # these four register models that are unregistered below
+import allauth.socialaccount.admin  # noqa: F401
+import auditlog.admin  # noqa: F401
+import django.contrib.auth.admin  # noqa: F401
+from allauth.account.models import EmailAddress
+from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.auth.models import Group
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.safestring import SafeString
+
+from accounts import queue_effects
+from accounts.access import tokens, vouching
+from accounts.admin.base import (
+    AuditedAdmin,
+    Confirmation,
+    DeletedWithOwnerAdmin,
+    Row,
+    chosen_rows,
+    confirmation_page,
+    count_related,
+    current_operator,
+    given_confirmation,
+    is_confirmed,
+    is_uuid,
+)
+from accounts.models import (
+    AuthToken,
+    Owner,
+    PulseUser,
+    Vouching,
+)
+from accounts.pages.forms import WithdrawForm
+from accounts.pulse_users import ownership, withdrawal
+from accounts.pulse_users.each import apply_to_each, report_results
+from core.confirmation import ConfirmableChange, ConfirmationRequired
+
+# Owners
+
+admin.site.unregister(Group)  # groups grant permissions, and operators have all permissions
+
+
+@admin.register(Owner)
+class OwnerAdmin(AuditedAdmin):
+    """Owners. They sign in without a password. Two actions change ``vouched``, because each change is recorded.
+
+    Every operator has all permissions and can make other owners operators.
+    """
+
+    list_display = ["email", "full_name", "vouched", "is_staff", "is_active", "accounts", "last_login", "date_joined"]
+    list_filter = ["vouched", "is_staff", "is_active", "weekly_summary", "date_joined"]
+    search_fields = ["email", "full_name"]
+    fields = [
+        "email", "full_name", "vouched", "is_staff", "is_active", "uuid", "last_login", "date_joined", "vouch_request",
+        "time_zone", "quiet_from", "quiet_until", "weekly_summary",
+    ]  # fmt: skip
+    readonly_fields = [
+        "vouched", "uuid", "last_login", "date_joined", "vouch_request", "time_zone", "quiet_from", "quiet_until",
+        "weekly_summary",
+    ]  # fmt: skip
+    actions = ["vouch_for", "withdraw"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
+        """Add the number of accounts, in the same query."""
+        owners: QuerySet[Owner] = super().get_queryset(request)
+        return owners.annotate(number_of_accounts=count_related(PulseUser.owners.through, "owner"))
+
+    @admin.display(description="accounts", ordering="number_of_accounts")
+    def accounts(self, owner: Owner) -> int:
+        """Return the number of RabbitMQ accounts that the owner has."""
+        return cast("int", owner.number_of_accounts)  # type: ignore[attr-defined]
+
+    def view_on_site(self, owner: Owner) -> str:
+        """Return the URL of the page with the vouching record."""
+        return reverse("owner", args=[owner.uuid])
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Owner | None = None) -> list[str]:
+        """Keep operators from locking themselves out. Another operator can do it, and undo it."""
+        return [*self.readonly_fields, *(["is_staff", "is_active"] if obj == request.user else [])]
+
+    def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
+        """Save only the changed fields, because another request may have changed ``vouched``."""
+        deactivates = change and "is_active" in form.changed_data and not obj.is_active
+        if deactivates:
+            # The owner's tokens are no longer valid, so the next clean-up deletes the agents' queues.
+            deactivation = ConfirmableChange(
+                current_operator(request), "deactivate", [obj], {}, given_confirmation(request)
+            )
+            deactivation.require_confirmed(queue_effects.provider().of_agents(obj))
+        if not change:
+            obj.save()
+        elif form.changed_data:
+            obj.save(update_fields=form.changed_data)
+        if deactivates:
+            ownership.deactivated(obj, current_operator(request))
+
+    def has_delete_permission(self, request: HttpRequest, obj: Owner | None = None) -> bool:
+        """Refuse to delete owners of accounts (an account could lose its last owner), in bulk, and oneself."""
+        return (
+            obj is not None
+            and obj != request.user
+            and not obj.pulse_users.exists()
+            and super().has_delete_permission(request, obj)
+        )
+
+    @admin.action(description="Approve access for the selected owners", permissions=["change"])
+    def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
+        """Vouch for the selected owners."""
+        apply_to_each(
+            request,
+            queryset,
+            lambda owner: vouching.vouch(owner, current_operator(request), "in the admin"),
+            "approved, and can use the broker",
+        )
+
+    @admin.action(description="Withdraw access of the selected owners", permissions=["change"])
+    def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
+        """Withdraw the vouching of the selected owners; if requested, remove their accounts and tokens."""
+        owners = list(chosen_rows(self, request, queryset))
+        form = WithdrawForm(request.POST if is_confirmed(request) else None)
+        required = None
+        if form.is_valid() and form.cleaned_data["remove"] and len(owners) > 1:
+            form.add_error("remove", "Accounts and tokens can be removed for one owner at a time. Select one owner.")
+        if form.is_valid():
+            try:
+                self._withdraw(request, owners, **form.cleaned_data)
+                return None
+            except ConfirmationRequired as error:
+                required = error
+        question = Confirmation(
+            "withdraw",
+            "Withdraw the access of these owners",
+            "They can't create accounts and tokens any more. Existing ones keep working, unless you remove them.",
+            "Withdraw access",
+            "Accounts",
+        )
+        return confirmation_page(
+            self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form, required
+        )
+
+    def _withdraw(self, request: HttpRequest, owners: Sequence[Owner], *, remove: bool, reason: str) -> None:
+        def withdraw(owner: Owner) -> None:
+            withdrawal.withdraw(
+                owner,
+                current_operator(request),
+                remove=remove,
+                reason=reason or "in the admin",
+                confirm=given_confirmation(request),
+            )
+
+        removed = "; Guardian removes the accounts that only they owned" if remove else ""
+        apply_to_each(request, owners, withdraw, f"no longer able to create accounts and tokens{removed}")
+
+
+@admin.register(Vouching)
+class VouchingAdmin(DeletedWithOwnerAdmin):
+    """Who vouched for whom, and when."""
+
+    list_display = ["owner", "vouched", "by", "reason", "at"]
+    list_filter = ["vouched", "at"]
+    list_select_related = ["owner", "by"]
+    search_fields = ["owner__email", "by__email", "reason"]
+
+
+@admin.register(AuthToken)
+class AuthTokenAdmin(DeletedWithOwnerAdmin):
+    """Tokens. Owners create them; operators revoke them by an action.
+
+    A token's primary key is its digest, which no page shows. So rows are identified by their UUID and have no page.
+    """
+
+    key = "uuid"
+    list_display = ["name", "user", "scope", "created", "expiry", "last_used"]
+    list_display_links = None
+    list_filter = ["scope", "created", "expiry", "last_used"]
+    list_select_related = ["user"]
+    search_fields = ["name", "user__email"]
+    actions = ["revoke"]
+
+    def get_urls(self) -> list[Any]:
+        """Return only URLs that don't contain the digest."""
+        return [url for url in super().get_urls() if str(url.name).endswith(("_changelist", "_add"))]
+
+    def action_checkbox(self, obj: AuthToken) -> SafeString:
+        """Return the checkbox of a row, with its UUID as the value."""
+        name = f"Select this token for an action - {obj}"
+        box = forms.CheckboxInput({"class": "action-select", "aria-label": name}, lambda value: False)
+        return box.render(ACTION_CHECKBOX_NAME, str(obj.uuid))
+
+    def response_action(  # type: ignore[override]  # the stubs are a version ahead
+        self, request: HttpRequest, queryset: QuerySet[AuthToken]
+    ) -> HttpResponse | None:
+        """Replace the selected UUIDs by primary keys."""
+        posted = request.POST.copy()
+        uuids = [text for text in posted.getlist(ACTION_CHECKBOX_NAME) if is_uuid(text)]
+        posted.setlist(ACTION_CHECKBOX_NAME, list(queryset.filter(uuid__in=uuids).values_list("pk", flat=True)))
+        request.POST = posted  # type: ignore[assignment]
+        return super().response_action(request, queryset)
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may delete tokens."""
+        return admin.ModelAdmin.has_delete_permission(self, request)
+
+    @admin.action(description="Revoke the selected tokens", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> HttpResponse | None:
+        """Revoke the selected tokens, after confirmation."""
+        found = list(chosen_rows(self, request, queryset).select_related("user"))
+        required = None
+        if is_confirmed(request):
+            change = tokens.revocation_of(found, current_operator(request), given_confirmation(request))
+            try:
+                tokens.revoke_confirmed(found, change)
+            except ConfirmationRequired as error:
+                required = error
+            else:
+                report_results(request, [str(token) for token in found], "revoked", [])
+                return None
+        question = Confirmation(
+            "revoke",
+            "Revoke these tokens",
+            "Programs that use them are refused at once. Agents that log in to the broker with them are disconnected.",
+            "Revoke the tokens",
+            "Owner",
+        )
+        return confirmation_page(
+            self, request, question, found, lambda token: Row(str(token), token.user.email), required=required
+        )
+
+
+# Models of allauth. accounts/signing_in/signin.py writes their rows. The provider is configured in the settings, and
+# its tokens are not stored.
+
+admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])
+
+
+@admin.register(EmailAddress)
+class EmailAddressAdmin(DeletedWithOwnerAdmin):
+    """Addresses that owners sign in with, and whether they are verified. Creating one manually would grant access."""
+
+    list_display = ["email", "user", "verified"]
+    list_filter = ["verified"]
+    list_select_related = ["user"]
+    search_fields = ["email", "user__email"]
+
+
+@admin.register(SocialAccount)
+class SocialAccountAdmin(DeletedWithOwnerAdmin):
+    """Which OpenID Connect identity belongs to which owner. The claims are not shown."""
+
+    list_display = ["uid", "user", "provider", "last_login", "date_joined"]
+    list_filter = ["provider"]
+    list_select_related = ["user"]
+    search_fields = ["uid", "user__email"]
+    fields = ["uid", "user", "provider", "last_login", "date_joined"]

@@ -1,0 +1,80 @@
+"""What the pages of this package share."""
+
+import logging
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import ValidationError
+from django.core.paginator import Page, Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest, QueryDict
+from django.views.decorators.http import require_http_methods
+
+from accounts.access import quotas
+from accounts.models import Owner
+from accounts.pages import forms
+from rabbit.management import BrokerError, Refused
+
+logger = logging.getLogger(__name__)
+
+PER_PAGE = 50
+
+page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
+
+
+class OwnersRequest(HttpRequest):
+    """A request of a signed-in owner."""
+
+    user: Owner
+
+
+# Helpers
+
+
+def page_of(request: OwnersRequest, rows: "QuerySet[Any]") -> "Page[Any]":
+    """Return the requested page of a list, or the nearest existing one."""
+    return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+
+
+def search_text(request: OwnersRequest) -> str:
+    """Return the search text of a list, or "" if there is none or it is invalid."""
+    form = forms.SearchForm(request.GET)
+    return str(form.cleaned_data["search"]) if form.is_valid() else ""
+
+
+def form_data(request: OwnersRequest) -> QueryDict | None:
+    """Return the submitted data, or None for a GET request."""
+    return request.POST if request.method == "POST" else None
+
+
+def uuids_in(text: str) -> list[UUID]:
+    """Return the UUID in the text as a list, empty if the text is no UUID."""
+    try:
+        return [UUID(text)]
+    except ValueError:
+        return []
+
+
+def add_error(form: forms.Form, error: ValidationError, field: str) -> None:
+    """Add the errors to the fields they name, or to ``field`` if the form has no such field.
+
+    That an owner has reached a quota is an error of the whole form.
+    """
+    if isinstance(error, quotas.QuotaReached):
+        form.add_error(None, error)
+        return
+    if not hasattr(error, "error_dict"):
+        form.add_error(field, error)
+        return
+    for name, errors in error.error_dict.items():
+        form.add_error(name if name in form.fields else field, errors)
+
+
+def broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) -> str:
+    """Return the message about a failed request to the broker. Only operators see the reason."""
+    logger.warning("%s %s: %s", request.method, request.path, error)
+    if isinstance(error, Refused):
+        text = "RabbitMQ refused Guardian's request. Contact an operator."
+    else:
+        text = "RabbitMQ does not answer. Try again in a minute."
+    return f"{text} {outcome}" + (f" For operators: {error}." if request.user.is_staff else "")

@@ -1,0 +1,236 @@
+"""Create and adopt Pulse users, on the broker and in the database.
+
+The row is committed first, with ``ready`` false, so that every Pulse user created here has a row. It becomes ready once
+the broker has the user. After a crash it stays not ready, until one of its owners creates the Pulse user again.
+"""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from accounts import audit
+from accounts.access import quotas, vouching
+from accounts.models import (
+    Owner,
+    PulseUser,
+)
+from accounts.pulse_users import addresses, invitations, namespace, ownership
+from accounts.pulse_users.namespace import NOTHING, Belongings
+from accounts.pulse_users.ownership import LastOwner
+from accounts.pulse_users.validation import (
+    CannotAdopt,
+    NamespaceInUse,
+    NameTaken,
+    check_name,
+    check_password,
+    grant_permissions,
+    is_free_on_broker,
+    is_valid_name,
+    live_row,
+    require_operator,
+    why_not_ownable,
+)
+from core import broker, locks, removals
+from core.models import Removal
+from rabbit import names
+from rabbit.management import (
+    BrokerError,
+    Management,
+    NotOnBroker,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def create_pulse_user(
+    username: str,
+    owners: Sequence[Owner],
+    password: str | None = None,
+    notification_emails: Sequence[str] = (),
+    by: Owner | None = None,
+    *,
+    adopt_namespace: bool = False,
+) -> tuple[PulseUser, str]:
+    """Create a RabbitMQ account with permissions for its own names, and return its row and its password.
+
+    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it:
+    an operator or None (a command) for these owners, others for themselves, and invite the other owners. With
+    ``adopt_namespace``, the account gets the queues and exchanges of its name that the broker has.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator, and adopts the namespace.
+        rabbit.names.InvalidUserName: the name is invalid; the text says why.
+        NameReserved: the name is reserved.
+        NameTaken: the name is taken, or the account is being created, changed or removed.
+        NamespaceInUse: the broker has queues or exchanges of this name.
+        NotVouched: an owner may not use the broker.
+        LastOwner: there is no owner.
+        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` accounts.
+        ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
+            After an unfinished creation, an address may have got a request within the last hour; the row is then not
+            ready.
+        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
+            ``adopt_namespace``, the row may stay and is not ready; creating the account again finishes it.
+    """
+    if adopt_namespace and by is not None:
+        require_operator(by)
+    check_name(username)
+    if not owners:
+        raise LastOwner("An account needs at least one owner.")
+    for owner in owners:
+        vouching.require_vouched(owner)
+    owners, invitees = ownership.owners_of_new_account(owners, by)
+    wanted = addresses.usable_addresses(notification_emails, owners)
+    if password is not None:
+        check_password(password, username)
+    management = broker.management()
+    try:
+        with locks.lock(username) as lock:
+            management = lock.renewing_client(management)
+            pulse_user = _unfinished_row(management, username, owners)
+            if pulse_user is None:
+                used = namespace.used_names(management, username)
+                if any(used) and not adopt_namespace:
+                    raise NamespaceInUse(username, used, by)
+                pulse_user = _create_row(username, owners, by, used)
+            password = password or secrets.token_urlsafe(24)
+            # Undoing would remove an account with its queues, also those that it had before.
+            _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
+            if not _mark_ready(pulse_user, owners, invitees, wanted, by or owners[0]):
+                raise NameTaken(f"'{username}' was removed by another request while it was being created.")
+    except locks.LockTaken as error:
+        raise NameTaken(
+            f"'{username}' is being created by another request; try again in a few minutes, or choose another name."
+        ) from error
+    return pulse_user, password
+
+
+def _unfinished_row(management: Management, username: str, owners: Sequence[Owner]) -> PulseUser | None:
+    """Return the row of an unfinished creation by one of these owners, if there is one.
+
+    Raises:
+        NameTaken: the broker has another account of this name.
+    """
+    rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
+    unfinished = rows.filter(owners__in=owners).first()
+    if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
+        raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
+    return unfinished
+
+
+def _create_on_broker(management: Management, pulse_user: PulseUser, password: str, *, undo: bool) -> None:
+    try:
+        management.put_user(pulse_user.username, password)
+        grant_permissions(management, pulse_user.username)
+    except BrokerError:
+        if undo:
+            _undo_creation(management, pulse_user)
+        raise
+
+
+def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopted: Belongings = NOTHING) -> PulseUser:
+    try:
+        with transaction.atomic():
+            # Locked: another request may be withdrawing the vouching, and with it all accounts of the owner.
+            for owner in vouching.lock_all(owners):
+                vouching.require_vouched(owner)
+            if by is not None:
+                quotas.require_room(quotas.PULSE_USERS, by, by.pulse_users.all())
+            pulse_user = PulseUser.objects.create(username=username)
+            pulse_user.owners.set(owners)
+            if any(adopted):
+                audit.record(None, "adopted", pulse_user, **adopted._asdict())
+    except IntegrityError as error:
+        raise NameTaken(f"'{username}' is taken; choose another name.") from error
+    return pulse_user
+
+
+def _mark_ready(
+    pulse_user: PulseUser, owners: Sequence[Owner], invitees: Sequence[Owner], emails: Sequence[str], by: Owner
+) -> bool:
+    """Mark the account as ready, and return whether it is. False if its removal has begun."""
+    with transaction.atomic():
+        if not live_row(pulse_user).update(ready=True):
+            return False
+        pulse_user.ready = True
+        pulse_user.owners.set(owners)
+        ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
+        invitations.invite(pulse_user, invitees, by)
+        for email in emails:
+            if not pulse_user.notification_addresses.filter(email=email).exists():
+                addresses.create_address(pulse_user, email, by)
+        return True
+
+
+def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
+    """Delete an unfinished account. If the broker is unreachable, the row stays and is not ready."""
+    unfinished = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
+    # A ready row is a finished account. Marking the row as being removed keeps others from making it ready.
+    marked_at = timezone.now()
+    with transaction.atomic():
+        if not unfinished.filter(removing_since=None).update(removing_since=marked_at):
+            return
+        # A crash leaves the row to the task. Without the mark, the task drops the Removal.
+        removals.reserve([Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username)])
+    try:
+        with contextlib.suppress(NotOnBroker):
+            management.delete_user(pulse_user.username)
+    except BrokerError:
+        unfinished.filter(removing_since=marked_at).update(removing_since=None)  # keeps the mark of another removal
+    else:
+        unfinished.delete()
+        Removal.objects.filter(kind=Removal.Kind.ACCOUNT, name=pulse_user.username).delete()
+
+
+def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
+    """Assign owners to a manually created account of the broker. The account on the broker doesn't change.
+
+    Raises:
+        PermissionDenied: ``by`` is no operator.
+        rabbit.names.InvalidUserName: the name is invalid, so the account can't have queues of its own.
+        CannotAdopt: the account is Guardian's own, or has a tag that allows more than its permissions do.
+        NameTaken: the account has owners here already, or another request is changing it.
+        NotVouched: an owner may not use the broker.
+        LastOwner: there is no owner.
+        NotOnBroker: the broker has no such account.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    require_operator(by)
+    names.check_user_name(username)
+    if reason := why_not_ownable(username):
+        raise CannotAdopt(reason)
+    if not owners:
+        raise LastOwner("An account needs at least one owner.")
+    management = broker.management()
+    try:
+        with locks.lock(username) as lock:
+            if reason := why_not_ownable(username, lock.renewing_client(management).user(username).tags):
+                raise CannotAdopt(reason)
+            pulse_user = _create_row(username, owners, by)
+            with transaction.atomic():
+                live_row(pulse_user).update(ready=True)
+                audit.record(by, "adopted", pulse_user)
+                ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
+    except locks.LockTaken as error:
+        raise NameTaken(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
+    pulse_user.ready = True
+    return pulse_user
+
+
+def adoptable() -> list[str]:
+    """Return the names of the accounts on the broker that can be adopted.
+
+    Raises:
+        BrokerError: the broker is unreachable or refuses.
+    """
+    users = broker.management().users()
+    stored = set(PulseUser.objects.values_list("username", flat=True))
+    return sorted(
+        user.name
+        for user in users
+        if user.name not in stored and not why_not_ownable(user.name, user.tags) and is_valid_name(user.name)
+    )

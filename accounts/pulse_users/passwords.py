@@ -1,0 +1,156 @@
+"""The password of a Pulse user, and its connections: a new password closes them."""
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Collection
+
+from django.core.exceptions import ValidationError
+
+from accounts import audit
+from accounts.models import (
+    Owner,
+    PulseUser,
+)
+from accounts.pulse_users import ownership
+from accounts.pulse_users.validation import (
+    check_password,
+    grant_permissions,
+    is_free_on_broker,
+    live_row,
+    why_not_ownable,
+)
+from core import broker, locks
+from rabbit.management import (
+    BrokerError,
+    BrokerUnavailable,
+    Connection,
+    Management,
+    NotOnBroker,
+    QueueConsumer,
+    Refused,
+)
+
+logger = logging.getLogger(__name__)
+
+
+# The password
+
+
+def rotate_password(
+    pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False, by: Owner | None = None
+) -> str:
+    """Change the account's password and return it. Without a password, one is generated. Show it now.
+
+    ``by`` is the owner or operator who does; None: a command. Permissions and tags stay. Live connections stay open
+    unless ``close_connections``. If the broker lost the account, or it was not ready, it is created again with the
+    permissions of a new account.
+
+    Raises:
+        ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
+            the account, it has become Guardian's own or an administrator's, or it was not ready and the broker has
+            another, manually created account of that name.
+        PulseUser.DoesNotExist: ``by`` no longer owns the account.
+        BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
+            password has changed already; repeating the call completes it.
+    """
+    username = pulse_user.username
+    if password is not None:
+        check_password(password, username)
+    management = broker.management()
+    try:
+        with locks.lock(username) as lock:
+            # Checked under the lock: if an owner removed ``by`` and set a password, it must stay.
+            if by is not None:
+                ownership.require_access(pulse_user, by)
+            return _rotate(lock.renewing_client(management), pulse_user, password, close_connections=close_connections)
+    except locks.LockTaken as error:
+        raise ValidationError(
+            f"Another request is changing '{username}' right now; try again in a few minutes."
+        ) from error
+
+
+def _rotate(management: Management, pulse_user: PulseUser, password: str | None, *, close_connections: bool) -> str:
+    row = live_row(pulse_user).first()
+    if row is None:
+        raise ValidationError(f"'{pulse_user.username}' is being removed; its password can't be changed.")
+    username, is_ready = row.username, row.ready
+    try:
+        tags = management.user(username).tags
+    except NotOnBroker:
+        tags, is_ready = frozenset(), False
+        # Not ready until it has its permissions again, even if this process is killed.
+        live_row(row).update(ready=False)
+    if reason := why_not_ownable(username, tags):
+        raise ValidationError(reason)
+    if not is_ready and not is_free_on_broker(management, username, allow_unfinished=True):
+        raise ValidationError(
+            f"The broker has another account '{username}', which was created manually. Ask an operator."
+        )
+    password = password or secrets.token_urlsafe(24)
+    with audit.audited(None, "changed the password", row):
+        is_new = management.put_user(username, password, sorted(tags))
+    if is_new or not is_ready:
+        grant_permissions(management, username)
+    if not live_row(row).update(ready=True):
+        raise ValidationError(f"'{username}' was removed by another request.")
+    pulse_user.ready = True
+    if row.password_exposed_at is not None:
+        # Unless another owner left since the row was read, who may know the new password.
+        live_row(row).filter(password_exposed_at=row.password_exposed_at).update(password_exposed_at=None)
+    if close_connections:
+        _close_connections(management, username)
+    return password
+
+
+def _close_connections(management: Management, username: str) -> None:
+    try:
+        with contextlib.suppress(NotOnBroker):
+            management.close_connections_of(username, "The password of this account was changed.")
+    except BrokerError as error:
+        raise BrokerUnavailable(
+            "The password was changed, but the open connections could not be closed. "
+            f"Change it again to see the new password: {error}"
+        ) from error
+
+
+def connections_of(pulse_user: PulseUser) -> list[Connection]:
+    """Return the account's live connections.
+
+    Raises:
+        BrokerError: the broker is unreachable or refuses.
+    """
+    return broker.management().connections_of(pulse_user.username)
+
+
+def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueConsumer]] | None:
+    """Return the consumers of these connections by the connection's name; None: the broker did not answer."""
+    management = broker.management()
+    found: dict[str, list[QueueConsumer]] = {connection.name: [] for connection in connections}
+    try:
+        for vhost in {connection.vhost for connection in connections}:
+            for consumer in management.consumers(vhost):
+                if consumer.connection in found:
+                    found[consumer.connection].append(consumer)
+    except BrokerError as error:
+        logger.warning("Could not list the consumers of an account: %s", error)
+        return None
+    return found
+
+
+def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:
+    """Close one live connection of the account.
+
+    Raises:
+        NotOnBroker: the account has no connection of this name.
+        BrokerError: the broker is unreachable or refuses, as it does in a connection's first seconds.
+    """
+    management = broker.management()
+    if name not in {connection.name for connection in management.connections_of(pulse_user.username)}:
+        raise NotOnBroker(f"The account has no connection '{name}'")
+    try:
+        with audit.audited(by, "closed a connection of", pulse_user):
+            management.close_connection(name, "An owner of this account closed the connection.")
+    except NotOnBroker as error:  # the broker has no statistics of it yet
+        reason = "the connection is new; try again in a few seconds"
+        raise Refused(f"closing '{name}': {reason}", status=0, reason=reason) from error

@@ -1,0 +1,99 @@
+"""The thresholds of a Pulse user's queues, and whether they are archived."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
+
+from accounts import queue_effects
+from accounts.models import (
+    UNCHANGED,
+    Owner,
+    PulseUser,
+    Unchanged,
+    check_thresholds,
+)
+from core.confirmation import ConfirmableChange
+
+# Thresholds
+
+
+def set_thresholds(
+    pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner, confirm: str = ""
+) -> None:
+    """Set the warning threshold and the deletion limit of the account's queues, in messages; None: the policy's.
+
+    Raises:
+        PermissionDenied: owners may not set thresholds.
+        ValidationError: a threshold is invalid, or the limit is above what owners may set.
+        ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
+        PulseUser.DoesNotExist: the account no longer exists.
+    """
+    if set_thresholds_of_all([pulse_user], warn, limit, by, confirm):
+        raise PulseUser.DoesNotExist("The account no longer exists.")
+
+
+def set_thresholds_of_all(
+    pulse_users: Sequence[PulseUser],
+    warn: int | Unchanged | None,
+    limit: int | Unchanged | None,
+    by: Owner,
+    confirm: str = "",
+) -> list[PulseUser]:
+    """Set the thresholds of several accounts, all or none, and return the accounts that no longer exist.
+
+    Raises:
+        PermissionDenied: owners may not set thresholds.
+        ValidationError: a threshold is invalid, or the limit is above what owners may set.
+        ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
+    """
+    if not by.is_staff and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
+        raise PermissionDenied("Only operators set thresholds here. Ask an operator.")
+    given = {"warn_length": warn, "max_length": limit}
+    values = {name: value for name, value in given.items() if value is not UNCHANGED}
+    change = ConfirmableChange(by, "set thresholds", pulse_users, values, confirm)
+    with transaction.atomic():
+        keys = [pulse_user.pk for pulse_user in pulse_users]
+        before = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk"))
+        after = {account.pk: _with_thresholds(account, values, by) for account in before}
+        for account in after.values():
+            account.save(update_fields=["warn_length", "max_length"])
+        changed = [(account, after[account.pk]) for account in before]
+        change.require_confirmed(queue_effects.provider().of_thresholds(changed))
+    for pulse_user in pulse_users:
+        if pulse_user.pk in after:
+            account = after[pulse_user.pk]
+            pulse_user.warn_length, pulse_user.max_length = account.warn_length, account.max_length
+    return [pulse_user for pulse_user in pulse_users if pulse_user.pk not in after]
+
+
+def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner) -> PulseUser:
+    """Return a copy of the account with these thresholds.
+
+    Raises:
+        ValidationError: a threshold is invalid, or the limit is above what owners may set.
+    """
+    changed = copy.copy(pulse_user)
+    for name, value in values.items():
+        setattr(changed, name, value)
+    limit, largest = changed.max_length, settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
+    check_thresholds(changed.warn_length, limit)
+    if not by.is_staff and limit is not None and limit > largest and limit != pulse_user.max_length:
+        raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
+    return changed
+
+
+def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:
+    """Set whether the messages of the account's deleted and purged queues are archived.
+
+    Raises:
+        PulseUser.DoesNotExist: the account no longer exists.
+    """
+    with transaction.atomic():
+        row = PulseUser.objects.locked(pulse_user)
+        row.keeps_archives = keeps
+        row.save(update_fields=["keeps_archives"])
+    pulse_user.keeps_archives = keeps

@@ -1,0 +1,198 @@
+"""Which names and passwords a Pulse user may have, and which RabbitMQ users may become one."""
+
+from collections.abc import Collection
+from urllib.parse import unquote, urlsplit
+
+from django.conf import settings
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import models
+
+from accounts.access.reserved_names import is_reserved
+from accounts.models import (
+    Owner,
+    PulseUser,
+    has_control_characters,
+)
+from accounts.pulse_users.namespace import Belongings
+from core import broker
+from rabbit import names, permissions
+from rabbit.addresses import split_addresses
+from rabbit.management import (
+    BrokerUnavailable,
+    Management,
+    NotOnBroker,
+)
+from rabbit.permissions import Permissions
+
+MAX_PASSWORD_LENGTH = 255
+
+MAX_NAMES_SHOWN = 10
+"""Queues and exchanges named in an error."""
+
+HARMLESS_TAGS = frozenset({"management", "monitoring"})
+"""These tags only allow reading the management API. Other tags allow more than an account's permissions do."""
+
+
+class NameTaken(ValueError):
+    """An account has this name already, here or on the broker."""
+
+
+class NamespaceInUse(NameTaken):
+    """The broker has queues or exchanges of this name. The text names them for operators only."""
+
+    def __init__(self, username: str, used: Belongings, by: Owner | None) -> None:
+        if by is None or by.is_staff:
+            listed = [names.readable(name) for name in (*used.queues, *used.exchanges)]
+            more = f", and {len(listed) - MAX_NAMES_SHOWN} more" if len(listed) > MAX_NAMES_SHOWN else ""
+            shown = ", ".join(listed[:MAX_NAMES_SHOWN]) + more
+            text = (
+                f"The broker already has queues or exchanges of this name: {shown}. Adopt them, or choose another name."
+            )
+        else:
+            text = (
+                f"The broker already has queues or exchanges of this name ({names.queue_prefix(username)}…, "
+                f"{names.exchange_prefix(username)}…). Choose another name, or ask an operator, who can adopt them."
+            )
+        super().__init__(text)
+
+
+class NameReserved(ValueError):
+    """The name is reserved."""
+
+
+class CannotAdopt(ValueError):
+    """The account must not be adopted. The text says why."""
+
+
+# Creating
+
+
+def check_name(username: str) -> None:
+    """Check that an account can be created with this name. Sends no request to the broker.
+
+    The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
+
+    Raises:
+        rabbit.names.InvalidUserName: the name is invalid; the text says why.
+        NameReserved: the name is reserved.
+        NameTaken: an account here has the name.
+    """
+    names.check_user_name(username)
+    of_guardian = {name.casefold() for name in guardian_usernames()}
+    if is_reserved(username) or username.casefold() in of_guardian:
+        raise NameReserved(f"'{username}' is reserved; choose another name.")
+    if names.is_agents_login(username):
+        raise NameReserved("Names of 32 hex digits are reserved for agents' logins; choose another name.")
+    row = PulseUser.objects.filter(username=username).first()
+    if row is None:
+        return
+    if row.removing_since is not None:
+        raise NameTaken(f"'{username}' is being removed; wait until it is gone, or choose another name.")
+    if row.ready:
+        raise NameTaken(f"'{username}' is taken; choose another name.")
+
+
+def check_password(password: str, username: str) -> None:
+    """Check that this is a valid password of the account with this name.
+
+    Raises:
+        ValidationError: the password is invalid; on the field ``password``.
+    """
+    try:
+        if settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS:
+            raise ValidationError("Passwords are generated here. Leave yours out.")
+        # SASL PLAIN separates name and password by a NUL.
+        if has_control_characters(password):
+            raise ValidationError("The password contains a control character, such as a line break. Remove it.")
+        if len(password) > MAX_PASSWORD_LENGTH:
+            raise ValidationError(f"The password is too long; at most {MAX_PASSWORD_LENGTH} characters are allowed.")
+        validate_password(password, PulseUser(username=username))  # type: ignore[arg-type]  # it has a username
+    except ValidationError as error:
+        raise ValidationError({"password": error.messages}) from None
+
+
+def is_free_on_broker(management: Management, username: str, *, allow_unfinished: bool) -> bool:
+    """Return whether the name is free on the broker.
+
+    With ``allow_unfinished``, an account that an unfinished creation left there counts as free.
+    """
+    try:
+        tags = management.user(username).tags
+    except NotOnBroker:
+        return True
+    if not allow_unfinished or tags:
+        return False
+    created = {settings.GUARDIAN_PULSE_VHOST: permissions.for_pulse_user(username)}
+    return management.permissions_of(username) in ({}, created)
+
+
+def grant_permissions(management: Management, username: str) -> None:
+    """Set what the Pulse user may do in the Pulse vhost."""
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    try:
+        management.set_permissions(vhost, username, permissions.for_pulse_user(username))
+    except NotOnBroker as error:
+        raise BrokerUnavailable(
+            f"The broker has no vhost '{vhost}' (GUARDIAN_PULSE_VHOST), or lost the account again: {error}"
+        ) from error
+
+
+def live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
+    """Return a queryset of the account's row, empty if it is deleted or being removed."""
+    return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
+
+
+# Adopting
+
+
+def require_operator(by: Owner) -> None:
+    """Check that this owner may adopt what the broker has.
+
+    Raises:
+        PermissionDenied: the owner is no operator.
+    """
+    if not by.is_staff:
+        raise PermissionDenied("Only operators can adopt accounts, queues and exchanges of the broker.")
+
+
+def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
+    """Return why an account with these tags must not have owners, or "" if it may."""
+    if username in guardian_usernames():
+        return f"'{username}' is the account that Guardian itself uses."
+    if names.is_agents_login(username):
+        return f"'{username}' has the name of an agent's login. Guardian creates and removes these with registrations."
+    powerful_tags = sorted(set(tags) - HARMLESS_TAGS)
+    if "administrator" in powerful_tags:
+        return f"'{username}' is an administrator of the broker."
+    if powerful_tags:
+        return (
+            f"'{username}' has the tag {', '.join(powerful_tags)} on the broker, which allows more than its "
+            "permissions do. An operator can remove the tag on the broker."
+        )
+    return ""
+
+
+def guardian_usernames() -> set[str]:
+    """Return the names of the accounts that Guardian itself uses."""
+    urls = split_addresses(settings.RABBITMQ_MANAGEMENT_URL) + split_addresses(settings.RABBIT_URL)
+    return {unquote(urlsplit(url).username or "guest") for url in urls}
+
+
+def is_valid_name(name: str) -> bool:
+    """Return whether the name follows the rules for names of Pulse users."""
+    try:
+        names.check_user_name(name)
+    except names.InvalidUserName:
+        return False
+    return True
+
+
+def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
+    """Return the account's permissions on the broker, by vhost.
+
+    Raises:
+        NotOnBroker: the broker has no such account.
+        BrokerError: the broker is unreachable or refuses.
+    """
+    return broker.management().permissions_of(pulse_user.username)

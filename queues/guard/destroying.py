@@ -1,0 +1,485 @@
+"""Delete or purge a queue on one channel: recheck, archive, act.
+
+The messages are fetched unacknowledged and stored in committed batches. Only then is the queue deleted, on the same
+channel. After a crash in between, the messages are back in the queue, and the unfinished archive is discarded. After
+two interrupted attempts a queue is deleted without an archive.
+
+Returning messages may count as a delivery of a quorum queue, which drops a message that was delivered too often. After
+such a return the messages are not fetched for ``FETCH_PAUSE``. The archive of a message that may have been dropped is
+kept.
+"""
+
+import contextlib
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from accounts.access.vouching import lock_existing
+from accounts.models import Owner, PulseUser
+from core import broker, locks
+from queues.archives.outcomes import Removed
+from queues.archives.writing import (
+    NOT_STORED,
+    UNFINISHED_EXPIRES,
+    confirm,
+    discard_archive,
+    discard_unfinished,
+    expiry,
+    store_batch,
+    unfinished_archives,
+)
+from queues.models import Archive, ArchiveChunk, Queue
+from queues.rules.thresholds import is_fetch_paused
+from rabbit import deadline, snapshot
+from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
+from rabbit.arguments import QUORUM
+from rabbit.fetching import Bounds, Fetch
+from rabbit.management import BrokerError, BrokerUnavailable, Refused
+from rabbit.policies import delivery_limit
+from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 2
+FORGET_ATTEMPTS_AFTER = timedelta(days=1)
+
+QUORUM_TICK_SECONDS = 6.0
+"""Lists show a quorum queue as of its last tick, up to 5 s ago."""
+
+ELECTION_SECONDS = 10.0
+"""A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
+TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
+FETCH_PAUSED = (
+    "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"
+)
+
+RETURN_TIME = timedelta(minutes=2)
+"""RabbitMQ 4.3 returns the messages of a consumer 60 s after its node was lost."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A queue to delete or purge. ``held`` are about how many messages its consumers hold, as last listed."""
+
+    vhost: str
+    name: str
+    type: str
+    reason: Archive.Reason
+    queue_id: int | None = None
+    pulse_user_id: int | None = None
+    by: Owner | None = None
+    is_archived: bool = True
+    is_fetch_paused: bool = False
+    is_auto_delete: bool = False
+    held: int = 0
+
+
+class NotSent(BrokerUnavailable):
+    """No request to delete the queue was sent. The text says why. ``is_unreachable``: there is no connection."""
+
+    def __init__(self, text: str, *, is_unreachable: bool = False) -> None:
+        super().__init__(text, never_reached=True)
+        self.is_unreachable = is_unreachable
+
+
+class WithinLimit(Exception):
+    """The queue is within its limit, and keeps all its messages."""
+
+
+@dataclass
+class _Attempt:
+    """One attempt to archive a queue's messages."""
+
+    session: Session
+    target: Target
+    fetch: Fetch
+    until: float
+    between: Callable[[], None]
+    result: Removed = field(default_factory=Removed)
+    attempts_before: dict[str, Any] = field(default_factory=dict)
+    is_called_off: bool = False
+
+    def archive(self, ready: int) -> None:
+        """Store the ready messages, as far as the bounds allow, or say why not."""
+        archive = None
+        self.result.why_not = why_not(self.target)
+        if ready and not self.result.why_not:
+            try:
+                archive = self._begin()
+                self.result.why_not = "" if archive else TOO_MANY_ATTEMPTS
+            except DatabaseError as error:
+                logger.error("%s could not be archived: %s", self.target.name, error)
+                self.result.why_not = NOT_STORED
+        if archive is None:
+            return
+        seconds = min(settings.GUARDIAN_ARCHIVE_SECONDS, self.until - time.monotonic())
+        bounds = Bounds(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES, settings.GUARDIAN_ARCHIVE_MAX_BYTES, seconds)
+        try:
+            for batch in self.fetch.batches(ready, bounds):
+                if self.fetch.has_exhausted:
+                    archive.state = Archive.State.FETCHED  # after a crash it may be the only copy
+                store_batch(archive, batch)
+                self.between()
+            archive.dropped = max(0, ready - self.fetch.kept)  # so far; exact once the queue is deleted
+            Archive.objects.filter(pk=archive.pk).update(
+                state=Archive.State.FETCHED, dropped=archive.dropped, expires=expiry()
+            )
+        except (DatabaseError, ValueError) as error:
+            logger.error("%s could not be archived: %s", self.target.name, error)
+            self.fetch.cancel()
+            self.result.why_not = NOT_STORED
+        except Refused as error:
+            if self.fetch.fetched:
+                raise
+            self.result.why_not = error.reason
+        else:
+            self.result.archive = archive
+
+    def confirm(self, dropped: int) -> Removed:
+        """Record that the queue is deleted or purged, and return the outcome for its messages."""
+        self.result.dropped = dropped + self.fetch.excess
+        if self.result.archive is None:
+            self.result.dropped += self.fetch.kept
+            _record_failure(self.target, self.result)
+            self._keep_earlier()
+        self._write_attempts(NO_ATTEMPTS)
+        return confirm(self.result)
+
+    def call_off(self) -> None:
+        """Return the fetched messages, and discard the archive unless the broker may drop one of them."""
+        self.is_called_off = True
+        archive, fetch, now = self.result.archive, self.fetch, timezone.now()
+        counts = fetch.requeue_counts
+        if not _requeue(self):  # the connection was closed, which counts on every version
+            counts = fetch.fetched > 0 and fetch.delivery_limit is not None
+        if archive is not None and counts and fetch.has_exhausted:
+            kept = {"state": Archive.State.KEPT, "reason": Archive.Reason.CALLED_OFF, "dropped": 0, "held": 0}
+            Archive.objects.filter(pk=archive.pk).update(**kept, expires=now + UNFINISHED_EXPIRES)
+        elif archive is not None:
+            discard_archive(archive)
+        returned = {"attempted_at": now, "returned_at": now} if counts else {}
+        self._write_attempts(self.attempts_before | returned)
+
+    def _begin(self) -> Archive | None:
+        """Count this attempt, and return a new, open archive instead of the unfinished one.
+
+        Return None if there were enough attempts.
+
+        Raises:
+            NotSent: the messages were returned since the pass decided to fetch them.
+        """
+        target, now = self.target, timezone.now()
+        with transaction.atomic():
+            by = next(iter(lock_existing([target.by])), None) if target.by else None
+            before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
+            if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
+                raise NotSent("its messages were returned to it by another request")
+            attempts = _attempts(before, now)
+            unfinished = unfinished_archives(target.vhost, target.name)
+            # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again.
+            unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
+            if attempts >= MAX_ATTEMPTS:
+                return None
+            discard_unfinished(target.vhost, target.name)
+            self.attempts_before = {**before, "fetch_attempts": attempts}
+            returned_at = now if self.fetch.delivery_limit is not None else before["returned_at"]
+            self._row.update(fetch_attempts=attempts + 1, attempted_at=now, returned_at=returned_at)
+            return Archive.objects.create(
+                queue_id=target.queue_id,
+                pulse_user_id=target.pulse_user_id,
+                vhost=target.vhost,
+                queue_name=target.name,
+                reason=target.reason,
+                held=target.held,
+                by=by,
+                created=now,
+                expires=now + UNFINISHED_EXPIRES,
+            )
+
+    def _write_attempts(self, columns: Mapping[str, Any]) -> None:
+        """Write these columns of the queue, if an attempt was counted."""
+        if not self.attempts_before:
+            return
+        try:
+            self._row.update(**columns)
+        except DatabaseError as error:
+            logger.warning("An attempt to archive %s counts until the next day: %s", self.target.name, error)
+
+    @property
+    def _row(self) -> QuerySet[Queue]:
+        """The queue's row, if a pass has listed the queue."""
+        return Queue.objects.filter(vhost=self.target.vhost, name=self.target.name)
+
+    def _keep_earlier(self) -> None:
+        """Keep the archive of an earlier attempt, if no message was ready now.
+
+        RabbitMQ 3.10 does not return the messages of a cancelled consumer while its node is down.
+        """
+        if self.fetch.fetched or self.result.dropped:
+            return
+        fetched = unfinished_archives(self.target.vhost, self.target.name).filter(state=Archive.State.FETCHED).last()
+        if fetched is not None:
+            self.result.archive, self.result.held = fetched, max(0, self.result.held - fetched.messages)
+
+
+NO_ATTEMPTS: dict[str, Any] = {"fetch_attempts": 0, "attempted_at": None, "returned_at": None}
+"""The columns of a queue whose messages were not fetched."""
+
+
+def _attempts(queue: Mapping[str, Any], now: datetime) -> int:
+    """Return the number of interrupted attempts that count, from these columns of a queue."""
+    if queue["attempted_at"] is None or now - queue["attempted_at"] > FORGET_ATTEMPTS_AFTER:
+        return 0
+    return int(queue["fetch_attempts"])
+
+
+def delete_queue(
+    session: Session,
+    target: Target,
+    *,
+    limit: int | None = None,
+    unacknowledged: int = 0,
+    until: float = math.inf,
+    between: Callable[[], None] = lambda: None,
+) -> Removed:
+    """Archive a queue's messages, then delete it.
+
+    With a ``limit``, it is deleted only if it has more messages. Messages that consumers hold count, too: as listed
+    before (``unacknowledged``) to decide whether to fetch, and listed again to decide about the deletion.
+    Messages are fetched ``until`` this monotonic time at most. ``between`` is called between two batches.
+
+    Raises:
+        WithinLimit: the queue has no more messages than the limit; nothing changed.
+        NotOnBroker: there is no such queue, or its node is down.
+        NotSent: the broker did not answer in time; nothing changed.
+        BrokerUnavailable: the answer to the deletion was lost. The queue may be deleted.
+        BrokerError: the broker refuses; nothing changed.
+    """
+    with _locked(target) as renew_lock:
+
+        def renew() -> None:
+            renew_lock()
+            between()
+
+        try:
+            attempt = _attempt(session, target, until, renew)
+            depth = _declare(attempt.fetch)
+            if limit is not None and depth + unacknowledged <= limit:
+                attempt.fetch.requeue()
+                raise WithinLimit
+            if limit is not None and target.held and _was_interrupted(target):
+                raise NotSent("its messages return from an earlier attempt to archive them")
+            attempt.archive(depth)
+            if limit is not None:
+                _require_over(attempt, limit, depth)
+            renew_lock()
+        except (NotSent, locks.LockTaken):
+            if not attempt.is_called_off:
+                attempt.call_off()
+            raise
+        except BrokerUnavailable as error:
+            raise NotSent(str(error), is_unreachable=error.never_reached) from error
+        return attempt.confirm(attempt.fetch.delete_queue())
+
+
+def _require_over(attempt: _Attempt, limit: int, ready: int) -> None:
+    """Call off the deletion unless the queue is over its limit. ``ready`` is what was declared before the fetch.
+
+    Raises:
+        WithinLimit: it is within its limit.
+        NotSent: the broker did not answer.
+    """
+    fetch = attempt.fetch
+    if fetch.fetched:
+        ready = _declare_again(attempt)
+    if fetch.fetched + ready > limit:
+        return
+    listed = _list_again(attempt)
+    if listed is None or listed.length is None or listed.unacknowledged is None:
+        raise NotSent("the broker does not list how many messages its consumers hold")
+    ready = _declare_again(attempt)
+    # Messages that were requeued since the list count as ready.
+    held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
+    attempt.result.held = held
+    if fetch.fetched + ready + held <= limit:
+        attempt.call_off()
+        raise WithinLimit
+
+
+def _list_again(attempt: _Attempt) -> ListedQueue | None:
+    """Return the queue as the broker lists it now, or None if it does not list it."""
+    fetch, target = attempt.fetch, attempt.target
+    if target.type == QUORUM:
+        listed_from = fetch.last_arrival + QUORUM_TICK_SECONDS
+        while (seconds := listed_from - time.monotonic()) > 0:
+            time.sleep(min(1.0, seconds))
+            fetch.declare_passively()  # an answer of the broker extends the time that a page may take
+            attempt.between()
+    try:
+        return snapshot.find(broker.management(), target.vhost, target.name)
+    except BrokerError as error:
+        logger.warning("%s could not be listed again: %s", target.name, error)
+        return None
+
+
+@contextlib.contextmanager
+def _locked(target: Target) -> Iterator[Callable[[], None]]:
+    """Lock a queue, so that no other process fetches its messages. Yield a function that renews the lock.
+
+    Raises:
+        NotSent: another process has the lock, at first or when it is renewed.
+    """
+    if why_not(target) and not target.is_fetch_paused:
+        yield lambda: None  # no process fetches its messages
+        return
+    key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
+    lock = locks.Lock(f"queue {key}")
+    try:
+        lock.acquire()
+        yield lock.renew
+    except locks.LockTaken as error:
+        raise NotSent("another request is deleting or purging this queue; try again in a minute") from error
+    finally:
+        lock.release()
+
+
+def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, between: Callable[[], None]) -> Removed:
+    """Archive the messages of a queue that is deleted with its account, then delete it."""
+    row = Queue.objects.filter(vhost=session.vhost, name=name).first()
+    target = Target(
+        vhost=session.vhost,
+        name=name,
+        type=row.type if row else UNKNOWN_TYPE,
+        reason=Archive.Reason.ACCOUNT,
+        queue_id=row.pk if row else None,
+        pulse_user_id=pulse_user.pk,
+        is_archived=pulse_user.keeps_archives,
+        is_auto_delete=row is not None and row.auto_delete,
+        held=(row.unacknowledged or 0) if row else 0,
+    )
+    return delete_queue(session, target, between=between)
+
+
+def purge_queue(session: Session, target: Target) -> Removed:
+    """Archive a queue's ready messages, then purge them.
+
+    Raises:
+        NotOnBroker: there is no such queue, or its node is down.
+        NotSent: another process deletes or purges the queue; nothing changed.
+        BrokerError: the broker refuses, or does not answer.
+    """
+    with _locked(target) as renew_lock:
+        attempt = _attempt(session, target, between=renew_lock)
+        attempt.archive(_declare(attempt.fetch))
+        renew_lock()
+        if attempt.result.archive is not None:
+            # Acknowledging has no answer. After a crash the archive may be the only copy, so keep it before.
+            Archive.objects.filter(pk=attempt.result.archive.pk).update(state=Archive.State.KEPT)
+        return attempt.confirm(attempt.fetch.purge_queue())
+
+
+def _attempt(
+    session: Session, target: Target, until: float = math.inf, between: Callable[[], None] = lambda: None
+) -> _Attempt:
+    fetch = Fetch(
+        session,
+        target.name,
+        queue_type=target.type,
+        is_auto_delete=target.is_auto_delete,
+        delivery_limit=None if why_not(target) else _delivery_limit(target),
+    )
+    return _Attempt(session, target, fetch, until, between, Removed(held=target.held))
+
+
+def _delivery_limit(target: Target) -> int | None:
+    """Return how often the messages of this queue may be returned, or None for no limit."""
+    if target.type != QUORUM:
+        return None
+    management = broker.management()
+    try:
+        row = management.queue_arguments(target.vhost, target.name)
+        return delivery_limit(row, management.policies(target.vhost), management.operator_policies(target.vhost))
+    except BrokerError as error:
+        logger.warning("The delivery limit of %s is unknown: %s", target.name, error)
+        return 0
+
+
+def _declare(fetch: Fetch) -> int:
+    depth = fetch.declare_passively()
+    if depth is None:
+        raise NotSent("its leader did not answer; try again")
+    return depth.ready
+
+
+def _declare_again(attempt: _Attempt) -> int:
+    """Return the ready messages of a queue whose messages were fetched. Wait for a new leader if it has none."""
+    until = time.monotonic() + deadline.seconds_left(ELECTION_SECONDS)
+    while True:
+        try:
+            return _declare(attempt.fetch)
+        except NotSent:
+            if time.monotonic() > until:
+                raise
+        attempt.between()
+        time.sleep(LEADER_TIMEOUT_SECONDS)
+
+
+def why_not(target: Target) -> str:
+    """Return why the messages of this queue are not archived; empty: they are, as far as the bounds allow."""
+    if not settings.GUARDIAN_ARCHIVE_DAYS:
+        return "archives are switched off"
+    if not target.is_archived:
+        return "archives are switched off for it"
+    if target.is_fetch_paused:
+        return FETCH_PAUSED
+    if target.type in TYPES_WITHOUT_LENGTH:
+        return f"a {target.type} can't be archived"
+    return ""
+
+
+def _requeue(attempt: _Attempt) -> bool:
+    """Requeue the fetched messages. Return False if the broker requeues them because the connection is closed."""
+    try:
+        attempt.fetch.requeue()
+    except BrokerError as error:
+        logger.warning("The messages of %s are requeued when the connection closes: %s", attempt.target.name, error)
+        attempt.session.close()
+        return False
+    return True
+
+
+def _record_failure(target: Target, removed: Removed) -> None:
+    """Delete the messages of an archive that was not completed, and keep its row for operators."""
+    if not removed.why_not or why_not(target):
+        return
+    failed = unfinished_archives(target.vhost, target.name).filter(state=Archive.State.OPEN)
+    try:
+        with transaction.atomic():
+            ArchiveChunk.objects.filter(archive__in=failed).delete()
+            failed.update(
+                state=Archive.State.FAILED,
+                error=removed.why_not[:300],
+                messages=0,
+                bytes=0,
+                stored_bytes=0,
+                dropped=removed.dropped,
+                expires=expiry(),
+            )
+    except DatabaseError as error:
+        logger.warning("An unfinished archive stays until it expires: %s", error)
+
+
+def _was_interrupted(target: Target) -> bool:
+    """Return whether a fetch of this queue's messages was interrupted a moment ago, and may still hold them."""
+    since = timezone.now() - RETURN_TIME
+    return unfinished_archives(target.vhost, target.name).filter(state=Archive.State.OPEN, created__gt=since).exists()

@@ -1,0 +1,111 @@
+"""The pages on which a queue is deleted or purged."""
+
+import logging
+from collections.abc import Callable
+from uuid import UUID
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_http_methods
+
+from accounts.pages.forms import NameForm
+from queues.actions import single
+from queues.archives.outcomes import Removed, outcome_in_words
+from queues.models import Queue, Watch
+from queues.pages.queue import bindings_shown, seen_queue
+from queues.pages.queue_list import freshness_of_list
+from queues.pages.visitors import Request, signed_in
+from rabbit.management import BrokerError, Refused, was_not_executed
+from rabbit.names import readable
+
+logger = logging.getLogger(__name__)
+
+
+# What people do to a queue
+
+
+class DestroyForm(NameForm):
+    """Asks for the queue's name, and whether its messages are archived."""
+
+    keep = forms.BooleanField(required=False, initial=True, label="Archive the messages first", label_suffix="")
+
+    def __init__(self, name: str, data: QueryDict | None, *, can_archive: bool) -> None:
+        super().__init__(name, data)
+        if not can_archive:
+            del self.fields["keep"]
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
+    """Delete a queue after its name was typed."""
+    return _destroy(request, uuid, "queues/delete.html", single.delete_queue, "deleted")
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
+    """Purge a queue after its name was typed."""
+    return _destroy(request, uuid, "queues/purge.html", single.purge_queue, "purged")
+
+
+def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str) -> HttpResponse:
+    queue = seen_queue(request, uuid)
+    if queue.state == Queue.State.GONE:
+        messages.warning(request, "The queue is no longer on the broker. You don't have to do anything.")
+        return redirect("queue", uuid)
+    name = readable(queue.name)
+    why_not_archived = single.why_not_archived(queue, request.user)
+    data = request.POST if request.method == "POST" else None
+    form = DestroyForm(name, data, can_archive=not why_not_archived)
+    trouble, status = "", 200
+    try:
+        single.require_may_destroy(queue, request.user)
+        if form.is_valid():
+            removed = destroy(queue, request.user, keep=form.cleaned_data.get("keep", False))
+            messages.success(request, f"The queue {name} was {done}. {outcome_in_words(removed)}".strip())
+            return redirect("queue", uuid)
+    except PermissionDenied as error:
+        return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
+    except single.Gone as error:
+        messages.warning(request, f"The queue {name} was not {done}. {error}")
+        return redirect("queue", uuid)
+    except BrokerError as error:
+        trouble, status = describe_failure(error, f"The queue was not {done}")
+    live = single.live(queue) if not trouble else single.Live()
+    context = {
+        "queue": queue,
+        "name": name,
+        "vhost": readable(queue.vhost),
+        "form": form,
+        "why_not_archived": why_not_archived,
+        "most_archived": settings.GUARDIAN_ARCHIVE_MAX_MESSAGES,
+        "most_bytes": settings.GUARDIAN_ARCHIVE_MAX_BYTES,
+        "days": settings.GUARDIAN_ARCHIVE_DAYS,
+        "trouble": trouble,
+        "ready": live.ready if live.ready is not None else queue.ready,
+        "consumers": live.consumers if live.consumers is not None else queue.consumers,
+        "stored_at": freshness_of_list(Watch.objects.filter(id=1).first()).listed_at if live.ready is None else None,
+        "bindings": bindings_shown(live.bindings) if live.bindings is not None else None,
+    }
+    return render(request, template, context, status=status)
+
+
+def describe_failure(error: BrokerError, failure: str, *, destructive: bool = True) -> tuple[str, int]:
+    """Return the text and the HTTP status of a page after a failed request to the broker.
+
+    ``failure`` begins the text, as in "It was not deleted". ``destructive``: the request may have changed something.
+    """
+    logger.warning("A request of a page failed: %s", error)
+    if isinstance(error, Refused):
+        reason = readable(error.reason)
+        if error.status in (401, 403):
+            return f"{failure}: the broker does not allow Guardian to do this ({reason}). Contact an operator.", 503
+        return f"{failure}, because the broker refuses: {reason}", 409
+    if not destructive or was_not_executed(error):
+        return f"{failure}, because the broker does not answer. Try again in a minute.", 503
+    return "The broker gave no clear answer, so the outcome is unknown. Refresh the page in a minute.", 503

@@ -1,0 +1,230 @@
+"""The page of a queue."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+from django_htmx.http import HttpResponseClientRefresh
+
+from accounts.models import Owner
+from core.formatting import duration, rate_in_words
+from queues.actions import limit_requests, single
+from queues.actions.endings import bindings_at_deletion, ending
+from queues.guard import feeding
+from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
+from queues.pages.forms import LimitsForm
+from queues.pages.queue_list import freshness_of_list, outlook, rows_of
+from queues.pages.visitors import Request, signed_in
+from queues.rules import charts, growth, thresholds
+from rabbit.arguments import REGISTERED_MAX_LENGTH
+from rabbit.management import Binding
+from rabbit.names import readable
+from rabbit.snapshot import CLASSIC
+
+EVENTS_SHOWN = 50
+BINDINGS_SHOWN = 50
+ARCHIVES_SHOWN = 5
+
+
+# One queue
+
+
+@signed_in
+@require_safe
+def queue_page(request: Request, uuid: UUID) -> HttpResponse:
+    """Show one queue to its owners and to operators. Others get 404."""
+    queue = seen_queue(request, uuid)
+    there = queue.state != Queue.State.GONE
+    live = single.live(queue) if there else single.Live()
+    if live.consumers is not None:
+        queue.consumers = live.consumers  # the stored count may be a minute old
+    events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
+    limit = live.limit if not queue.registered else None
+    is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
+    context = _now(request, queue, is_limited=is_limited)
+    limits = LimitsForm(initial={name: getattr(queue, name) for name in single.LIMITS})
+    return render(
+        request,
+        "queues/queue.html",
+        {
+            **context,
+            "there": there,
+            "owners": _owners(queue),
+            "max_messages": REGISTERED_MAX_LENGTH if queue.registered else None,
+            "live": live,
+            "bindings": bindings_shown(live.bindings),
+            "upstream": bindings_shown(live.upstream),
+            "arguments": _arguments_shown(live),
+            "limits": limits if request.user.is_staff else None,
+            "fetch_paused_until": thresholds.fetch_paused_until(queue, timezone.now()),
+            "limit_request": limit_requests.open_request(queue) if there else None,
+            "may_destroy": request.user.is_staff or not queue.registered,
+            "removing": _pending_removal(queue, events, context["freshness"].listed_at),
+            "ending": None if there else ending(events),
+            "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
+            "archives": Archive.objects.seen_by(request.user).filter(queue=queue)[:ARCHIVES_SHOWN],
+            "can_peek": there and queue.type == CLASSIC,
+            "events": [(event, *describe_event(event)) for event in events],
+        },
+    )
+
+
+def _owners(queue: Queue) -> list[Owner]:
+    """Return the owners of the queue's Pulse user, and the owner whose agents' vhost it is in."""
+    of_agents = [queue.owner] if queue.owner else []
+    return [*queue.pulse_user.owners.all(), *of_agents] if queue.pulse_user else of_agents
+
+
+@signed_in
+@require_safe
+def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
+    """Return the part of a queue's page that refreshes. Other than htmx requests are redirected to the page."""
+    queue = seen_queue(request, uuid)
+    if not request.htmx:
+        return redirect(f"{reverse('queue', args=[uuid])}?{urlencode({'span': _span(request).name})}")
+    if queue.state == Queue.State.GONE:
+        return HttpResponseClientRefresh()  # so that the page loses its buttons
+    # The page asked the broker, so that this need not.
+    is_limited = request.GET.get("limited") == "1"
+    return render(request, "queues/_now.html", _now(request, queue, is_limited=is_limited))
+
+
+def seen_queue(request: Request, uuid: UUID) -> Queue:
+    """Return the queue with this UUID, or raise Http404 if the visitor may not see it."""
+    seen = Queue.objects.seen_by(request.user)
+    return get_object_or_404(seen.select_related("pulse_user", "owner"), uuid=uuid)
+
+
+def _span(request: HttpRequest) -> charts.Span:
+    return charts.SPANS.get(request.GET.get("span", ""), charts.SPANS["hour"])
+
+
+def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
+    """Return the context that changes with each pass. It is read from the database only.
+
+    ``is_limited``: the broker itself keeps the queue within its deletion limit.
+    """
+    watch = Watch.objects.filter(id=1).first()
+    limits = thresholds.of_queue(queue)
+    span = _span(request)
+    there = queue.state != Queue.State.GONE
+    now = timezone.now() if there else queue.last_seen
+    samples = _samples(queue, now - span.duration, now)
+    if queue.length is not None and (not samples or samples[-1][1] != queue.length):
+        # Samples are pruned: a length that has not changed for longer than they are kept has no sample.
+        samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
+    began = timezone.localtime(now - span.duration)
+    to_limit = request.GET.get("scale") == "limit"
+    has_maximum = not thresholds.is_spared(queue)
+    drawn = charts.chart(samples, began, now, limits, has_maximum=has_maximum, to_limit=to_limit)
+    since = growth.since(now, queue.first_seen)
+    recent = [sample for sample in samples if sample[0] >= since]
+    grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
+    (row,) = rows_of([queue])
+    return {
+        "row": row,
+        "queue": queue,
+        "name": row.name,
+        "vhost": row.vhost,
+        "thresholds": limits,
+        "spared": row.spared,
+        "outlook": outlook(row, grows, is_limited=is_limited),
+        "is_limited": is_limited,
+        "rate": rate_in_words(grows.per_second) if grows else "",
+        "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared and not is_limited else "",
+        "chart": drawn,
+        "chart_began": began,
+        "times": charts.time_ticks(span, began, now),
+        "to_limit": to_limit,
+        "span": span,
+        "spans": charts.SPANS.values(),
+        "freshness": freshness_of_list(watch),
+        "watch": watch,
+    }
+
+
+def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Sample]:
+    """Return the samples of this window, oldest first, preceded by the one that gives the length at its start."""
+    samples = QueueSample.objects.filter(queue=queue).order_by("at").values_list("at", "length")
+    earlier = samples.filter(at__lte=began).order_by("-at")[:1]
+    return [*earlier, *samples.filter(at__gt=began, at__lte=ended)]
+
+
+def bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
+    """Return the first of these bindings as the page shows them, and the number of the others."""
+    shown = _readable_bindings(feeding.described(bindings or []))
+    return {"shown": shown[:BINDINGS_SHOWN], "more": max(0, len(shown) - BINDINGS_SHOWN)}
+
+
+def _readable_bindings(bindings: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    return [{key: readable(text) for key, text in one.items()} for one in bindings]
+
+
+def _arguments_shown(live: single.Live) -> list[tuple[str, str]]:
+    return sorted((readable(key), readable(str(value))) for key, value in (live.arguments or {}).items())
+
+
+def _pending_removal(queue: Queue, events: list[QueueEvent], listed_at: datetime | None) -> QueueEvent | None:
+    """Return the event of a requested deletion whose outcome is unknown until the next list."""
+    if queue.state == Queue.State.GONE or not events or events[0].kind != QueueEvent.Kind.REMOVING:
+        return None
+    return events[0] if listed_at is None or events[0].at > listed_at else None
+
+
+BY_PEOPLE = (
+    QueueEvent.Kind.REMOVING,
+    QueueEvent.Kind.REMOVED,
+    QueueEvent.Kind.PURGED,
+    QueueEvent.Kind.ADJUSTED,
+    QueueEvent.Kind.ASKED,
+    QueueEvent.Kind.DECLINED,
+)
+
+
+BY_GUARDIAN = (QueueEvent.Kind.DELETED, QueueEvent.Kind.KEPT, QueueEvent.Kind.SKIPPED)
+
+WHY_REMOVED = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
+
+
+def describe_event(event: QueueEvent) -> tuple[str, str, str]:
+    """Return an event's kind, its details and its actor, in words. The actor is empty if nobody acted."""
+    what = event.get_kind_display()
+    who = event.by.email if event.by else "a deleted owner" if event.kind in BY_PEOPLE else ""
+    if event.kind in BY_GUARDIAN:
+        who = "Guardian"
+    if event.kind == QueueEvent.Kind.DELETED:
+        what = QueueEvent.Kind.REMOVED.label
+    if "command" in event.details:
+        who = f"the command {event.details['command']}"
+    if "with" in event.details:
+        return what, f"with the Pulse user {event.details['with']}", "Guardian"
+    if event.kind in (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED):
+        count = event.details.get("count", 1)
+        return what, f"{count:,} event{'' if count == 1 else 's'}: {event.details.get('why', '')}", who
+    if event.kind == QueueEvent.Kind.ASKED:
+        return what, f"{event.details['wanted']:,} messages: {event.details['reason']}", who
+    if event.kind == QueueEvent.Kind.DECLINED:
+        return what, event.details["reason"], who
+    if "why" in event.details:
+        return what, WHY_REMOVED.get(event.details["why"], ""), "Guardian"
+    if event.kind != QueueEvent.Kind.ADJUSTED:
+        return what, "", who
+    before, after = event.details.get("before", {}), event.details.get("after", {})
+    changed = [name for name in single.LIMITS if before.get(name) != after.get(name)]
+    return what, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed), who
+
+
+LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warning threshold", "max_length": "deletion limit"}
+
+
+def _limit(value: bool | int | None) -> str:
+    if value is None:
+        return "default"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:,}"

@@ -1,0 +1,344 @@
+"""The page with the list of queues, and its rows on other pages."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django import forms
+from django.conf import settings
+from django.core.paginator import Paginator
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from accounts.models import PulseUser
+from core.formatting import duration, short_rate
+from queues.models import Queue, Watch
+from queues.pages.trends import Trend, trends
+from queues.pages.visitors import Request, signed_in
+from queues.rules import charts, growth, thresholds
+from queues.rules.listing import ORDERINGS, WORST_FIRST, QueueFilter, add_up, count_by_state, should_have_consumer
+from queues.rules.thresholds import Thresholds
+from rabbit.arguments import REGISTERED_MAX_LENGTH
+from rabbit.names import DEAD_LETTER_QUEUE, readable
+from rabbit.snapshot import MQTT_QOS_0, STREAM
+
+ROWS = 50
+ACCOUNTS_TO_CHOOSE_FROM = 50
+"""With more accounts, the filter is a text field instead of a list."""
+LATE_AFTER_POLLS = 3
+
+BLOCKED = "deletion is blocked until an operator decides"
+
+OFFERED = ("state", "-length", "-growth", "name", "vhost", "pulse_user")
+OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in OFFERED]
+
+HEADINGS = {
+    "name": "Name",
+    "-length": "Messages",
+    "-growth": "Growth",
+    "-consumers": "Consumers",
+    "-bytes": "Size",
+    "state": "State",
+}
+"""The columns of the list by the order that the first click on each selects."""
+
+HEX_VHOST = re.compile("[0-9a-f]{32}")
+
+
+# The list
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the list. ``bar`` is None if the queue is gone or its length unknown, ``trend`` if it isn't shown."""
+
+    queue: Queue
+    thresholds: Thresholds
+    spared: bool
+    bar: charts.Bar | None
+    trend: Trend | None = None
+
+    @property
+    def name(self) -> str:
+        """The queue's readable name."""
+        return readable(self.queue.name)
+
+    @property
+    def vhost(self) -> str:
+        """The vhost's readable name."""
+        return readable(self.queue.vhost)
+
+    @property
+    def unattended(self) -> bool:
+        """Whether the queue lacks a consumer that it should have, as in ``listing.WITHOUT_CONSUMER``."""
+        queue = self.queue
+        missed = should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
+        return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether the queue is not healthy, as in ``listing.NEEDS_ATTENTION``."""
+        queue = self.queue
+        if queue.state == Queue.State.GONE:
+            return False
+        return queue.state != Queue.State.OK or bool(queue.block_reason) or self.stalled or self.unread
+
+    @property
+    def unread(self) -> bool:
+        """Whether the queue has messages, and lacks a consumer that it should have."""
+        return self.unattended and bool(self.queue.ready or self.queue.unacknowledged)
+
+    @property
+    def short_vhost(self) -> str:
+        """The vhost's readable name; of an agents' vhost, the first digits."""
+        return f"{self.vhost[:8]}…" if HEX_VHOST.fullmatch(self.vhost) else self.vhost
+
+    @property
+    def of_agents(self) -> str:
+        """Whose agents the queue belongs to, in words; empty: it is not in the vhost of agents."""
+        if self.queue.owner is None:
+            return ""
+        return f"{'' if self.queue.registered else 'not registered by '}agents of {self.queue.owner.email}"
+
+    @property
+    def state(self) -> str:
+        """The state of the queue, in words; empty: it is within its limits, and yet not healthy."""
+        if not self.queue.block_reason:
+            within_limits = self.queue.state == Queue.State.OK
+            return "" if within_limits and self.needs_attention else self.queue.get_state_display()
+        return f"{'over deletion limit' if self.is_over else self.queue.get_state_display()}; {BLOCKED}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the queue is known to be over its deletion limit."""
+        return self.queue.length is not None and self.queue.length > self.thresholds.max
+
+    @property
+    def limits(self) -> str:
+        """The limits that apply, in words."""
+        return _limits_in_words(self.thresholds, self.spared)
+
+    @property
+    def rate(self) -> str:
+        """The growth in the last minutes, such as "+28/min"; empty: unknown."""
+        return short_rate(self._growth.per_second) if self._growth else ""
+
+    @property
+    def outlook(self) -> str:
+        """The queue's condition and what happens next, in one or two sentences."""
+        return outlook(self, self._growth, is_limited=False)
+
+    @property
+    def _growth(self) -> growth.Growth | None:
+        return self.trend.growth if self.trend else None
+
+    @property
+    def stalled(self) -> bool:
+        """Whether owners were notified of a stall that is not over, as in ``listing.STALLED``."""
+        queue = self.queue
+        return queue.stalled_notified_at is not None and queue.consumers != 0 and queue.state != Queue.State.GONE
+
+    @property
+    def dead_letters(self) -> bool:
+        """Whether the queue is a dead-letter queue of agents."""
+        return self.queue.registered and self.queue.name == DEAD_LETTER_QUEUE
+
+
+@lru_cache  # most queues have the same limits, and a page refreshes fifty rows in one request
+def _limits_in_words(limits: Thresholds, spared: bool) -> str:
+    most = "never deleted for its length" if spared else f"deletion limit {limits.max:,}"
+    return f"warning threshold {limits.warn:,}; {most}"
+
+
+@signed_in
+@require_safe
+def queues_page(request: Request) -> HttpResponse:
+    """Show the visitor's queues, to an operator all. An htmx request gets new figures for the rows on its page."""
+    mine = Queue.objects.seen_by(request.user)
+    groups = count_by_state(mine)
+    counts = add_up(groups)
+    context = {"counts": counts, "freshness": freshness_of_list(Watch.objects.filter(id=1).first())}
+    if request.htmx:
+        shown = mine.filter(uuid__in=uuids_in(request.GET.get("shown", ""))).select_related("pulse_user")
+        return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
+    accounts = PulseUser.objects.seen_by(request.user)
+    names = list(accounts.values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
+    if not groups:
+        return render(request, "queues/none.html", {**context, "accounts": names})
+    vhosts = sorted({group.vhost for group in groups})
+    filtered = QueueFilter(request.GET, mine)
+    form = _with_choices(filtered.form, vhosts, names)
+    paginator = Paginator(filtered.qs.select_related("pulse_user", "owner"), ROWS)
+    if not set(request.GET) - {"page", "ordering"}:
+        # Without a filter the number is known. Another count would read all rows again.
+        paginator.count = counts.total
+    page = paginator.get_page(request.GET.get("page"))
+    rows = rows_of(page.object_list, timezone.now())
+    filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
+    return render(
+        request,
+        "queues/queues.html",
+        {
+            **context,
+            "form": form,
+            "page": page,
+            "filters": urlencode(filters),
+            "query": request.GET.urlencode(),
+            "headings": _headings(filters),
+            "filtered": bool(filters.keys() - {"ordering"}),
+            "rows": rows,
+            "shown": ",".join(row.queue.uuid.hex for row in rows),
+            "several_vhosts": len(vhosts) > 1,
+            "selectable": any(row.queue.state != Queue.State.GONE for row in rows),
+        },
+    )
+
+
+class Heading(NamedTuple):
+    """The heading of a column: its link, and how it is sorted now, as ``aria-sort`` has it; empty: it isn't."""
+
+    label: str
+    query: str
+    sorted: str
+
+
+def _headings(filters: Mapping[str, Any]) -> list[Heading]:
+    """Return the headings of the list. A second click reverses the order."""
+    now = str(filters.get("ordering", WORST_FIRST))
+    found = []
+    for first, label in HEADINGS.items():
+        second = first[1:] if first.startswith("-") else f"-{first}"
+        query = urlencode({**filters, "ordering": second if now == first else first})
+        direction = ("descending" if now.startswith("-") else "ascending") if now in (first, second) else ""
+        found.append(Heading(label, query, direction))
+    return found
+
+
+class Freshness(NamedTuple):
+    """When queues were last listed (None: never). ``late``: too long ago. ``outage``: the broker is unreachable."""
+
+    listed_at: datetime | None
+    late: bool
+    outage: bool
+
+
+def freshness_of_list(watch: Watch | None) -> Freshness:
+    """Return how old the last list is."""
+    if watch is None or watch.listed_at is None:
+        return Freshness(None, late=True, outage=watch is not None and watch.outage_since is not None)
+    since = timezone.now() - watch.listed_at
+    late = since > timedelta(seconds=LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS)
+    return Freshness(watch.listed_at, late, watch.outage_since is not None)
+
+
+def uuids_in(text: str) -> list[UUID]:
+    """Return the UUIDs in a comma-separated list, at most one page of them. Other words are ignored."""
+    found = []
+    for word in text.split(",")[:ROWS]:
+        try:
+            found.append(UUID(word))
+        except ValueError:
+            continue
+    return found
+
+
+def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
+    """Return the rows of these queues, with their trends up to ``now`` if it is given."""
+    listed = list(queues)
+    trend_of = trends(listed, now) if now else {}
+    rows = []
+    for queue in listed:
+        limits = thresholds.of_queue(queue)
+        length = None if queue.state == Queue.State.GONE else queue.length
+        bar = charts.bar(length, limits) if length is not None else None
+        rows.append(Row(queue, limits, thresholds.is_spared(queue), bar, trend_of.get(queue.pk)))
+    return rows
+
+
+def _with_choices(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
+    """Turn filters with few values into lists, and hide filters with a single value."""
+    form.label_suffix = ""
+    form.fields["ordering"].widget.choices = OFFERED_ORDERS
+    for name in ("without_consumers", "blocked"):
+        form.fields[name].widget = forms.CheckboxInput()
+    offer_choices(form, "vhost", [(vhost, readable(vhost)) for vhost in vhosts])
+    if len(accounts) <= ACCOUNTS_TO_CHOOSE_FROM:
+        offer_choices(form, "pulse_user", [(name, name) for name in accounts])
+    return form
+
+
+def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -> None:
+    """Turn a filter into a list of these values, or hide it if there is only one."""
+    if len(choices) > 1:
+        form.fields[name].widget = forms.Select(choices=[("", "all"), *choices])
+    elif not form.data.get(name):
+        form.fields[name].widget = forms.HiddenInput()
+
+
+def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
+    """Return the queue's condition and what happens next, in one or two sentences."""
+    queue, limits = row.queue, row.thresholds
+    if queue.state == Queue.State.GONE:
+        return "The queue is no longer on the broker. A client that declares it again gets an empty queue."
+    if queue.length is None:
+        if queue.type == STREAM:
+            return "A stream keeps messages after they are read, so Guardian does not check its length."
+        if queue.type == MQTT_QOS_0:
+            return "An MQTT subscription with QoS 0 stores no messages, so it has no length."
+        return "The broker does not report its length. Until it does, Guardian does not warn about or delete the queue."
+    if queue.block_reason:
+        over = f"It is over its deletion limit of {limits.max:,} messages, and its" if row.is_over else "Its"
+        return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
+    if queue.state == Queue.State.DELETING:
+        if queue.length > limits.max:
+            return f"It is over its deletion limit of {limits.max:,} messages. Guardian rechecks and deletes it."
+        return "Guardian deletes it, because its name does not follow the pattern that this broker requires."
+    if row.is_over and not row.spared and thresholds.fetch_paused_until(queue, timezone.now()):
+        return (
+            f"It is over its deletion limit of {limits.max:,} messages. Guardian deletes it past {2 * limits.max:,}, "
+            "because its deletion was interrupted or called off: see its limits below."
+        )
+    if queue.length >= limits.warn:
+        if row.dead_letters:
+            return (
+                "It is over its warning threshold. Agents did not get these messages: their queues were full, or no "
+                "consumer read the messages in time. The broker drops the oldest messages; the queue is not deleted."
+            )
+        if queue.registered:
+            return (
+                "It is over its warning threshold, because its agent doesn't keep up. It is not deleted for its "
+                f"length. Messages past {REGISTERED_MAX_LENGTH:,}, or that wait too long, go to the dead-letter queue."
+            )
+        if is_limited:
+            return "It is over its warning threshold. The broker itself limits it: see its limits below."
+        if row.spared:
+            return (
+                "It is over its warning threshold. It is not deleted for its length, but its messages use the broker's "
+                "memory until they are consumed."
+            )
+        when = ""
+        if grows and grows.seconds_to_max is not None:
+            when = f" At its current rate, it reaches that in {duration(grows.seconds_to_max)}."
+        elif grows and grows.per_second < 0:
+            when = " It is shrinking at the moment."
+        return f"It is over its warning threshold. Guardian deletes it past {limits.max:,} messages.{when}"
+    if row.stalled:
+        condition = "Its consumers acknowledge no messages. Check or restart them."
+    elif row.unread:
+        condition = (
+            f"It has no consumer, so its messages wait. Start its {'agent' if queue.registered else 'consumer'}."
+        )
+    else:
+        condition = "It is healthy."
+    if grows and grows.per_second > 0:
+        seconds = (limits.warn - queue.length) / grows.per_second
+        if seconds < timedelta(days=1).total_seconds():
+            return f"{condition} At its current rate, its owners are warned in {duration(seconds)}."
+    return f"{condition} Its owners are warned at {limits.warn:,} messages."

@@ -1,0 +1,34 @@
+"""Views for owners with access."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django_htmx.http import HttpResponseClientRefresh
+from django_htmx.middleware import HtmxDetails
+
+from accounts.models import Owner
+
+View = Callable[..., HttpResponse]
+
+
+class Request(HttpRequest):
+    """A request of a signed-in owner, with django-htmx's details."""
+
+    user: Owner
+    htmx: HtmxDetails
+
+
+def signed_in(view: View) -> View:
+    """Require sign-in. An htmx request without it reloads the whole page, which redirects to the sign-in."""
+    required = login_required(view)
+
+    @wraps(view)
+    def decorated(request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+        if request.htmx and not request.user.is_authenticated:
+            return HttpResponseClientRefresh()
+        return required(request, *args, **kwargs)
+
+    return decorated

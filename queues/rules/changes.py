@@ -1,0 +1,136 @@
+"""What follows from a list of queues: events, messages, deletions. Pure."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from queues.rules.quiet import MessageKind
+from queues.rules.rows import StoredQueue
+from queues.rules.thresholds import (
+    Thresholds,
+)
+from rabbit.names import QueueName
+
+
+class Event(NamedTuple):
+    """An event to record."""
+
+    queue: StoredQueue
+    kind: str
+
+
+class Message(NamedTuple):
+    """A message to send about a queue."""
+
+    queue: StoredQueue
+    kind: MessageKind
+    thresholds: Thresholds
+    folded: int = 0
+
+
+class Condemned(NamedTuple):
+    """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
+
+    ``without_copy``: its messages must not be fetched now, so it is deleted past twice its limit (see ``FETCH_PAUSE``).
+    ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
+    """
+
+    queue: StoredQueue
+    thresholds: Thresholds
+    for_its_name: bool
+    without_copy: bool = False
+    unacknowledged: int = 0
+
+    @property
+    def key(self) -> QueueName:
+        """The vhost and the name."""
+        return (self.queue.vhost, self.queue.name)
+
+    @property
+    def limit(self) -> int:
+        """The length past which the queue is deleted."""
+        return 2 * self.thresholds.max if self.without_copy else self.thresholds.max
+
+
+@dataclass
+class Changes:
+    """The result of a comparison. ``lengths`` are queues of which only the length changed, ``changed`` all others.
+
+    ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
+    ``deleted`` are missing because Guardian deleted them.
+    ``short`` counts the queues that are missing for no known reason, if there are too many of them.
+    ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass, and
+    ``newly_blocked_groups`` the groups of which the brake blocked none before.
+    ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
+    ``for_memory`` are the queues over a limit that memory pressure lowered.
+    ``emptied`` are queues whose attempts to archive their messages no longer matter.
+    ``returned_nodes`` begin to settle, because quorum queues on them are listed again.
+    ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
+    """
+
+    listed: int = 0
+    new: list[StoredQueue] = field(default_factory=list)
+    changed: list[StoredQueue] = field(default_factory=list)
+    lengths: list[StoredQueue] = field(default_factory=list)
+    missed: list[StoredQueue] = field(default_factory=list)
+    gone: list[StoredQueue] = field(default_factory=list)
+    vanished: list[StoredQueue] = field(default_factory=list)
+    listed_last: list[StoredQueue] = field(default_factory=list)
+    deleted: list[StoredQueue] = field(default_factory=list)
+    samples: list[StoredQueue] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    condemned: list[Condemned] = field(default_factory=list)
+    unknown: int = 0
+    misnamed: list[str] = field(default_factory=list)
+    unpatterned: int = 0
+    short: int = 0
+    short_lists: int = 0
+    blocked: list[Condemned] = field(default_factory=list)
+    newly_blocked: int = 0
+    newly_blocked_groups: int = 0
+    unconfirmed: list[QueueName] = field(default_factory=list)
+    for_memory: list[QueueName] = field(default_factory=list)
+    emptied: list[StoredQueue] = field(default_factory=list)
+    returned_nodes: frozenset[str] = frozenset()
+    long_exclusive: list[QueueName] = field(default_factory=list)
+    unaddressable: list[QueueName] = field(default_factory=list)
+
+    def drop(
+        self,
+        gone: Collection[int | None],
+        removed: Collection[int | None],
+        departed: Collection[int | None] = frozenset(),
+    ) -> None:
+        """Drop what people changed since the list was fetched, given as ids.
+
+        Queues in ``gone`` are not written. Queues of ``removed`` accounts and ``departed`` owners lose that owner.
+        """
+
+        def without_concurrent_edits(queue: StoredQueue) -> StoredQueue | None:
+            if queue.id in gone:
+                return None
+            if queue.pulse_user_id in removed:
+                queue = queue._replace(pulse_user_id=None)
+            return queue._replace(owner_id=None) if queue.owner_id in departed else queue
+
+        self.replace_queues(without_concurrent_edits)
+
+    def set_ids(self, ids: Mapping[QueueName, int]) -> None:
+        """Set the ids of the new queues."""
+        if ids:
+            self.replace_queues(
+                lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
+            )
+
+    def replace_queues(self, replace: Callable[[StoredQueue], StoredQueue | None]) -> None:
+        """Replace each queue by the result of this function; None drops the queue."""
+        written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
+        for queues in (*written, self.vanished, self.listed_last):
+            queues[:] = [after for queue in queues if (after := replace(queue)) is not None]
+        self.events = [one._replace(queue=after) for one in self.events if (after := replace(one.queue)) is not None]
+        self.messages = [
+            one._replace(queue=after) for one in self.messages if (after := replace(one.queue)) is not None
+        ]
+        for condemned in (self.condemned, self.blocked):
+            condemned[:] = [one._replace(queue=after) for one in condemned if (after := replace(one.queue)) is not None]

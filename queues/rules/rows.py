@@ -1,0 +1,220 @@
+"""What a pass knows of each queue: the stored row, the settings, the registrations. Pure."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple, TypeVar
+
+from notifications.audience import Ownership
+from queues.models import Queue
+from queues.rules.quiet import QuietPeriod
+from queues.rules.thresholds import (
+    DELETING,
+    OK,
+    Policy,
+    is_spared,
+)
+from rabbit.amqp import DeclareOk
+from rabbit.names import NameKind, QueueName, kind_of_queue
+from rabbit.snapshot import (
+    UNKNOWN_TYPE,
+    ListedQueue,
+    Snapshot,
+    length_of,
+)
+
+
+class StoredQueue(NamedTuple):
+    """The columns of ``queues.models.Queue`` that a pass reads and writes."""
+
+    id: int | None
+    vhost: str
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    exclusive: bool
+    node: str
+    ready: int | None
+    unacknowledged: int | None
+    pulse_user_id: int | None
+    owner_id: int | None
+    registered: bool
+    state: str
+    misses: int
+    delete_sent_at: datetime | None
+    notified_state: str
+    quiet_until: datetime | None
+    recovery_notified: bool
+    folded: int
+    over_unacked_since: datetime | None
+    block_reason: str
+    unbounded: bool
+    warn_length: int | None
+    max_length: int | None
+    attempted_at: datetime | None
+    returned_at: datetime | None
+
+    @property
+    def length(self) -> int | None:
+        """Ready plus unacknowledged messages; None where either is unknown."""
+        return length_of(self.ready, self.unacknowledged)
+
+    @property
+    def last_notified_state(self) -> str:
+        """The state that owners know: for a queue about to be deleted, that of the last message."""
+        return self.notified_state if self.state == DELETING else self.state
+
+    @property
+    def ownership(self) -> Ownership:
+        """The Pulse user or owner that the queue belongs to."""
+        return Ownership(self.pulse_user_id, self.owner_id)
+
+    @property
+    def brake_group(self) -> tuple[int | None, str | None]:
+        """The queues with which the brake blocks it: those of its Pulse user or agents' vhost, or all without owner."""
+        return self.pulse_user_id, self.vhost if self.owner_id is not None else None
+
+    @property
+    def quiet_period(self) -> QuietPeriod:
+        """The messages already sent about the queue."""
+        return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.folded)
+
+    def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
+        """Return the queue with another quiet period."""
+        return self._replace(
+            notified_state=after.notified_state,
+            quiet_until=after.until,
+            recovery_notified=after.recovery_sent,
+            folded=after.folded,
+        )
+
+
+OwnershipFields = tuple[int | None, int | None, bool]
+"""``pulse_user_id``, ``owner_id`` and ``registered``."""
+
+
+class PulseAccount(NamedTuple):
+    """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
+
+    id: int
+    warn_length: int | None
+    max_length: int | None
+    removing: bool = False
+
+
+@dataclass(frozen=True)
+class Registrations:
+    """The queues that agents registered, and the agents' vhosts, each with the id of its owner.
+
+    ``pending_removals`` are queues without a registration that Guardian is about to delete.
+    """
+
+    queues: Mapping[QueueName, int] = field(default_factory=dict)
+    vhosts: Mapping[str, int] = field(default_factory=dict)
+    pending_removals: Collection[QueueName] = frozenset()
+
+    def owner_of(self, queue: QueueName) -> int | None:
+        """Return the owner of an agents' queue, by its registration or its vhost; None: it is no agents' queue."""
+        return self.queues.get(queue, self.vhosts.get(queue[0]))
+
+    def was_unregistered(self, queue: StoredQueue) -> bool:
+        """Return whether this queue lost its registration, so that it is expected to be gone."""
+        name = (queue.vhost, queue.name)
+        return name in self.pending_removals or (queue.registered and name not in self.queues)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings of a comparison. ``vhosts`` are the guarded vhosts; None: all."""
+
+    policy: Policy
+    pulse_vhost: str
+    vhosts: frozenset[str] | None
+    ignored: re.Pattern[str] | None
+    namespace_policy: str
+    brake: int
+    quiet_seconds: int
+
+    def ignores(self, vhost: str, name: str) -> bool:
+        """Return whether Guardian ignores this queue."""
+        if self.vhosts is not None and vhost not in self.vhosts:
+            return True
+        return self.ignored is not None and self.ignored.search(name) is not None
+
+    def deletes_for_its_name(self, queue: StoredQueue | Queue) -> bool:
+        """Return whether the namespace policy requires this queue to be deleted, whatever its length."""
+        if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost or queue.type == UNKNOWN_TYPE:
+            return False
+        if is_spared(queue):
+            return False
+        kind = kind_of_queue(queue.name)
+        if self.namespace_policy == "delete-unpatterned":
+            return kind in (NameKind.MISNAMED, NameKind.UNPATTERNED)
+        return self.namespace_policy == "delete-misnamed" and kind is NameKind.MISNAMED
+
+
+NO_REGISTRATIONS = Registrations()
+
+
+class Earlier(NamedTuple):
+    """The running nodes at the last complete list, and how many lists in a row were too short.
+
+    ``rules`` are those of the last pass, if they differ from the present ones. ``settling`` are the nodes that came
+    back a moment ago (see ``settling.py``), ``settled`` those for which that has just ended.
+    """
+
+    nodes: frozenset[str]
+    short_lists: int
+    rules: Rules | None = None
+    settling: frozenset[str] = frozenset()
+    settled: frozenset[str] = frozenset()
+
+
+def from_listed(listed: ListedQueue) -> StoredQueue:
+    """Return the row of a queue that is listed for the first time."""
+    return StoredQueue(
+        None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
+        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
+        over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
+        attempted_at=None, returned_at=None,
+    )  # fmt: skip
+
+
+Q = TypeVar("Q", ListedQueue, StoredQueue)
+
+
+def with_ready(queue: Q, ready: int) -> Q:
+    """Return a queue, listed as of its last tick, with its exact ready count.
+
+    Messages that are no longer ready are unacknowledged, acknowledged or purged; only the next tick shows which.
+    So the total stays as listed, unless more messages are ready.
+    """
+    total = (queue.ready or 0) + (queue.unacknowledged or 0)
+    return queue._replace(ready=ready, unacknowledged=max(0, total - ready))
+
+
+def with_exact_lengths(
+    snapshot: Snapshot,
+    unconfirmed: Collection[QueueName],
+    depths: Mapping[QueueName, DeclareOk],
+    stored: Mapping[QueueName, StoredQueue],
+) -> Snapshot:
+    """Return the snapshot with the exact ready counts of the unconfirmed queues, from passive declares.
+
+    If a queue gives no answer, and its stored length was larger or unknown, its length becomes unknown. Other queues
+    stay as listed.
+    """
+
+    def corrected(listed: ListedQueue) -> ListedQueue:
+        key = (listed.vhost, listed.name)
+        if key not in unconfirmed or listed.ready is None or listed.unacknowledged is None:
+            return listed
+        depth, row = depths.get(key), stored.get(key)
+        if depth is not None:
+            return with_ready(listed, depth.ready)
+        may_have_shrunk = row is not None and (row.length is None or listed.ready + listed.unacknowledged < row.length)
+        return listed._replace(ready=None) if may_have_shrunk else listed
+
+    return snapshot._replace(queues=[corrected(listed) for listed in snapshot.queues])

@@ -1,0 +1,1 @@
+"""``manage.py doctor``: what is wrong with an installation. Begin with ``examine.py``."""
