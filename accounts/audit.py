@@ -37,7 +37,7 @@ from django.http import HttpRequest, HttpResponse
 from accounts.allauth_private import client_address
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser
 from core import locks
-from rabbit.management import BrokerError, was_not_executed
+from rabbit.errors import BrokerError, was_not_executed
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,11 @@ from django.conf import settings
 
 from rabbit.addresses import split_addresses
 from rabbit.amqp import TIMEOUT_SECONDS, Session, Sessions
-from rabbit.management import BrokerUnavailable, Call, Management
+from rabbit.errors import BrokerUnavailable
+from rabbit.management import Management
 from rabbit.prometheus import Prometheus
 from rabbit.publishing import NotPublished, Publisher
+from rabbit.requests.sending import Call
 
 PAGE_SECONDS = 1.8
 """How long a page that is read waits for all its requests to the broker, so that it answers within two seconds."""

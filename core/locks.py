@@ -15,7 +15,8 @@ from django.db import DatabaseError
 
 from core.leases import HeldLease, is_held
 from core.models import Lease
-from rabbit.management import BODY_READ_TIMEOUTS, Management
+from rabbit.management import Management
+from rabbit.requests.sending import BODY_READ_TIMEOUTS
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from django.utils import timezone
 from core import broker, bulk, locks
 from core.broker import Clients
 from core.models import Removal
-from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 

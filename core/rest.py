@@ -27,7 +27,7 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 from core.confirmation import ConfirmationRequired
 from core.limits import RateLimitExceeded
 from core.links import absolute_url
-from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NodeDown, NotOnBroker, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NodeDown, NotOnBroker, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from core.rest import PROBLEM, RETRY_AFTER_SECONDS, problem_details
 from guardian_site import tracing
 from message_store.http.views import error_answer
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from core.masking import mask_all_secrets, mask_secrets
 from guardian_site import tracing
-from rabbit.management import Call
+from rabbit.requests.sending import Call
 
 FORMATS = ("line", "json")
 

@@ -22,7 +22,7 @@ import amqp
 
 from rabbit import deadline
 from rabbit.addresses import addresses_of
-from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import MAX_NAME_BYTES, QueueName
 from rabbit.unreadable import tolerant_frame_handler
 

@@ -13,8 +13,8 @@ import amqp
 from amqp.serialization import dumps
 
 from rabbit.amqp import Session
+from rabbit.errors import BrokerUnavailable
 from rabbit.fetching import Fetched
-from rabbit.management import BrokerUnavailable
 
 CONFIRM_SECONDS = 10.0
 """The timeout for the confirms of a batch. The broker gives none while its memory alarm is raised."""

@@ -15,7 +15,7 @@ from amqp import spec
 
 from rabbit.amqp import DeclareOk, Session
 from rabbit.arguments import CLASSIC, QUORUM
-from rabbit.management import BrokerError, NotOnBroker, Refused
+from rabbit.errors import BrokerError, NotOnBroker, Refused
 
 FIRST_MESSAGES = 100
 """The prefetch of the first consumer. The sizes of these messages show how many more there is room for."""

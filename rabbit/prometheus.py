@@ -12,17 +12,11 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
+from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
-from rabbit.management import (
-    MAX_RESPONSE_BYTES,
-    BrokerError,
-    BrokerUnavailable,
-    Call,
-    MalformedResponse,
-    Management,
-    NotOnBroker,
-)
+from rabbit.management import Management
 from rabbit.names import QueueName, is_amqp_name
+from rabbit.requests.sending import MAX_RESPONSE_BYTES, Call
 from rabbit.snapshot import (
     MQTT_QOS_0,
     TYPES_WITHOUT_LENGTH,

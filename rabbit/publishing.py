@@ -15,7 +15,7 @@ import amqp
 from rabbit.addresses import split_addresses, without_credentials
 from rabbit.amqp import NODE_DOWN, Session
 from rabbit.confirmed import ConfirmChannel, Outcome
-from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 from rabbit.urls import split_url

@@ -8,7 +8,9 @@ from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
-from rabbit.management import AnotherVhost, BrokerError, BrokerUnavailable, Management, Node, NotOnBroker, Refused
+from rabbit.entities import Node
+from rabbit.errors import AnotherVhost, BrokerError, BrokerUnavailable, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.names import QueueName, is_amqp_name
 from rabbit.threads import ContextThreadPool
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from rabbit.management import Management, NotOnBroker
+from rabbit.errors import NotOnBroker
+from rabbit.management import Management
 from rabbit.names import QueueName
 
 MAX_SINGLE_REQUESTS = 20

@@ -24,7 +24,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from rabbit.management import Call
+from rabbit.requests.sending import Call
 
 FOLDER = Path(settings.VAR_DIR) / "metrics"
 os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(FOLDER)  # prometheus_client reads this on import

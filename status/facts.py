@@ -27,8 +27,11 @@ from notifications.models import Notification
 from queues.guard import unguarded
 from queues.models import Archive, Pass, Watch
 from queues.rules.brake import released
-from rabbit.management import BrokerError, BrokerUnavailable, Management, Node, Row
+from rabbit.entities import Node
+from rabbit.errors import BrokerError, BrokerUnavailable
+from rabbit.management import Management
 from rabbit.names import QueueName, readable
+from rabbit.requests.sending import JSONObject
 from status import rules
 from status.verdicts import Rule, Verdict
 
@@ -100,7 +103,7 @@ class BrokerFacts:
 
     answer: Measurement
     nodes: Sequence[Node] = ()
-    overview: Row = field(default_factory=dict)
+    overview: JSONObject = field(default_factory=dict)
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdict on each measurement."""
@@ -117,7 +120,7 @@ def measure_broker() -> BrokerFacts:
     """Request the broker's nodes, alarms and totals, with a page's timeout."""
     timeout = rules.BROKER_TIMEOUT_SECONDS
 
-    def request() -> tuple[list[Node], Row]:
+    def request() -> tuple[list[Node], JSONObject]:
         client = broker.management(read_timeout=timeout)
         return fetch_nodes(client), client.overview()
 

@@ -19,8 +19,9 @@ from queues.models import Pass, Queue
 from queues.rules import charts, growth, thresholds
 from queues.rules.listing import LENGTH, STALLED, Counts, add_up, count_by_state, whose, with_first_sample
 from queues.rules.thresholds import Thresholds
-from rabbit.management import Node, Row
+from rabbit.entities import Node
 from rabbit.names import NameKind, kind_of_queue, readable
+from rabbit.requests.sending import JSONObject
 from status import facts, rules
 from status.facts import BrokerFacts, GuardianFacts
 from status.verdicts import Level, Verdict
@@ -231,7 +232,7 @@ def _summary(verdicts: Sequence[Verdict], healthy: str) -> Summary:
 # The broker
 
 
-def _totals(overview: Row) -> list[tuple[str, int]]:
+def _totals(overview: JSONObject) -> list[tuple[str, int]]:
     """Return the broker's totals, each with the singular noun of what it counts."""
     wanted = (
         ("object_totals", "queues", "queue"),

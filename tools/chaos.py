@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from tools.crowd import Actor, Crowd, Person
 from tools.faults import Fault
 from tools.load import ANSWER_SECONDS, Failed, LoadThread, QueueLoad

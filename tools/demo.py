@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from rabbit.addresses import split_addresses
-from rabbit.management import BrokerError, Management, NotOnBroker
+from rabbit.errors import BrokerError, NotOnBroker
+from rabbit.management import Management
 from tools.mail import Mail
 from tools.processes import StartError, end_with_parent, tail
 from tools.rabbitmq import stomp_url_of

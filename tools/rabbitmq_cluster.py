@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from rabbit.management import BrokerError, Management
+from rabbit.errors import BrokerError
+from rabbit.management import Management
 from tools.processes import StartError
 from tools.rabbitmq import PrivateNode
 

@@ -28,7 +28,7 @@ from accounts.pulse_users.addresses import MAX_ADDRESSES
 from accounts.pulse_users.ownership import MAX_OWNERS
 from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.endpoints import ConfirmField
-from rabbit.management import Connection
+from rabbit.entities import Connection
 from rabbit.permissions import Permissions, in_words
 
 ALICE = {

@@ -76,7 +76,7 @@ from core.endpoints import (
     search_in,
     takes,
 )
-from rabbit.management import BrokerError, NotOnBroker
+from rabbit.errors import BrokerError, NotOnBroker
 from rabbit.names import InvalidUserName
 
 

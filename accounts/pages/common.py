@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods
 from accounts.access import quotas
 from accounts.models import Owner
 from accounts.pages import forms
-from rabbit.management import BrokerError, Refused
+from rabbit.errors import BrokerError, Refused
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,8 @@ from accounts.pulse_users import (
 )
 from core import connecting
 from core.confirmation import ConfirmationRequired
-from rabbit.management import BrokerError, Connection, NotOnBroker
+from rabbit.entities import Connection
+from rabbit.errors import BrokerError, NotOnBroker
 from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
 

@@ -37,11 +37,8 @@ from accounts.pulse_users.validation import (
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit import names
-from rabbit.management import (
-    BrokerError,
-    Management,
-    NotOnBroker,
-)
+from rabbit.errors import BrokerError, NotOnBroker
+from rabbit.management import Management
 
 logger = logging.getLogger(__name__)
 

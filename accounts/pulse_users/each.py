@@ -9,7 +9,7 @@ from django.contrib import messages
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
 from django.http import HttpRequest
 
-from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_executed
+from rabbit.errors import BrokerError, BrokerUnavailable, Refused, was_not_executed
 from rabbit.names import readable
 
 ACTION_TIMEOUT_SECONDS = 20

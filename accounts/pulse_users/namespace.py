@@ -9,7 +9,8 @@ from typing import NamedTuple
 from django.conf import settings
 
 from rabbit import names, snapshot
-from rabbit.management import BrokerUnavailable, Management, NotOnBroker
+from rabbit.errors import BrokerUnavailable, NotOnBroker
+from rabbit.management import Management
 
 
 class Belongings(NamedTuple):

@@ -21,15 +21,9 @@ from accounts.pulse_users.validation import (
     why_not_ownable,
 )
 from core import broker, locks
-from rabbit.management import (
-    BrokerError,
-    BrokerUnavailable,
-    Connection,
-    Management,
-    NotOnBroker,
-    QueueConsumer,
-    Refused,
-)
+from rabbit.entities import Connection, QueueConsumer
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
+from rabbit.management import Management
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import snapshot
 from rabbit.amqp import Session, Sessions
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker
+from rabbit.management import Management
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,8 @@ from accounts.pulse_users.namespace import Belongings
 from core import broker
 from rabbit import names, permissions
 from rabbit.addresses import split_addresses
-from rabbit.management import (
-    BrokerUnavailable,
-    Management,
-    NotOnBroker,
-)
+from rabbit.errors import BrokerUnavailable, NotOnBroker
+from rabbit.management import Management
 from rabbit.permissions import Permissions
 
 MAX_PASSWORD_LENGTH = 255

@@ -29,7 +29,8 @@ from queues.pages.queue_list import Row
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, thresholds
 from rabbit import amqp
-from rabbit.management import BrokerError, Client, NotOnBroker
+from rabbit.entities import Client
+from rabbit.errors import BrokerError, NotOnBroker
 from rabbit.names import readable
 
 logger = logging.getLogger(__name__)

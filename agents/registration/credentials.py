@@ -19,7 +19,8 @@ from agents.registration.vhosts import in_vhost
 from agents.removal import handlers
 from core import locks
 from core.models import Removal
-from rabbit.management import BrokerUnavailable, Management
+from rabbit.errors import BrokerUnavailable
+from rabbit.management import Management
 
 PASSWORD_FIELDS = ["token", "next_token", "password_set"]
 """The fields that describe a login's password."""

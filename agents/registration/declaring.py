@@ -9,15 +9,8 @@ from django.conf import settings
 from core import broker
 from rabbit import arguments, deadline
 from rabbit.amqp import NODE_DOWN
-from rabbit.management import (
-    BrokerError,
-    BrokerUnavailable,
-    InequivalentArguments,
-    Management,
-    NodeDown,
-    NotOnBroker,
-    Refused,
-)
+from rabbit.errors import BrokerError, BrokerUnavailable, InequivalentArguments, NodeDown, NotOnBroker, Refused
+from rabbit.management import Management
 
 logger = logging.getLogger(__name__)
 

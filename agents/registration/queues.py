@@ -41,7 +41,8 @@ from agents.registration.vhosts import in_vhost, require_vhost
 from core import broker
 from core.models import Removal
 from rabbit import arguments, names
-from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management, NotOnBroker
+from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker
+from rabbit.management import Management
 
 # Subscriptions
 

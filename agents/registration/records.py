@@ -17,7 +17,7 @@ from accounts.models import Owner
 from agents.removal.deletions import is_deadlock
 from core import removals
 from core.models import Removal
-from rabbit.management import BrokerUnavailable
+from rabbit.errors import BrokerUnavailable
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from agents.registration.records import Busy, cancel_removal, get_or_create, rem
 from core import locks
 from core.models import Removal
 from rabbit import arguments, names
-from rabbit.management import Management, NotOnBroker, Refused
+from rabbit.errors import NotOnBroker, Refused
+from rabbit.management import Management
 
 logger = logging.getLogger(__name__)
 

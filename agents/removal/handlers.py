@@ -19,7 +19,7 @@ from core.models import Removal
 from core.removals import Handler, Kept, Postponed
 from queues.actions import tombstones
 from rabbit.amqp import NODE_DOWN
-from rabbit.management import NotOnBroker, Refused
+from rabbit.errors import NotOnBroker, Refused
 from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)

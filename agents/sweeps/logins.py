@@ -13,7 +13,8 @@ from agents.sweeps.reports import Report, batches, deletion_limit
 from core import bulk, removals
 from core.leases import HeldLease
 from core.models import Removal
-from rabbit.management import BrokerError, User
+from rabbit.entities import User
+from rabbit.errors import BrokerError
 from rabbit.names import QueueName, is_agents_login
 from rabbit.permissions import Permissions, allows, for_consumer, for_subscription
 

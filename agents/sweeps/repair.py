@@ -16,7 +16,8 @@ from agents.registration import queues, vhosts
 from agents.sweeps.reports import REGISTRATION_GRACE
 from core import bulk
 from core.leases import HeldLease
-from rabbit.management import BrokerError, BrokerUnavailable, Management
+from rabbit.errors import BrokerError, BrokerUnavailable
+from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from core import broker, bulk, removals
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit import amqp
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName, is_agents_queue, readable
 from rabbit.snapshot import ListedName
 

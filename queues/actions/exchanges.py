@@ -11,7 +11,8 @@ from accounts import audit
 from accounts.models import Owner, PulseUser
 from core import broker
 from queues.actions.single import Gone
-from rabbit.management import Binding, NotOnBroker
+from rabbit.entities import Binding
+from rabbit.errors import NotOnBroker
 from rabbit.names import user_of_exchange
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from core import broker
 from queues.actions.single import Gone
 from queues.archives.reading import LOOKED_AT
 from queues.models import Queue
+from rabbit.errors import NotOnBroker
 from rabbit.fetching import Bounds, Fetch, Fetched
-from rabbit.management import NotOnBroker
 from rabbit.snapshot import CLASSIC
 
 MAX_MESSAGES = 50

@@ -25,19 +25,11 @@ from queues.guard import destroying, feeding, registered
 from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent
 from rabbit import amqp
-from rabbit.management import (
-    Binding,
-    BrokerError,
-    Management,
-    NotOnBroker,
-    QueueConsumer,
-    QueueRates,
-    Refused,
-    consumers_in,
-    rates_in,
-    was_not_executed,
-)
+from rabbit.entities import Binding, QueueConsumer, QueueRates
+from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
+from rabbit.management import Management
 from rabbit.policies import LengthLimit, limit_of
+from rabbit.requests.queues import consumers_in, rates_in
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from queues.archives import reading
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.rules import charts
 from queues.rules.listing import QueueFilter
-from rabbit.management import BrokerUnavailable
+from rabbit.errors import BrokerUnavailable
 
 MAX_SAMPLES = 5000
 

@@ -18,7 +18,7 @@ from queues.actions.selected import MAX_SELECTED
 from queues.models import Queue, QueueEvent, QueueSample
 from queues.rules import thresholds
 from queues.rules.charts import SPANS
-from rabbit.management import Binding
+from rabbit.entities import Binding
 
 QUEUE = {
     "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",

@@ -25,8 +25,8 @@ from queues.models import Archive, Queue, Replay
 from queues.rules import thresholds
 from rabbit.amqp import Session
 from rabbit.confirmed import ConfirmedPublisher
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetched
-from rabbit.management import BrokerError, BrokerUnavailable, NotOnBroker
 from rabbit.names import user_of_exchange, user_of_queue
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,10 @@ from queues.models import Queue, Watch
 from queues.rules import thresholds
 from queues.rules.listing import should_have_consumer
 from queues.rules.rows import StoredQueue
-from rabbit.management import BrokerError, Management, Row
+from rabbit.errors import BrokerError
+from rabbit.management import Management
 from rabbit.names import QueueName
+from rabbit.requests.sending import JSONObject
 from rabbit.snapshot import length_of
 
 logger = logging.getLogger(__name__)
@@ -229,7 +231,7 @@ def _fetch_counts(management: Management) -> Mapping[QueueName, QueueCounts]:
     }
 
 
-def _acked_total(row: Row) -> int | None:
+def _acked_total(row: JSONObject) -> int | None:
     stats = row.get("message_stats")
     if not isinstance(stats, dict) or not stats:
         return None

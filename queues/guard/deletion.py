@@ -38,7 +38,8 @@ from queues.rules.quiet import QuietPeriod
 from queues.rules.rows import Rules, StoredQueue, with_ready
 from queues.rules.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
 

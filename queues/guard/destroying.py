@@ -43,8 +43,8 @@ from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.arguments import QUORUM
+from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.fetching import Bounds, Fetch
-from rabbit.management import BrokerError, BrokerUnavailable, Refused
 from rabbit.policies import delivery_limit
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 

@@ -22,9 +22,12 @@ from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import GONE, Thresholds, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
-from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused, Row
+from rabbit.entities import Binding
+from rabbit.errors import BrokerError, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 from rabbit.policies import BrokerPolicy, LengthLimit, limit_of
+from rabbit.requests.sending import JSONObject
 from rabbit.threads import ContextThreadPool
 
 MAX_SINGLE_REQUESTS = 10
@@ -247,13 +250,13 @@ def _bindings_in_vhost(management: Management, vhost: str) -> dict[str, list[Bin
     return {}
 
 
-def _arguments_of_queue(management: Management, queue: QueueName) -> dict[QueueName, Row]:
+def _arguments_of_queue(management: Management, queue: QueueName) -> dict[QueueName, JSONObject]:
     with contextlib.suppress(*NO_ANSWER):
         return {queue: management.queue_arguments(*queue)}
     return {}
 
 
-def _arguments_in_vhost(management: Management, vhost: str) -> dict[QueueName, Row]:
+def _arguments_in_vhost(management: Management, vhost: str) -> dict[QueueName, JSONObject]:
     with contextlib.suppress(*NO_ANSWER):
         return {(row["vhost"], row["name"]): row for row in management.list_arguments(vhost)}
     return {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from rabbit.management import Binding
+from rabbit.entities import Binding
 
 MAX_EXCHANGES = 20
 """The bindings to up to this many exchanges are followed from one queue."""

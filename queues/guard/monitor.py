@@ -35,7 +35,7 @@ from queues.rules.thresholds import GONE
 from rabbit import amqp, deadline, snapshot
 from rabbit.addresses import two_clusters
 from rabbit.amqp import Session
-from rabbit.management import BrokerError, BrokerUnavailable
+from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
 from rabbit.prometheus import ListNeeded
 from rabbit.snapshot import CLASSIC, Snapshot

@@ -29,7 +29,7 @@ from queues.rules.comparison import Observation
 from queues.rules.rows import NO_REGISTRATIONS, Earlier, PulseAccount, Registrations, StoredQueue
 from queues.rules.thresholds import GONE, MemoryPressure
 from rabbit import memory, snapshot
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from rabbit.memory import NodeMemory
 from rabbit.names import QueueName
 from rabbit.snapshot import Snapshot

@@ -22,8 +22,8 @@ from queues.pages.destroy import describe_failure
 from queues.pages.queue_list import offer_choices
 from queues.pages.visitors import Request, signed_in
 from queues.rules.listing import ArchiveFilter
+from rabbit.errors import BrokerError
 from rabbit.fetching import Fetched
-from rabbit.management import BrokerError
 from rabbit.names import readable
 
 ARCHIVES_PER_PAGE = 50

@@ -19,7 +19,7 @@ from queues.models import Queue, Watch
 from queues.pages.queue import bindings_shown, seen_queue
 from queues.pages.queue_list import freshness_of_list
 from queues.pages.visitors import Request, signed_in
-from rabbit.management import BrokerError, Refused, was_not_executed
+from rabbit.errors import BrokerError, Refused, was_not_executed
 from rabbit.names import readable
 
 logger = logging.getLogger(__name__)

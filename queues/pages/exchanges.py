@@ -16,7 +16,7 @@ from queues.pages.destroy import describe_failure
 from queues.pages.queue import BINDINGS_SHOWN
 from queues.pages.queue_list import ROWS
 from queues.pages.visitors import Request, signed_in
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from rabbit.names import readable
 
 

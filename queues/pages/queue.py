@@ -24,7 +24,7 @@ from queues.pages.queue_list import freshness_of_list, outlook, rows_of
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, growth, thresholds
 from rabbit.arguments import REGISTERED_MAX_LENGTH
-from rabbit.management import Binding
+from rabbit.entities import Binding
 from rabbit.names import readable
 from rabbit.snapshot import CLASSIC
 

@@ -22,7 +22,7 @@ from queues.models import Archive, Queue, Replay
 from queues.pages.archives import archive_of, describe
 from queues.pages.destroy import describe_failure
 from queues.pages.visitors import Request, signed_in
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from rabbit.names import MAX_NAME_BYTES, exchange_prefix, queue_prefix, readable
 
 MAX_RATE = 100_000

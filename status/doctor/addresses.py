@@ -13,7 +13,8 @@ from core.addresses import split_address
 from queues.guard import pass_run
 from rabbit import checkup, snapshot
 from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
-from rabbit.management import BrokerError, Management, Refused
+from rabbit.errors import BrokerError, Refused
+from rabbit.management import Management
 from rabbit.threads import ContextThreadPool
 from status.doctor.broker import agents_on_broker
 from status.doctor.findings import BROKER_SECONDS, Finding, Findings, Status, quoted_names, text_of

@@ -16,8 +16,10 @@ from core.addresses import split_address
 from queues.guard import pass_run
 from rabbit import snapshot
 from rabbit.addresses import split_addresses
-from rabbit.management import BrokerError, Management, NotOnBroker, Row
+from rabbit.errors import BrokerError, NotOnBroker
+from rabbit.management import Management
 from rabbit.permissions import allows
+from rabbit.requests.sending import JSONObject
 from status import facts, rules
 from status.doctor.findings import (
     BROKER_SECONDS,
@@ -79,7 +81,7 @@ def check_broker() -> Findings:
             yield Finding("broker", Status.PROBLEM, str(error), rules.BROKER.next_step)
 
 
-def _as_administrator(management: Management, overview: Row, account: str) -> Findings:
+def _as_administrator(management: Management, overview: JSONObject, account: str) -> Findings:
     yield _statistics(overview)
     yield from _transient_queues(management)
     agents, has_agents = agents_on_broker()
@@ -117,7 +119,7 @@ def _tag(account: str, tags: Iterable[str]) -> Finding:
     return Finding("broker account", Status.PROBLEM, found, advice)
 
 
-def _statistics(overview: Row) -> Finding:
+def _statistics(overview: JSONObject) -> Finding:
     if overview.get("disable_stats") is True:
         advice = (
             "Remove management.disable_stats and management_agent.disable_metrics_collector from rabbitmq.conf, and do "
@@ -138,7 +140,7 @@ def _transient_queues(management: Management) -> Findings:
         yield Finding("transient queues", Status.OK, found)
 
 
-def _stomp(overview: Row, has_agents: bool) -> Finding:
+def _stomp(overview: JSONObject, has_agents: bool) -> Finding:
     protocols = {str(listener.get("protocol")) for listener in overview.get("listeners") or ()}
     stomp = sorted(protocol for protocol in protocols if "stomp" in protocol)
     if stomp:

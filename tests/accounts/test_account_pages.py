@@ -14,7 +14,7 @@ from accounts.access import tokens, vouching
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pages import views
 from accounts.pulse_users import addresses, creation, passwords, withdrawal
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 from tests.conftest import Amqp
 from tests.support.toolbox import AWAY, can_log_in, stored_queue, wait_until
 

@@ -11,7 +11,8 @@ from pika.exceptions import AMQPConnectionError
 
 from accounts.models import AuthToken, Owner, PulseUser
 from accounts.pulse_users import thresholds, withdrawal
-from rabbit.management import Management, NotOnBroker
+from rabbit.errors import NotOnBroker
+from rabbit.management import Management
 from tests.support.api import Program, Visitor
 from tests.support.proxy import Proxy
 from tests.support.toolbox import calling_first, finish_removals, wait_until

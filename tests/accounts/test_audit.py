@@ -31,8 +31,9 @@ from queues.actions import single
 from queues.guard import pruning
 from queues.guard.monitor import run_pass
 from queues.models import Queue
+from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
-from rabbit.management import BrokerUnavailable, Management, NotOnBroker
+from rabbit.management import Management
 from tests.site.test_commands import run
 from tests.support.api import Program
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal, raising, remove_account

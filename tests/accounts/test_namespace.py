@@ -6,7 +6,8 @@ from accounts.models import AuditEntry, PulseUser
 from accounts.pulse_users import pulse_users
 from accounts.pulse_users.creation import create_pulse_user
 from accounts.pulse_users.validation import NamespaceInUse
-from rabbit.management import BrokerUnavailable, Management
+from rabbit.errors import BrokerUnavailable
+from rabbit.management import Management
 from tests.support.api import Program
 from tests.support.toolbox import finish_removals, queue_lengths, queue_names
 

@@ -42,8 +42,9 @@ from core.broker import Clients
 from core.limits import RateLimit
 from core.models import Lease, Removal
 from rabbit.amqp import Session, Sessions
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Fetch
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.names import InvalidUserName
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
 from tests.conftest import Amqp

@@ -43,7 +43,8 @@ from core.tasks import finish_removals
 from queues.actions import tombstones
 from queues.models import Queue, QueueEvent
 from rabbit.amqp import Session
-from rabbit.management import BrokerError, BrokerUnavailable, Management
+from rabbit.errors import BrokerError, BrokerUnavailable
+from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.support.agents import make_removals_due
 from tests.support.proxy import Proxy

@@ -19,7 +19,8 @@ from agents.models import Consumer, EventSubscription, Registration, Subscriptio
 from core import broker
 from queues.models import QueueEvent
 from rabbit import arguments
-from rabbit.management import BrokerUnavailable, Management
+from rabbit.errors import BrokerUnavailable
+from rabbit.management import Management
 from rabbit.publishing import OutcomeUnknown, Publisher
 from tests.conftest import Amqp
 from tests.support.api import Program

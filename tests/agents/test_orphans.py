@@ -24,7 +24,8 @@ from queues.guard.pruning import prune
 from queues.models import Queue, QueueEvent
 from rabbit import snapshot
 from rabbit.amqp import Session
-from rabbit.management import BrokerUnavailable, Management
+from rabbit.errors import BrokerUnavailable
+from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
 from tests.conftest import Amqp
 from tests.support.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due

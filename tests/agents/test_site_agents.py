@@ -12,7 +12,7 @@ import pytest
 from agents.events import publishing
 from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
 from queues.guard import monitor
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 from tests.support.toolbox import wait_until
 from tools.processes import ProcessGroup
 

@@ -40,8 +40,9 @@ from agents.sweeps.registered import agent_vhosts, mark_vanished, registered_que
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
+from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.http import PooledClient
-from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.permissions import Permissions
 from tests.conftest import Amqp
 from tests.support.agents import make_removals_due

@@ -12,7 +12,7 @@ from queues.guard.destroying import NotSent
 from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
 from rabbit.arguments import differences
-from rabbit.management import BrokerUnavailable, Refused
+from rabbit.errors import BrokerUnavailable, Refused
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, in_parallel, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")

@@ -21,8 +21,8 @@ from queues.guard.destroying import NotSent, Target, WithinLimit
 from queues.guard.monitor import run_pass
 from queues.models import Archive, ArchiveChunk, Queue
 from rabbit.amqp import Session
+from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
-from rabbit.management import BrokerUnavailable, NotOnBroker
 from rabbit.permissions import Permissions
 from tests.support.archives import store_archive
 from tests.support.proxy import Proxy

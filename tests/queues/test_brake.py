@@ -16,7 +16,8 @@ from queues.models import Queue, QueueEvent, Watch
 from queues.rules import brake
 from queues.rules.brake import groups_to_block
 from queues.rules.rows import from_listed
-from rabbit.management import Management, Refused
+from rabbit.errors import Refused
+from rabbit.management import Management
 from rabbit.snapshot import ListedQueue
 from tests.support.toolbox import Killed, in_parallel, queue_names
 

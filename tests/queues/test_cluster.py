@@ -21,8 +21,9 @@ from rabbit import deadline
 from rabbit.addresses import addresses_of
 from rabbit.amqp import NODE_DOWN, Session
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS, of_type
+from rabbit.errors import BrokerError, BrokerUnavailable, NodeDown, NotOnBroker
 from rabbit.fetching import FIRST_MESSAGES
-from rabbit.management import BrokerError, BrokerUnavailable, Management, NodeDown, NotOnBroker
+from rabbit.management import Management
 from rabbit.publishing import Message, Publisher, Result
 from tests.conftest import Amqp
 from tests.support.faults import once_after, once_before

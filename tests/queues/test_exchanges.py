@@ -5,7 +5,7 @@ import pytest
 from accounts.models import AuditEntry, Owner
 from queues.actions import exchanges
 from queues.actions.single import Gone
-from rabbit.management import BrokerUnavailable
+from rabbit.errors import BrokerUnavailable
 from rabbit.names import readable
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost
 from tools.benchmarks.passes import counted_requests

@@ -20,8 +20,9 @@ from queues.archives import reading, replay
 from queues.guard import deletion, monitor
 from queues.models import Archive, Pass, Queue, Watch
 from rabbit import confirmed
+from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
-from rabbit.management import BrokerUnavailable, Management, NotOnBroker
+from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
 from tests.support.faults import STEPS, let_time_pass, once_after, run_scheduled_work

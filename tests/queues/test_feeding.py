@@ -9,7 +9,7 @@ from django.urls import reverse
 from notifications.sending import send_due
 from queues.guard import facts, feeding, monitor
 from queues.models import Queue
-from rabbit.management import Binding
+from rabbit.entities import Binding
 
 
 def binding(source, destination, key="", to_queue=False, **arguments):

@@ -41,7 +41,7 @@ from message_store.models import Application
 from message_store.queues import MessageInput
 from notifications.models import Channel
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Replay
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 from tests.site import test_who_may
 from tests.site.test_api_schema import ALL_OPERATIONS, OPERATIONS
 from tests.site.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone

@@ -11,7 +11,7 @@ from queues.rules import thresholds
 from queues.rules.rows import PulseAccount, Registrations, Rules
 from queues.rules.thresholds import MemoryPressure, Thresholds
 from rabbit import memory
-from rabbit.management import BrokerUnavailable
+from rabbit.errors import BrokerUnavailable
 from rabbit.memory import NodeMemory
 from tests.queues.test_comparison import InMemoryMonitor, listed_queue, snapshot
 from tests.support.toolbox import broker_version, queue_names, wait_until

@@ -10,7 +10,8 @@ from queues.models import Queue, Watch
 from rabbit import snapshot
 from rabbit.addresses import Addresses, addresses_of, split_addresses
 from rabbit.amqp import Session
-from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
+from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.publishing import Message, Publisher, Result
 from tests.conftest import Amqp
 from tests.rabbit.test_http import Server

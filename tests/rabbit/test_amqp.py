@@ -6,7 +6,7 @@ import pytest
 
 import rabbit.amqp
 from rabbit.amqp import MAX_NAME_BYTES, DeclareOk, Session, Sessions
-from rabbit.management import BrokerUnavailable, NotOnBroker, Refused
+from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from tests.support.proxy import Proxy
 from tests.support.toolbox import queue_names, wait_until
 

@@ -3,7 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rabbit.arguments import Difference, differences, parse_inequivalent
-from rabbit.management import InequivalentArguments
+from rabbit.errors import InequivalentArguments
 
 pytestmark = pytest.mark.rabbitmq
 

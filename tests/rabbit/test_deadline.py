@@ -8,7 +8,8 @@ from django.test import RequestFactory
 
 from guardian_site.middleware import BrokerWait
 from rabbit import amqp, deadline
-from rabbit.management import BrokerUnavailable, Management
+from rabbit.errors import BrokerUnavailable
+from rabbit.management import Management
 from rabbit.threads import ContextThreadPool
 from tests.support.proxy import Proxy
 

@@ -4,8 +4,8 @@ import pytest
 
 from rabbit import fetching
 from rabbit.amqp import Session
+from rabbit.errors import NotOnBroker
 from rabbit.fetching import Bounds, Fetch
-from rabbit.management import NotOnBroker
 from tests.support.toolbox import wait_until_equal
 
 PLENTY = Bounds(20_000, 64 * 1024 * 1024, 20)

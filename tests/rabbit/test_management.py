@@ -15,19 +15,9 @@ from django.conf import settings as django_settings
 
 from core import broker
 from rabbit import http
-from rabbit.management import (
-    BrokerError,
-    BrokerUnavailable,
-    Connection,
-    Exchange,
-    InequivalentArguments,
-    MalformedResponse,
-    Management,
-    NotOnBroker,
-    Refused,
-    User,
-    Vhost,
-)
+from rabbit.entities import Connection, Exchange, User, Vhost
+from rabbit.errors import BrokerError, BrokerUnavailable, InequivalentArguments, MalformedResponse, NotOnBroker, Refused
+from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS
 from tests.support.proxy import http_answer
 from tests.support.toolbox import queue_names, wait_until

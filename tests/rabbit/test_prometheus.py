@@ -15,7 +15,7 @@ from guardian_site.checks import check_settings
 from queues.guard import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import prometheus
-from rabbit.management import BrokerUnavailable, MalformedResponse
+from rabbit.errors import BrokerUnavailable, MalformedResponse
 from tests.support.toolbox import wait_until_equal
 from tools.benchmarks.passes import counted_requests
 

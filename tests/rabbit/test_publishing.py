@@ -12,7 +12,8 @@ import pytest
 
 import core.broker
 from rabbit.amqp import Session
-from rabbit.management import BrokerUnavailable, Management, Refused
+from rabbit.errors import BrokerUnavailable, Refused
+from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
 from tests.conftest import Amqp

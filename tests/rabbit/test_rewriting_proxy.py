@@ -6,7 +6,8 @@ import pytest
 
 from queues.guard import monitor
 from queues.models import Queue
-from rabbit.management import AnotherVhost, Management
+from rabbit.errors import AnotherVhost
+from rabbit.management import Management
 from status.doctor import examine, findings
 from tests.conftest import Amqp
 from tests.support.toolbox import queue_names, sent

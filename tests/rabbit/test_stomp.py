@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from accounts.access.tokens import create_token
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 from tools.stomp import Refused, StompReader
 
 pytestmark = pytest.mark.rabbitmq

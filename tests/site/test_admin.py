@@ -36,7 +36,7 @@ from notifications.models import Channel, Notification
 from queues.actions import single
 from queues.guard.monitor import run_pass
 from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 from tests.support.chromium import sign_in
 from tests.support.toolbox import (
     AWAY,

@@ -12,7 +12,7 @@ from accounts.models import Owner
 from agents.models import SubscriptionQueue
 from core import rest
 from guardian_site.api_docs import schema
-from rabbit.management import NodeDown
+from rabbit.errors import NodeDown
 from tests.site.test_who_may import BODIES, BY_SCOPE, EXPECTED, REGISTERING, VISITORS, World, ask, undone
 from tests.support.api import Program, Visitor
 

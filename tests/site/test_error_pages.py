@@ -9,7 +9,7 @@ from django.urls import path
 from accounts.models import Owner
 from guardian_site import urls
 from guardian_site.errors import server_error
-from rabbit.management import BrokerUnavailable
+from rabbit.errors import BrokerUnavailable
 
 pytestmark = pytest.mark.django_db
 

@@ -24,7 +24,7 @@ from message_store.models import Application
 from notifications.models import Channel
 from queues.guard.monitor import run_pass
 from queues.models import Queue
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,9 @@ from core import broker
 from core.masking import mask_secrets
 from guardian_site import tracing
 from guardian_site.logs import JSONLinesFormatter, LineFormatter
-from rabbit.management import BrokerError, Call, Management
+from rabbit.errors import BrokerError
+from rabbit.management import Management
+from rabbit.requests.sending import Call
 from tests.support.plugin import ROOT
 from tests.support.proxy import Proxy
 from tests.support.toolbox import wait_until

@@ -24,7 +24,7 @@ from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues.guard import monitor
-from rabbit.management import NotOnBroker
+from rabbit.errors import NotOnBroker
 from tests.support.plugin import VAR
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,9 @@ from message_store.store import store
 from notifications.models import Channel
 from queues.archives.chunks import pack
 from queues.models import Archive, Queue, Replay
+from rabbit.errors import NotOnBroker
 from rabbit.fetching import Fetched
-from rabbit.management import Management, NotOnBroker
+from rabbit.management import Management
 from tests.support.agents import broker_restored
 
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")

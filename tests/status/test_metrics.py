@@ -24,7 +24,8 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.guard import monitor
 from queues.models import Archive, Pass, Queue, Replay, Watch
-from rabbit.management import BrokerUnavailable, Call
+from rabbit.errors import BrokerUnavailable
+from rabbit.requests.sending import Call
 from status import counters
 from tests.support.toolbox import queue_row
 

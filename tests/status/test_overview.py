@@ -18,7 +18,7 @@ from queues.guard.facts import Facts as QueueFacts
 from queues.guard.monitor import run_pass
 from queues.models import Pass, Queue, QueueSample, Watch
 from queues.rules.thresholds import of_queue
-from rabbit.management import Node
+from rabbit.entities import Node
 from status import facts, overview, rules
 from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox
 from status.overview import Line, of_broker, of_guardian

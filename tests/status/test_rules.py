@@ -16,7 +16,7 @@ from agents.models import Sweep
 from core.models import Removal
 from notifications.models import Notification
 from queues.models import Archive, Pass, Watch
-from rabbit.management import Node
+from rabbit.entities import Node
 from status import facts, overview, rules
 from status.doctor import broker as doctor_broker
 from status.doctor import database, findings

@@ -17,7 +17,8 @@ from agents.registration import queues as registration
 from agents.registration.credentials import PresentedToken
 from agents.registration.identities import create_identity
 from core.models import Removal
-from rabbit.management import Management, NotOnBroker
+from rabbit.errors import NotOnBroker
+from rabbit.management import Management
 
 _numbers = itertools.count(1)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from tools.benchmarks import (
     archiving,
     cascade,

@@ -9,7 +9,8 @@ from urllib.parse import quote
 import httpx
 import pika
 
-from rabbit.management import BrokerError, Management
+from rabbit.errors import BrokerError
+from rabbit.management import Management
 from rabbit.snapshot import TOTALS
 from tools.benchmarks.services import Services
 

@@ -9,7 +9,7 @@ from django.db import Error
 from accounts.access.vouching import NotVouched
 from accounts.importing import adoption
 from accounts.importing.adoption import InvalidFile, PlanOutdated
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 from rabbit.names import readable
 
 

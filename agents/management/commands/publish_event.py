@@ -10,7 +10,7 @@ from agents.events import publishing
 from agents.events.publishing import InvalidPayload, Published
 from agents.models import ObjectType, Offering
 from agents.registration.identities import NoSuchObjectType
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 
 
 class Command(BaseCommand):

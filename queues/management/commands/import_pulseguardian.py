@@ -12,7 +12,7 @@ from accounts.importing.adoption import PlanOutdated
 from accounts.importing.pulseguardian import SourceError
 from core.leases import LeaseLost, LeaseTaken
 from queues.actions import unbounded
-from rabbit.management import BrokerError
+from rabbit.errors import BrokerError
 
 VARIABLE = "PULSEGUARDIAN_DATABASE_URL"
 

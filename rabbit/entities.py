@@ -1,0 +1,114 @@
+"""What the management API lists, as plain values."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+
+class Account(NamedTuple):
+    """The account that this client is logged in as."""
+
+    name: str
+    tags: frozenset[str]
+
+
+class Vhost(NamedTuple):
+    """A virtual host. ``nodes`` are those on which it runs. Lists may lack the queues of other nodes."""
+
+    name: str
+    nodes: frozenset[str]
+
+
+class Binding(NamedTuple):
+    """A binding from the exchange ``source`` (empty: the default exchange) to a queue or an exchange."""
+
+    source: str
+    vhost: str
+    destination: str
+    destination_type: str
+    routing_key: str
+    arguments: Mapping[str, Any]
+    properties_key: str
+
+
+class Exchange(NamedTuple):
+    """An exchange as listed."""
+
+    name: str
+    vhost: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+
+
+class User(NamedTuple):
+    """A RabbitMQ account."""
+
+    name: str
+    tags: frozenset[str]
+
+
+class Connection(NamedTuple):
+    """A live connection. ``connected_at`` is None if the broker doesn't report it, such as RabbitMQ 3.10."""
+
+    name: str
+    vhost: str
+    client_address: str
+    connected_at: datetime | None
+
+
+class Client(NamedTuple):
+    """A connection in the list of all connections, which lags by 5 s.
+
+    ``protocol`` is the broker's name for it, such as "Web STOMP 1.2" or "AMQP 0-9-1". ``given_name`` is the
+    ``connection_name`` in the client's properties; empty: none.
+    """
+
+    user: str
+    vhost: str
+    protocol: str
+    connected_at: datetime | None
+    name: str
+    given_name: str
+
+
+class QueueConsumer(NamedTuple):
+    """A consumer of a queue. A ``prefetch`` of 0 is unlimited. Its ``connection`` is a ``Connection.name``."""
+
+    queue: str
+    user: str
+    connection: str
+    channel: str
+    tag: str
+    prefetch: int
+    acknowledges: bool
+
+
+class QueueRates(NamedTuple):
+    """Messages a second over the last seconds."""
+
+    published: float
+    delivered: float
+    acknowledged: float
+
+
+class Node(NamedTuple):
+    """A node of the cluster. Figures are in bytes; None: the node is stopped, or has just started.
+
+    ``fd_used`` and ``fd_total`` are file descriptors, ``uptime`` is seconds. ``partitions`` are the nodes that this
+    node has lost contact with.
+    """
+
+    name: str
+    running: bool
+    mem_used: int | None
+    mem_limit: int | None
+    mem_alarm: bool
+    disk_free: int | None
+    disk_free_limit: int | None
+    disk_alarm: bool
+    fd_used: int | None = None
+    fd_total: int | None = None
+    uptime: float | None = None
+    partitions: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""The requests of the management client, by what they are about. Begin with ``sending.py``."""

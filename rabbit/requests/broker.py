@@ -1,0 +1,119 @@
+"""Requests about the broker itself, its nodes and vhosts."""
+
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import orjson
+
+from rabbit.entities import Account, Node, Vhost
+from rabbit.errors import NotOnBroker, Refused
+from rabbit.failover import CLUSTER_ID
+from rabbit.requests.parsing import as_number, parse_object, parse_rows, parse_tags
+from rabbit.requests.sending import JSONObject, Requests, checked
+
+NODE_COLUMNS = (
+    "name,running,mem_used,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,"
+    "fd_used,fd_total,uptime,partitions"
+)
+
+
+class BrokerRequests(Requests):
+    """Requests about the broker itself, its nodes and vhosts."""
+
+    def overview(self) -> JSONObject:
+        """Return the broker's overview: versions, totals, listeners."""
+        return parse_object(self._get("overview"), rabbitmq_version=str)
+
+    def whoami(self) -> Account:
+        """Return the account that this client is logged in as."""
+        answer = self._get("whoami")
+        row = parse_object(answer, name=str)
+        return Account(row["name"], parse_tags(answer, row))
+
+    def is_rewritten(self) -> bool:
+        """Return whether something before the broker decodes %2F in addresses, so that they lead elsewhere."""
+        # Decoded, this is the address of the account's list of permissions.
+        return self._exchange("GET", ("users", f"{self.whoami().name}/permissions")).status == 200
+
+    def cluster_id(self) -> str:
+        """Return the id that the cluster got when it was created; empty: it has none, or the broker doesn't tell it."""
+        try:
+            return str(parse_object(self._get("global-parameters", CLUSTER_ID), value=str)["value"])
+        except (NotOnBroker, Refused):
+            return ""
+
+    def denied_features(self) -> set[str]:
+        """Return the deprecated features that the broker denies. RabbitMQ before 4.3 doesn't report any."""
+        try:
+            rows = parse_rows(self._get("deprecated-features"), name=str)
+        except NotOnBroker:  # before 3.13
+            return set()
+        return {row["name"] for row in rows if row.get("state") == "denied"}
+
+    def clock(self) -> datetime | None:
+        """Return the time on the broker's machine, in whole seconds; None: the answer has no date."""
+        answer = self._exchange("GET", ("whoami",))  # a refusal has a date too
+        try:
+            return parsedate_to_datetime(answer.headers.get("date", ""))
+        except (TypeError, ValueError):
+            return None
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes of the cluster, including stopped ones."""
+        rows = parse_rows(self._get("nodes", params={"columns": NODE_COLUMNS}), name=str, running=bool)
+        return [
+            Node(
+                row["name"],
+                row["running"],
+                as_number(row.get("mem_used")),
+                as_number(row.get("mem_limit")),
+                row.get("mem_alarm") is True,
+                as_number(row.get("disk_free")),
+                as_number(row.get("disk_free_limit")),
+                row.get("disk_free_alarm") is True,
+                as_number(row.get("fd_used")),
+                as_number(row.get("fd_total")),
+                None if (milliseconds := as_number(row.get("uptime"))) is None else milliseconds / 1000,
+                tuple(map(str, lost)) if isinstance(lost := row.get("partitions"), list) else (),
+            )
+            for row in rows
+        ]
+
+    def alarms(self) -> list[str]:
+        """Return the cluster's resource alarms, such as "memory on rabbit@host"."""
+        answer = self._exchange("GET", ("health", "checks", "alarms"), ok_status=503)
+        if answer.status != 503:
+            parse_object(checked(answer), status=str)
+            return []
+        # The broker answers 503 if there are alarms. A proxy may answer 503 too.
+        try:
+            alarms = orjson.loads(answer.body)["alarms"]
+            return [f"{alarm['resource']} on {alarm['node']}" for alarm in alarms]
+        except (ValueError, KeyError, TypeError):
+            checked(answer)
+            raise
+
+    def vhosts(self) -> list[Vhost]:
+        """Return all vhosts."""
+        rows = parse_rows(self._get("vhosts", params={"columns": "name,cluster_state"}), name=str)
+        return [Vhost(row["name"], _nodes_that_run(row.get("cluster_state"))) for row in rows]
+
+    def create_vhost(self, name: str) -> bool:
+        """Create a vhost, on which this client's account gets all permissions. Return whether it is new."""
+        return self._put("vhosts", name)
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete a vhost with everything in it.
+
+        Raises:
+            NotOnBroker: it does not exist.
+        """
+        self._delete("vhosts", name)
+
+
+def _nodes_that_run(states: Any) -> frozenset[str]:
+    """Return the nodes on which a vhost runs, from its states. RabbitMQ 4.x writes an empty list for none."""
+    if not isinstance(states, dict):
+        return frozenset()
+    return frozenset(node for node, state in states.items() if state == "running")

@@ -1,0 +1,192 @@
+"""Requests about queues, their consumers and policies."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rabbit.arguments import Difference, differences_from_row, inequivalent_reason
+from rabbit.entities import QueueConsumer, QueueRates
+from rabbit.errors import BrokerError, BrokerUnavailable, Refused
+from rabbit.policies import BrokerPolicy
+from rabbit.requests.parsing import (
+    as_number,
+    as_text,
+    parse_object,
+    parse_rows,
+    require_one_line,
+    require_vhost,
+    validated,
+)
+from rabbit.requests.sending import Answer, JSONObject, Requests, build_path, inequivalent
+
+ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,arguments"}
+CONSUMER_COLUMNS = (
+    "queue.name,channel_details.user,channel_details.connection_name,channel_details.name,consumer_tag,prefetch_count,"
+    "ack_required"
+)
+
+
+class QueueRequests(Requests):
+    """Requests about queues and policies."""
+
+    def list_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[JSONObject]:
+        """Return the rows of the queues in a vhost (None: in all vhosts), as the broker lists them.
+
+        ``params`` are the query's; ``columns`` limits what a row contains.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        path = ("queues",) if vhost is None else ("queues", vhost)
+        columns = params.get("columns", "name,vhost").split(",")
+        shape = {key: str for key in ("name", "vhost") if key in columns}
+        return parse_rows(self._get(*path, params=params), vhost, **shape)
+
+    def find_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[JSONObject]:
+        """Return the first 500 rows of ``list_queues`` that match ``name`` in ``params``.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        path = ("queues",) if vhost is None else ("queues", vhost)
+        answer = self._get(*path, params={**params, "page": "1", "page_size": "500"})
+        page = parse_object(answer, items=list)
+        rows = [validated(answer, row, {"name": str, "vhost": str}) for row in page["items"]]
+        for row in rows:
+            require_vhost(answer, row, row["vhost"] if vhost is None else vhost)
+        return rows
+
+    def queue(self, vhost: str, name: str) -> JSONObject:
+        """Return one queue. Its lengths lag by seconds, so no decision may rely on them.
+
+        Raises:
+            NotOnBroker: it does not exist, or its node is down.
+        """
+        answer = self._get("queues", vhost, name)
+        row = parse_object(answer, name=str, vhost=str)
+        require_vhost(answer, row, vhost)
+        return row
+
+    def unacknowledged_of_channels(self, vhost: str) -> dict[str, int]:
+        """Return the number of unacknowledged messages of each channel in a vhost, by the channel's name."""
+        rows = parse_rows(self._get("vhosts", vhost, "channels", params={"columns": "name,messages_unacknowledged"}))
+        counts = {str(row.get("name")): as_number(row.get("messages_unacknowledged")) for row in rows}
+        return {name: count for name, count in counts.items() if count is not None}
+
+    def consumers(self, vhost: str) -> list[QueueConsumer]:
+        """Return the consumers of all queues in a vhost. The list lags by 5 s."""
+        return _consumers(parse_rows(self._get("consumers", vhost, params={"columns": CONSUMER_COLUMNS})))
+
+    def queue_arguments(self, vhost: str, name: str) -> JSONObject:
+        """Return a queue's ``name``, ``vhost``, ``type`` and ``arguments``, without its lagging statistics.
+
+        Raises:
+            NotOnBroker: it does not exist, or its node is down.
+        """
+        answer = self._get("queues", vhost, name, params=ARGUMENTS_ONLY)
+        row = parse_object(answer, name=str, vhost=str)
+        require_vhost(answer, row, vhost)
+        return row
+
+    def list_arguments(self, vhost: str) -> list[JSONObject]:
+        """Return the same of all queues of a vhost. The broker asks no queue's process.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        return self.list_queues(vhost, ARGUMENTS_ONLY)
+
+    def policies(self, vhost: str) -> list[BrokerPolicy]:
+        """Return the policies of a vhost.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        return _policies(self._get("policies", vhost), vhost)
+
+    def operator_policies(self, vhost: str) -> list[BrokerPolicy]:
+        """Return the operator policies of a vhost.
+
+        Raises:
+            NotOnBroker: no such vhost.
+        """
+        return _policies(self._get("operator-policies", vhost), vhost)
+
+    def declare_queue(
+        self,
+        vhost: str,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+    ) -> bool:
+        """Declare a queue. Return whether it is new.
+
+        Raises:
+            InequivalentArguments: it exists with other arguments, durability or auto-deletion.
+            NotOnBroker: no such vhost.
+        """
+        require_one_line(name)
+        declared = {"durable": durable, "auto_delete": auto_delete, "arguments": dict(arguments or {})}
+        try:
+            return self._put("queues", vhost, name, json=declared)
+        except (Refused, BrokerUnavailable) as error:
+            if error.status != 500:
+                raise
+            # It may be the answer to other arguments, if an argument's value is not ASCII; see `_confirmed`.
+            difference = self._find_difference(vhost, name, declared)
+            if difference is None:
+                raise
+            reason = inequivalent_reason(vhost, name, difference)
+            raise inequivalent(f"PUT {build_path('PUT', ('queues', vhost, name))}", 500, reason) from error
+
+    def _find_difference(self, vhost: str, name: str, declared: Mapping[str, Any]) -> Difference | None:
+        try:
+            return next(iter(differences_from_row(declared, self.queue(vhost, name))), None)
+        except BrokerError:
+            return None
+
+
+def _policies(answer: Answer, vhost: str) -> list[BrokerPolicy]:
+    rows = parse_rows(answer, vhost, **{"pattern": str, "apply-to": str, "priority": int, "definition": dict})
+    return [BrokerPolicy(row["pattern"], row["apply-to"], row["priority"], row["definition"]) for row in rows]
+
+
+def consumers_in(queue: JSONObject) -> list[QueueConsumer]:
+    """Return the consumers of a queue that the answer of ``Management.queue`` reports."""
+    details = queue.get("consumer_details")
+    return _consumers([one for one in details if isinstance(one, dict)] if isinstance(details, list) else [])
+
+
+def _consumers(rows: Iterable[JSONObject]) -> list[QueueConsumer]:
+    """Return the consumers in these rows. A closing channel has no details."""
+    found = []
+    for row in rows:
+        queue, channel = row.get("queue"), row.get("channel_details")
+        if isinstance(queue, dict) and isinstance(channel, dict):
+            found.append(
+                QueueConsumer(
+                    as_text(queue.get("name")),
+                    as_text(channel.get("user")),
+                    as_text(channel.get("connection_name")),
+                    as_text(channel.get("name")),
+                    as_text(row.get("consumer_tag")),
+                    as_number(row.get("prefetch_count")) or 0,
+                    bool(row.get("ack_required")),
+                )
+            )
+    return found
+
+
+def rates_in(queue: JSONObject) -> QueueRates | None:
+    """Return the rates of a queue in the answer of ``Management.queue``; None: the broker reports none."""
+    stats = queue.get("message_stats")
+    if not isinstance(stats, dict):
+        return None
+
+    def rate(name: str) -> float:
+        details = stats.get(f"{name}_details")
+        value = details.get("rate") if isinstance(details, dict) else None
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    return QueueRates(rate("publish"), rate("deliver_get"), rate("ack"))

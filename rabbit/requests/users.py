@@ -1,0 +1,77 @@
+"""Requests about RabbitMQ users and their permissions."""
+
+from collections.abc import Iterable
+
+from rabbit.entities import User
+from rabbit.permissions import Permissions
+from rabbit.requests.parsing import parse_object, parse_rows, parse_tags
+from rabbit.requests.sending import Requests
+
+
+class UserRequests(Requests):
+    """Requests about RabbitMQ users and their permissions."""
+
+    def users(self) -> list[User]:
+        """Return all accounts."""
+        answer = self._get("users", params={"columns": "name,tags"})
+        return [User(row["name"], parse_tags(answer, row)) for row in parse_rows(answer, name=str)]
+
+    def user(self, name: str) -> User:
+        """Return one account.
+
+        Raises:
+            NotOnBroker: it does not exist.
+        """
+        answer = self._get("users", name)
+        row = parse_object(answer, name=str)
+        return User(row["name"], parse_tags(answer, row))
+
+    def put_user(self, name: str, password: str | None, tags: Iterable[str] = ()) -> bool:
+        """Create an account, or replace its password and tags. Return whether it is new.
+
+        With ``password`` None, the account can't log in with a password. An existing account keeps its permissions and
+        connections.
+        """
+        credentials = {"password_hash": ""} if password is None else {"password": password}
+        return self._put("users", name, json={**credentials, "tags": ",".join(tags)})
+
+    def delete_user(self, name: str) -> None:
+        """Delete an account. The broker closes its connections.
+
+        Raises:
+            NotOnBroker: it does not exist.
+        """
+        self._delete("users", name)
+
+    def permissions_of(self, user: str) -> dict[str, Permissions]:
+        """Return an account's permissions by vhost.
+
+        Raises:
+            NotOnBroker: no such account.
+        """
+        rows = parse_rows(self._get("users", user, "permissions"), vhost=str, configure=str, write=str, read=str)
+        return {row["vhost"]: Permissions(row["configure"], row["write"], row["read"]) for row in rows}
+
+    def all_permissions(self) -> dict[str, dict[str, Permissions]]:
+        """Return the permissions of all accounts that have any, by account and vhost."""
+        found: dict[str, dict[str, Permissions]] = {}
+        for row in parse_rows(self._get("permissions"), user=str, vhost=str, configure=str, write=str, read=str):
+            of_user = found.setdefault(row["user"], {})
+            of_user[row["vhost"]] = Permissions(row["configure"], row["write"], row["read"])
+        return found
+
+    def set_permissions(self, vhost: str, user: str, permissions: Permissions) -> None:
+        """Set an account's permissions on a vhost.
+
+        Raises:
+            NotOnBroker: no such vhost or account.
+        """
+        self._put("permissions", vhost, user, json=permissions._asdict())
+
+    def delete_permissions(self, vhost: str, user: str) -> None:
+        """Delete an account's permissions on a vhost, so that it can't connect there.
+
+        Raises:
+            NotOnBroker: no such vhost, account or permissions.
+        """
+        self._delete("permissions", vhost, user)
