@@ -14,38 +14,26 @@ Queues and positions are changed by lightweight transactions, and all else witho
 lightweight transaction: the second would find the changes of the first.
 """
 
-import heapq
 import logging
 import random
-import threading
 import uuid
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import islice
-from typing import Any, NamedTuple
 
 from cassandra import ConsistencyLevel
-from cassandra.policies import FallthroughRetryPolicy
 from cassandra.query import BoundStatement
 
 from guardian_store.ids import MAX_REST, MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND, Place, id_of, place, random_rests
 from message_store.cassandra import buckets, cql
 from message_store.cassandra.buckets import Bucket, bucket_of
-from message_store.cassandra.cluster import ERRORS, Connection, Rows, batch, boot_seconds, connections, translated
+from message_store.cassandra.cluster import ERRORS, batch, boot_seconds, translated
 from message_store.cassandra.cql import END, START
+from message_store.cassandra.positions import PositionTables
 from message_store.cassandra.reading import LEVELS, SIGNED_OFFSET, Entry, Reading, entries_of
 from message_store.store import (
     BatchTooLarge,
-    MessageStore,
     NewMessage,
-    NoQueue,
-    PositionsChanged,
-    QueueExists,
     StoredMessage,
     StoredQueue,
     StoreUnavailable,
@@ -62,14 +50,8 @@ PUSH_SECONDS = 5.0
 MAX_BATCH_BYTES = 12 * 1024 * 1024
 """The size of a batch's bodies. Cassandra accepts requests of 16 MiB."""
 
-QUORUM_SECONDS = 1.0
-"""How long a quorum may take to find a queue, before one replica is asked whether the queue needs a quorum."""
-
 SETTLED_SECONDS = 60
 """After this time, no push writes to a bucket that is full or past."""
-
-SHARDS = 16
-"""The partitions of a list of names."""
 
 MEASURED_MESSAGES, MEASURED_BUCKETS = 20_000, 16
 """At least so many messages of a queue, in at least so many buckets, are counted. Of more, the number is estimated.
@@ -78,135 +60,11 @@ Buckets have very different sizes. In a simulation of four deep queues, 16 bucke
 number, and in 95 % of cases at most twice.
 """
 
-MAX_ATTEMPTS = 20
-"""Tries of a lightweight transaction that others forestall."""
-
-NAMES_PER_READ = 100
-
 CONCURRENT_READS = 16
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-
-_Changes = Mapping[int, uuid.UUID | None]
-_Change = Callable[[dict[int, uuid.UUID]], _Changes]
-
-
-class _Row(NamedTuple):
-    """A queue's row. ``version`` changes with each update, ``listing`` with each change of the principals."""
-
-    queue: StoredQueue
-    version: int
-    listing: uuid.UUID
-
-
-class CassandraStore(MessageStore):
+class CassandraStore(PositionTables):
     """Queues and messages in Apache Cassandra."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-
-    def now(self) -> int:
-        with translated():
-            return self._connection.clock.now()
-
-    @property
-    def _connection(self) -> Connection:
-        return connections.get()
-
-    # Queues
-
-    def register(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int = 1,
-        type: str = "user",  # noqa: A002 - what the API calls it
-        consistency: str = "strong",
-        principals: Sequence[str] = (),
-    ) -> StoredQueue:
-        with translated():
-            if self._row(application, name) is not None:
-                raise QueueExists(name)
-            key, listing = self._new_id(), self._new_id()
-            queue = StoredQueue(application, name, _time_of(key), partitions, type, consistency, tuple(principals), key)
-            self._connection.execute_all(
-                [self._name_row(cql.ADD_NAME, queue), *self._principal_rows(cql.ADD_PRINCIPAL, queue, listing)]
-            )
-            values = [application, name, key, partitions, type, consistency, list(principals), listing]
-            if not self._transact(self._connection.bind(cql.CREATE_QUEUE, values)):
-                self._connection.execute_later(
-                    [
-                        self._name_row(cql.DELETE_NAME, queue),
-                        *self._principal_rows(cql.DELETE_PRINCIPAL, queue, listing),
-                    ]
-                )
-                raise QueueExists(name)
-        return queue
-
-    def update(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int | None = None,
-        type: str | None = None,  # noqa: A002 - what the API calls it
-        consistency: str | None = None,
-        principals: Sequence[str] | None = None,
-    ) -> StoredQueue:
-        with translated():
-            for _ in range(MAX_ATTEMPTS):
-                row = self._existing_row(application, name)
-                old, listing = row.queue, row.listing
-                new = replace(
-                    old,
-                    partitions=max(partitions or 0, old.partitions),
-                    type=type or old.type,
-                    consistency=consistency or old.consistency,
-                    principals=old.principals if principals is None else tuple(principals),
-                )
-                if new == old:
-                    return old
-                if new.principals != old.principals:
-                    listing = self._new_id()
-                    self._connection.execute_all(self._principal_rows(cql.ADD_PRINCIPAL, new, listing))
-                settings = [new.partitions, new.type, new.consistency, list(new.principals), listing]
-                values = [row.version + 1, *settings, application, name, old.key, row.version]
-                is_done = self._transact(self._connection.bind(cql.UPDATE_QUEUE, values))
-                if listing != row.listing:
-                    unused = (old, row.listing) if is_done else (new, listing)
-                    self._connection.execute_later(self._principal_rows(cql.DELETE_PRINCIPAL, *unused))
-                if is_done:
-                    return new
-        raise StoreUnavailable(f"Other clients keep changing the queue {name}.")
-
-    def find(self, application: str, name: str) -> StoredQueue:
-        with translated():
-            found = self._connection.start(self._connection.bind(cql.FIND_QUEUE, [application, name]))
-            if not found.arrive_within(QUORUM_SECONDS):
-                # A queue of weak consistency is used without a quorum.
-                with suppress(*ERRORS):
-                    row = self._row(application, name, ConsistencyLevel.ONE)
-                    if row is not None and row.queue.consistency == "weak" and not found.arrive_within(0):
-                        return row.queue
-            row = _row_or_none(application, found.wait())
-        if row is None:
-            raise NoQueue(name)
-        return row.queue
-
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
-        with translated():
-            names = self._merged(cql.LIST_NAMES, [application], [start], limit)
-            return self._listed(names, limit, lambda row: row.queue.key)
-
-    def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
-    ) -> list[StoredQueue]:
-        with translated():
-            names = self._merged(cql.LIST_PRINCIPAL, [principal], list(start), limit)
-            return self._listed(names, limit, lambda row: row.listing)
 
     def remove(self, application: str, name: str) -> None:
         with translated():
@@ -226,63 +84,6 @@ class CassandraStore(MessageStore):
             self._connection.execute(bind(cql.DELETE_CONSUMERS, [queue.key]))
             self._delete_messages(queue)
             self._connection.execute_all(bind(cql.DELETE_ENTRIES, [queue.key, partition]) for partition in partitions)
-
-    def _deleted_row(self, application: str, name: str) -> _Row:
-        for _ in range(MAX_ATTEMPTS):
-            row = self._existing_row(application, name)
-            values = [application, name, row.queue.key, row.version]
-            if self._transact(self._connection.bind(cql.DELETE_QUEUE, values)):
-                return row
-        raise StoreUnavailable(f"Other clients keep changing the queue {name}.")
-
-    def _row(self, application: str, name: str, level: int = ConsistencyLevel.LOCAL_QUORUM) -> _Row | None:
-        bound = self._connection.bind(cql.FIND_QUEUE, [application, name], level)
-        return _row_or_none(application, self._connection.execute(bound))
-
-    def _existing_row(self, application: str, name: str) -> _Row:
-        row = self._row(application, name)
-        if row is None:
-            raise NoQueue(name)
-        return row
-
-    def _name_row(self, statement: str, queue: StoredQueue) -> BoundStatement:
-        return self._connection.bind(statement, [queue.application, _shard(queue.name), queue.name, queue.key])
-
-    def _principal_rows(self, statement: str, queue: StoredQueue, listing: uuid.UUID) -> list[BoundStatement]:
-        names = [queue.application, queue.name]
-        shard = _shard("/".join(names))
-        return [
-            self._connection.bind(statement, [principal, shard, *names, listing])
-            for principal in dict.fromkeys(queue.principals)
-        ]
-
-    def _merged(self, statement: str, key: list[str], start: list[str], limit: int | None) -> Iterator[Any]:
-        """Return the sorted rows of all shards of a list of names, which are read page by page."""
-        page = 10 + 2 * (NAMES_PER_READ if limit is None else limit) // SHARDS
-        bind = self._connection.bind
-        shards = [bind(statement, [*key, shard, *start], fetch=page) for shard in range(SHARDS)]
-        return heapq.merge(*self._connection.execute_all(shards))
-
-    def _listed(
-        self, names: Iterator[Any], limit: int | None, mark_of: Callable[[_Row], uuid.UUID]
-    ) -> list[StoredQueue]:
-        """Return the queues of a list of applications, names and marks, without those that a failure left behind."""
-        found: list[StoredQueue] = []
-        bind = self._connection.bind
-        while limit is None or len(found) < limit:
-            some = list(islice(names, NAMES_PER_READ if limit is None else min(NAMES_PER_READ, limit - len(found))))
-            if not some:
-                break
-            rows = self._connection.execute_all(
-                bind(cql.FIND_QUEUE, [application, name]) for application, name, _ in some
-            )
-            for (application, _, mark), result in zip(some, rows, strict=True):
-                row = result.one()
-                if row is not None and mark_of(_row_of(application, row)) == mark:
-                    found.append(_row_of(application, row).queue)
-        return found
-
-    # Messages
 
     def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
         if not messages:
@@ -546,116 +347,6 @@ class CassandraStore(MessageStore):
         except ERRORS as error:
             logger.info("Empty buckets stay in the index until the next read: %s", error)
 
-    # Positions
-
-    def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-        with translated():
-            if self._is_removed(queue):
-                return {}
-            return self._positions(queue, consumer)[1]
-
-    def set_positions(
-        self,
-        queue: StoredQueue,
-        consumer: str,
-        positions: Mapping[int, uuid.UUID],
-        *,
-        unchanged: Mapping[int, uuid.UUID] | None = None,
-    ) -> None:
-        def change(known: dict[int, uuid.UUID]) -> _Changes:
-            if unchanged is not None and known != unchanged:
-                raise PositionsChanged
-            return positions
-
-        if positions:
-            with translated():
-                self._require(queue)
-                self._change_positions(queue, consumer, change)
-
-    def advance_positions(
-        self, queue: StoredQueue, consumer: str, moves: Mapping[int, tuple[uuid.UUID | None, uuid.UUID]]
-    ) -> set[int]:
-        def change(known: dict[int, uuid.UUID]) -> _Changes:
-            return {partition: to for partition, (at, to) in moves.items() if known.get(partition) == at}
-
-        if not moves:
-            return set()
-        with translated():
-            self._require(queue)
-            return set(self._change_positions(queue, consumer, change))
-
-    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
-        with translated():
-            self._change_positions(queue, consumer, lambda known: dict.fromkeys(known))
-
-    def consumers(self, queue: StoredQueue) -> Iterator[str]:
-        with translated():
-            if self._is_removed(queue):
-                return
-            for (consumer,) in self._connection.execute(self._connection.bind(cql.LIST_CONSUMERS, [queue.key])):
-                if self._positions(queue, consumer)[1]:
-                    yield consumer
-
-    def _positions(self, queue: StoredQueue, consumer: str) -> tuple[uuid.UUID | None, dict[int, uuid.UUID]]:
-        """Return the version of a consumer's positions, and the positions."""
-        rows = list(self._connection.execute(self._connection.bind(cql.GET_POSITIONS, [queue.key, consumer])))
-        version = rows[0][0] if rows else None
-        return version, {partition: message_id for _, partition, message_id in rows if message_id is not None}
-
-    def _change_positions(self, queue: StoredQueue, consumer: str, change: _Change) -> _Changes:
-        """Make the changes that ``change`` returns for the current positions; None deletes one. Return them."""
-        bind, key = self._connection.bind, [queue.key, consumer]
-        for _ in range(MAX_ATTEMPTS):
-            version, known = self._positions(queue, consumer)
-            changes = change(known)
-            if not changes:
-                return changes
-            if not known:
-                self._connection.execute(bind(cql.ADD_CONSUMER, key))
-            statements = [bind(cql.CHANGE_VERSION, [self._new_id(), *key, version])]
-            for partition, message_id in changes.items():
-                if message_id is None:
-                    statements.append(bind(cql.DELETE_POSITION, [*key, partition]))
-                else:
-                    statements.append(bind(cql.SET_POSITION, [message_id, *key, partition]))
-            if self._transact(batch(statements, ConsistencyLevel.LOCAL_QUORUM)):
-                return changes
-        raise StoreUnavailable(f"Others keep changing the positions of {consumer}.")
-
-    # Helpers
-
-    def _transact(self, statement: Any) -> bool:
-        """Execute a lightweight transaction, and return whether it was applied."""
-        statement.serial_consistency_level = ConsistencyLevel.SERIAL
-        statement.is_idempotent = False
-        statement.retry_policy = FallthroughRetryPolicy()
-        return self._connection.execute(statement).was_applied
-
-    def _is_removed(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> bool:
-        return self._connection.execute(self._connection.bind(cql.IS_REMOVED, [queue.key], level)).one() is not None
-
-    def _require(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> None:
-        """Make sure that the queue was not removed.
-
-        Raises:
-            NoQueue: it was.
-        """
-        if self._is_removed(queue, level):
-            raise NoQueue(queue.name)
-
-    def _draw(self, number: int) -> int:
-        """Return the first of consecutive ticks that no other message of this process has, all in one bucket."""
-        with self._lock:
-            first = max(self._last + 1, self.now())
-            last = first + number - 1
-            if first // TICKS_PER_SECOND != last // TICKS_PER_SECOND:
-                first = last // TICKS_PER_SECOND * TICKS_PER_SECOND
-            self._last = first + number - 1
-            return first
-
-    def _new_id(self) -> uuid.UUID:
-        return id_of(self.now(), random_rests(1)[0])
-
 
 def _seconds_in_index(bucket: Bucket, lifetime: int, ticks: int) -> int:
     """Return the TTL of an entry of the index that is written now: its bucket's rest, and that of the last message."""
@@ -663,25 +354,5 @@ def _seconds_in_index(bucket: Bucket, lifetime: int, ticks: int) -> int:
     return rest // TICKS_PER_SECOND + lifetime + SETTLED_SECONDS
 
 
-def _row_or_none(application: str, rows: Rows) -> _Row | None:
-    row = rows.one()
-    return None if row is None else _row_of(application, row)
-
-
-def _row_of(application: str, row: Sequence[Any]) -> _Row:
-    name, key, version, partitions, type_, consistency, principals, listing = row
-    named = tuple(principals or ())
-    queue = StoredQueue(application, name, _time_of(key), partitions, type_, consistency, named, key)
-    return _Row(queue, version, listing)
-
-
-def _time_of(key: uuid.UUID) -> datetime:
-    return _EPOCH + timedelta(microseconds=place(key).ticks // 10)
-
-
 def _place_after(at: Place) -> Place:
     return Place(at.ticks, at.rest + 1) if at.rest < MAX_REST else Place(at.ticks + 1, 0)
-
-
-def _shard(name: str) -> int:
-    return zlib.crc32(name.encode()) % SHARDS

@@ -1,0 +1,96 @@
+"""The positions of consumers in Cassandra."""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+
+from cassandra import ConsistencyLevel
+
+from message_store.cassandra import cql
+from message_store.cassandra.cluster import batch, translated
+from message_store.cassandra.names import MAX_ATTEMPTS, QueueTables
+from message_store.store import (
+    PositionsChanged,
+    StoredQueue,
+    StoreUnavailable,
+)
+
+_Changes = Mapping[int, uuid.UUID | None]
+_Change = Callable[[dict[int, uuid.UUID]], _Changes]
+
+
+class PositionTables(QueueTables):
+    """The positions of consumers in Cassandra."""
+
+    def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
+        with translated():
+            if self._is_removed(queue):
+                return {}
+            return self._positions(queue, consumer)[1]
+
+    def set_positions(
+        self,
+        queue: StoredQueue,
+        consumer: str,
+        positions: Mapping[int, uuid.UUID],
+        *,
+        unchanged: Mapping[int, uuid.UUID] | None = None,
+    ) -> None:
+        def change(known: dict[int, uuid.UUID]) -> _Changes:
+            if unchanged is not None and known != unchanged:
+                raise PositionsChanged
+            return positions
+
+        if positions:
+            with translated():
+                self._require(queue)
+                self._change_positions(queue, consumer, change)
+
+    def advance_positions(
+        self, queue: StoredQueue, consumer: str, moves: Mapping[int, tuple[uuid.UUID | None, uuid.UUID]]
+    ) -> set[int]:
+        def change(known: dict[int, uuid.UUID]) -> _Changes:
+            return {partition: to for partition, (at, to) in moves.items() if known.get(partition) == at}
+
+        if not moves:
+            return set()
+        with translated():
+            self._require(queue)
+            return set(self._change_positions(queue, consumer, change))
+
+    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
+        with translated():
+            self._change_positions(queue, consumer, lambda known: dict.fromkeys(known))
+
+    def consumers(self, queue: StoredQueue) -> Iterator[str]:
+        with translated():
+            if self._is_removed(queue):
+                return
+            for (consumer,) in self._connection.execute(self._connection.bind(cql.LIST_CONSUMERS, [queue.key])):
+                if self._positions(queue, consumer)[1]:
+                    yield consumer
+
+    def _positions(self, queue: StoredQueue, consumer: str) -> tuple[uuid.UUID | None, dict[int, uuid.UUID]]:
+        """Return the version of a consumer's positions, and the positions."""
+        rows = list(self._connection.execute(self._connection.bind(cql.GET_POSITIONS, [queue.key, consumer])))
+        version = rows[0][0] if rows else None
+        return version, {partition: message_id for _, partition, message_id in rows if message_id is not None}
+
+    def _change_positions(self, queue: StoredQueue, consumer: str, change: _Change) -> _Changes:
+        """Make the changes that ``change`` returns for the current positions; None deletes one. Return them."""
+        bind, key = self._connection.bind, [queue.key, consumer]
+        for _ in range(MAX_ATTEMPTS):
+            version, known = self._positions(queue, consumer)
+            changes = change(known)
+            if not changes:
+                return changes
+            if not known:
+                self._connection.execute(bind(cql.ADD_CONSUMER, key))
+            statements = [bind(cql.CHANGE_VERSION, [self._new_id(), *key, version])]
+            for partition, message_id in changes.items():
+                if message_id is None:
+                    statements.append(bind(cql.DELETE_POSITION, [*key, partition]))
+                else:
+                    statements.append(bind(cql.SET_POSITION, [message_id, *key, partition]))
+            if self._transact(batch(statements, ConsistencyLevel.LOCAL_QUORUM)):
+                return changes
+        raise StoreUnavailable(f"Others keep changing the positions of {consumer}.")
