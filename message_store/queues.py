@@ -2,6 +2,8 @@
 
 The API, the pages and the worker call these functions instead of the store. ``principals.py`` has the permissions.
 Numbers may be given as text: ``"4"``. Clients compare the error texts.
+
+Longer than 500 lines, because queues, messages and positions share their validation.
 """
 
 import hashlib

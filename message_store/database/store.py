@@ -7,6 +7,8 @@ some.
 
 The row of a partition gives each id its time. A push locks this row until its commit. So ids always increase and become
 visible in order, whatever the clocks say.
+
+Longer than 500 lines, because its statements rely on each other's locks.
 """
 
 import json

@@ -1,7 +1,5 @@
 """The REST API of archives: their messages, downloads and replays."""
 
-import json
-from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -16,15 +14,15 @@ from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from accounts import audit
 from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
 from core.endpoints import StrictParameters, read, takes
 from queues.actions import peek
 from queues.archives import reading, replay
+from queues.archives.download import download
 from queues.models import Archive, Replay
 from queues.rules.listing import ArchiveFilter
-from rabbit.names import MAX_NAME_BYTES, readable
+from rabbit.names import MAX_NAME_BYTES
 
 MAX_PAGE = 100
 
@@ -232,22 +230,3 @@ class Replays(StrictParameters, mixins.ListModelMixin, GenericViewSet[Replay]):
         """Stop a replay. Messages that were sent stay where they are."""
         replay.stop(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
-
-
-def download(archive: Archive, by: Any) -> StreamingHttpResponse:
-    """Return all messages as JSON Lines, streamed, and record who downloads them."""
-    audit.record(by, reading.DOWNLOADED, [archive])
-
-    def lines() -> Iterator[bytes]:
-        for position, message in reading.messages(archive):
-            yield json.dumps(reading.as_json(position, message)).encode() + b"\n"
-
-    name = "".join(character if character.isalnum() else "-" for character in readable(archive.queue_name))
-    return StreamingHttpResponse(
-        lines(),
-        content_type="text/plain; charset=utf-8",
-        headers={
-            "Content-Disposition": f"attachment; filename*=UTF-8''{name.encode('ascii', 'replace').decode()}.jsonl",
-            "Cache-Control": "no-store",
-        },
-    )

@@ -14,8 +14,8 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from queues.actions import peek, single
-from queues.api.archives import download
 from queues.archives import reading
+from queues.archives.download import download
 from queues.archives.message_display import line, shown
 from queues.models import Archive, Queue, Replay
 from queues.pages.destroy import describe_failure

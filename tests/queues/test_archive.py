@@ -249,7 +249,7 @@ def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed,
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "store_batch", die)
+        patched.setattr(destroying, "store_batch", die)
         for _ in range(destroying.MAX_ATTEMPTS):
             with pytest.raises(Killed):
                 delete()
@@ -371,7 +371,7 @@ def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeyp
             delete()
         store(*arguments)
 
-    monkeypatch.setattr(writing, "store_batch", delete_meanwhile)
+    monkeypatch.setattr(destroying, "store_batch", delete_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
 

@@ -144,7 +144,7 @@ def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs, 
         store(*arguments)
         raise Killed
 
-    monkeypatch.setattr(writing, "store_batch", store_and_die)
+    monkeypatch.setattr(destroying, "store_batch", store_and_die)
     with pytest.raises(Killed):
         run_pass()
     wait_until_equal(jobs.lengths, {NAME: LIMIT + 9})

@@ -14,6 +14,31 @@ LAYERS = ["rabbit", "core", "accounts", "notifications", "queues", "agents", "st
 BESIDE = {"message_store": {"rabbit", "core", "accounts"}}
 """Packages beside the layers, and the layers they may use. `status` and `guardian_site` may use them."""
 
+INSIDE = {
+    "queues": ["access", "models", "rules", "archives mails", "guard", "actions", "pages api admin"],
+    "accounts": [
+        "mailboxes allauth_private",
+        "models",
+        "audit signals queue_effects",
+        "access",
+        "pulse_users signing_in",
+        "importing",
+        "pages api",
+        "admin",
+    ],
+    "agents": ["access", "models", "removal", "registration", "events services sweeps", "pages api admin"],
+    "message_store": [
+        "store models",
+        "parameters principals quota database cassandra",
+        "queues applications leases",
+        "worker http pages admin",
+    ],
+}
+"""The packages of an app, lowest first; those of one floor don't import each other. Tasks and URLs are above."""
+
+LONGER = "Longer than 500 lines, because"
+"""The docstring of a longer file gives the reason."""
+
 PACKAGES = [*LAYERS, *BESIDE]
 DISTRIBUTIONS = ["guardian_consumers", "guardian_store"]
 BY_NAME = re.compile(rf"(?P<package>{'|'.join(PACKAGES)})\.(?:tasks\.\w+|[A-Z]\w+)")
@@ -63,6 +88,36 @@ def test_a_package_imports_only_packages_below_it(package):
         if other in {*PACKAGES, "tools", "tests"} - allowed(package)
     ]
     assert upward == []
+
+
+@pytest.mark.parametrize("app", INSIDE)
+def test_packages_inside_an_app_import_only_those_below(app):
+    floors = {name: floor for floor, names in enumerate(INSIDE[app]) for name in names.split()}
+    upward = [
+        f"{path.relative_to(ROOT)}:{line} uses {other}"
+        for path in sorted((ROOT / app).rglob("*.py"))
+        for line, other in used_inside(path, app)
+        if (mine := path.relative_to(ROOT / app).parts[0].removesuffix(".py")) in floors
+        and other != mine
+        and floors.get(other, len(floors)) >= floors[mine]
+    ]
+    assert upward == []
+
+
+def used_inside(path: Path, app: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the package of each import from this app."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            first, *rest = node.module.split(".")
+            if first == app:
+                yield from ((node.lineno, name) for name in rest[:1] or [alias.name for alias in node.names])
+
+
+def test_a_file_over_500_lines_gives_the_reason():
+    texts = {
+        path: path.read_text() for name in (*PACKAGES, "packages", "tools") for path in (ROOT / name).rglob("*.py")
+    }
+    assert [path for path, text in texts.items() if text.count("\n") > 500 and LONGER not in text] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
