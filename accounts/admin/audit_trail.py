@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import allauth.account.admin  # these four register models that are unregistered below
-import allauth.socialaccount.admin  # noqa: F401
-import auditlog.admin  # noqa: F401
-import django.contrib.auth.admin  # noqa: F401
+import auditlog.admin  # noqa: F401 - it registers the model that is unregistered below
 from django.contrib import admin
 from django.core.exceptions import FieldDoesNotExist
 from django.http import Http404, HttpRequest, HttpResponse

@@ -5,10 +5,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-import allauth.account.admin  # these four register models that are unregistered below
-import allauth.socialaccount.admin  # noqa: F401
-import auditlog.admin  # noqa: F401
-import django.contrib.auth.admin  # noqa: F401
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-import allauth.account.admin  # these four register models that are unregistered below
+import allauth.account.admin  # these three register models that are unregistered below
 import allauth.socialaccount.admin  # noqa: F401
-import auditlog.admin  # noqa: F401
 import django.contrib.auth.admin  # noqa: F401
 from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken

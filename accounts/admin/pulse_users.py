@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import allauth.account.admin  # these four register models that are unregistered below
-import allauth.socialaccount.admin  # noqa: F401
-import auditlog.admin  # noqa: F401
-import django.contrib.auth.admin  # noqa: F401
 from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import ValidationError

@@ -7,13 +7,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from queues.models import Queue, QueueEvent
 from queues.rules import quiet
 from queues.rules.brake import brake_limit, groups_to_block
 from queues.rules.changes import Changes, Condemned, Event, Message
 from queues.rules.quiet import MessageKind
-from queues.rules.rows import Earlier, OwnershipFields, PulseAccount, Registrations, Rules, StoredQueue, from_listed
+from queues.rules.rows import (
+    FROM_LIST,
+    FROM_LIST_FIELDS,
+    Earlier,
+    OwnershipFields,
+    PulseAccount,
+    Registrations,
+    Rules,
+    StoredQueue,
+    from_listed,
+)
 from queues.rules.thresholds import (
     DELETING,
     GONE,
@@ -344,11 +355,13 @@ class _Comparison:
     def _updated_row(self, key: QueueName, listed: ListedQueue, ownership: OwnershipFields) -> StoredQueue:
         """Return the row with the listed figures and the ownership."""
         queue = self.stored.get(key) or from_listed(listed)
-        if queue[1:13] == (*listed, *ownership) and queue.misses == 0 and queue.state != GONE:
+        found = (*listed, *ownership)
+        if queue[FROM_LIST] == found and queue.misses == 0 and queue.state != GONE:
             return queue  # nearly always
         # Judge one that was gone from the last notified state, so that owners learn of any difference.
         state = queue.notified_state if queue.state == GONE else queue.state
-        updated = StoredQueue._make((queue.id, *listed, *ownership, state, 0, *queue[15:]))
+        fields: dict[str, Any] = dict(zip(FROM_LIST_FIELDS, found, strict=True))
+        updated = queue._replace(**fields, state=state, misses=0)
         if queue.state == GONE:
             self.changes.events.append(Event(updated, QueueEvent.Kind.RETURNED))
         return updated

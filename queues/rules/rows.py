@@ -94,6 +94,11 @@ class StoredQueue(NamedTuple):
 OwnershipFields = tuple[int | None, int | None, bool]
 """``pulse_user_id``, ``owner_id`` and ``registered``."""
 
+FROM_LIST = slice(StoredQueue._fields.index("vhost"), StoredQueue._fields.index("state"))
+"""The fields that each list replaces: those of ``ListedQueue`` and the ownership."""
+
+FROM_LIST_FIELDS = StoredQueue._fields[FROM_LIST]
+
 
 class PulseAccount(NamedTuple):
     """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
