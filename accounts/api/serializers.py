@@ -112,7 +112,10 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
 
     class Meta:
         model = PulseUser
-        fields = list(ALICE)
+        fields = [
+            "username", "url", "owners", "invited", "notification_emails", "notification_addresses", "warn_length",
+            "max_length", "keeps_archives", "ready", "created", "removing_since", "password_exposed_at",
+        ]  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field(serializers.ListField(child=serializers.EmailField()))
@@ -136,7 +139,7 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
 
     class Meta:
         model = Invitation
-        fields = list(INVITATION)
+        fields = ["uuid", "pulse_user", "inviter", "created", "expires_at"]
         read_only_fields = fields
 
 
@@ -352,7 +355,10 @@ class OwnerSerializer(serializers.ModelSerializer[Owner]):
 
     class Meta:
         model = Owner
-        fields = list(OWNER)
+        fields = [
+            "uuid", "email", "full_name", "operator", "active", "vouched", "joined", "vouch_requested_at",
+            "vouch_request",
+        ]  # fmt: skip
         read_only_fields = fields
 
 
@@ -430,7 +436,7 @@ class TokenSerializer(serializers.ModelSerializer[AuthToken]):
 
     class Meta:
         model = AuthToken
-        fields = list(TOKEN)
+        fields = ["uuid", "name", "created", "expires", "last_used", "scope"]
         read_only_fields = fields
 
 

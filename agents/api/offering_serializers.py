@@ -43,7 +43,7 @@ class OfferingSerializer(serializers.ModelSerializer[Offering]):
 
     class Meta:
         model = Offering
-        fields = list(THE_OFFERING)
+        fields = ["uuid", "url", "name", "may_subscribe", "may_publish", "members", "publishers"]
         read_only_fields = fields
 
     def get_members(self, offering: Offering) -> list[str] | None:

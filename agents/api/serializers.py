@@ -208,7 +208,10 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     class Meta:
         model = AgentIdentity
-        fields = list(IDENTITY)
+        fields = [
+            "uuid", "url", "offering", "created_by", "name", "created", "modified", "services", "compatibility",
+            "version", "dependencies", "config_file_path", "config_file_content", "last_restarted",
+        ]  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field(CompatibilitySerializer)
@@ -316,7 +319,7 @@ class ConsumerQueueSerializer(serializers.ModelSerializer[Consumer]):
 
     class Meta:
         model = Consumer
-        fields = list(CONSUMER_QUEUE)
+        fields = ["rmq_username", "queue_name", "vhost", "observable_object_types"]
         read_only_fields = fields
 
 
@@ -335,7 +338,11 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
 
     class Meta(ConsumerQueueSerializer.Meta):
-        fields = list(CONSUMER)
+        fields = [
+            "uuid", "url", "agent_identity", "agent_identity_uuid", "offering_uuid", "rmq_username", "queue_name",
+            "vhost", "observable_object_types", "state", "consumers", "delivery_blocked_reason", "last_delivered_at",
+            "last_error", "last_error_at", "created",
+        ]  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field({"type": "string", "format": "uri"})
@@ -378,7 +385,10 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
 
     class Meta:
         model = EventSubscription
-        fields = list(SUBSCRIPTION)
+        fields = [
+            "uuid", "url", "user", "user_uuid", "user_username", "user_full_name", "created", "modified",
+            "source_ip", "description", "observable_objects",
+        ]  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field({"type": "string", "format": "uri"})
@@ -431,7 +441,10 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
 
     class Meta:
         model = SubscriptionQueue
-        fields = list(QUEUE)
+        fields = [
+            "uuid", "url", "event_subscription", "event_subscription_uuid", "offering_uuid", "object_type",
+            "queue_name", "vhost", "created",
+        ]  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field({"type": "string", "format": "uri"})

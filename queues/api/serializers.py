@@ -74,7 +74,11 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
 
     class Meta:
         model = Queue
-        fields = list(QUEUE)
+        fields = [
+            "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "blocked", "length",
+            "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered",
+            "first_seen", "last_seen",
+        ]  # fmt: skip
         read_only_fields = fields
 
     def get_owners(self, queue: Queue) -> list[str]:
