@@ -38,6 +38,7 @@ from tests.support.fixtures import (  # noqa: F401
     account,
     admin,
     alice,
+    as_alice,
     away,
     bob,
     broker_proxy,

@@ -251,16 +251,7 @@ def test_an_unreadable_file_is_refused(write_file, tmp_path, monkeypatch):
         run_command("--apply")
 
 
-def test_an_account_with_owners_keeps_them(alice, bob, create_account, write_file):
-    name = create_account("a")
-    run_command(write_file(f"username,owners\n{name},alice@example.org\n"), "--apply")
-    out, _ = run_command(write_file(f"username,owners\n{name},bob@example.org\n"), "--apply")
-    assert "It keeps its current owners." in out
-    assert out.splitlines()[-1] == "There is nothing to do."
-    assert owners_by_account() == {name: ["alice@example.org"]}
-
-
-@pytest.mark.parametrize("arguments", [[], ["--json"], ["FILE"], ["FILE", "--apply"]])
+@pytest.mark.parametrize("arguments", [[], ["FILE", "--apply"]])
 def test_without_the_broker_nothing_is_adopted(alice, write_file, settings, arguments):
     path = write_file("username,owners\na,alice@example.org\n")
     settings.RABBITMQ_MANAGEMENT_URL = AWAY

@@ -1,6 +1,5 @@
 """An owner leaves by the documented steps: what remains in the database and on the broker."""
 
-import uuid
 from datetime import timedelta
 
 import pytest
@@ -41,12 +40,7 @@ def tables_with(*texts):
 
 
 @pytest.fixture
-def operator():
-    return Owner.objects.create_superuser("operator@example.org")
-
-
-@pytest.fixture
-def leaving(agents, guarded, operator, amqp, settings):
+def leaving(agents, guarded, operator, amqp, settings, name):
     """Return an owner with one of everything, alone and shared with another owner."""
     settings.GUARDIAN_OPERATOR_EMAILS = []
     registered = RegisteredAgent(agents, "leaving")
@@ -57,19 +51,15 @@ def leaving(agents, guarded, operator, amqp, settings):
     links.create_link(owner)
     SocialAccount.objects.create(user=owner, provider="oidc", uid="lea", extra_data={"email": ADDRESS})
     other = agents.owner("other")
-    suffix = uuid.uuid4().hex[:8]
-    registered.alone, registered.shared = f"alone-{suffix}", f"shared-{suffix}"
+    registered.alone, registered.shared = f"{name}-alone", f"{name}-shared"
     create_pulse_user(registered.alone, [owner])
     shared, _ = create_pulse_user(registered.shared, [owner, other])
     NotificationAddress.objects.create(pulse_user=shared, email="team@example.org", added_by=owner)
     channels.create_channel(owner, "chat", "https://1.1.1.1/hooks/3kd8fj2")
-    for name in (registered.alone, registered.shared):
-        amqp.queue(f"queue/{name}/q", 7)
+    for username in (registered.alone, registered.shared):
+        amqp.queue(f"queue/{username}/q", 7)
     monitor.run_pass()
-    yield registered
-    for name in (registered.alone, registered.shared):
-        if name in agents.users():
-            agents.management.delete_user(name)
+    return registered
 
 
 def test_an_owner_who_left_leaves_only_what_the_documents_say(leaving, agents, operator, mailbox, guarded):

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import uuid
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,11 +28,8 @@ class Build(GenericMessage):
 
 
 @pytest.fixture
-def names(management):
-    names = [f"{role}-{uuid.uuid4().hex[:8]}" for role in ("builder", "watcher")]
-    yield names
-    for name in {user.name for user in management.users()} & set(names):
-        management.delete_user(name)
+def names(name):
+    return [f"{name}-{role}" for role in ("builder", "watcher")]
 
 
 @pytest.fixture

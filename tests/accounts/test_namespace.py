@@ -3,13 +3,13 @@
 import pytest
 
 from accounts.models import AuditEntry, PulseUser
-from accounts.pulse_users import pulse_users
+from accounts.pulse_users import namespace
 from accounts.pulse_users.creation import create_pulse_user
 from accounts.pulse_users.validation import NamespaceInUse
 from rabbit.errors import BrokerUnavailable
 from rabbit.management import Management
 from tests.support.api import Program
-from tests.support.toolbox import finish_removals, queue_lengths, queue_names
+from tests.support.toolbox import calling_first, finish_removals, queue_lengths, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -56,31 +56,18 @@ def test_an_operator_adopts_a_namespace_on_the_page(admin, alice, leftover, name
     assert entry.additional_data["queues"] == [leftover]
 
 
-def cut_after(monkeypatch, place, function, proxy):
-    """Cut the connection to the broker after this function's first call."""
-    real = getattr(place, function)
-
-    def call(*arguments, **options):
-        result = real(*arguments, **options)
-        proxy.close_next(1000)
-        return result
-
-    monkeypatch.setattr(place, function, call)
-
-
-def test_without_a_list_nothing_is_created(alice, name, management, broker_proxy, monkeypatch):
-    cut_after(monkeypatch, pulse_users, "is_free_on_broker", broker_proxy)
-    answer = Program(alice).post("pulse-users/", {"username": name})
+def test_without_a_list_nothing_is_created(alice, name, management, broker_proxy):
+    with calling_first(namespace, "used_names", lambda: broker_proxy.close_next(1000)):
+        answer = Program(alice).post("pulse-users/", {"username": name})
     assert answer.status_code == 503
     assert name not in users_of(management)
     assert not PulseUser.objects.exists()
 
 
-def test_a_failed_adoption_deletes_no_queue(alice, leftover, name, guarded, management, broker_proxy, monkeypatch):
-    with monkeypatch.context() as patched:
-        cut_after(patched, Management, "put_user", broker_proxy)
-        with pytest.raises(BrokerUnavailable):
-            create_pulse_user(name, [alice], adopt_namespace=True)
+def test_a_failed_adoption_deletes_no_queue(alice, leftover, name, guarded, management, broker_proxy):
+    cut = calling_first(Management, "set_permissions", lambda: broker_proxy.close_next(1000))
+    with cut, pytest.raises(BrokerUnavailable):
+        create_pulse_user(name, [alice], adopt_namespace=True)
     broker_proxy.close_next(0)
     finish_removals()
     assert leftover in queue_names(management, guarded)

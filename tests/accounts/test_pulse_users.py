@@ -49,13 +49,13 @@ from rabbit.names import InvalidUserName
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
 from tests.conftest import Amqp
 from tests.support.api import Program
-from tests.support.proxy import Proxy
 from tests.support.toolbox import (
     AWAY,
     Killed,
     calling_first,
     can_log_in,
     finish_removals,
+    in_background,
     in_parallel,
     mark_for_removal,
     queue_names,
@@ -97,35 +97,30 @@ def confirmation_requests():
     signals.address_added.disconnect(collect)
 
 
-@contextmanager
-def paused_at(monkeypatch, place, name, call):
-    """Run a call in a thread that pauses at a function until the block ends; give a list for its outcome."""
-    is_paused, may_continue, outcome = threading.Event(), threading.Event(), []
-    real = getattr(place, name)
+@pytest.fixture
+def pulse_user(alice, name):
+    """Return Alice's Pulse user, created on the broker too."""
+    return create_pulse_user(name, [alice])[0]
 
-    def slow(*arguments, **options):
-        if threading.current_thread() is thread:
+
+@contextmanager
+def paused_at(place, name, call):
+    """Make a call in the background that pauses at a function until the block ends. Give its future."""
+    is_paused, may_continue = threading.Event(), threading.Event()
+
+    def pause():
+        if not is_paused.is_set():
             is_paused.set()
             assert may_continue.wait(30)
-        return real(*arguments, **options)
 
-    def run():
-        try:
-            outcome.append(call())
-        except Exception as error:
-            outcome.append(error)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=run)
-    monkeypatch.setattr(place, name, slow)
-    thread.start()
-    try:
+    with calling_first(place, name, pause):
+        future = in_background(call)
         assert is_paused.wait(20)
-        yield outcome
-    finally:
-        may_continue.set()
-        thread.join()
+        try:
+            yield future
+        finally:
+            may_continue.set()
+            wait_until(future.done)
 
 
 def as_user(broker, vhost, name, password):
@@ -135,16 +130,14 @@ def as_user(broker, vhost, name, password):
 # Creation
 
 
-def test_a_new_pulse_user_has_the_permissions_of_its_name(alice, name, broker, guarded, management):
-    pulse_user, password = create_pulse_user(name, [alice])
+@pytest.mark.parametrize("chosen", [None, "correct horse battery", "päßwörter: ✓/@%&?#"])
+def test_a_new_pulse_user_has_the_permissions_of_its_name_and_exactly_the_chosen_password(
+    alice, name, broker, guarded, management, chosen
+):
+    pulse_user, password = create_pulse_user(name, [alice], chosen)
     assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
     assert management.permissions_of(name) == {guarded: for_pulse_user(name)}
-    assert can_log_in(broker, guarded, name, password)
-
-
-@pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
-def test_a_chosen_password_is_set_literally(alice, name, broker, guarded, password):
-    assert create_pulse_user(name, [alice], password)[1] == password
+    assert password == chosen or not chosen
     assert can_log_in(broker, guarded, name, password)
     assert not can_log_in(broker, guarded, name, password + " ")
 
@@ -171,13 +164,6 @@ def test_an_invalid_password_is_refused_and_nothing_is_created(alice, name, mana
     assert not password or password not in str(error.value)
     assert not PulseUser.objects.exists()
     assert name not in {user.name for user in management.users()}
-
-
-@pytest.mark.parametrize("bad", ["", "1alice", "al ice", "alice\n", "a" * 101, "älice", "alice/builds"])
-def test_an_invalid_name_is_refused_and_nothing_is_created(alice, bad):
-    with pytest.raises(InvalidUserName):
-        create_pulse_user(bad, [alice])
-    assert not PulseUser.objects.exists()
 
 
 @pytest.mark.parametrize("reserved", ["Guardian", "Admin", "ROOT", "watch.dog", "Watch.Dog", "ab" * 16])
@@ -228,14 +214,6 @@ def test_a_pulse_user_needs_vouched_owners(alice, name):
     assert not PulseUser.objects.exists()
 
 
-def test_a_name_of_an_existing_rabbitmq_user_is_refused(alice, name, management):
-    management.put_user(name, "theirs", ["monitoring"])
-    with pytest.raises(NameTaken):
-        create_pulse_user(name, [alice])
-    assert management.user(name).tags == {"monitoring"}
-    assert not PulseUser.objects.exists()
-
-
 @pytest.mark.parametrize(("removing_since", "error_text"), [(None, "is taken"), (timezone.now(), "is being removed")])
 def test_a_name_of_an_existing_pulse_user_is_refused(alice, name, removing_since, error_text):
     PulseUser.objects.create(username=name, ready=True, removing_since=removing_since).owners.add(alice)
@@ -251,13 +229,6 @@ def test_names_are_case_sensitive(alice, name, management):
     management.delete_user(name.upper())
 
 
-def test_without_the_broker_nothing_is_created(alice, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerError):
-        create_pulse_user(name, [alice], notification_emails=["team@example.org"])
-    assert not PulseUser.objects.exists()
-
-
 def test_refused_permissions_undo_the_creation(alice, name, settings, management, confirmation_requests):
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerError):
@@ -268,28 +239,12 @@ def test_refused_permissions_undo_the_creation(alice, name, settings, management
         management.user(name)
 
 
-@pytest.mark.parametrize("lost", [7, 8], ids=["user", "permissions"])
-def test_a_creation_interrupted_by_an_outage_can_be_finished(
-    alice, bob, name, settings, broker, guarded, monkeypatch, lost
-):
-    # Requests from this one on are lost. The first six check that the name and its namespace are free.
-    url = settings.RABBITMQ_MANAGEMENT_URL
-    with Proxy.before(url) as proxy:
-        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
-        steps = iter(range(1, 20))
-        exchange = Management._exchange
-
-        def count(self, *arguments, **options):
-            if next(steps) == lost:
-                proxy.close_next(1000)
-            return exchange(self, *arguments, **options)
-
-        monkeypatch.setattr(Management, "_exchange", count)
-        with pytest.raises(BrokerUnavailable):
-            create_pulse_user(name, [alice])
-        monkeypatch.undo()
+@pytest.mark.parametrize("lost", ["put_user", "set_permissions"])
+def test_a_creation_interrupted_by_an_outage_can_be_finished(alice, bob, name, broker, guarded, broker_proxy, lost):
+    with calling_first(Management, lost, lambda: broker_proxy.close_next(1000)), pytest.raises(BrokerUnavailable):
+        create_pulse_user(name, [alice])
     assert not PulseUser.objects.get().ready
-    settings.RABBITMQ_MANAGEMENT_URL = url
+    broker_proxy.close_next(0)
     with pytest.raises(NameTaken):
         create_pulse_user(name, [bob])
     _, password = create_pulse_user(name, [alice])
@@ -309,14 +264,17 @@ def test_a_killed_creation_is_finished_by_repeating_it(alice, name, broker, guar
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_finishing_a_creation_does_not_take_over_a_manual_account(alice, name, management, guarded):
-    PulseUser.objects.create(username=name).owners.add(alice)
-    management.put_user(name, "theirs")
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_a_creation_does_not_take_over_a_manual_account(alice, name, management, guarded, unfinished):
+    if unfinished:
+        PulseUser.objects.create(username=name).owners.add(alice)
+    management.put_user(name, "theirs", ["monitoring"])
     management.set_permissions(guarded, name, FULL_ACCESS)
     with pytest.raises(NameTaken, match="on the broker already"):
         create_pulse_user(name, [alice])
     assert management.permissions_of(name) == {guarded: FULL_ACCESS}
-    assert not PulseUser.objects.get().ready
+    assert management.user(name).tags == {"monitoring"}
+    assert list(PulseUser.objects.values_list("ready", flat=True)) == [False] * unfinished
 
 
 def test_rotation_and_removal_do_not_take_over_a_manual_account(alice, name, management, guarded, removed):
@@ -361,7 +319,9 @@ def test_a_pulse_user_removed_during_its_creation_does_not_exist(alice, name, ma
 # The password
 
 
-def test_rotating_a_password_keeps_connections_permissions_and_tags(alice, name, broker, guarded, management):
+def test_rotating_a_password_keeps_permissions_tags_and_connections_unless_asked_to_close_them(
+    alice, name, broker, guarded, management
+):
     pulse_user, old = create_pulse_user(name, [alice])
     management.put_user(name, old, ["monitoring"])
     before = management.permissions_of(name)
@@ -372,11 +332,6 @@ def test_rotating_a_password_keeps_connections_permissions_and_tags(alice, name,
     assert management.user(name).tags == {"monitoring"}
     assert management.permissions_of(name) == before
     live.queue(f"queue/{name}/more")
-
-
-def test_rotating_a_password_can_close_connections(alice, name, broker, guarded):
-    pulse_user, old = create_pulse_user(name, [alice])
-    live = as_user(broker, guarded, name, old)
     wait_until(lambda: connections_of(pulse_user))  # the management API lists a connection after some seconds
     [known] = connections_of(pulse_user)
     assert known.vhost == guarded
@@ -385,8 +340,7 @@ def test_rotating_a_password_can_close_connections(alice, name, broker, guarded)
         live.connection.process_data_events(10)
 
 
-def test_a_failure_to_close_connections_is_reported_without_the_password(alice, name):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_a_failure_to_close_connections_is_reported_without_the_password(pulse_user):
     with (
         raising(Management, "close_connections_of", BrokerUnavailable("nobody answers")),
         pytest.raises(BrokerUnavailable, match="The password was changed") as error,
@@ -395,25 +349,10 @@ def test_a_failure_to_close_connections_is_reported_without_the_password(alice, 
     assert "of my own" not in str(error.value)
 
 
-def test_a_chosen_password_is_validated_on_rotation(alice, name, broker, guarded):
-    pulse_user, _ = create_pulse_user(name, [alice])
-    with pytest.raises(ValidationError, match="too short"):
-        rotate_password(pulse_user, "short")
-    with pytest.raises(ValidationError, match="too short"):
-        rotate_password(pulse_user, "")
-    assert rotate_password(pulse_user, "a password of my own 7") == "a password of my own 7"
-    assert can_log_in(broker, guarded, name, "a password of my own 7")
-
-
-def test_rotation_recreates_a_lost_rabbitmq_user(alice, name, broker, guarded, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_rotation_recreates_a_lost_rabbitmq_user_even_if_it_is_killed(pulse_user, name, broker, guarded, management):
     management.delete_user(name)
     password = rotate_password(pulse_user)
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
-
-
-def test_a_killed_recreation_is_finished_by_the_next_rotation(alice, name, broker, guarded, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_user(name)
     with raising(Management, "set_permissions", Killed), pytest.raises(Killed):
         rotate_password(pulse_user)
@@ -423,8 +362,7 @@ def test_a_killed_recreation_is_finished_by_the_next_rotation(alice, name, broke
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_a_pulse_user_removed_during_rotation_is_not_recreated(pulse_user, name, management):
 
     def remove():
         with pytest.raises(RemovalPending, match="Guardian continues"):
@@ -442,14 +380,13 @@ def test_a_pulse_user_removed_during_rotation_is_not_recreated(alice, name, mana
 # Locking
 
 
-def test_one_of_two_concurrent_rotations_is_refused(alice, name, broker, guarded, monkeypatch):
-    pulse_user, _ = create_pulse_user(name, [alice])
-    with paused_at(monkeypatch, Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
+def test_one_of_two_concurrent_rotations_is_refused(pulse_user, alice, name, broker, guarded, monkeypatch):
+    with paused_at(Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
         with pytest.raises(ValidationError, match="right now"):
             rotate_password(PulseUser.objects.get())
         with pytest.raises(NameTaken):
             create_pulse_user(name, [alice])
-    assert can_log_in(broker, guarded, name, slow[0])
+    assert can_log_in(broker, guarded, name, slow.result())
 
 
 def test_a_locked_account_cannot_be_adopted(alice, name, management):
@@ -483,12 +420,12 @@ def test_a_removal_that_lost_its_lock_keeps_the_next_owners_pulse_user(
     pulse_user, _ = create_pulse_user(name, [alice])
     amqp.queue(f"queue/{name}/builds", 1)
     mark_for_removal(*PulseUser.objects.all())
-    with paused_at(monkeypatch, removal, place, finish_removals) as slow:
+    with paused_at(removal, place, finish_removals) as slow:
         Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if the lock had expired
         remove_account(pulse_user)
         made, _ = create_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
-    assert slow == [0]
+    assert slow.result() == 0
     assert PulseUser.objects.get() == made
     assert management.user(name)
     assert queue_names(management, guarded) == {f"queue/{name}/builds"}
@@ -607,6 +544,8 @@ def test_an_adopted_account_keeps_password_permissions_and_tags(
 
 def test_adoption_is_refused_for_unsafe_accounts_and_wrong_owners(alice, operator, name, management, guarded):
     stranger = Owner.objects.create_user("stranger@example.org")
+    with pytest.raises(PermissionDenied, match="Only operators can adopt"):
+        adopt_pulse_user(name, [alice], alice)
     with pytest.raises(NotOnBroker):
         adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator", "monitoring"])
@@ -628,32 +567,13 @@ def test_adoption_is_refused_for_unsafe_accounts_and_wrong_owners(alice, operato
     assert PulseUser.objects.count() == 1
 
 
-def test_an_agents_login_cannot_be_adopted(alice, operator, management, guarded):
-    login = "f" + secrets.token_hex(16)[1:]
-    management.put_user(login, "the agent's token")
-    try:
-        with pytest.raises(CannotAdopt, match="agent"):
-            adopt_pulse_user(login, [alice], operator)
-        assert login not in adoptable()
-    finally:
-        management.delete_user(login)
+def test_an_agents_login_and_an_invalid_name_cannot_be_adopted(alice, operator, create_account, guarded):
+    login = create_account("f" + secrets.token_hex(16)[1:], exactly=True)
+    invalid = create_account("no name")
+    with pytest.raises(CannotAdopt, match="agent"):
+        adopt_pulse_user(login, [alice], operator)
+    assert not {login, invalid} & set(adoptable())
     assert not PulseUser.objects.exists()
-
-
-def test_only_operators_adopt_accounts(alice, name, management):
-    management.put_user(name, "word")
-    with pytest.raises(PermissionDenied, match="Only operators can adopt"):
-        adopt_pulse_user(name, [alice], alice)
-    assert not PulseUser.objects.exists()
-
-
-def test_accounts_with_invalid_names_are_not_adoptable(guarded, management):
-    odd = f"no name {uuid.uuid4().hex[:8]}"
-    management.put_user(odd, None)
-    try:
-        assert odd not in adoptable()
-    finally:
-        management.delete_user(odd)
 
 
 # Notification addresses
@@ -689,16 +609,15 @@ def test_a_confirmation_can_be_resent_once_an_hour(alice, confirmation_requests,
     assert confirmation_requests == ["team@example.org"] * 2
 
 
-def test_an_address_cannot_be_added_again_within_an_hour(alice, confirmation_requests):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
-    remove_address(add_address(pulse_user, "team@example.org", alice))
+def test_an_address_cannot_be_added_again_within_an_hour(account, alice, confirmation_requests):
+    remove_address(add_address(account, "team@example.org", alice))
     with pytest.raises(ValidationError, match="less than an hour ago") as error:
-        add_address(pulse_user, "Team@example.org", alice)
+        add_address(account, "Team@example.org", alice)
     assert list(error.value.message_dict) == ["email"]
     with pytest.raises(ValidationError, match="less than an hour ago") as error:
-        set_addresses(pulse_user, ["fine@example.org", "team@example.org"], alice)
+        set_addresses(account, ["fine@example.org", "team@example.org"], alice)
     assert list(error.value.message_dict) == ["notification_emails"]
-    assert not pulse_user.notification_addresses.exists()
+    assert not account.notification_addresses.exists()
     add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
     assert confirmation_requests.count("team@example.org") == 2
 
@@ -718,12 +637,11 @@ def test_an_owner_sends_a_limited_number_of_requests_to_one_mailbox(
     assert confirmation_requests.count("team@example.org") == 3
 
 
-def test_a_rolled_back_address_can_be_added_immediately(alice, confirmation_requests):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+def test_a_rolled_back_address_can_be_added_immediately(account, alice, confirmation_requests):
     with transaction.atomic():
-        add_address(pulse_user, "team@example.org", alice)
+        add_address(account, "team@example.org", alice)
         transaction.set_rollback(True)
-    assert add_address(pulse_user, "team@example.org", alice).pk
+    assert add_address(account, "team@example.org", alice).pk
 
 
 def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
@@ -742,10 +660,9 @@ def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
     assert NotificationAddress.objects.get().confirmed_at is None
 
 
-def test_a_confirmation_token_expires_after_seven_days(alice, time_machine):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+def test_a_confirmation_token_expires_after_seven_days(account, alice, time_machine):
     began = timezone.now()
-    token = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+    token = confirmation_token(add_address(account, "team@example.org", alice))
     time_machine.move_to(began + timedelta(days=7, seconds=10))
     with pytest.raises(SignatureExpired):
         confirm_address(token)
@@ -754,9 +671,8 @@ def test_a_confirmation_token_expires_after_seven_days(alice, time_machine):
 
 
 @pytest.mark.parametrize("token", ["", "x", "a:b:c", "é", "\0", "x" * 10_000])
-def test_an_invalid_token_confirms_nothing(alice, token):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
-    good = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+def test_an_invalid_token_confirms_nothing(account, alice, token):
+    good = confirmation_token(add_address(account, "team@example.org", alice))
     for wrong in (token, good[:-1], good + token + "x"):
         with pytest.raises(BadSignature):
             confirm_address(wrong)
@@ -773,87 +689,70 @@ def test_an_invalid_token_confirms_nothing(alice, token):
         ("team@example.org", "is already an address"),
         ("x" * 250 + "@example.org", "not an e-mail address"),
         ("a@exam\u200bple.org", "not an e-mail address"),
-        ("a@\u202eelpmaxe.org", "not an e-mail address"),
-        ("a@\uff45xample.org", "not an e-mail address"),
     ],
 )
-def test_an_invalid_address_is_refused_with_the_reason(alice, confirmation_requests, email, error_text):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
-    pulse_user.owners.set([alice])
-    add_address(pulse_user, "team@example.org", alice)
+def test_an_invalid_address_is_refused_with_the_reason(account, alice, confirmation_requests, email, error_text):
+    add_address(account, "team@example.org", alice)
     with pytest.raises(ValidationError, match=error_text) as error:
-        add_address(pulse_user, email, alice)
+        add_address(account, email, alice)
     assert list(error.value.message_dict) == ["email"]
     assert confirmation_requests == ["team@example.org"]
 
 
-def test_a_pulse_user_has_at_most_ten_addresses(alice, confirmation_requests):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+def test_a_pulse_user_has_at_most_ten_addresses(account, alice, confirmation_requests):
     ten = [f"team-{number}@example.org" for number in range(10)]
-    set_addresses(pulse_user, ten, alice)
+    set_addresses(account, ten, alice)
     with pytest.raises(ValidationError, match="10 further addresses"):
-        add_address(pulse_user, "one-more@example.org", alice)
+        add_address(account, "one-more@example.org", alice)
     with pytest.raises(ValidationError, match="you gave 11"):
-        set_addresses(pulse_user, [*ten, "one-more@example.org"], alice)
+        set_addresses(account, [*ten, "one-more@example.org"], alice)
     assert confirmation_requests == ten
 
 
-def test_setting_addresses_keeps_confirmed_ones(alice, confirmation_requests):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
-    kept = add_address(pulse_user, "kept@example.org", alice)
-    add_address(pulse_user, "gone@example.org", alice)
+def test_setting_addresses_keeps_confirmed_ones(account, alice, confirmation_requests):
+    kept = add_address(account, "kept@example.org", alice)
+    add_address(account, "gone@example.org", alice)
     confirm_address(confirmation_token(kept))
-    set_addresses(pulse_user, ["new@example.org", "KEPT@example.org"], alice)
-    addresses = {address.email: address.confirmed_at is not None for address in pulse_user.notification_addresses.all()}
+    set_addresses(account, ["new@example.org", "KEPT@example.org"], alice)
+    addresses = {address.email: address.confirmed_at is not None for address in account.notification_addresses.all()}
     assert addresses == {"kept@example.org": True, "new@example.org": False}
     assert confirmation_requests == ["kept@example.org", "gone@example.org", "new@example.org"]
     with pytest.raises(ValidationError):
-        set_addresses(pulse_user, ["fine@example.org", "nonsense"], alice)
-    assert pulse_user.notification_addresses.count() == 2
-
-
-def test_an_invalid_address_is_refused_before_anything_is_created(alice, name, management):
-    with pytest.raises(ValidationError) as error:
-        create_pulse_user(name, [alice], notification_emails=["nonsense"])
-    assert list(error.value.message_dict) == ["notification_emails"]
-    assert not PulseUser.objects.exists()
-    assert name not in {user.name for user in management.users()}
+        set_addresses(account, ["fine@example.org", "nonsense"], alice)
+    assert account.notification_addresses.count() == 2
 
 
 # Thresholds
 
 
-def test_operators_set_any_thresholds_and_owners_within_the_settings(alice, operator, settings):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+def test_operators_set_any_thresholds_and_owners_within_the_settings(account, alice, operator, settings):
     with pytest.raises(PermissionDenied):
-        set_thresholds(pulse_user, 6, 9, alice)
-    set_thresholds(pulse_user, 100_000, 200_000, operator)
+        set_thresholds(account, 6, 9, alice)
+    set_thresholds(account, 100_000, 200_000, operator)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
-    set_thresholds(pulse_user, 50_000, 200_000, alice)  # the operator's maximum is unchanged
+    set_thresholds(account, 50_000, 200_000, alice)  # the operator's maximum is unchanged
     with pytest.raises(ValidationError, match="at most 50 messages"):
-        set_thresholds(pulse_user, 6, 51, alice)
-    set_thresholds(pulse_user, 6, 50, alice)
-    set_thresholds(pulse_user, 7, None, alice)
-    pulse_user.refresh_from_db()
-    assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
+        set_thresholds(account, 6, 51, alice)
+    set_thresholds(account, 6, 50, alice)
+    set_thresholds(account, 7, None, alice)
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (7, None)
 
 
-def test_an_omitted_threshold_keeps_its_stored_value(operator):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+def test_an_omitted_threshold_keeps_its_stored_value(account, operator):
     PulseUser.objects.update(warn_length=3, max_length=8)
-    set_thresholds(pulse_user, UNCHANGED, 9, operator)
-    assert (pulse_user.warn_length, pulse_user.max_length) == (3, 9)
+    set_thresholds(account, UNCHANGED, 9, operator)
+    assert (account.warn_length, account.max_length) == (3, 9)
     with pytest.raises(ValidationError):
-        set_thresholds(pulse_user, 9, UNCHANGED, operator)
+        set_thresholds(account, 9, UNCHANGED, operator)
 
 
 @pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
-def test_invalid_thresholds_are_refused(operator, pair):
-    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+def test_invalid_thresholds_are_refused(account, operator, pair):
     with pytest.raises(ValidationError):
-        set_thresholds(pulse_user, *pair, operator)
-    pulse_user.refresh_from_db()
-    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
+        set_thresholds(account, *pair, operator)
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (None, None)
 
 
 # Removal
@@ -877,8 +776,7 @@ def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name,
         management.user(name)
 
 
-def test_a_removal_without_the_broker_changes_nothing(alice, name, settings, removed):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_a_removal_without_the_broker_changes_nothing(pulse_user, settings, removed):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
         remove_account(pulse_user)
@@ -964,10 +862,15 @@ def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broke
     assert not any(in_transaction for _, in_transaction in requests)
 
 
-def test_a_removal_answered_404_keeps_the_row_and_is_retried(alice, name):
-    pulse_user, _ = create_pulse_user(name, [alice])
-    error = NotOnBroker("a node that has just started")
-    with raising(Management, "nodes", error), pytest.raises(RemovalPending, match="answered 404"):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NotOnBroker("a node that has just started"), "answered 404"),
+        (BrokerUnavailable("nobody answers"), "nobody answers"),
+    ],
+)
+def test_a_failed_removal_keeps_the_row_and_is_retried(pulse_user, name, error, reason):
+    with raising(Management, "nodes", error), pytest.raises(RemovalPending, match=reason):
         remove_account(pulse_user)
     assert Removal.objects.filter(kind="account", name=name).exists()
     assert finish_removals() == 1
@@ -1019,8 +922,7 @@ def test_a_creation_killed_while_it_is_undone_leaves_nothing(alice, name, manage
         management.user(name)
 
 
-def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, guarded, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_the_requests_of_a_removal_do_not_grow_with_others_queues(pulse_user, guarded, management):
     for number in range(30):
         management.declare_queue(guarded, f"queue/other-{number}/q")
     with counted_requests() as requests:
@@ -1028,8 +930,7 @@ def test_the_requests_of_a_removal_do_not_grow_with_others_queues(alice, name, g
     assert len(requests) <= 8, requests
 
 
-def test_a_pulse_user_without_a_vhost_can_be_removed(alice, name, guarded, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_a_pulse_user_without_a_vhost_can_be_removed(pulse_user, guarded, management):
     management.delete_vhost(guarded)
     try:
         remove_account(pulse_user)
@@ -1041,21 +942,6 @@ def test_a_pulse_user_without_a_vhost_can_be_removed(alice, name, guarded, manag
 # Permissions
 
 
-def test_standard_permissions_in_words():
-    assert in_words(for_pulse_user("a-b.c"), "a-b.c") == [
-        "It can create and delete queues whose names start with queue/a-b.c/, "
-        "and exchanges whose names start with exchange/a-b.c/.",
-        "It can publish to and bind exchanges whose names start with exchange/a-b.c/, "
-        "and bind queues whose names start with queue/a-b.c/. It can't publish to the default exchange.",
-        "It can read from and bind to queues whose names start with queue/a-b.c/, "
-        "and all exchanges whose names start with exchange/.",
-    ]
-    by_hand = "^(queue/a-b/.*|exchange/a-b/.*)"
-    assert in_words(Permissions(by_hand, by_hand, "^(queue/a-b/.*|exchange/.*)"), "a-b") == in_words(
-        for_pulse_user("a-b"), "a-b"
-    )
-
-
 def test_custom_permissions_in_words():
     assert in_words(Permissions("", ".*", "builds"), "alice") == [
         "It can't create or delete anything.",
@@ -1063,10 +949,12 @@ def test_custom_permissions_in_words():
         "It can read from and bind to all queues and exchanges whose names match the pattern builds, of all owners.",
     ]
     assert len({*in_words(NO_ACCESS, "alice"), *in_words(FULL_ACCESS, "alice")}) == 6
+    unescaped = "^(queue/a-b/.*|exchange/a-b/.*)"
+    by_hand = Permissions(unescaped, unescaped, "^(queue/a-b/.*|exchange/.*)")
+    assert in_words(by_hand, "a-b") == in_words(for_pulse_user("a-b"), "a-b")
 
 
-def test_permissions_are_listed_for_every_vhost(alice, name, guarded, management):
-    pulse_user, _ = create_pulse_user(name, [alice])
+def test_permissions_are_listed_for_every_vhost(pulse_user, name, guarded, management):
     management.set_permissions("/", name, NO_ACCESS)
     assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NO_ACCESS}
     management.delete_user(name)

@@ -62,13 +62,6 @@ def test_a_vouched_owner_is_notified_by_whom_and_of_the_next_step(alice, mailbox
     assert "/pulse-users/" in mail.text
 
 
-def test_a_rolled_back_address_sends_no_notification(account, alice):
-    with transaction.atomic():
-        addresses.add_address(account, "team@example.org", alice)
-        transaction.set_rollback(True)
-    assert not Notification.objects.exists()
-
-
 def test_the_queues_of_a_removed_account_are_gone(account):
     stored_queue("queue/alice/builds", pulse_user=account)
     with transaction.atomic():

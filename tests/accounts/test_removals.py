@@ -36,7 +36,6 @@ from agents.models import (
 from agents.registration import queues as registration
 from agents.removal import deletions
 from agents.removal import handlers as agents_removals
-from agents.removal.handlers import pending
 from core import locks, removals
 from core.models import Removal
 from core.tasks import finish_removals
@@ -81,11 +80,18 @@ class Registrations:
         )
         self.vhost = self.owner.uuid.hex
         self.username = self.subscription.rmq_username
+        self.of_consumer = {self.consumer.queue_name}, {self.consumer.rmq_username}
 
 
 @pytest.fixture
 def registered(agents):
     return Registrations(agents)
+
+
+def write_due(kind, *names, vhost=""):
+    """Write removals that are due."""
+    due_at = timezone.now() - timedelta(seconds=1)
+    removals.write([Removal(kind=kind, vhost=vhost, name=name) for name in names], due_at=due_at)
 
 
 @contextmanager
@@ -117,7 +123,7 @@ def on_broker(agents, registered):
 
 
 def many_queues(agents, count):
-    """Return a subscription with this many queue rows, without queues on the broker."""
+    """Return a subscription with this many queue rows, without queues on the broker: see declare_all."""
     owner = agents.owner()
     offering = agents.offering(owner)
     identity = agents.identity(owner, offering)
@@ -137,6 +143,15 @@ def many_queues(agents, count):
     Consumer.objects.create(identity=identity, vhost=owner.uuid.hex, queue_name=f"consumer_{uuid.uuid4().hex}")
     AgentVhost.objects.create(owner=owner, name=owner.uuid.hex, ready=True)
     return subscription
+
+
+def declare_all(subscription, management):
+    """Declare the queues of a subscription, and return their vhost."""
+    vhost = subscription.owner.uuid.hex
+    management.create_vhost(vhost)
+    for name in subscription.queues.values_list("queue_name", flat=True):
+        management.declare_queue(vhost, name)
+    return vhost
 
 
 # Cascades
@@ -163,17 +178,6 @@ def test_deleting_a_row_deletes_its_queues_and_logins_only(registered, agents, w
     assert not Removal.objects.exists()
 
 
-def test_deleting_a_vhost_takes_no_request_per_queue(registered):
-    with counted_requests() as sent:
-        registered.owner.delete()
-    assert sorted(request.rpartition("/")[0] for request in sent) == ["DELETE /api/users"] * 2 + ["DELETE /api/vhosts"]
-
-
-def test_deleting_a_queryset_deletes_its_queues(registered, agents):
-    SubscriptionQueue.objects.filter(subscription=registered.subscription).delete()
-    assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
-
-
 def test_deleting_several_owners_deletes_their_vhosts(agents):
     settings = Registrations(agents), Registrations(agents)
     with counted_requests() as sent:
@@ -186,7 +190,7 @@ def test_a_collector_without_origin_deletes_queues_and_passwords(registered, age
     collector = Collector(using="default")
     collector.collect([registered.subscription, *AuthToken.objects.none()])
     collector.delete()
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
+    assert on_broker(agents, registered) == registered.of_consumer
     collector = Collector(using="default")
     collector.collect([registered.presented.token])
     collector.delete()
@@ -206,45 +210,20 @@ def test_deleting_a_subscription_closes_its_connections(registered, broker):
 # Transactions
 
 
-def test_a_rolled_back_deletion_removes_nothing(registered, agents):
-    before = on_broker(agents, registered)
-    with transaction.atomic():
-        registered.owner.delete()
-        assert Removal.objects.count() == 6
-        transaction.set_rollback(True)
-    assert not Removal.objects.exists()
-    assert removals.run_due(50) == 0
-    assert on_broker(agents, registered) == before
-
-
-def test_a_rolled_back_savepoint_removes_nothing(registered, agents):
-    with transaction.atomic():
+def test_a_deletion_is_carried_out_after_the_commit_unless_its_savepoint_was_rolled_back(registered, agents):
+    with counted_requests() as sent, transaction.atomic():
         with transaction.atomic():
             registered.subscription.delete()
             transaction.set_rollback(True)
         registered.consumer.delete()
+        assert sent == []
     assert on_broker(agents, registered) == (
         {registered.queue.queue_name, registered.other_queue.queue_name},
         {registered.username},
     )
 
 
-def test_no_request_is_sent_before_the_commit(registered):
-    with counted_requests() as sent, transaction.atomic():
-        registered.subscription.delete()
-        assert sent == []
-    assert len(sent) == 3
-
-
 # Concurrent registrations
-
-
-class DriverError(Exception):
-    """An error of PostgreSQL's driver with a code."""
-
-    def __init__(self, pgcode):
-        super().__init__(pgcode)
-        self.pgcode = pgcode
 
 
 def add_queue(subscription, offering):
@@ -277,50 +256,28 @@ def test_a_registration_during_a_deletion_fails(registered, what):
     assert not Removal.objects.exists()
 
 
-@pytest.mark.parametrize("pgcode", [None, deletions.DEADLOCK])
-@pytest.mark.parametrize("failures", [1, 2, 3])
-def test_a_deletion_is_retried_twice_after_a_conflict(registered, agents, failures, pgcode):
+CONFLICT = IntegrityError("there is something below it")
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "is_deleted"),
+    [(CONFLICT, 2, True), (CONFLICT, deletions.MAX_ATTEMPTS, False), (OperationalError("the disk is full"), 1, False)],
+)
+def test_a_deletion_is_retried_twice_after_a_conflict_only(registered, agents, error, failures, is_deleted):
     before = on_broker(agents, registered)
     failed = []
 
     def fail(execute, sql, params, many, context):
         if sql.startswith('DELETE FROM "agents_agentidentity"') and len(failed) < failures:
             failed.append(sql)
-            if pgcode is None:
-                raise IntegrityError("there is something below it")
-            raise OperationalError("deadlock detected") from DriverError(pgcode)
+            raise error
         return execute(sql, params, many, context)
 
-    with connection.execute_wrapper(fail):
-        if failures == deletions.MAX_ATTEMPTS:
-            with pytest.raises((IntegrityError, OperationalError)):
-                deletions.delete(registered.identity)
-            assert on_broker(agents, registered) == before
-        else:
-            deletions.delete(registered.identity)
-            assert on_broker(agents, registered) == (
-                {registered.consumer.queue_name},
-                {registered.consumer.rmq_username},
-            )
-    assert len(failed) == failures
-    assert not Removal.objects.exists()
-
-
-def test_other_database_errors_are_not_retried(registered, agents):
-    tried = []
-
-    def fail(execute, sql, params, many, context):
-        if sql.startswith("DELETE"):
-            tried.append(sql)
-            raise OperationalError("the disk is full")
-        return execute(sql, params, many, context)
-
-    before = on_broker(agents, registered)
-    with pytest.raises(OperationalError, match="disk"), connection.execute_wrapper(fail):
+    with connection.execute_wrapper(fail), contextlib.nullcontext() if is_deleted else pytest.raises(type(error)):
         deletions.delete(registered.identity)
-    assert len(tried) == 1
-    assert removals.run_due(50) == 0
-    assert on_broker(agents, registered) == before
+    assert len(failed) == failures
+    assert on_broker(agents, registered) == (registered.of_consumer if is_deleted else before)
+    assert not Removal.objects.exists()
 
 
 def test_deleting_a_deleted_row_is_no_error(registered, agents):
@@ -374,8 +331,6 @@ def test_a_queue_and_a_cascade_with_it_are_deleted_concurrently(registered, agen
 
 @pytest.mark.parametrize("at_least", [2, pytest.param(10, marks=pytest.mark.soak)])
 def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, at_least):
-    owners = {number: agents.owner() for number in range(2)}
-    offerings = [agents.offering(*owners.values()) for _ in range(3)]
     broken, done = [], Counter()
     began = time.monotonic()
 
@@ -384,33 +339,25 @@ def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, 
         seconds = time.monotonic() - began
         return seconds > 30 or (seconds > at_least and done["register"] > 0)
 
-    def register(number):
-        owner = owners[number]
-        presented = agents.token(owner)
-        identity = AgentIdentity.objects.filter(owner=owner).first() or agents.identity(owner, offerings[0], "agent")
+    def register():
+        owner = Owner.objects.order_by("?").first() or agents.owner()
+        offering, presented = agents.offering(owner), agents.token(owner)
+        identity = AgentIdentity.objects.filter(owner=owner).first() or agents.identity(owner, offering, "agent")
         subscription, _ = registration.register_subscription(identity, "order", presented)
-        for offering in offerings:
-            registration.create_queue(subscription, offering, "order", presented)
+        registration.create_queue(subscription, offering, "order", presented)
         registration.register_consumer(identity, presented, None)
 
-    def remove(number):
+    def remove():
         time.sleep(random.random() / 2)  # slower than a registration, which fails if its rows are deleted
         model = random.choice([SubscriptionQueue, EventSubscription, AgentIdentity, Consumer, Owner])
         row = model.objects.order_by("?").first()
         if row is not None:
             deletions.delete(row)
-        if model is Owner:
-            for one, owner in owners.items():
-                if not Owner.objects.filter(pk=owner.pk).exists():
-                    owners[one] = agents.owner()
-                    with contextlib.suppress(IntegrityError):  # another thread deleted the new owner
-                        for offering in offerings:
-                            offering.members.add(owners[one])
 
-    def repeat(do, number):
+    def repeat(do):
         while not is_over():
             try:
-                do(number)
+                do()
             except DatabaseError as error:
                 if not isinstance(error, IntegrityError) or do is remove:  # the test's owner was deleted meanwhile
                     broken.append((do.__name__, error))
@@ -419,7 +366,7 @@ def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, 
             else:
                 done[do.__name__] += 1
 
-    in_parallel(*(partial(repeat, do, number) for do in (register, remove) for number in (0, 1, 0)))
+    in_parallel(*[partial(repeat, register), partial(repeat, remove)] * 3)
     assert broken == []
     assert done["register"]
     assert done["remove"]
@@ -459,44 +406,6 @@ def statements_of(delete):
     return [query["sql"] for query in captured if not query["sql"].startswith('DELETE FROM "agents_subscriptionqueue"')]
 
 
-@pytest.mark.parametrize("what", ["owner", "identity", "subscription", "queues"])
-def test_the_statements_of_a_deletion_do_not_grow_with_the_queues(agents, what):
-    counts = []
-    for count in (20, 200):
-        subscription = many_queues(agents, count)
-        target = {
-            "owner": subscription.owner,
-            "identity": subscription.identity,
-            "subscription": subscription,
-            "queues": SubscriptionQueue.objects.filter(subscription=subscription),
-        }[what]
-        counts.append(len(statements_of(target.delete)))
-        assert not Removal.objects.exists()
-    assert counts[0] == counts[1] < 90
-
-
-def test_the_statements_of_deleting_an_offering_do_not_grow(agents):
-    counts = []
-    for count in (20, 200):
-        subscription = many_queues(agents, 1)
-        others = EventSubscription.objects.bulk_create(
-            EventSubscription(owner=subscription.owner) for _ in range(count)
-        )
-        offering = Offering.objects.create(name="popular")
-        SubscriptionQueue.objects.bulk_create(
-            SubscriptionQueue(
-                subscription=other,
-                offering=offering,
-                object_type="order",
-                vhost=subscription.owner.uuid.hex,
-                queue_name=f"subscription_{other.uuid.hex}_offering_{offering.uuid.hex}_order",
-            )
-            for other in others
-        )
-        counts.append(len(statements_of(offering.delete)))
-    assert counts[0] == counts[1]
-
-
 @pytest.mark.parametrize("are_expired", [False, True])
 def test_the_statements_of_removing_passwords_do_not_grow(agents, settings, are_expired):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
@@ -515,23 +424,6 @@ def test_the_statements_of_removing_passwords_do_not_grow(agents, settings, are_
         assert Removal.objects.filter(kind=KIND.PASSWORD).count() == count
         Removal.objects.all().delete()
     assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.soak)])
-def test_a_deletion_takes_one_request_per_queue_and_user(agents, management, count):
-    subscription = many_queues(agents, count)
-    vhost = subscription.owner.uuid.hex
-    management.create_vhost(vhost)
-    management.put_user(subscription.rmq_username, "secret")
-    for name in subscription.queues.values_list("queue_name", flat=True):
-        management.declare_queue(vhost, name)
-        stored_queue(name, vhost=vhost)
-    with counted_requests() as sent:
-        subscription.delete()
-    assert len(sent) == len(set(sent)) == count + 1
-    assert agents.queues(vhost) == {}
-    assert subscription.rmq_username not in agents.users()
-    assert Queue.objects.filter(state="gone").count() == count
 
 
 # Stored queues
@@ -557,31 +449,7 @@ def test_all_queues_of_a_deleted_vhost_are_gone(registered):
     assert QueueEvent.objects.filter(kind="removed").count() == 3
 
 
-def test_pending_removals_are_listed_in_one_statement(registered, settings, django_assert_num_queries):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    registered.subscription.delete()
-    with django_assert_num_queries(1):
-        assert pending() == {
-            (registered.vhost, queue.queue_name) for queue in (registered.queue, registered.other_queue)
-        }
-
-
 # Outages of the broker
-
-
-def test_removals_after_an_outage_are_finished_by_the_task(registered, agents, settings, broker):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    registered.subscription.delete()
-    assert Removal.objects.count() == 3
-    assert removals.run_due() == 0  # all are due in a minute
-    assert Removal.objects.filter(claim=None, due_at__gt=timezone.now() + timedelta(seconds=30)).count() == 3
-    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    finish_removals()
-    assert Removal.objects.count() == 3
-    make_removals_due()
-    finish_removals()
-    assert not Removal.objects.exists()
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
 
 
 def test_without_a_configured_broker_removals_wait(registered, settings):
@@ -594,10 +462,7 @@ def test_without_a_configured_broker_removals_wait(registered, settings):
 
 def test_removals_stop_at_an_outage_and_continue_later(agents, management, broker, settings, monkeypatch):
     subscription = many_queues(agents, 60)
-    vhost = subscription.owner.uuid.hex
-    management.create_vhost(vhost)
-    for name in subscription.queues.values_list("queue_name", flat=True):
-        management.declare_queue(vhost, name)
+    vhost = declare_all(subscription, management)
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
         real, asked = Session.delete_queue, []
@@ -669,20 +534,13 @@ def test_a_refused_removal_is_recorded_and_retried(registered, agents, broker, c
     assert removals.run_due(50) == 1
 
 
-def test_removing_missing_queues_and_users_succeeds(registered, management):
-    management.delete_queue(registered.vhost, registered.queue.queue_name)
-    management.delete_user(registered.username)
-    registered.subscription.delete()
-    assert not Removal.objects.exists()
-
-
 def test_removals_survive_a_database_outage(registered, caplog):
     def fail(execute, sql, params, many, context):
         if sql.startswith("SELECT"):
             raise OperationalError("the database is away")
         return execute(sql, params, many, context)
 
-    removals.write([Removal(kind=KIND.QUEUE, vhost="nowhere", name="q")], due_at=timezone.now() - timedelta(seconds=1))
+    write_due(KIND.QUEUE, "q", vhost="nowhere")
     with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "core.removals"):
         assert removals.run_due() == 0
     assert "the database is away" in caplog.text
@@ -692,20 +550,8 @@ def test_removals_survive_a_database_outage(registered, caplog):
 # Crashes and concurrency
 
 
-def test_removals_of_a_process_killed_after_the_commit_are_finished(registered, agents):
-    with raising(removals, "run_due", Killed), pytest.raises(Killed):
-        registered.subscription.delete()
-    assert not EventSubscription.objects.exists()
-    assert on_broker(agents, registered)[0] > {registered.queue.queue_name}
-    finish_removals()
-    assert on_broker(agents, registered) == ({registered.consumer.queue_name}, {registered.consumer.rmq_username})
-
-
 def test_a_callback_carries_out_the_removals_of_its_own_transaction_only(registered):
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="others")],
-        due_at=timezone.now() - timedelta(seconds=1),
-    )
+    write_due(KIND.QUEUE, "others", vhost=registered.vhost)
     registered.queue.delete()
     assert [removal.name for removal in Removal.objects.all()] == ["others"]
 
@@ -724,20 +570,14 @@ def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(regis
 
 
 def test_concurrent_workers_remove_each_queue_once(agents, management):
-    subscription = many_queues(agents, 100)
-    vhost = subscription.owner.uuid.hex
-    management.create_vhost(vhost)
-    for name in subscription.queues.values_list("queue_name", flat=True):
-        management.declare_queue(vhost, name)
+    subscription = many_queues(agents, 40)
+    vhost = declare_all(subscription, management)
     names = list(subscription.queues.values_list("queue_name", flat=True))
     subscription.queues.all()._raw_delete("default")
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=vhost, name=name) for name in names],
-        due_at=timezone.now() - timedelta(seconds=1),
-    )
+    write_due(KIND.QUEUE, *names, vhost=vhost)
     with counted_requests() as sent:
         done = in_parallel(*[removals.run_due] * 3)
-    assert sum(done) == len(sent) == len(set(sent)) == 100
+    assert sum(done) == len(sent) == len(set(sent)) == 40
     assert agents.queues(vhost) == {}
 
 
@@ -773,25 +613,6 @@ def test_a_registration_before_the_claim_cancels_the_removal(registered, agents,
     assert registered.queue.queue_name in on_broker(agents, registered)[0]
 
 
-def test_a_registration_during_the_removal_is_refused(registered, agents):
-    refused = []
-
-    def register():
-        try:
-            registration.create_queue(registered.subscription, registered.first, "order", registered.presented)
-        except removals.BrokerUnavailable as error:
-            refused.append(str(error))
-        finally:
-            connection.close()
-
-    with calling_first(Session, "delete_queue", register):
-        registered.queue.delete()
-    assert len(refused) == 1
-    assert "being removed" in refused[0]
-    assert not SubscriptionQueue.objects.filter(offering=registered.first).exists()
-    assert registered.queue.queue_name not in on_broker(agents, registered)[0]
-
-
 def test_a_removal_requested_during_a_removal_is_done_again(registered, monkeypatch):
     asked = []
     real = Session.delete_queue
@@ -799,9 +620,7 @@ def test_a_removal_requested_during_a_removal_is_done_again(registered, monkeypa
     def again(self, name, **options):
         asked.append(name)
         if len(asked) == 1:
-            removals.write(
-                [Removal(kind=KIND.QUEUE, vhost=self.vhost, name=name)], due_at=timezone.now() - timedelta(seconds=1)
-            )
+            write_due(KIND.QUEUE, name, vhost=self.vhost)
             connection.close()
         real(self, name, **options)
 
@@ -823,9 +642,7 @@ def test_a_locked_user_is_removed_later(registered, agents):
 
 def test_no_removal_is_started_after_the_time_limit(registered, agents):
     before = on_broker(agents, registered)
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="q")], due_at=timezone.now() - timedelta(seconds=1)
-    )
+    write_due(KIND.QUEUE, "q", vhost=registered.vhost)
     assert removals.run_due(0) == 0
     batch = removals._claim(removals._is_due(), 0, 0)
     batch.carry_out()
@@ -936,9 +753,7 @@ def test_a_login_with_a_newer_token_keeps_its_password(registered, agents, broke
 
 
 def test_a_possibly_removed_password_is_set_by_the_next_registration(registered, agents, settings, broker):
-    removals.write(
-        [Removal(kind=KIND.PASSWORD, name=registered.username)], due_at=timezone.now() - timedelta(seconds=1)
-    )
+    write_due(KIND.PASSWORD, registered.username)
     Removal.objects.update(attempts=1)
     removals.run_due(50)
     registered.subscription.refresh_from_db()
@@ -972,10 +787,19 @@ def present_during_outage(settings, registered, presented):
     settings.RABBITMQ_MANAGEMENT_URL = working
 
 
-@pytest.mark.parametrize("end", [revoke, expire])
-def test_a_token_ended_after_a_failed_change_is_no_longer_the_password(end, registered, agents, broker, settings):
+def present_and_be_killed(settings, registered, presented):
+    """Present a token in a process that is killed before the request to the broker."""
+    with raising(Management, "put_user", Killed), pytest.raises(Killed):
+        registration.register_subscription(registered.identity, "order", presented)
+
+
+@pytest.mark.parametrize(
+    ("fail", "end"),
+    [(present_during_outage, revoke), (present_during_outage, expire), (present_and_be_killed, revoke)],
+)
+def test_a_token_ended_after_a_failed_change_is_no_longer_the_password(fail, end, registered, agents, broker, settings):
     other = agents.token(registered.owner)
-    present_during_outage(settings, registered, other)
+    fail(settings, registered, other)
     registered.subscription.refresh_from_db()
     assert (registered.subscription.token, registered.subscription.next_token) == (
         registered.presented.token,
@@ -1031,14 +855,6 @@ def test_the_third_token_stays_the_password_after_a_failed_second(registered, ag
     assert (registered.subscription.token, registered.subscription.password_set) == (third.token, False)
 
 
-def test_a_token_revoked_after_a_killed_change_is_no_longer_the_password(registered, agents, broker):
-    with raising(Management, "put_user", Killed), pytest.raises(Killed):
-        registration.register_subscription(registered.identity, "order", agents.token(registered.owner))
-    tokens.revoke_token(registered.presented.token)
-    settle()
-    assert not can_log_in(broker, registered.vhost, registered.username, registered.presented.key)
-
-
 def test_a_pending_password_removal_survives_a_failed_change(registered, agents, broker, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     tokens.revoke_token(registered.presented.token)
@@ -1074,9 +890,11 @@ def test_an_expired_token_set_during_the_task_is_removed_by_the_next(registered,
     assert (registered.subscription.token, registered.subscription.password_set) == (None, False)
 
 
-def test_removing_a_password_creates_no_user(registered, agents, management):
+def test_removing_missing_passwords_queues_and_users_succeeds_and_creates_no_user(registered, agents, management):
     management.delete_user(registered.username)
+    management.delete_queue(registered.vhost, registered.queue.queue_name)
     tokens.revoke_token(registered.presented.token)
+    registered.subscription.delete()
     assert registered.username not in agents.users()
     assert not Removal.objects.exists()
 
@@ -1084,29 +902,20 @@ def test_removing_a_password_creates_no_user(registered, agents, management):
 # Removals of the sweep
 
 
-def declare_orphans(registered, management, *names):
-    """Declare orphans, write their removals like the sweep, and return the ids."""
-    for name in names:
-        management.declare_queue(registered.vhost, name)
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=name, if_unused=True) for name in names],
-        due_at=timezone.now() + timedelta(minutes=5),
-    )
-    return list(Removal.objects.filter(vhost=registered.vhost).values_list("id", flat=True))
-
-
-def test_the_outcome_has_removed_kept_and_refused_queues(registered, agents, management, broker):
+def test_the_outcome_has_removed_kept_and_refused_queues_without_others(registered, agents, management, broker):
     with closing(pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{registered.vhost}"))) as opened:
         channel = opened.channel()
         channel.queue_declare("subscription_mine", exclusive=True)
-        ids = declare_orphans(registered, management, "subscription_unused", "subscription_read")
+        names = ("subscription_unused", "subscription_read")
+        for name in names:
+            management.declare_queue(registered.vhost, name)
         channel.basic_consume("subscription_read", lambda *message: None)
         removals.write(
-            [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_mine")],
-            due_at=timezone.now() + timedelta(minutes=5),
+            [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=name, if_unused=True) for name in names],
+            due_at=timezone.now() - timedelta(seconds=1),
         )
-        ids.append(Removal.objects.get(name="subscription_mine").pk)
-        outcome = removals.run(ids)
+        write_due(KIND.QUEUE, "subscription_mine", "others", vhost=registered.vhost)
+        outcome = removals.run(Removal.objects.exclude(name="others").values_list("id", flat=True))
         assert (outcome.removed, outcome.kept, outcome.unreachable) == (
             1,
             [(registered.vhost, "subscription_read")],
@@ -1114,28 +923,5 @@ def test_the_outcome_has_removed_kept_and_refused_queues(registered, agents, man
         )
         assert len(outcome.errors) == 1
         assert "subscription_mine" in outcome.errors[0]
-        assert [removal.name for removal in Removal.objects.all()] == ["subscription_mine"]
+        assert {removal.name for removal in Removal.objects.all()} == {"subscription_mine", "others"}
         assert "subscription_read" in agents.queues(registered.vhost)
-
-
-def test_running_given_removals_leaves_other_due_ones(registered, settings, broker):
-    settings.RABBIT_URL = AWAY_AMQP
-    registered.queue.delete()
-    settings.RABBIT_URL = broker.amqp_url
-    make_removals_due()
-    removals.write(
-        [Removal(kind=KIND.QUEUE, vhost=registered.vhost, name="subscription_x", if_unused=True)],
-        due_at=timezone.now() + timedelta(minutes=5),
-    )
-    outcome = removals.run([Removal.objects.get(name="subscription_x").pk])
-    assert (outcome.removed, outcome.kept, outcome.errors) == (1, [], [])
-    assert [removal.name for removal in Removal.objects.all()] == [registered.queue.queue_name]
-
-
-def test_the_outcome_says_that_the_broker_is_unavailable(registered, management, settings):
-    ids = declare_orphans(registered, management, *(f"subscription_{number}" for number in range(20)))
-    settings.RABBIT_URL = AWAY_AMQP
-    outcome = removals.run(ids)
-    assert (outcome.removed, outcome.kept, outcome.unreachable) == (0, [], True)
-    assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL
-    assert Removal.objects.filter(claim=None).count() == 20

@@ -80,6 +80,8 @@ def test_a_kept_cookie_of_an_ended_session_is_invalid(alice):
     client.force_login(alice)
     kept = with_cookie(client.cookies["sessionid"].value)
     assert is_signed_in(kept)
+    client.get("/signout/")
+    assert is_signed_in(kept)
     client.post("/signout/")
     assert not Session.objects.exists()
     assert not is_signed_in(kept)

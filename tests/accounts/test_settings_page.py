@@ -41,8 +41,6 @@ def test_an_owner_adds_a_channel_and_its_url_is_hidden(page, alice):
     [
         ({"name": "", "url": URL}, "This field is required"),
         ({"name": "room", "url": "https://127.0.0.1/"}, "private address"),
-        ({"name": "the room", "url": URL}, "You have a channel of this name"),
-        ({"name": "x" * 101, "url": URL}, "at most 100 characters"),
     ],
 )
 def test_an_invalid_channel_has_an_error_at_the_field(page, room, form, error):
@@ -53,17 +51,13 @@ def test_an_invalid_channel_has_an_error_at_the_field(page, room, form, error):
     assert Channel.objects.count() == 1
 
 
-def test_an_owner_sends_a_test_message(page, alice, private_channels, webhook):
+def test_an_owner_sends_a_test_message_and_sees_why_it_fails(page, alice, private_channels, webhook):
     room = channels.create_channel(alice, "the room", webhook.url())
-    response = page.post(reverse("channel_test", args=[room.uuid]), follow=True)
-    assert "The test message to the room was sent." in text_of(response)
+    address = reverse("channel_test", args=[room.uuid])
+    assert "The test message to the room was sent." in text_of(page.post(address, follow=True))
     assert len(webhook.received) == 1
-
-
-def test_a_failed_test_message_shows_the_reason(page, alice, private_channels, webhook):
-    room = channels.create_channel(alice, "the room", webhook.url())
     webhook.status = 404
-    text = text_of(page.post(reverse("channel_test", args=[room.uuid]), follow=True))
+    text = text_of(page.post(address, follow=True))
     assert "did not arrive: it answered 404" in text
     assert '<span class="state deleting">failed</span>' in text
     assert "s3cr3t" not in text
@@ -95,8 +89,6 @@ def test_quiet_hours_are_saved_and_shown(page, alice):
     [
         ({"quiet_from": "25:00"}, "Enter a valid time"),
         ({"quiet_until": ""}, "both the start and the end"),
-        ({"time_zone": "Mars/Olympus"}, "is not a time zone"),
-        ({"time_zone": ""}, "This field is required"),
     ],
 )
 def test_invalid_quiet_hours_have_an_error_at_the_field(page, alice, form, error):

@@ -50,11 +50,17 @@ def enter(client, code, path="/signin/code/", **more):
     return client.post(path, {"code": code}, **more)
 
 
+def sign_in_by_code(client, mailbox, address):
+    request_code(client, address)
+    return enter(client, code_for(mailbox, address))
+
+
 def is_signed_in(client):
     return "_auth_user_id" in client.session
 
 
-def test_the_first_sign_in_creates_the_owner(client, mailbox):
+def test_the_first_sign_in_creates_the_owner_and_its_mail_explains_the_code(client, mailbox, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"  # regardless of the request's Host header
     assert request_code(client, " Alice@Example.ORG ").url == "/signin/code/"
     owner = Owner.objects.get()
     assert (owner.email, owner.vouched, owner.has_usable_password()) == ("alice@example.org", False, False)
@@ -66,19 +72,10 @@ def test_the_first_sign_in_creates_the_owner(client, mailbox):
     assert (answer.status_code, answer.url) == (302, "/")
     assert is_signed_in(client)
     assert EmailAddress.objects.get().verified
-    assert len(mailbox.mails) == 1
-
-
-def test_the_mail_explains_the_code(client, mailbox, settings):
-    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"  # regardless of the request's Host header
-    request_code(client, "alice@example.org")
     (mail,) = mailbox.mails
-    assert mail.subject == "[Guardian] Your sign-in code"
-    assert mail.html == ""
-    assert CODE.search(mail.text)
+    assert (mail.subject, mail.html) == ("[Guardian] Your sign-in code", "")
     for words in ("signs you in to Guardian at https://guardian.example.org", "10 minutes", "If you did not ask"):
         assert words in mail.text
-    assert "&#" not in mail.text
 
 
 @pytest.mark.parametrize("change", [str.lower, lambda code: code.replace("-", ""), lambda code: f" {code} "])
@@ -152,14 +149,12 @@ def test_an_owner_deleted_before_entering_the_code_starts_again(client, mailbox)
 
 
 def test_a_session_ends_when_its_owner_is_deactivated(client, mailbox):
-    request_code(client, "alice@example.org")
-    enter(client, code_for(mailbox, "alice@example.org"))
+    sign_in_by_code(client, mailbox, "alice@example.org")
     assert client.get("/signout/").status_code == 200
     Owner.objects.update(is_active=False)
     assert client.get("/signout/").status_code == 302
     # Another owner can sign in with the same browser.
-    request_code(client, "bob@example.org")
-    enter(client, code_for(mailbox, "bob@example.org"))
+    sign_in_by_code(client, mailbox, "bob@example.org")
     assert client.get("/signout/").context["user"].email == "bob@example.org"
 
 
@@ -173,8 +168,7 @@ def test_the_third_wrong_code_ends_the_attempt(client, mailbox):
     assert "so the code is invalid now. Request a new one" in page.text
     page = enter(client, code_for(mailbox, "alice@example.org"), follow=True)
     assert not is_signed_in(client)
-    request_code(client, "alice@example.org")
-    enter(client, code_for(mailbox, "alice@example.org"))
+    sign_in_by_code(client, mailbox, "alice@example.org")
     assert is_signed_in(client)
 
 
@@ -220,15 +214,6 @@ def test_a_new_code_replaces_the_one_before(client, mailbox):
         assert enter(client, first).status_code == 200
         answer = enter(client, code_for(mailbox, "alice@example.org"), "/signin/code/?next=/tokens/")
     assert answer.url == "/tokens/"
-
-
-def test_another_address_can_be_entered_instead(client, mailbox):
-    request_code(client, "alcie@example.org")
-    assert 'href="/signin/"' in client.get("/signin/code/").text
-    assert client.get("/signin/").status_code == 200
-    request_code(client, "alice@example.org")
-    enter(client, code_for(mailbox, "alice@example.org"))
-    assert Owner.objects.get(last_login__isnull=False).email == "alice@example.org"
 
 
 def test_an_unavailable_mail_server_is_503_and_later_attempts_work(client, mailbox):
@@ -319,8 +304,8 @@ def test_a_network_gets_three_codes_a_minute_for_a_mailbox(mailbox, middle_of_an
 
 def test_code_requests_from_one_network_do_not_keep_the_owner_from_signing_in(mailbox, middle_of_an_interval):
     sent = 0
-    for _ in range(10):
-        sent += codes_sent(["alice@example.org"] * 10)
+    for _ in range(4):
+        sent += codes_sent(["alice@example.org"] * 4)
         middle_of_an_interval.shift(61)
     assert sent == 10
     client = Client(REMOTE_ADDR="198.51.100.7")
@@ -347,9 +332,12 @@ def test_spellings_of_one_mailbox_have_one_limit(mailbox, middle_of_an_interval,
     assert codes_sent(["fredo@example.org"]) == 1
 
 
-def test_a_mailbox_gets_a_hundred_codes_an_hour_from_all_networks(mailbox, middle_of_an_interval):
-    networks = [f"192.0.2.{number}" for number in range(40)]
-    assert sum(codes_sent(["alice@example.org"] * 3, network) for network in networks) == 100
+def test_a_mailbox_gets_a_limited_number_of_codes_an_hour_from_all_networks(
+    mailbox, middle_of_an_interval, monkeypatch
+):
+    monkeypatch.setattr(code_limits, "TO_MAILBOX", (RateLimit("sign-in codes", 10, 3600),))
+    networks = [f"192.0.2.{number}" for number in range(4)]
+    assert sum(codes_sent(["alice@example.org"] * 3, network) for network in networks) == 10
 
 
 def test_a_network_gets_twenty_codes_a_minute(mailbox, middle_of_an_interval):
@@ -360,7 +348,7 @@ def test_a_network_gets_twenty_codes_a_minute(mailbox, middle_of_an_interval):
 
 def test_a_refused_request_does_not_count_for_the_mailbox(mailbox, middle_of_an_interval, monkeypatch):
     monkeypatch.setattr(code_limits, "TO_MAILBOX", (RateLimit("sign-in codes", 4, 3600),))
-    assert codes_sent(["alice@example.org"] * 50) == 3
+    assert codes_sent(["alice@example.org"] * 9) == 3
     assert codes_sent(["alice@example.org"], "198.51.100.7") == 1
 
 
@@ -399,13 +387,11 @@ def test_a_former_address_signs_in_another_owner(client, mailbox):
     owner = Owner.objects.create_user("before@example.org")
     create_link(owner)
     Owner.objects.update(email="after@example.org")
-    request_code(client, "before@example.org")
-    enter(client, code_for(mailbox, "before@example.org"))
+    sign_in_by_code(client, mailbox, "before@example.org")
     assert Owner.objects.get(email="before@example.org").pk != owner.pk
     assert client.get("/signout/").context["user"].pk != owner.pk
     other = Client()
-    request_code(other, "after@example.org")
-    enter(other, code_for(mailbox, "after@example.org"))
+    sign_in_by_code(other, mailbox, "after@example.org")
     assert other.get("/signout/").context["user"].pk == owner.pk
     assert sorted(EmailAddress.objects.values_list("email", "verified")) == [
         ("after@example.org", True),
@@ -468,18 +454,13 @@ def test_login_link_for_a_missing_or_closed_owner_says_what_to_do(address):
         call_command("login_link", address)
 
 
-def test_a_link_expires_after_ten_minutes(client):
-    path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
-    with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=1)):
-        assert client.get(path).status_code == 410
-        assert client.post(path).status_code == 410
-    assert not is_signed_in(client)
-
-
 @pytest.mark.parametrize("token", ["x", "é", "a" * 5000, "%00", "<b>", "%2e%2e"])
-def test_an_invalid_link_signs_nobody_in(client, token):
-    for ask in (client.get, client.post):
-        assert ask(f"/signin/link/{token}/").status_code == 410
+def test_an_invalid_or_expired_link_signs_nobody_in(client, token):
+    expired = path_of(create_link(Owner.objects.create_user("alice@example.org")))
+    with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=1)):
+        for path in (f"/signin/link/{token}/", expired):
+            for ask in (client.get, client.post):
+                assert ask(path).status_code == 410
     assert not is_signed_in(client)
 
 
@@ -525,17 +506,6 @@ def test_a_link_replaces_the_session_of_another_owner(client):
 # Sign-out, and sign-in to the admin
 
 
-def test_sign_out_ends_the_session(client):
-    client.force_login(Owner.objects.create_user("alice@example.org"))
-    page = client.get("/signout/")
-    assert (page.status_code, "alice@example.org" in page.text) == (200, True)
-    assert is_signed_in(client)
-    answer = client.post("/signout/", follow=True)
-    assert "You are signed out." in answer.text
-    assert not Session.objects.exists()
-    assert client.get("/signout/").url == "/"
-
-
 def test_the_admin_redirects_to_sign_in_and_back(client, mailbox):
     Owner.objects.create_superuser("ops@example.org")
     page = client.get("/admin/queues/queue/", follow=True)
@@ -560,8 +530,7 @@ def test_other_pages_of_allauth_are_404(client, name):
 
 def test_visitors_without_a_verified_address_are_deleted_after_a_day(client, mailbox):
     request_code(client, "visitor@example.org")
-    request_code(client, "proven@example.org")
-    enter(client, code_for(mailbox, "proven@example.org"))
+    sign_in_by_code(client, mailbox, "proven@example.org")
     kept = {"proven@example.org", "link@example.org", "vouched@example.org", "account@example.org", "ops@example.org",
             "closed@example.org", "late@example.org", "by-hand@example.org"}  # fmt: skip
     Owner.objects.create_user("by-hand@example.org")  # like an owner created in the admin
@@ -636,14 +605,11 @@ def test_a_person_signs_in_and_out_with_the_keyboard(page, mailbox):
     assert owner.last_login is not None
 
 
-def test_a_person_signs_in_with_a_link(live_server, page):
-    page.goto(path_of(create_link(Owner.objects.create_user("alice@example.org"))))
+def test_the_sign_in_pages_are_accessible(live_server, page):
+    page.goto(path_of(create_link(Owner.objects.create_user("bob@example.org"))))
     assert Axe().run(page).violations_count == 0
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url(re.compile("//[^/]+/$"))
-
-
-def test_the_sign_in_pages_are_accessible(live_server, page):
     sign_in(page, Owner.objects.create_user("alice@example.org"))
     assert page.url == f"{live_server.url}/"
     for path, words in (
@@ -660,7 +626,6 @@ def test_the_sign_in_pages_are_accessible(live_server, page):
     ("script", "error_text"),
     [
         ("document.body.setAttribute('style', 'color: red')", "violated: style-src"),
-        ("document.body.append(Object.assign(new Image(), {src: 'https://other.example/x.png'}))", "violated: img-src"),
         ("setTimeout(() => { throw new Error('broken') })", "script: broken"),
         ("document.body.append(Object.assign(new Image(), {src: '/missing.png'}))", "404: "),
     ],

@@ -8,7 +8,8 @@ from accounts.access.vouching import vouch
 from accounts.models import Owner
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from core.models import Removal
-from tests.agents.test_subscription_pages import compute, make_agent, make_consumer, make_subscription  # noqa: F401
+from tests.agents.test_subscription_pages import compute  # noqa: F401
+from tests.support.agents import make_agent, make_consumer, make_subscription
 from tests.support.toolbox import AWAY
 
 
@@ -54,12 +55,9 @@ def test_the_admin_and_the_command_refuse_the_same_offering_names(admin, compute
     assert [offering.name for offering in Offering.objects.all()] == ["Compute"]
 
 
-def test_the_list_of_offerings_counts_agents_and_queues(admin, alice, compute, rows):  # noqa: F811
+def test_deleting_an_offering_lists_and_removes_its_registrations(admin, compute, rows):  # noqa: F811
     page = admin.get("/admin/agents/offering/").text
     assert '<td class="field-agents">1</td><td class="field-queues">1</td>' in page
-
-
-def test_deleting_an_offering_lists_and_removes_its_registrations(admin, compute, rows):  # noqa: F811
     address = f"/admin/agents/offering/{compute.pk}/delete/"
     page = admin.get(address).text
     for row in ("agentidentity", "subscriptionqueue", "consumer"):

@@ -12,7 +12,7 @@ from pika.exceptions import AMQPError
 from accounts.models import Owner
 from agents.events import publishing
 from agents.models import AgentVhost, Consumer, SubscriptionQueue
-from agents.registration.queues import create_queue, redeclare, register_consumer, register_subscription
+from agents.registration.queues import redeclare
 from notifications.mails import compose
 from notifications.models import Notification
 from queues.actions import single
@@ -20,34 +20,26 @@ from queues.guard import consumer_health, monitor, pass_run, persistence
 from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
+from tests.support.agents import NewAgent
 from tests.support.toolbox import in_background, queue_events, wait_until, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("agents")
 
 
 @pytest.fixture
-def offering(agents, alice):
-    return agents.offering(alice)
+def agent(agents):
+    """Return Alice's agent."""
+    return NewAgent(agents, "alice")
 
 
 @pytest.fixture
-def presented(agents, alice):
-    return agents.token(alice)
-
-
-@pytest.fixture
-def subscription(agents, alice, offering, presented):
-    return register_subscription(agents.identity(alice, offering), "order", presented)[0]
-
-
-@pytest.fixture
-def registered(subscription, offering, presented):
+def registered(agent):
     """Return the registration of a queue of Alice's agent."""
-    return create_queue(subscription, offering, "order", presented)[0]
+    return agent.create_queue()[0]
 
 
 @pytest.fixture
-def agents_vhost(alice, registered, guarded, settings):
+def agents_vhost(registered, guarded, settings):
     """Return the vhost of Alice's agents, which is guarded beside the test's own."""
     settings.GUARDIAN_VHOSTS = [guarded, registered.vhost]
     return registered.vhost
@@ -113,31 +105,22 @@ def test_a_queue_that_lost_its_registration_is_no_longer_registered(registered, 
 # Notifications
 
 
-def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, agents_vhost, agents_amqp, agents):
+@pytest.mark.parametrize("which", ["registered", "dead-letter"])
+def test_a_registered_or_dead_letter_queue_over_the_limit_is_warned_about_but_kept(
+    which, registered, agents_vhost, agents_amqp, agents
+):
+    name, says = {
+        "registered": (registered.queue_name, "keeps at most 10,000 messages in it, each for 60 minutes"),
+        "dead-letter": (DEAD_LETTER_QUEUE, "keeps its last 10,000 messages for 7 days"),
+    }[which]
     monitor.run_pass()
-    agents_amqp.publish(registered.queue_name, 11)
+    agents_amqp.publish(name, 11)
     report = monitor.run_pass()
     assert (report.warned, report.deleted, report.errors) == (1, 0, [])
-    assert registered.queue_name in agents.queues(agents_vhost)
-    assert notified_queues() == [("warning", registered.queue_name)] == notified_queues("ops@example.org")
-    text = last_text_to()
-    assert "Guardian never deletes this queue for its length." in text
-    assert "keeps at most 10,000 messages in it, each for 60 minutes" in text
-    assert "to the dead-letter queue" in text
-    assert "alice@example.org, whose agent registered it" in text
-    assert "the queue belongs to your agents." in text
-
-
-def test_a_long_dead_letter_queue_is_warned_about(registered, agents_vhost, agents_amqp):
-    monitor.run_pass()
-    agents_amqp.publish(DEAD_LETTER_QUEUE, 11)
-    report = monitor.run_pass()
-    assert (report.warned, report.deleted) == (1, 0)
-    assert notified_queues() == [("warning", DEAD_LETTER_QUEUE)]
-    text = last_text_to()
-    assert "Agents could not get them" in text
-    assert "keeps its last 10,000 messages for 7 days" in text
-    assert "delete it" not in text
+    assert name in agents.queues(agents_vhost)
+    assert notified_queues() == [("warning", name)] == notified_queues("ops@example.org")
+    assert says in last_text_to()
+    assert "delete it" not in last_text_to()
 
 
 def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(agents_vhost, agents_amqp):
@@ -166,28 +149,26 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
         Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
     assert consumer_health.count_consumers() == 2
     assert notified_queues() == [("no-consumers", registered.queue_name)] == notified_queues("ops@example.org")
-    text = last_text_to()
-    assert "Start its agent" in text
-    assert "stay there" not in text
+    assert "Start its agent" in last_text_to()
 
 
 # Queues that vanish and return
 
 
 @pytest.fixture
-def consumer(agents, alice, offering, presented):
-    """Return the consumer of another agent of Alice."""
-    return register_consumer(agents.identity(alice, offering), presented, None)[0]
+def consumer(agent):
+    """Return the consumer of Alice's agent."""
+    return agent.register_consumer()[0]
 
 
 @pytest.fixture
-def log_in(broker, presented):
+def log_in(broker, agent):
     """Return a function that connects with a login of an agent."""
     opened = []
 
     def connect(login, vhost):
         url = urlsplit(broker.amqp_url)
-        address = f"amqp://{login.rmq_username}:{presented.key}@{url.hostname}:{url.port}/{vhost}"
+        address = f"amqp://{login.rmq_username}:{agent.presented.key}@{url.hostname}:{url.port}/{vhost}"
         opened.append(pika.BlockingConnection(pika.URLParameters(address)))
         return opened[-1]
 
@@ -204,7 +185,7 @@ def is_closed(connection):
 
 
 def test_missing_registered_queues_are_declared_again_once_two_lists_lack_them(
-    registered, consumer, agents_vhost, management, agents, amqp, offering
+    registered, consumer, agents_vhost, management, agent, amqp
 ):
     amqp.queue("another")
     monitor.run_pass()
@@ -213,9 +194,9 @@ def test_missing_registered_queues_are_declared_again_once_two_lists_lack_them(
         management.delete_queue(agents_vhost, name)
     found = []
     for _ in range(2):
-        assert publishing.publish(offering, "order", {}).gone == 2  # its errors don't delay the repair
+        assert publishing.publish(agent.offering, "order", {}).gone == 2  # its errors don't delay the repair
         assert monitor.run_pass().errors == []
-        found.append(set(agents.queues(agents_vhost)))
+        found.append(set(agent.agents.queues(agents_vhost)))
     assert found == [set(), names]
     assert {row.state for row in (SubscriptionQueue.objects.get(), Consumer.objects.get())} == {"ready"}
     monitor.run_pass()
@@ -270,26 +251,24 @@ def test_a_queue_that_cannot_be_declared_again_has_the_reason_and_is_tried_again
 
 
 def test_a_queue_that_its_agent_registers_during_a_pass_is_ready(
-    registered, agents_vhost, management, subscription, offering, presented, monkeypatch
+    registered, agents_vhost, management, agent, monkeypatch
 ):
     monitor.run_pass()
     management.delete_queue(agents_vhost, registered.queue_name)
     monitor.run_pass()
-    before_the_pass_writes(monkeypatch, lambda: create_queue(subscription, offering, "order", presented))
+    before_the_pass_writes(monkeypatch, agent.create_queue)
     monitor.run_pass()
     assert SubscriptionQueue.objects.get().state == "ready"
     monitor.run_pass()
     assert stored_facts(registered.queue_name)[2] == "ok"
 
 
-def test_queues_of_a_deleted_subscription_are_gone_without_errors(
-    registered, agents_vhost, subscription, offering, presented, settings
-):
+def test_queues_of_a_deleted_subscription_are_gone_without_errors(registered, agents_vhost, agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("resource", "user_role", "call", "user_ssh_key"):
-        create_queue(subscription, offering, object_type, presented)
+        agent.create_queue(object_type)
     monitor.run_pass()
-    subscription.delete()
+    agent.subscription.delete()
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.errors, report.gone, report.queues) for report in reports] == [([], 0, 1)] * 3
     assert queue_events(registered.queue_name) == ["removed"]
@@ -306,10 +285,10 @@ def test_a_registered_queue_that_an_operator_deletes_is_to_be_created_again(regi
     assert registered.queue_name not in agents.queues(agents_vhost)
 
 
-def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_amqp, alice):
+def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_amqp, agent):
     agents_amqp.queue("subscription_of_nobody", 3)
     monitor.run_pass()
-    single.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
+    single.delete_queue(Queue.objects.get(name="subscription_of_nobody"), agent.owner)
     assert stored_facts("subscription_of_nobody")[2] == "gone"
 
 
@@ -328,24 +307,22 @@ def before_the_pass_writes(monkeypatch, do):
     monkeypatch.setattr(monitor, "write", do_and_write)
 
 
-def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(
-    registered, agents_vhost, agents_amqp, alice, monkeypatch
-):
+def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(agent, agents_vhost, agents_amqp, monkeypatch):
     monitor.run_pass()
     agents_amqp.queue("subscription_of_nobody", 6)
     agents_amqp.publish(DEAD_LETTER_QUEUE, 6)
-    before_the_pass_writes(monkeypatch, alice.delete)
+    before_the_pass_writes(monkeypatch, agent.owner.delete)
     assert monitor.run_pass().errors == []
     assert not Queue.objects.exclude(owner=None).exists()
     assert notified_queues() == []
 
 
-def test_deleting_an_owner_waits_while_a_pass_writes(registered, agents_vhost, agents_amqp, alice, monkeypatch):
+def test_deleting_an_owner_waits_while_a_pass_writes(agents_vhost, agents_amqp, agent, monkeypatch):
     agents_amqp.queue("subscription_of_nobody", 6)
     insert, deletions = persistence._insert, []
 
     def begin_and_insert(*arguments):
-        deletions.append(in_background(alice.delete))
+        deletions.append(in_background(agent.owner.delete))
         wait_until_blocked(deletions[0])
         return insert(*arguments)
 
@@ -353,7 +330,7 @@ def test_deleting_an_owner_waits_while_a_pass_writes(registered, agents_vhost, a
     report = monitor.run_pass()
     deletions[0].result()
     assert report.errors == []
-    assert not Owner.objects.filter(pk=alice.pk).exists()
+    assert not Owner.objects.filter(email="alice@example.org").exists()
     assert not Queue.objects.exclude(owner=None).exists()
 
 
@@ -367,14 +344,14 @@ def test_a_vanished_agents_vhost_is_reported_and_created_again(registered, agent
     assert SubscriptionQueue.objects.get().state == "ready"
 
 
-def test_a_vhost_removed_with_its_owner_is_no_error(registered, agents_vhost, alice, settings, monkeypatch):
+def test_a_vhost_removed_with_its_owner_is_no_error(agents_vhost, agent, settings, monkeypatch):
     settings.GUARDIAN_VHOSTS = []
     settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
     monitor.run_pass()
     take = monitor.snapshot.take
 
     def delete_and_take(*arguments):
-        alice.delete()
+        agent.owner.delete()
         return take(*arguments)
 
     monkeypatch.setattr(monitor.snapshot, "take", delete_and_take)

@@ -45,12 +45,7 @@ def create_subscription_queue(guarded, management, alice, offering):
         if there:
             management.declare_queue(vhost, name, {**arguments.REGISTERED_QUEUE_ARGUMENTS, **limits})
         return SubscriptionQueue.objects.create(
-            subscription=subscription,
-            offering=of,
-            object_type=object_type,
-            vhost=vhost,
-            queue_name=name,
-            state=state,
+            subscription=subscription, offering=of, object_type=object_type, vhost=vhost, queue_name=name, state=state
         )
 
     return make
@@ -73,6 +68,14 @@ def create_consumer(guarded, management, agents, alice, offering):
 @pytest.fixture
 def lengths(guarded, management):
     return lambda: queue_lengths(management, guarded)
+
+
+@pytest.fixture
+def take(broker, guarded):
+    """Return a function that takes a message from a queue: its properties and its body."""
+    amqp = Amqp(broker.amqp_url, guarded)
+    yield lambda name: amqp.channel.basic_get(name, auto_ack=True)[1:]
+    amqp.connection.close()
 
 
 def counts(published):
@@ -107,15 +110,14 @@ def test_an_event_goes_to_all_ready_queues_of_its_offering_and_type(
     assert recorded_events() == []
 
 
+@pytest.mark.parametrize("spelled", [None, lambda given: given.hex, str, lambda given: str(given).upper()])
 def test_an_event_adds_type_offering_and_schema_version_to_the_payload(
-    create_subscription_queue, offering, broker, guarded
+    create_subscription_queue, offering, take, spelled
 ):
     create_subscription_queue("one")
     payload = {"order_uuid": "1", "ü": ["\0", {"a": None}], "object_type": "order"}
-    published = publish(offering, "order", payload)
-    amqp = Amqp(broker.amqp_url, guarded)
-    _, properties, body = amqp.channel.basic_get("one", auto_ack=True)
-    amqp.connection.close()
+    published = publish(offering, "order", payload | ({"offering_uuid": spelled(offering.uuid)} if spelled else {}))
+    properties, body = take("one")
     assert json.loads(body) == payload | {
         "object_type": "order", "offering_uuid": offering.uuid.hex, "schema_version": 1,
     }  # fmt: skip
@@ -127,31 +129,15 @@ def test_an_event_adds_type_offering_and_schema_version_to_the_payload(
 LARGE = 123456789012345678901234567890
 
 
-@pytest.mark.parametrize("number", [LARGE, -LARGE, 2**64, 1.5, 0.1, 1e300])
-def test_a_number_of_any_size_arrives_unchanged(create_subscription_queue, offering, broker, guarded, alice, number):
+@pytest.mark.parametrize("number", [-LARGE, 2**64, 0.1, 1e300])
+def test_a_number_of_any_size_arrives_unchanged(create_subscription_queue, offering, take, alice, number):
     create_subscription_queue("one")
     offering.publishers.add(alice)
     body = {"object_type": "order", "payload": {"big": number, "in": [{"side": number}]}}
     answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", body)
-    assert answer.status_code == 200, answer.text
-    amqp = Amqp(broker.amqp_url, guarded)
-    _, _, found = amqp.channel.basic_get("one", auto_ack=True)
-    amqp.connection.close()
-    assert (json.loads(found)["big"], json.loads(found)["in"]) == (number, [{"side": number}])
-    assert type(json.loads(found)["big"]) is type(number)
-
-
-def test_the_payload_may_name_the_offering_in_any_form_of_its_uuid(
-    create_subscription_queue, offering, broker, guarded
-):
-    create_subscription_queue("one")
-    forms = [offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()]
-    for form in forms:
-        assert publish(offering, "order", {"offering_uuid": form}).delivered == 1
-    amqp = Amqp(broker.amqp_url, guarded)
-    found = [json.loads(amqp.channel.basic_get("one", auto_ack=True)[2])["offering_uuid"] for _ in forms]
-    amqp.connection.close()
-    assert found == [offering.uuid.hex] * 4
+    assert (answer.status_code, answer.json()["delivered"]) == (200, 1), answer.text
+    found = json.loads(take("one")[1])
+    assert (found["big"], found["in"], type(found["big"])) == (number, [{"side": number}], type(number))
 
 
 def test_an_event_without_subscribers_is_published_to_nobody(offering, settings):
@@ -162,14 +148,12 @@ def test_an_event_without_subscribers_is_published_to_nobody(offering, settings)
     }  # fmt: skip
 
 
-def test_a_given_message_id_is_used(create_subscription_queue, offering, broker, guarded):
+def test_a_given_message_id_is_used(create_subscription_queue, offering, take):
     create_subscription_queue("one")
     given = uuid.uuid4()
     for form in (given, str(given), given.hex):
         assert publish(offering, "order", {}, message_id=form).message_id == given.hex
-    amqp = Amqp(broker.amqp_url, guarded)
-    assert [amqp.channel.basic_get("one", auto_ack=True)[1].message_id for _ in range(3)] == [given.hex] * 3
-    amqp.connection.close()
+        assert take("one")[0].message_id == given.hex
 
 
 def test_queues_being_created_are_skipped_logged_and_recorded(
@@ -224,27 +208,19 @@ def test_full_and_missing_queues_are_counted_and_recorded(
     assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # only two complete lists change it
 
 
-def test_repeated_skips_within_a_minute_are_one_event(create_subscription_queue, offering):
-    create_subscription_queue("being-made", state=Registration.CREATING)
-    for _ in range(3):
-        publish(offering, "order", {})
-    assert recorded_events() == [("being-made", "skipped", 3, publishing.BEING_CREATED)]
-    QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
-    publish(offering, "order", {})
-    assert [event[2] for event in recorded_events()] == [3, 1]
-
-
-def test_eight_concurrent_publishers_record_one_event_with_the_count(create_subscription_queue, offering):
+def test_skips_within_a_minute_are_one_event_with_their_count(create_subscription_queue, offering):
     create_subscription_queue("one")
     create_subscription_queue("being-made", state=Registration.CREATING)
-
     assert in_parallel(*[lambda: counts(publish(offering, "order", {}))] * 8) == [(1, 1, 0, 0)] * 8
     assert recorded_events() == [("being-made", "skipped", 8, publishing.BEING_CREATED)]
+    QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
+    publish(offering, "order", {})
+    assert [event[2] for event in recorded_events()] == [8, 1]
 
 
 def test_failed_deliveries_take_a_constant_number_of_statements(create_subscription_queue, create_consumer, offering):
     counts = []
-    for number in (1, 20):
+    for number in (1, 5):
         for one in range(number):
             create_subscription_queue(f"gone-{number}-{one}", there=False)
             create_consumer(f"making-{number}-{one}", state=Registration.CREATING)
@@ -312,19 +288,14 @@ def deep():
     ("payload", "says"),
     [
         ([], "must be a JSON object"),
-        ("text", "must be a JSON object"),
-        (None, "must be a JSON object"),
         ({"object_type": "resource"}, "'object_type' is 'resource' in the payload, but must be 'order'"),
-        ({"object_type": None}, "'object_type'"),
         ({"offering_uuid": "0" * 32}, "'offering_uuid'"),
         ({"offering_uuid": "no uuid"}, "'offering_uuid' is 'no uuid' in the payload, but must be"),
-        ({"offering_uuid": None}, "'offering_uuid'"),
         ({"offering_uuid": 7}, "'offering_uuid'"),
         ({"schema_version": 2}, "'schema_version' is 2 in the payload, but must be 1"),
         ({"schema_version": True}, "'schema_version'"),
         ({"schema_version": "1" * 100_000}, "'schema_version'"),
         ({"a": float("nan")}, "as JSON"),
-        ({"a": [float("-inf")]}, "as JSON"),
         ({"a": "\ud800"}, "as JSON"),
         ({"a": object()}, "as JSON"),
         (circle(), "as JSON"),

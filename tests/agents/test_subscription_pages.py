@@ -18,12 +18,12 @@ from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription
 from agents.services import services
 from core.models import Removal
 from queues.models import Queue, QueueEvent
-from rabbit import names
 from rabbit.permissions import for_subscription
 from tests.conftest import Amqp
+from tests.support.agents import make_agent, make_consumer, make_subscription, store_queue_row
 from tests.support.api import Program
 from tests.support.proxy import Proxy
-from tests.support.toolbox import AWAY, queue_names, stored_queue, wait_until
+from tests.support.toolbox import AWAY, queue_names, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -41,39 +41,6 @@ def client_of(owner):
     client = Client()
     client.force_login(owner)
     return client
-
-
-def make_agent(owner, offering, name="agent-1", **fields):
-    return AgentIdentity.objects.create(owner=owner, offering=offering, name=name, **fields)
-
-
-def make_subscription(owner, identity=None, object_type="order", offerings=(), *, token=None, state="ready", **fields):
-    """Create a subscription with a queue for each of these offerings."""
-    made = EventSubscription.objects.create(
-        owner=owner, identity=identity, object_type=object_type if identity else "", token=token, **fields
-    )
-    SubscriptionQueue.objects.bulk_create(
-        SubscriptionQueue(
-            subscription=made, offering=offering, object_type=object_type, vhost=owner.uuid.hex, state=state,
-            queue_name=names.subscription_queue(made.uuid.hex, offering.uuid.hex, object_type),
-        )
-        for offering in offerings
-    )  # fmt: skip
-    return made
-
-
-def make_consumer(identity, object_types=(), *, token=None, state="ready"):
-    made = Consumer(identity=identity, object_types=list(object_types), token=token, state=state)
-    made.vhost, made.queue_name = identity.owner.uuid.hex, names.consumer_queue(made.uuid.hex)
-    made.save()
-    return made
-
-
-def store_queue_row(row, **fields):
-    """Create the monitor's row of a registered queue."""
-    given = {"registered": True, "ready": 3, "unacknowledged": 0}
-    owner = Owner.objects.get(uuid=row.vhost)
-    return stored_queue(row.queue_name, vhost=row.vhost, owner=owner, **{**given, **fields})
 
 
 def text_of(page):
@@ -112,23 +79,23 @@ def test_an_owner_sees_agents_with_types_queues_and_lengths(alice, compute):
     assert theirs.startswith("order of Storage subscription_")
     assert f'href="/queues/{queue.uuid}/"' in page.text
     assert "not listed yet" in theirs
+    Queue.objects.filter(pk=queue.pk).update(ready=None)
+    assert "unknown" in rows_of(client_of(alice).get("/subscriptions/"))[0]
+    Queue.objects.filter(pk=queue.pk).update(state="gone")
+    assert "not listed yet" in rows_of(client_of(alice).get("/subscriptions/"))[0]
     assert alice.email not in page.text.partition("<main")[2]
 
 
-def test_a_consumer_shows_its_types(alice, compute):
-    make_consumer(make_agent(alice, compute, "all"))
-    make_consumer(make_agent(alice, compute, "some"), ["order", "user_role"])
-    everything, some = rows_of(client_of(alice).get("/subscriptions/"))
-    assert everything.startswith("all types consumer_")
-    assert some.startswith("order , user_role consumer_")
-
-
-def test_a_subscription_without_an_agent_shows_its_description(alice, compute):
+def test_subscriptions_without_an_agent_and_consumers_show_their_types(alice, compute):
     make_subscription(alice, description="By hand", offerings=[compute])
     make_subscription(alice, observable_objects=[{"object_type": "order"}, {"object_type": "resource"}, "odd"])
+    make_consumer(make_agent(alice, compute, "all"))
+    make_consumer(make_agent(alice, compute, "some"), ["order", "user_role"])
     page = client_of(alice).get("/subscriptions/")
     assert "By hand" in agents_on(page)
-    nothing_yet, by_hand = rows_of(page)
+    everything, some, nothing_yet, by_hand = rows_of(page)
+    assert everything.startswith("all types consumer_")
+    assert some.startswith("order , user_role consumer_")
     assert nothing_yet.startswith("order , resource no queue yet")
     assert by_hand.startswith("order of Compute subscription_")
 
@@ -178,16 +145,6 @@ def test_a_subscription_without_a_token_says_so(alice, compute):
     page = client_of(alice).get("/subscriptions/")
     assert ["no valid token" in row for row in rows_of(page)] == [False, True]
     assert "can't connect" in page.text
-
-
-def test_unknown_lengths_and_gone_queues_are_marked(alice, compute):
-    unknown = make_subscription(alice, make_agent(alice, compute, "a"), offerings=[compute]).queues.get()
-    gone = make_subscription(alice, make_agent(alice, compute, "b"), offerings=[compute]).queues.get()
-    store_queue_row(unknown, ready=None)
-    store_queue_row(gone, state="gone")
-    first, second = rows_of(client_of(alice).get("/subscriptions/"))
-    assert "unknown" in first
-    assert "not listed yet" in second
 
 
 def test_names_are_escaped(alice, compute):
@@ -294,15 +251,6 @@ def online(alice, compute, broker, management):
             management.delete_user(subscription.rmq_username)
 
 
-def test_a_connected_subscription_shows_since_when(alice, operator, compute, online):
-    make_subscription(alice, make_agent(alice, compute, "then offline"), offerings=[compute])
-    for owner in (alice, operator):
-        connected, other = rows_of(client_of(owner).get("/subscriptions/"))
-        assert re.search(rf"connected since {timezone.now():%F} \d\d:\d\d UTC", connected)
-        assert "not connected" not in connected
-        assert "not connected" in other
-
-
 def test_without_the_broker_connections_are_unknown(alice, operator, compute, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     store_queue_row(make_subscription(alice, make_agent(alice, compute), offerings=[compute]).queues.get())
@@ -329,36 +277,18 @@ def test_without_an_agent_the_page_explains_registration(alice, compute, setting
     assert "Offerings that you may subscribe to" in page.text
 
 
-def test_without_an_offering_the_page_says_to_ask_an_operator(guarded):
+def test_without_an_offering_or_access_the_page_says_to_ask_for_it(guarded):
     dora = Owner.objects.create_user("dora@example.org", vouched=True)
     page = client_of(dora).get("/subscriptions/")
     assert "Ask an operator to add you to one." in page.text
     assert "Offerings that you may subscribe to" not in page.text
-
-
-def test_an_unvouched_owner_is_asked_to_wait_for_access(guarded):
-    dora = Owner.objects.create_user("dora@example.org")
+    Owner.objects.update(vouched=False)
     page = client_of(dora).get("/subscriptions/")
     assert "You need access before your agent can register" in page.text
     assert "curl" not in page.text
 
 
 # Removal
-
-
-def test_the_removal_page_lists_queues_users_and_connections(alice, compute):
-    identity = make_agent(alice, compute)
-    subscription = make_subscription(alice, identity, offerings=[compute])
-    consumer = make_consumer(identity)
-    store_queue_row(consumer, ready=0)
-    store_queue_row(subscription.queues.get(), ready=0)
-    page = client_of(alice).get(f"/subscriptions/agents/{identity.uuid}/remove/")
-    text = text_of(page)
-    assert "Remove this agent?" in text
-    assert f"Queues 2 queues {consumer.queue_name} {subscription.queues.get().queue_name}" in text
-    assert f"RabbitMQ users 2 users {consumer.rmq_username} {subscription.rmq_username}" in text
-    assert "Connected now 0 connections" in text
-    assert 'name="typed"' not in page.text
 
 
 @pytest.mark.parametrize("what", ["agent", "subscription", "consumer"])
@@ -375,6 +305,13 @@ def test_an_agent_or_subscription_without_messages_is_removed_by_one_click(alice
     }[what]
     client = client_of(alice)
     assert address in client.get("/subscriptions/").text
+    page = client.get(address)
+    assert 'name="typed"' not in page.text
+    if what == "agent":
+        text = text_of(page)
+        assert f"Queues 2 queues {consumer.queue_name} {subscription.queues.get().queue_name}" in text
+        assert f"RabbitMQ users 2 users {consumer.rmq_username} {subscription.rmq_username}" in text
+        assert "Connected now 0 connections" in text
     answer = client.post(address, follow=True)
     assert answer.redirect_chain == [("/subscriptions/", 302)]
     assert "was removed, with its queues and logins." in answer.text
@@ -418,7 +355,13 @@ def test_a_removal_without_the_broker_is_finished_later(alice, compute, settings
     assert {removal.name for removal in Removal.objects.all()} >= {subscription.rmq_username}
 
 
-def test_a_removal_deletes_queue_and_user_and_closes_connections(alice, compute, online, management):
+def test_a_subscription_shows_its_connection_which_its_removal_closes(alice, operator, compute, online, management):
+    make_subscription(alice, make_agent(alice, compute, "then offline"), offerings=[compute])
+    for owner in (alice, operator):
+        connected, other = rows_of(client_of(owner).get("/subscriptions/"))
+        assert re.search(rf"connected since {timezone.now():%F} \d\d:\d\d UTC", connected)
+        assert "not connected" not in connected
+        assert "not connected" in other
     queue = online.queues.get()
     management.declare_queue(queue.vhost, queue.queue_name)
     AgentVhost.objects.create(owner=alice, name=queue.vhost, ready=True)
@@ -440,28 +383,19 @@ def register(owner, offering, name="agent-1"):
     return AgentIdentity.objects.get(uuid=identity)
 
 
-def test_the_removal_page_queries_the_length_of_a_new_queue(agents, alice, compute, broker):
-    identity = register(alice, compute)
-    consumer = identity.consumer
-    address, client = f"/subscriptions/agents/{identity.uuid}/remove/", client_of(alice)
+@pytest.mark.parametrize("stored", [None, {"ready": None}, {"ready": 0, "state": "gone"}], ids=str)
+def test_the_removal_page_queries_a_length_that_is_not_stored(agents, alice, compute, broker, stored):
+    consumer = register(alice, compute).consumer
+    if stored:
+        store_queue_row(consumer, **stored)
+    address, client = f"/subscriptions/consumers/{consumer.uuid}/remove/", client_of(alice)
     assert "Messages in them 0," in text_of(client.get(address))
     amqp = Amqp(broker.amqp_url, consumer.vhost)
     amqp.publish(consumer.queue_name, 3)
     amqp.connection.close()
-    assert not Queue.objects.exists()
     assert "Messages in them 3," in text_of(client.get(address))
     assert client.post(address).status_code == 200
-    assert AgentIdentity.objects.exists()
-
-
-@pytest.mark.parametrize("known", [None, "gone"])
-def test_the_removal_page_queries_an_unknown_length(agents, alice, compute, known):
-    consumer = register(alice, compute).consumer
-    store_queue_row(consumer, **({"ready": None} if known is None else {"ready": 0, "state": known}))
-    address, client = f"/subscriptions/consumers/{consumer.uuid}/remove/", client_of(alice)
-    assert "Messages in them 0," in text_of(client.get(address))
-    assert client.post(address).status_code == 302
-    assert not Consumer.objects.exists()
+    assert Consumer.objects.exists()
 
 
 def test_the_removal_page_queries_lengths_over_one_connection(agents, alice, compute, broker, settings):

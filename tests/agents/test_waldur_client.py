@@ -157,7 +157,7 @@ def test_the_client_registers_a_subscription_and_a_queue_per_type(client, agents
 
 def test_the_client_registers_one_queue_for_all_types(client, agents, alice, offering):
     identity = marketplace_site_agent_identities_create.sync(client=client, body=identity_request(offering))
-    types = [ORDER, ObservableObjectTypeEnum.USER_ROLE]
+    types = [ORDER, ORDER, ObservableObjectTypeEnum.USER_ROLE]
     register = marketplace_site_agent_identities_register_queue.sync_detailed
     answers = []
     for body in [
@@ -179,26 +179,33 @@ def test_the_client_registers_one_queue_for_all_types(client, agents, alice, off
 
 def test_the_client_creates_reads_and_deletes_subscriptions(client, agents, alice, offering):
     observed = [
-        EventSubscriptionObservableObjectRequest(object_type=ORDER, object_id=7, offering_uuid=offering.uuid),
+        EventSubscriptionObservableObjectRequest(object_type=ORDER, object_id=2**63 - 1, offering_uuid=offering.uuid),
         EventSubscriptionObservableObjectRequest(object_type=ObservableObjectTypeEnum.RESOURCE),
     ]
     body = EventSubscriptionRequest(description="mine", observable_objects=observed)
     made = event_subscriptions_create.sync(client=client, body=body)
     assert (made.description, made.user_uuid, made.source_ip) == ("mine", alice.uuid, "127.0.0.1")
     assert [one.to_dict() for one in made.observable_objects] == [
-        {"object_type": "order", "object_id": 7, "offering_uuid": str(offering.uuid)},
+        {"object_type": "order", "object_id": 2**63 - 1, "offering_uuid": str(offering.uuid)},
         {"object_type": "resource"},
     ]
+    wanted = EventSubscriptionQueueCreateRequest(
+        offering_uuid=offering.uuid, object_type=ObservableObjectTypeEnum.USER_SSH_KEY
+    )
+    queue = event_subscriptions_create_queue.sync(client=client, uuid=made.uuid.hex, body=wanted)
+    assert (queue.event_subscription_uuid, queue.object_type) == (made.uuid.hex, "user_ssh_key")
     bare = event_subscriptions_create.sync(client=client, body=EventSubscriptionRequest())
     assert (bare.description, bare.observable_objects) == ("", [])
     assert event_subscriptions_retrieve.sync(client=client, uuid=made.uuid).uuid == made.uuid
     assert {one.uuid for one in event_subscriptions_list.sync(client=client)} == {made.uuid, bare.uuid}
     assert event_subscriptions_count.sync(client=client) == 2
+    assert {made.uuid.hex, bare.uuid.hex} <= agents.users()
     for one in (made, bare):
         answer = event_subscriptions_destroy.sync_detailed(client=client, uuid=one.uuid)
         assert answer.status_code == HTTPStatus.NO_CONTENT
     assert event_subscriptions_count.sync(client=client) == 0
     assert not EventSubscription.objects.exists()
+    assert not SubscriptionQueue.objects.exists()
     assert not agents.users() & {made.uuid.hex, bare.uuid.hex}
 
 

@@ -59,8 +59,4 @@ def test_the_narrowest_bucket_is_never_full():
 @given(ttl=st.integers(-100, MAX_TTL_SECONDS))
 def test_the_index_keeps_a_bucket_at_least_as_long_as_its_messages(ttl):
     assert buckets.lifetime(ttl) >= ttl
-
-
-def test_the_default_ttl_is_not_rounded_up():
     assert buckets.lifetime(3 * 86_400) == 3 * 86_400
-    assert buckets.lifetime(MAX_TTL_SECONDS) == MAX_TTL_SECONDS

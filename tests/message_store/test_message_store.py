@@ -1,16 +1,11 @@
 """The contract of every message store. Add a new store to ``STORES``: it must pass the same tests."""
 
-import json
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +21,11 @@ from message_store.database import dialects
 from message_store.database import store as database
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
-from tests.support.toolbox import in_parallel
+from tests.support.toolbox import BackgroundCall, in_background, in_parallel, wait_until_blocked
 
 pytestmark = pytest.mark.sqlite
 
-STORES = [
-    pytest.param("database", marks=pytest.mark.django_db(transaction=True)),
-    pytest.param("cassandra"),
-]
+STORES = [pytest.param("database", marks=pytest.mark.django_db(transaction=True)), pytest.param("cassandra")]
 DATABASE_STORE_ONLY = pytest.mark.parametrize("store", STORES[:1], indirect=True)
 
 HOUR = 3600
@@ -343,23 +335,14 @@ def test_overwriting_sets_a_new_ttl(store, queue, clock):
     assert bodies(store, queue) == ["longer"]
 
 
-@DATABASE_STORE_ONLY
-def test_expired_messages_are_removed_in_batches(store, queue, clock):
-    store.push(queue, [new("x", 1 + number % 3, ttl=60) for number in range(10)])
-    push(store, queue, "kept")
-    assert store.remove_expired(4) == 0
-    clock(61)
-    assert [store.remove_expired(4) for _ in range(4)] == [4, 4, 2, 0]
-    clock(0)
-    assert [bodies(store, queue, partition) for partition in (1, 2, 3)] == [["kept"], [], []]
-
-
 def test_the_task_removes_all_expired_messages(store, queue, settings, monkeypatch):
     monkeypatch.setattr(expiry, "BATCH_SIZE", 3)
     monkeypatch.setattr(tasks, "store", lambda: store)
-    store.push(queue, [new("x", ttl=0)] * 10)
+    store.push(queue, [new("x", 1 + number % 3, ttl=0) for number in range(10)])
+    push(store, queue, "kept")
     tasks.remove_expired()
     assert store.remove_expired(10) == 0
+    assert bodies(store, queue) == ["kept"]
 
 
 # The order of ids
@@ -428,46 +411,6 @@ def test_a_reader_that_continues_from_its_last_id_misses_nothing(store, queue, s
     for partition, read in seen.items():
         assert [message.id for message in store.read(queue, partition, limit=1000)] == read
     assert {*seen[1], *seen[2]} == set(everything)
-
-
-PROCESS = """
-import json, sys, time
-ahead, databases = json.loads(sys.argv[1])
-right = time.time_ns
-time.time_ns = lambda: right() + ahead * 1_000_000_000
-import django
-from django.conf import settings
-settings.configure(DATABASES=databases, INSTALLED_APPS=["message_store"], USE_TZ=True)
-django.setup()
-from message_store.database.store import DatabaseStore
-from message_store.store import NewMessage
-store = DatabaseStore()
-queue = store.find("app", "queue")
-for again in range(50):
-    print(*(made.hex for made in store.push(queue, [NewMessage(b"x", 1, 36000, "")] * 2)))
-"""
-
-
-@pytest.mark.slow
-@DATABASE_STORE_ONLY
-def test_processes_with_different_clocks_write_ids_in_order(store, queue):
-    databases = {"default": connection.settings_dict}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, json.dumps([ahead, databases], default=str)],
-            cwd=Path(__file__).resolve().parents[2],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for ahead in (-HOUR, HOUR)
-    ]
-    made = [process.communicate(timeout=60)[0].split() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    read = [message.id.hex for message in store.read(queue, 1, limit=1000)]
-    assert sorted(read) == sorted(made[0] + made[1])
-    assert len(set(read)) == 200
-    for mine in made:
-        assert [message_id for message_id in read if message_id in mine] == mine
 
 
 def test_batches_over_the_same_partitions_do_not_deadlock(store, queue):
@@ -575,40 +518,17 @@ def test_a_position_advances_only_from_its_current_value(store, queue):
 # The database store
 
 
-@pytest.fixture
-def start_in_thread() -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
-    """Return a function that starts a call in a thread; on PostgreSQL it returns when that waits for a lock or ends."""
-
-    def call(one: Callable[[], Any]) -> Any:
-        try:
-            return one()
-        finally:
-            connection.close()
-
-    def start(one: Callable[[], Any]) -> Future[Any]:
-        future = threads.submit(call, one)
-        if connection.vendor == "postgresql":
-            with connection.cursor() as cursor:
-                until = time.monotonic() + 30
-                while not future.done() and time.monotonic() < until:
-                    cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-                    if cursor.fetchone() != (0,):
-                        break
-        return future
-
-    with ThreadPoolExecutor() as threads:
-        yield start
-
-
 @DATABASE_STORE_ONLY
-def test_a_position_written_during_a_removal_raises_no_queue(store, queue, start_in_thread):
+def test_a_position_written_during_a_removal_raises_no_queue(store, queue):
     store.set_positions(queue, "consumer", {1: ELSEWHERE})
-    late: list[Future[Any]] = []
+    late: list[BackgroundCall] = []
 
     def write_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         if sql.startswith("DELETE FROM message_store_position"):
-            late.append(start_in_thread(lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE, 2: ELSEWHERE})))
-            late.append(start_in_thread(lambda: store.advance_positions(queue, "consumer", {3: (None, ELSEWHERE)})))
+            late.append(in_background(store.set_positions, queue, "consumer", {1: ELSEWHERE, 2: ELSEWHERE}))
+            late.append(in_background(store.advance_positions, queue, "consumer", {3: (None, ELSEWHERE)}))
+            for one in late:
+                wait_until_blocked(one)
         return execute(sql, *rest)
 
     with connection.execute_wrapper(write_first):
@@ -617,7 +537,7 @@ def test_a_position_written_during_a_removal_raises_no_queue(store, queue, start
 
 
 @DATABASE_STORE_ONLY
-def test_positions_are_locked_in_partition_order(store, queue, start_in_thread):
+def test_positions_are_locked_in_partition_order(store, queue):
     """Whatever order the rows have on disk, and whatever plan the database chooses."""
     if connection.vendor == "sqlite":
         pytest.skip("SQLite has one writer at a time")
@@ -641,7 +561,8 @@ def test_positions_are_locked_in_partition_order(store, queue, start_in_thread):
             store.set_positions(queue, consumer, {partition: ELSEWHERE})
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(free, [consumer, 1])
-            waiting = start_in_thread(lambda call=call, consumer=consumer: without_other_plans(lambda: call(consumer)))
+            waiting = in_background(lambda call=call, consumer=consumer: without_other_plans(lambda: call(consumer)))
+            wait_until_blocked(waiting)
             cursor.execute(free, [consumer, 2])
         waiting.result(30)
 

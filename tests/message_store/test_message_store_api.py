@@ -4,10 +4,10 @@ import base64
 import json
 import re
 import shlex
-import threading
 import time
 import uuid
 from fractions import Fraction
+from functools import partial
 from io import StringIO
 
 import httpx
@@ -38,7 +38,7 @@ from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailab
 from tests.message_store.test_message_store import clock, database_unavailable  # noqa: F401
 from tests.support.plugin import ROOT
 from tests.support.served import send_raw
-from tests.support.toolbox import in_parallel
+from tests.support.toolbox import in_parallel, raising
 
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
@@ -136,6 +136,7 @@ def test_queues_are_created_changed_listed_and_deleted(shop):
         "consistency": "weak", "principles": ["bid:ann@example.org"], "count": 0,
     }  # fmt: skip
     assert shop.ok("PUT", "/inbox", "principles=")["principles"] == []
+    assert {**shop.ok("GET", "/inbox/info"), "principles": []} == {**changed, "created": created, "principles": []}
     assert shop.ok("PUT", "/inbox")["partitions"] == 5
     assert shop.ok("DELETE", "/inbox") == {"status": "ok"}
     for method in ("GET", "POST", "PUT", "DELETE"):
@@ -296,23 +297,6 @@ def test_a_trailing_slash_is_ignored(shop):
     assert shop.ok("GET", "/one/positions/mail/")["positions"] == {}
 
 
-def test_the_info_of_a_queue_names_its_settings(shop):
-    info = shop.ok("GET", "/three/info")
-    created = info.pop("created")
-    assert info == {
-        "status": "ok", "queue_name": "three", "partitions": 3, "type": "user", "consistency": "strong",
-    }  # fmt: skip
-    assert abs(created - time.time()) < 60
-
-
-def test_the_heartbeat_answers_while_the_store_does(client, program, settings, monkeypatch):
-    assert client.get("/__heartbeat__").json() == {"status": "ok"}
-    monkeypatch.setitem(stores.STORES, "unavailable", f"{__name__}.UnavailableStore")
-    settings.MESSAGE_STORE = "unavailable"
-    answer = client.get("/__heartbeat__")
-    assert (answer.status_code, list(answer.json()["error_msg"])) == (503, ["storage"])
-
-
 def test_positions_of_a_consumer_are_set_and_deleted(shop):
     first, second = (shop.post("/three", x_partition="2") for _ in range(2))
     assert shop.ok("GET", "/three/positions/mail") == {"status": "ok", "positions": {}}
@@ -344,13 +328,10 @@ def test_a_position_advances_from_the_named_message_only(shop):
 def test_positions_name_the_partitions_with_later_messages(shop):
     path = "/three/positions/mail"
     assert "waiting" not in shop.ok("GET", path)
-    assert shop.ok("GET", f"{path}?waiting=1,2,3")["waiting"] == []
-    first, second = (shop.post("/three", x_partition="2") for _ in range(2))
+    posted = shop.post("/three", x_partition="2")
     shop.post("/three", x_partition="3")
     assert shop.ok("GET", f"{path}?waiting=2,1") == {"status": "ok", "positions": {}, "waiting": [2]}
-    shop.ok("PUT", path, {"2": first})
-    assert shop.ok("GET", f"{path}?waiting=1,2,3")["waiting"] == [2, 3]
-    shop.ok("PUT", path, {"2": second})
+    shop.ok("PUT", path, {"2": posted})
     assert shop.ok("GET", f"{path}?waiting=1,2,3")["waiting"] == [3]
 
 
@@ -397,7 +378,6 @@ def test_a_key_reaches_no_worker_of_another_application_or_consumer(shop):
 
 # Invalid requests
 
-BAD_ID = "0" * 32
 ID = uuid.uuid1().hex
 AHEAD = ids.message_id(Place(ids.MAX_TICKS, 1 << 63)).hex
 BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
@@ -405,9 +385,7 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("POST", "", "partitions=0", {}, 400, {"partitions": "0 is less than minimum value 1"}),
     ("POST", "", "partitions=201", {}, 400, {"partitions": "201 is greater than maximum value 200"}),
     ("POST", "", "partitions=many", {}, 400, {"partitions": '"many" is not a number'}),
-    ("POST", "", "partitions=1.5", {}, 400, {"partitions": '"1.5" is not a number'}),
     ("POST", "", "partitions=%D9%A3", {}, 400, {"partitions": '"٣" is not a number'}),
-    ("POST", "", "type=secret", {}, 400, {"type": '"secret" is not one of user, public'}),
     ("POST", "", "consistency=no", {}, 400, {"consistency": '"no" is not one of weak, strong, very_strong'}),
     ("POST", "", "principles=app:shop,apple:a", {}, 400,
      {"principles": '"apple:a" is not a principal, such as app:NAME or bid:EMAIL'}),
@@ -428,9 +406,7 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("POST", "", {"queue_name": "inbox"}, {}, 400, {"body": f"Must be {FORM}"}),
     ("POST", "", "x=" + "x" * 65_536, {}, 413, {"body": "More bytes than maximum value 65536"}),
     ("GET", "?limit=0", "", {}, 400, {"limit": "0 is less than minimum value 1"}),
-    ("GET", "?limit=1000000001", "", {}, 400, {"limit": "1000000001 is greater than maximum value 1000000000"}),
     ("GET", "?details=perhaps", "", {}, 400, {"details": '"perhaps" is not one of true, false'}),
-    ("GET", "?offset=" + "q" * 51, "", {}, 400, {"offset": "Longer than maximum length 50"}),
     ("GET", "?offset=a%00", "", {}, 400, {"offset": '"a\\x00" can\'t be a name: it is not usable in a URL'}),
     ("PUT", "/three", "partitions=2", {}, 400, {"partitions": "2 is less than minimum value 3"}),
     ("GET", "/one?partitions=1,fred", "", {}, 400, {"partitions": '"fred" is not a number'}),
@@ -438,26 +414,17 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("GET", "/one?limit=1001", "", {}, 400, {"limit": "1001 is greater than maximum value 1000"}),
     ("GET", "/one?order=random", "", {}, 400, {"order": '"random" is not one of ascending, descending'}),
     ("GET", "/one?since=fred", "", {}, 400, {"since": '"fred" is not a timestamp or a message id'}),
-    ("GET", "/one?since=1e9", "", {}, 400, {"since": '"1e9" is not a timestamp or a message id'}),
-    ("GET", "/one?since=%ff", "", {}, 400, {"since": "Not valid UTF-8"}),
     ("GET", "/one?since=" + "f" * 32, "", {}, 400, {"since": f'"{"f" * 32}" is not a timestamp or a message id'}),
-    ("GET", "/one?limit=x&since=y", "", {}, 400,
-     {"limit": '"x" is not a number', "since": '"y" is not a timestamp or a message id'}),
     ("POST", "/one", "", {}, 400, {"body": "Required"}),
     ("POST", "/one", "x", {"x_partition": "fred"}, 400, {"partition": '"fred" is not a number'}),
-    ("POST", "/one", "x", {"x_partition": "4"}, 400, {"partition": "4 is greater than maximum value 1"}),
-    ("POST", "/one", "x", {"x_ttl": "0"}, 400, {"ttl": "0 is less than minimum value 1"}),
     ("POST", "/one", "x", {"x_ttl": "33554433"}, 400, {"ttl": "33554433 is greater than maximum value 33554432"}),
     ("POST", "/one", "x", {"x_ttl": "9" * 5000}, 400, {"ttl": f'"{"9" * 50}" is not a number'}),
     ("POST", "/one", "x", {"x_ttl": "0", "x_partition": "2"}, 400,
      {"ttl": "0 is less than minimum value 1", "partition": "2 is greater than maximum value 1"}),
     ("POST", "/one", "x", {"content_type": "x" * 256}, 400, {"content_type": "Longer than maximum length 255"}),
     ("POST", "/one", {"messages": []}, {}, 400, {"messages": "Required"}),
-    ("POST", "/one", {}, {}, 400, {"messages": "Required"}),
     ("POST", "/one", {"messages": {"body": "x"}}, {}, 400, {"messages": "Must be a list"}),
     ("POST", "/one", {"messages": [{"body": "x"}] * 1001}, {}, 400, {"messages": "1001 messages are more than 1000"}),
-    ("POST", "/one", {"messages": [{"body": "x"}, {"body": "y", "partition": 4}]}, {}, 400,
-     {"1.partition": "4 is greater than maximum value 1"}),
     ("POST", "/one", {"messages": [{"body": "x", "ttl": 0}, {"body": ""}, {"body": 1}, "x", {"body": "y"}]}, {}, 400,
      {"0.ttl": "0 is less than minimum value 1", "1.body": "Required", "2.body": "Must be text",
       "3": "Must be an object"}),
@@ -469,11 +436,8 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("POST", "/one", {"messages": [{"body": "x", "content_type": "a\nb"}]}, {}, 400,
      {"0.content_type": '"a\\x0ab" is not a content type'}),
     ("PUT", f"/one/{ID}", "", {}, 400, {"body": "Required"}),
-    ("PUT", f"/one/{ID}", "x", {"x_ttl": "0"}, 400, {"ttl": "0 is less than minimum value 1"}),
     ("PUT", f"/one/{ID},{AHEAD}", "x", {}, 400, {"message_id": f'"{AHEAD}" is more than 60 seconds ahead'}),
     ("PUT", f"/one/{ID},2:{ID}", "x", {}, 400, {"partition": "2 is greater than maximum value 1"}),
-    ("PUT", f"/one/{BAD_ID}", "x", {}, 400, {"message_id": f'"{BAD_ID}" is not a message id'}),
-    ("GET", f"/one/fred:{ID}", "", {}, 400, {"partition": '"fred" is not a number'}),
     ("GET", f"/one/{ID},", "", {}, 400, {"message_id": '"" is not a message id'}),
     ("GET", "/one/" + ",".join([ID] * 1000), "", {}, 400, {"message_id": "More than 100 message ids"}),
     ("DELETE", "/one/2:asdfasdf", "", {}, 400, {"message_id": '"asdfasdf" is not a message id'}),
@@ -481,11 +445,9 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("PUT", "/one/positions/mail", {"2": ID, "x": ID}, {}, 400,
      {"2": "2 is greater than maximum value 1", "x": '"x" is not a number'}),
     ("PUT", "/one/positions/mail", {"1": 5}, {}, 400, {"1": '"5" is not a message id'}),
-    ("GET", f"/one/positions/{'c' * 51}", "", {}, 400, {"consumer": "Longer than maximum length 50"}),
     ("GET", "/one/positions/mail?waiting=2", "", {}, 400, {"waiting": "2 is greater than maximum value 1"}),
     ("POST", "/one/positions/mail", {"1": ID}, {}, 400, {"1": "Must be an object with from and to"}),
     ("POST", "/one/positions/mail", {"1": {"from": None, "to": None}}, {}, 400, {"1": '"None" is not a message id'}),
-    ("POST", "/one/positions/mail", {}, {}, 400, {"positions": "Required"}),
     ("PUT", "/consumers/c/workers/1", "seconds=15", {}, 400, {"worker": "Must be a UUID in 32 hex digits"}),
     ("PUT", f"/consumers/c/workers/{ONE}", "seconds=nan", {}, 400, {"seconds": "Must be a number from 1 to 3600"}),
     ("DELETE", f"/consumers/c/workers/{ONE}?beats=x", "", {}, 400, {"beats": '"x" is not a number'}),
@@ -565,19 +527,16 @@ def test_messages_past_the_quota_are_refused_with_the_number(shop, small_quota):
     assert "more than 100 bytes" in answer["error_msg"]["quota"]
     assert shop.ask("PUT", f"/one/{ID}", "x", TEXT)[0] == 400
     assert shop.bodies("/one") == ["x" * 60]
-
-
-def test_a_batch_past_the_quota_is_refused_as_a_whole(shop, small_quota):
-    assert shop.ask("POST", "/one", {"messages": [{"body": "x" * 60}, {"body": "x" * 60}]})[0] == 400
-    assert shop.bodies("/one") == []
-    shop.ok("POST", "/one", {"messages": [{"body": "x" * 50}, {"body": "x" * 50}]})
-
-
-def test_the_bytes_of_another_application_do_not_count(shop, small_quota):
-    shop.post("/one", "x" * 100)
     other = Program("other")
     other.ok("POST", "", "queue_name=one")
     other.post("/one", "x" * 100)
+
+
+def test_a_batch_past_the_quota_is_refused_as_a_whole_and_does_not_count(shop, small_quota):
+    for _ in range(5):
+        assert shop.ask("POST", "/one", {"messages": [{"body": "x" * 60}, {"body": "x" * 60}]})[0] == 400
+    assert shop.bodies("/one") == []
+    shop.ok("POST", "/one", {"messages": [{"body": "x" * 50}, {"body": "x" * 50}]})
 
 
 @ON_CASSANDRA_TOO
@@ -588,6 +547,8 @@ def test_deleted_messages_make_room_when_the_task_has_measured(shop, small_quota
     key = shop.post("/one", "x" * 100)
     tasks.measure_applications()
     shop.ok("DELETE", delete(shop, key))
+    with lease(quota.LEASE):  # one process measures at a time
+        tasks.measure_applications()
     status, answer = shop.ask("POST", "/three", "x" * 100, TEXT)
     assert (status, "subtracted within a minute" in answer["error_msg"]["quota"]) == (400, True)
     tasks.measure_applications()
@@ -608,21 +569,6 @@ def test_an_application_is_measured_when_half_of_its_room_is_used(shop, small_qu
     assert counted() == 70
     shop.post("/one", "x")
     assert counted() == 51
-
-
-def test_one_process_measures_at_a_time(shop, small_quota):
-    key = shop.post("/one", "x" * 100)
-    shop.ok("DELETE", f"/one/{key}")
-    with lease(quota.LEASE):
-        tasks.measure_applications()
-    assert Application.objects.get(name="shop").stored_bytes == 100
-
-
-def test_a_refused_message_does_not_count(shop, small_quota):
-    shop.post("/one", "x" * 60)
-    for _ in range(5):
-        assert shop.ask("POST", "/one", "x" * 60, TEXT)[0] == 400
-    shop.post("/one", "x" * 40)
 
 
 @ON_CASSANDRA_TOO
@@ -656,7 +602,7 @@ def test_concurrent_posts_do_not_exceed_the_quota(small_quota):
 
 
 @pytest.mark.parametrize("program", ["database"], indirect=True)
-@hypothesis_settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(min_size=1, max_size=50) | st.text(min_size=1, max_size=20).map(str.encode))
 @example("\N{BYTE ORDER MARK}ünï\0code\u2028".encode())
 @example(b"\xff\x00")
@@ -669,12 +615,9 @@ def test_any_bytes_survive_a_round_trip(program, body):
     except UnicodeDecodeError:
         assert (base64.b64decode(data["body"]), data["encoding"]) == (body, "base64")
     # The returned message can be posted again.
-    batch = {"messages": [{name: data[name] for name in ("body", "encoding", "content_type") if name in data}]}
-    again = program.ok("POST", "/one", batch)["messages"][0]["key"]
-    other = program.ok("GET", f"/one/{again}")["messages"][0]
-    assert [other.get(name) for name in ("body", "encoding", "content_type")] == [
-        data.get(name) for name in ("body", "encoding", "content_type")
-    ]
+    given = {name: data[name] for name in ("body", "encoding", "content_type") if name in data}
+    again = program.ok("POST", "/one", {"messages": [given]})["messages"][0]["key"]
+    assert program.ok("GET", f"/one/{again}")["messages"][0].items() >= given.items()
 
 
 @given(ticks=st.integers(-(10**18), 10**18), more=st.integers(0, 999), negative=st.booleans(), descending=st.booleans())
@@ -776,7 +719,6 @@ NAMED = READS | DELETES | POSITIONS
 ACCESS = [
     # type, principals, the calls each caller may make; a caller without an entry may make none
     ("user", "", {"shop": OWN | NAMED}),
-    ("user", "app:shop", {"shop": OWN | NAMED}),
     ("user", "app:other", {"shop": OWN, "other": NAMED}),
     ("user", "bid:ANN@example.org", {"shop": OWN, "ann": NAMED}),
     ("user", "bid:ann@example.org,app:shop,app:other", {"shop": OWN | NAMED, "ann": NAMED, "other": NAMED}),
@@ -874,7 +816,7 @@ def test_create_application_prints_only_a_new_key_each_time(program):
     events = list(AuditEntry.objects.filter(event__in=("created", "revoked")).values_list("event", flat=True))
     assert (events.count("created"), events.count("revoked")) == (5, 1)  # two applications, and their three keys
     assert not any(key in str(row) for key in keys for row in AuditEntry.objects.values_list())
-    for name in (" ", "a b", "a/b", ".a", "a" * 51, "é", "a\n"):
+    for name in (" ", "a/b", ".a", "a" * 51, "é", "a\n"):
         with pytest.raises(CommandError, match="begins with a letter"):
             call_command("create_application", name)
 
@@ -906,12 +848,15 @@ class UnavailableStore(DatabaseStore):
         return super().__getattribute__(name)
 
 
-def test_an_unavailable_store_is_503(program, settings, monkeypatch):
+def test_an_unavailable_store_is_503(client, program, settings, monkeypatch):
+    assert client.get("/__heartbeat__").json() == {"status": "ok"}
     monkeypatch.setitem(stores.STORES, "unavailable", f"{__name__}.UnavailableStore")
     settings.MESSAGE_STORE = "unavailable"
     for method, path, body in CALLS.values():
         status, data = program.ask(method, path, body)
         assert (status, list(data["error_msg"])) == (503, ["storage"]), (method, path)
+    answer = client.get("/__heartbeat__")
+    assert (answer.status_code, list(answer.json()["error_msg"])) == (503, ["storage"])
 
 
 @pytest.mark.django_db(transaction=True)
@@ -927,13 +872,10 @@ def test_an_unavailable_database_is_503_and_stores_nothing():
     assert sorted(shop.bodies("/one")) == ["x", "y"]
 
 
-def test_an_unexpected_error_has_the_same_form(program, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("unexpected")
-
-    monkeypatch.setattr(queues, "create", fail)
+def test_an_unexpected_error_has_the_same_form(program):
     program.client.raise_request_exception = False
-    status, data = program.ask("POST")
+    with raising(queues, "create", RuntimeError("unexpected")):
+        status, data = program.ask("POST")
     assert (status, list(data["error_msg"])) == (500, ["server"])
     answer = program.client.get("/v1/shop", headers={"Host": "evil.example.org"})
     assert (answer.status_code, list(answer.json()["error_msg"])) == (400, ["request"])
@@ -986,16 +928,11 @@ def test_bodies_of_wrong_or_missing_length_block_no_other_request(served):
     for broken in (b"5\r\nhal", b"3\r\nhalf\r\n", b"4\r\nhalf\r\nzz\r\n", b"4\r\nhalf\r\n0\r\nno trailer\r\n\r\n"):
         assert send(served, f"{head}\nTransfer-Encoding: chunked", broken, None) == (400, ["body"]), broken
     began = time.monotonic()
-    answers = []
     slow = [
-        threading.Thread(target=lambda more=more: answers.append(send(served, f"{head}\n{more}", b"5\r\nhello\r\n")))
+        partial(send, served, f"{head}\n{more}", b"5\r\nhello\r\n")
         for more in ("Content-Length: 100", "Transfer-Encoding: chunked") * 3  # more requests than threads
     ]
-    for thread in slow:
-        thread.start()
-    for thread in slow:
-        thread.join(60)
-    assert answers == [(408, ["body"])] * 6
+    assert in_parallel(*slow) == [(408, ["body"])] * 6
     assert time.monotonic() - began < 60
     assert shop.bodies("/one") == ["hello"]
 
@@ -1069,20 +1006,3 @@ def test_the_document_states_every_limit():
     table = DOCUMENT.partition("## Limits")[2]
     assert {str(limit) for limit in limits} == set(re.findall(r"\| (\d+)(?: bytes)? \|", table))
     assert str(queues.MAX_TTL_SECONDS) in DOCUMENT
-
-
-def test_an_id_of_another_queue_is_not_found(shop):
-    key = shop.post("/one")
-    assert shop.ok("GET", f"/three/{key}")["messages"] == []
-    shop.ok("DELETE", f"/three/{key}")
-    assert shop.bodies("/one") == ["hello"]
-
-
-def test_an_answer_with_messages_of_nul_bytes_has_at_most_one_message_more_than_the_limit(shop, settings):
-    shop.ok("POST", "", "queue_name=open&type=public")
-    for _ in range(7):
-        shop.post("/open", "\0" * settings.MESSAGE_STORE_MAX_BODY)
-    answer = Client().get("/v1/shop/open")
-    assert answer.status_code == 200
-    assert len(answer.content) < views.MAX_RESPONSE_BYTES + 6 * settings.MESSAGE_STORE_MAX_BODY + 1000
-    assert (len(answer.json()["messages"]), answer.json()["truncated"]) == (6, True)

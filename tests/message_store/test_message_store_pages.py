@@ -15,8 +15,8 @@ from message_store.models import Application, ApplicationKey
 from message_store.pages import views
 from message_store.parameters import MessageRef
 from message_store.queues import MessageInput
-from message_store.store import StoreUnavailable, store
-from tests.support.toolbox import messages_of
+from message_store.store import STORES, StoreUnavailable
+from tests.support.toolbox import messages_of, raising
 
 MARKUP = "<script>\u202e'\""
 ODD = "odd <b>&\"'%25 ?#é+\u202e"
@@ -85,21 +85,6 @@ def test_an_owner_sees_only_queues_that_name_them(application, visit, alice):
     assert seen == {"a": 200, "b": 404, "c": 404, "d": 404, "e": 200, "f": 404}
     queues.set_positions(public, "worker", {"1": str(post(public, b"x")[0].id.hex)})
     assert "worker" not in client.get(page_of("notices", "e")).text
-
-
-def test_a_queue_that_no_longer_names_an_owner_leaves_their_list(application, visit, alice):
-    queue = queues.create("notices", "a", principals="bid:alice@example.org")
-    client = visit(alice)
-    queues.update(queue, partitions=2)
-    assert client.get(page_of("notices")).status_code == 200
-    queues.update(queue, principals="bid:bob@example.org")
-    assert client.get(page_of("notices")).status_code == 404
-    queues.update(queue, principals="bid:bob@example.org,bid:alice@example.org")
-    assert client.get(page_of("notices")).status_code == 200
-    store().remove("notices", "a")
-    assert "No queue is shared with you" in client.get("/message-store/").text
-    queues.create("notices", "a")
-    assert client.get(page_of("notices", "a")).status_code == 404
 
 
 def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator, monkeypatch):
@@ -176,10 +161,7 @@ def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
     client = visit(operator)
     cases = (
         ("2026-01-01", "23", "21"),
-        ("2026-01-01 00:00", "23", "21"),
-        ("2026-01-01T12:00:00Z", "3", "321"),
         ("2026-01-01 13:00+01:00", "3", "321"),
-        ("1767268800", "3", "321"),
         ("1767268800.0000001", "", "321"),
         (found[1].hex, "23", "21"),
         ("0001-01-01", "123", ""),
@@ -196,14 +178,10 @@ def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
     ("query", "error_text"),
     [
         ({"partition": "3"}, "less than or equal to 2"),
-        ({"partition": "0"}, "greater than or equal to 1"),
-        ({"partition": "fred"}, "whole number"),
         ({"partition": "9" * 5000}, "whole number"),
         ({"order": "sideways"}, "not one of the available choices"),
         ({"since": "yesterday"}, "Write a time"),
         ({"since": "2026-13-40"}, "Write a time"),
-        ({"since": "2026-01-01 25:00"}, "Write a time"),
-        ({"since": "0" * 32 + "g"}, "Write a time"),
         ({"since": "\0"}, "Null characters"),
     ],
 )
@@ -263,14 +241,13 @@ def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monk
 # The store unavailable
 
 
-def test_without_the_store_its_pages_are_503_and_other_pages_work(application, visit, alice, operator, monkeypatch):
+def test_without_the_store_its_pages_are_503_and_other_pages_work(
+    application, visit, alice, operator, settings, monkeypatch
+):
     queues.create("notices", "a", principals="bid:alice@example.org")
 
-    def fail(*_, **__):
-        raise StoreUnavailable("down")
-
-    for method in ("find", "queues", "queues_for_principal"):
-        monkeypatch.setattr(DatabaseStore, method, fail)
+    monkeypatch.setitem(STORES, "unavailable", "tests.message_store.test_message_store_api.UnavailableStore")
+    settings.MESSAGE_STORE = "unavailable"
     for owner in (alice, operator):
         for page in ("/message-store/", page_of("notices"), page_of("notices", "a")):
             answer = visit(owner).get(page)
@@ -315,7 +292,7 @@ def test_a_new_application_has_a_key_that_is_shown_once(visit, operator):
     assert key not in str([entry.__dict__ for entry in entries])
 
 
-@pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 51, "-a", MARKUP, "notices"])
+@pytest.mark.parametrize("name", ["", MARKUP, "notices"])
 def test_an_invalid_application_name_has_an_error_at_its_field(visit, operator, application, name):
     answer = visit(operator).post("/admin/message_store/application/add/", {"name": name})
     assert answer.status_code == 200
@@ -324,7 +301,7 @@ def test_an_invalid_application_name_has_an_error_at_its_field(visit, operator, 
     assert not ApplicationKey.objects.exists()
 
 
-def test_another_key_is_created_for_one_application_and_shown_once(visit, operator, application):
+def test_another_key_is_created_for_one_application_up_to_a_maximum(visit, operator, application, monkeypatch):
     client, other = visit(operator), applications.create_application("other")
     assert messages_of(run_action(client, Application, "create_key", application, other)) == [
         "A key is shown only once. Select one application."
@@ -336,15 +313,8 @@ def test_another_key_is_created_for_one_application_and_shown_once(visit, operat
     assert answer.status_code == 201
     assert "no-store" in answer["Cache-Control"]
     assert applications.application_for_key(key_in(answer)) == "notices"
-
-
-def test_a_refused_key_has_a_reason(visit, operator, application, monkeypatch):
     monkeypatch.setattr(applications, "MAX_KEYS", 1)
-    client = visit(operator)
-    question = run_action(client, Application, "create_key", application)
-    applications.create_key(application)
     assert "has 1 keys" in messages_of(confirm(client, question))[0]
-    question = run_action(client, Application, "create_key", application)
     application.delete()
     assert messages_of(confirm(client, question)) == ["None of these exists any more."]
 
@@ -373,16 +343,7 @@ def test_an_operator_removes_only_applications_without_queues(visit, operator, a
     assert "notices has queues" in failed
     assert done == "1 is removed: other."
     assert [key.application for key in ApplicationKey.objects.all()] == [application]
-
-
-def test_an_application_is_not_removed_while_the_store_is_unavailable(visit, operator, application, monkeypatch):
-    def fail(*_, **__):
-        raise StoreUnavailable("The database is away")
-
-    monkeypatch.setattr(DatabaseStore, "queues", fail)
-    client = visit(operator)
-    assert (
-        "The database is away"
-        in messages_of(confirm(client, run_action(client, Application, "remove", application)))[0]
-    )
+    question = run_action(client, Application, "remove", application)
+    with raising(DatabaseStore, "queues", StoreUnavailable("The database is away")):
+        assert "The database is away" in messages_of(confirm(client, question))[0]
     assert Application.objects.exists()

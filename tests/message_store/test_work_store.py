@@ -1,6 +1,5 @@
 """Workers of the message store: shares, leases, positions and handling of messages."""
 
-import itertools
 import json
 import logging
 import os
@@ -16,12 +15,11 @@ import uuid
 from argparse import ArgumentParser
 from collections import Counter
 from contextlib import ExitStack, closing, contextmanager
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -49,7 +47,6 @@ from guardian_store.leases import StoreLeases
 from guardian_store.partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
 from guardian_store.zookeeper import ZooKeeperLeases
 from message_store import applications, queues
-from message_store.cassandra.checkup import examine
 from message_store.database.store import DatabaseStore
 from message_store.management.commands.work_store import Command
 from message_store.models import Application, ApplicationKey, PartitionLease
@@ -60,13 +57,10 @@ from message_store.store import STORES, StoreUnavailable, store
 from message_store.worker import StoreTransport
 from tests.support.proxy import Proxy
 from tests.support.served import database_url, serving
-from tests.support.toolbox import wait_until
-from tools.cassandra import PrivateRing
+from tests.support.toolbox import in_background, raising, wait_until
 from tools.zookeeper import PrivateZooKeeper
 
 pytestmark = pytest.mark.sqlite
-
-logger = logging.getLogger(__name__)
 
 PROJECT = Path(__file__).resolve().parents[2]
 PARTITIONS = [Partition("default", "orders", number) for number in range(1, 7)]
@@ -403,6 +397,11 @@ def post(queue, *bodies, partition=1):
     ]
 
 
+def errors():
+    """Return the messages of the error queue, if it exists."""
+    return [message for queue in queues.queues("shop") if queue.name == "errors" for message in queues.read(queue)]
+
+
 class RecordingJob:
     """A job that records messages, and raises for the named bodies."""
 
@@ -420,36 +419,22 @@ class RecordingJob:
 
 
 def new_worker(job, *transports, consumer="mailer", **options):
-    given = {"refresh_seconds": 0.05, "sharing": Leases(600), **options}
+    given = {"refresh_seconds": 0.05, "polls_per_second": 40.0, "sharing": Leases(600), **options}
     return Worker(consumer, job, *transports or [StoreTransport("shop")], **given)
 
 
 @contextmanager
 def run_workers(*workers):
     """Run workers in threads, stop them at the end, and raise the first exception."""
-    raised = []
-
-    def run(one):
-        try:
-            one.run()
-        except Exception as error:
-            raised.append(error)
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in workers]
-    for thread in threads:
-        thread.start()
+    running = [in_background(one.run) for one in workers]
     try:
         yield
     finally:
         for one in workers:
             one.stop()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-    if raised:
-        raise raised[0]
+        errors = [call.exception(30) for call in running]
+    for error in filter(None, errors):
+        raise error
 
 
 def test_messages_are_handled_in_order_and_positions_recorded_at_the_end(transport):
@@ -526,12 +511,10 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monk
         raise LookupError("no")
 
     with run_workers(new_worker(undecodable, transport, failure=keep_failure)):
-        wait_until(lambda: len(job.messages) == 4)
-        wait_until(lambda: len(queues.queues("shop")) == 2)
+        wait_until(lambda: len(errors()) == 4)
         post(orders, "more")
         wait_until(lambda: len(job.messages) == 5)
-    kept = list(queues.read(queues.find("shop", "errors")))
-    assert [(one.body, one.content_type) for one in kept] == [
+    assert [(one.body, one.content_type) for one in errors()] == [
         (b"\xff\x00", "image/png"),
         (b'{"messages": []}', "application/json; charset=utf-8"),
         (b"\xff", "application/json"),
@@ -542,13 +525,26 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monk
     assert {one.queue for one in job.messages} == {"orders"}
 
 
-@pytest.mark.parametrize("content_type", [" text/plain", "text/plain\t"])
-def test_a_failed_message_is_kept_whatever_its_content_type(database_store, over_http, content_type):
-    queues.post(queues.create("shop", "orders"), MessageInput(b"bad", content_type=content_type))
-    with run_workers(new_worker(RecordingJob("bad"), over_http(), failure=keep_failure)):
-        wait_until(lambda: len(queues.queues("shop")) == 2 and list(queues.read(queues.find("shop", "errors"))))
-    [kept] = queues.read(queues.find("shop", "errors"))
-    assert (kept.body, kept.content_type) == (b"bad", content_type)
+def store_message(queue, body, content_type="application/json"):
+    """Store a message without a batch around it, which would need room of its own."""
+    ref = MessageRef(ids.message_id(Place(store().now(), 0)), 1)
+    queues.overwrite(queue, [ref], MessageInput(body, content_type=content_type))
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"bad", " text/plain"),
+        (b"bad", "text/plain\t"),
+        (b"[%s]" % b",".join([b'""'] * 200), "application/json"),  # smaller as base64 than as text
+    ],
+)
+def test_a_failed_message_is_kept_whatever_its_content_type(database_store, over_http, settings, body, content_type):
+    settings.MESSAGE_STORE_MAX_BODY = 1000
+    store_message(queues.create("shop", "orders"), body, content_type)
+    with run_workers(new_worker(RecordingJob(body.decode()), over_http(), failure=keep_failure)):
+        wait_until(errors)
+    assert [(one.body, one.content_type) for one in errors()] == [(body, content_type)]
 
 
 def test_a_failed_message_waits_while_the_application_has_no_room(database_store, over_http, settings):
@@ -558,13 +554,7 @@ def test_a_failed_message_waits_while_the_application_has_no_room(database_store
     with run_workers(new_worker(job, over_http(), failure=keep_failure)):
         wait_until(lambda: len(job.messages) == 2)
         settings.MESSAGE_STORE_MAX_BYTES = 0
-        wait_until(lambda: list(queues.read(queues.find("shop", "errors"))))
-
-
-def store_json(queue, body):
-    """Store a message of the type JSON without a batch around it, which would need room of its own."""
-    ref = MessageRef(ids.message_id(Place(store().now(), 0)), 1)
-    queues.overwrite(queue, [ref], MessageInput(body, content_type="application/json"))
+        wait_until(errors)
 
 
 def test_a_failed_message_whose_copy_is_too_large_is_logged_and_the_next_follows(
@@ -572,26 +562,15 @@ def test_a_failed_message_whose_copy_is_too_large_is_logged_and_the_next_follows
 ):
     settings.MESSAGE_STORE_MAX_BODY = 1000
     orders = queues.create("shop", "orders")
-    store_json(orders, b"[%s]" % (b" " * 998))
+    store_message(orders, b"[%s]" % (b" " * 998))
     post(orders, "bad")
     job = RecordingJob("bad", f"[{' ' * 998}]")
     with run_workers(new_worker(job, over_http(), failure=keep_failure)):
-        wait_until(lambda: len(queues.queues("shop")) == 2 and list(queues.read(queues.find("shop", "errors"))))
-    [kept] = queues.read(queues.find("shop", "errors"))
-    assert kept.body == b"bad"
+        wait_until(errors)
+    assert [one.body for one in errors()] == [b"bad"]
     large = job.messages[0].id
     assert f"Message {large} is not copied to the queue 'errors', which refuses it: body: More bytes" in caplog.text
     assert next(iter(queues.read(orders))).id.hex == large
-
-
-def test_a_failed_message_that_is_smaller_as_base64_than_as_text_is_kept(database_store, over_http, settings):
-    settings.MESSAGE_STORE_MAX_BODY = 1000
-    body = b"[%s]" % b",".join([b'""'] * 200)
-    store_json(queues.create("shop", "orders"), body)
-    with run_workers(new_worker(RecordingJob(body.decode()), over_http(), failure=keep_failure)):
-        wait_until(lambda: len(queues.queues("shop")) == 2 and list(queues.read(queues.find("shop", "errors"))))
-    [kept] = queues.read(queues.find("shop", "errors"))
-    assert (kept.body, kept.content_type) == (body, "application/json")
 
 
 def test_a_worker_that_is_stopped_before_it_begins_ends_without_errors(transport, caplog):
@@ -638,23 +617,17 @@ def test_a_failing_failure_handler_ends_the_worker(database_store):
 
 
 def test_a_failure_in_the_error_queue_is_not_stored_again(database_store):
-    errors = queues.create("shop", "errors")
-    post(errors, "bad", "2")
+    post(queues.create("shop", "errors"), "bad", "2")
     job = RecordingJob("bad")
     with run_workers(new_worker(job, queues=["errors"], failure=keep_failure)):
         wait_until(lambda: len(job.messages) == 2)
-    assert [one.body for one in queues.read(errors)] == [b"bad", b"2"]
+    assert [one.body for one in errors()] == [b"bad", b"2"]
 
 
-def test_an_error_while_recording_positions_releases_the_leases(database_store, monkeypatch):
+def test_an_error_while_recording_positions_releases_the_leases(database_store):
     post(queues.create("shop", "orders"), "1")
-
-    def fail(*_):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(type(store()), "advance_positions", fail)
     one = new_worker(lambda *_: one.stop(), consumer="thorough")
-    with pytest.raises(ZeroDivisionError):
+    with raising(type(store()), "advance_positions", ZeroDivisionError), pytest.raises(ZeroDivisionError):
         one.run()
     assert not WorkerRow.objects.exists()
     assert "heartbeats of thorough" not in {thread.name for thread in threading.enumerate()}
@@ -683,11 +656,11 @@ def test_a_worker_that_keeps_losing_leases_backs_off(database_store, monkeypatch
     assert 4.98 <= waits[8] <= 10
 
 
-def test_workers_share_new_queues_partitions_and_workers(transport):
+def test_workers_share_new_queues_partitions_and_workers(database_store, over_http):
     """Leases last ten minutes, so partitions move only by release. The second worker is in this process."""
     orders = queues.create("shop", "orders", partitions=4)
     jobs = [RecordingJob(), RecordingJob()]
-    first, second = new_worker(jobs[0], transport), new_worker(jobs[1])
+    first, second = new_worker(jobs[0], over_http()), new_worker(jobs[1])
 
     def all_done():
         return sorted(one.body for job in jobs for one in job.messages)
@@ -800,34 +773,18 @@ def test_a_worker_waits_for_an_unavailable_store_and_its_delay(transactional_db,
     ]
 
 
-@pytest.mark.parametrize(
-    ("queue_count", "expected"), [(1, [0.25, 0.5, 1, 2, 2]), (4, [1, 2, 2, 2, 2]), (40, [10, 10, 10, 10, 10])]
-)
-def test_the_interval_of_polls_doubles_and_grows_with_the_number_of_queues(queue_count, expected):
-    [deployment] = new_worker(RecordingJob())._deployments
-    poll = guardian_store_deployment._Poll()
-    deployment._polls = dict.fromkeys(range(queue_count), poll)
-    waits = []
-    for _ in expected:
-        now = partition_sharing.clock()
-        deployment._postpone(poll)
-        assert 0.75 * poll.wait <= poll.due - now
-        assert poll.due - partition_sharing.clock() <= 1.25 * poll.wait
-        waits.append(poll.wait)
-    assert waits == expected
-
-
 def test_idle_partitions_cost_a_few_requests_a_second(database_store, over_http):
     for number in range(3):
         queues.create("shop", f"queue {number}", partitions=200)
     transport, requests = over_http(), []
     request = transport.client.request
     transport.client.request = lambda *names, **options: requests.append(names) or request(*names, **options)
-    one = new_worker(RecordingJob(), transport, refresh_seconds=worker.REFRESH_SECONDS)
+    intervals = {"refresh_seconds": worker.REFRESH_SECONDS, "polls_per_second": worker.POLLS_PER_SECOND}
+    one = new_worker(RecordingJob(), transport, **intervals)
     with run_workers(one):
         wait_until(lambda: len(one.partitions) == 600)
         begun, before = time.monotonic(), len(requests)
-        time.sleep(2)
+        time.sleep(1)
         assert len(requests) - before <= 8 * (time.monotonic() - begun)
 
 
@@ -963,10 +920,7 @@ def test_a_revoked_key_ends_the_worker(database_store, over_http):
         (["tests.nowhere:handle"], "No module named 'tests.nowhere'"),
         (["tests.support.working:NOTES"], "is not a function"),
         (["tests.support.working:handle", "--context", "tests.support.working:none"], "can't be imported"),
-        (["tests.support.working:handle", "--failure", "mail"], "is not of the form MODULE:FUNCTION"),
         (["tests.support.working:handle", "--batch", "0"], "--batch must be from 1 to 1000"),
-        (["tests.support.working:handle", "--polls", "0"], "--polls must be more than 0"),
-        (["tests.support.working:handle", "--lease", "0.1"], "--lease must be from 1"),
         (["tests.support.working:handle", "--queue", "a/b"], "--queue: "),
         (["tests.support.working:handle", "--pin", "orders"], "--pin orders: "),
         (["tests.support.working:handle", "--consumer", "x" * 51], "--consumer: Longer than maximum length 50"),
@@ -1051,16 +1005,14 @@ def test_the_bookkeeper_books_each_order_once_and_keeps_what_it_cannot_book(data
         finally:
             process.kill()
     assert booked() == [f"c{number}" for number in range(20)]
-    assert [one.body for one in queues.read(queues.find("shop", "errors"))] == [b"no order"] * 2
+    assert [one.body for one in errors()] == [b"no order"] * 2
     assert not WorkerRow.objects.exists()
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"KEY": ""}, "Set KEY."),
         ({"KEY": "wrong"}, "InvalidApplicationKey: There is no such key"),
-        ({"APPLICATION": "shpo"}, "application: There is no such application"),
         ({"GUARDIAN": "guardian.example.org"}, "GUARDIAN: 'guardian.example.org' is not an address such as https://"),
     ],
 )
@@ -1085,33 +1037,19 @@ def test_the_guide_names_each_option_of_the_command():
 class Processes:
     """Worker processes with their logs and notes about each message."""
 
-    in_process = (
-        "manage.py", "work_store", "tests.support.working:handle", "--application=shop", "--lease=2", "--batch=10",
-    )  # fmt: skip
-    over_http = ("-m", "tests.support.working_http")
-
-    def __init__(self, directory, program, **environment):
-        self.program = program
+    def __init__(self, directory, **environment):
         self.directory = directory
         self.notes = directory / "notes"
         self.notes.touch()
-        self.environment = {
-            **os.environ,
-            "DATABASE_URL": database_url(),
-            "WORKING_NOTES": str(self.notes),
-            **environment,
-        }
+        self.environment = {**os.environ, "WORKING_NOTES": str(self.notes), **environment}
         self.started = []
 
     def start(self, **environment):
         with (self.directory / f"log{len(self.started)}").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *self.program],
-                cwd=PROJECT,
-                env={**self.environment, **environment},
-                stdout=log,
-                stderr=log,
-            )
+                [sys.executable, "-m", "tests.support.working_http"], cwd=PROJECT,
+                env={**self.environment, **environment}, stdout=log, stderr=log,
+            )  # fmt: skip
         self.started.append(process)
         return process
 
@@ -1134,28 +1072,6 @@ class Processes:
         return [counted[process.pid] for process in self.started]
 
 
-@pytest.fixture
-def three_nodes(database_store, settings):
-    """Store messages on three Cassandra nodes, and return these. Leases stay in the database."""
-    chosen = {"MESSAGE_STORE": "cassandra", "MESSAGE_STORE_DELAY_SECONDS": 6.0, "CASSANDRA_REPLICATION": "3"}
-    with PrivateRing() as ring:
-        for name, value in (chosen | {"CASSANDRA_HOSTS": ring.hosts.split(",")}).items():
-            setattr(settings, name, value)
-        call_command("message_store_schema", stdout=StringIO())
-        yield ring.nodes
-
-
-@pytest.fixture
-def guardian(database_store, settings):
-    """Return the port of a running Guardian with the test's message store."""
-    with serving(
-        MESSAGE_STORE=settings.MESSAGE_STORE,
-        MESSAGE_STORE_DELAY_SECONDS=str(settings.MESSAGE_STORE_DELAY_SECONDS),
-        CASSANDRA_HOSTS=",".join(settings.CASSANDRA_HOSTS),
-    ) as port:
-        yield port
-
-
 def check(notes, lost):
     """Check that each partition's messages were handled in order by one process at a time, without gaps.
 
@@ -1176,36 +1092,10 @@ def check(notes, lost):
             open_jobs.add((pid, body))
 
 
-def figures(notes):
-    """Return how many messages were handled, and again, and the longest time without one."""
-    begun = [(partition, body) for what, _, partition, body, _ in notes if what == "begin"]
-    times = [at for *_, at in notes]
-    longest = max(later - earlier for earlier, later in itertools.pairwise(times))
-    again = len(begun) - len(set(begun))
-    return f"{len(set(begun))} messages, {again} handled again, at most {longest:.1f} s without one"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runs", "leases_in", "messages_in"),
-    [
-        ("over http", "the store", "the database"),
-        pytest.param("over http", "zookeeper", "the database", marks=pytest.mark.soak),
-        pytest.param("in process", "the store", "the database", marks=pytest.mark.soak),
-        pytest.param("in process", "zookeeper", "the database", marks=pytest.mark.soak),
-        pytest.param("over http", "the store", "three nodes", marks=pytest.mark.soak),
-        pytest.param("over http", "zookeeper", "three nodes", marks=pytest.mark.soak),
-    ],
-)
-def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
-    database_store, request, tmp_path, runs, leases_in, messages_in
-):
-    """The worker is cut off from the store by stopping it for longer than its lease.
-
-    On three nodes of Cassandra, one is paused, and another is killed and stays away.
-    """
-    nodes = request.getfixturevalue("three_nodes") if messages_in == "three nodes" else []
-    more = 50 if nodes else 5  # there, messages are readable after seconds
+@pytest.mark.parametrize("leases_in", ["the store", pytest.param("zookeeper", marks=pytest.mark.soak)])
+def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(database_store, request, tmp_path, leases_in):
+    """The worker is cut off from the store by stopping it for longer than its lease."""
     _, key = applications.create_key(applications.create_application("shop"))
     queue = queues.create("shop", "orders", partitions=6)
     posted = Counter()
@@ -1214,61 +1104,49 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(
         """Post messages to idle partitions, and return the shares."""
         done = Counter(partition for _, partition, _ in processes.done())
         for number in range(1, 7):
-            if posted[number] - done[number] < more:
-                post(queue, *range(posted[number], posted[number] + more), partition=number)
-                posted[number] += more
+            if posted[number] - done[number] < 5:
+                post(queue, *range(posted[number], posted[number] + 5), partition=number)
+                posted[number] += 5
         return processes.shares()
 
     hosts = request.getfixturevalue("private_zookeeper").hosts if leases_in == "zookeeper" else ""
-    program = Processes.in_process
-    environment = {"ZOOKEEPER_HOSTS": hosts}
-    if runs == "over http":
-        port = request.getfixturevalue("guardian")
-        program = Processes.over_http
-        environment |= {"GUARDIAN": f"http://127.0.0.1:{port}", "KEY": key}
-    processes = Processes(tmp_path, program, **environment)
     proxy, stop = Proxy.before(f"http://{hosts or 'nowhere:1'}"), tmp_path / "stop"
     isolated = {"ZOOKEEPER_HOSTS": f"127.0.0.1:{proxy.port}"} if hosts else {"WORKING_STOP": str(stop)}
-    try:
-        killed, cut, third = processes.start(), processes.start(**isolated), processes.start()
-        with proxy:
-            wait_until(lambda: feed() == [2, 2, 2], 60)
-            if nodes:
-                nodes[1].pause()
-            killed.kill()
-            if leases_in == "the store":
-                stop.touch()
-            else:
-                proxy.close_next(10**6)
-            wait_until(lambda: feed() == [0, 0, 6], 60)
-            if nodes:
-                nodes[1].resume()
-                wait_until(lambda: examine().up == len(nodes), 60)
-                nodes[2].kill()
-            if leases_in == "the store":
-                cut.send_signal(signal.SIGCONT)
-            else:
-                proxy.forward()
-            wait_until(lambda: feed() == [0, 3, 3], 60)
-            wait_until(lambda: "rejoins" in processes.log(cut))
-            for process in (cut, third):
-                process.terminate()
-            for process in (cut, third):
-                process.wait(30)
-    finally:
-        for process in processes.started:
-            process.kill()
-            process.wait()
+    with serving() as port:
+        processes = Processes(tmp_path, ZOOKEEPER_HOSTS=hosts, GUARDIAN=f"http://127.0.0.1:{port}", KEY=key)
+        try:
+            killed, cut, third = processes.start(), processes.start(**isolated), processes.start()
+            with proxy:
+                wait_until(lambda: feed() == [2, 2, 2], 60)
+                killed.kill()
+                if hosts:
+                    proxy.close_next(10**6)
+                else:
+                    stop.touch()
+                wait_until(lambda: feed() == [0, 0, 6], 60)
+                if hosts:
+                    proxy.forward()
+                else:
+                    cut.send_signal(signal.SIGCONT)
+                wait_until(lambda: feed() == [0, 3, 3], 60)
+                wait_until(lambda: "rejoins" in processes.log(cut))
+                for process in (cut, third):
+                    process.terminate()
+                for process in (cut, third):
+                    process.wait(30)
+        finally:
+            for process in processes.started:
+                process.kill()
+                process.wait()
     assert [process.returncode for process in processes.started] == [-9, 0, 0]
-    notes = processes.read()
-    logger.info(figures(notes))
-    check(notes, {one.pid for one in processes.started if "rejoins" in processes.log(one)} | {killed.pid})
+    check(processes.read(), {one.pid for one in processes.started if "rejoins" in processes.log(one)} | {killed.pid})
     recorded = queues.positions(queue, "handle")
     for number in range(1, 7):
         handled = {body for _, partition, body in processes.done() if partition == number}
         assert handled == set(range(len(handled)))
         [message] = queues.read_ids(queue, [MessageRef(recorded[number], number)])
-        assert int(message.body) == [body for what, _, of, body, _ in notes if (what, of) == ("begin", number)][-1]
+        begun = [body for what, _, partition, body, _ in processes.read() if (what, partition) == ("begin", number)]
+        assert int(message.body) == begun[-1]
     assert not WorkerRow.objects.exists()
 
 

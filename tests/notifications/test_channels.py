@@ -76,18 +76,11 @@ def test_a_url_is_shown_as_its_service_and_host_only(alice, url, shown):
     [
         ("http://example.org/hook", "over HTTPS only"),
         ("json://example.org/hook", "Enter the https:// address"),
-        ("mmost://example.org/abcdefghijklmnopqrstuvwxyz", "Enter the https:// address"),
-        ("mailto://me:word@example.org", "Enter the https:// address"),
-        ("syslog://", "Enter the https:// address"),
         ("exec://touch", "Enter the https:// address"),
         ("file:///etc/passwd", "Enter the https:// address"),
-        ("apprises://example.org/token", "Enter the https:// address"),
-        ("opsgenie://s3cr3t-key", "Enter the https:// address"),
         ("", "Enter the https:// address"),
-        ("nonsense", "Enter the https:// address"),
         ("slack://", "slack:// address is incomplete|does not recognize this address"),
         ("https://", "has no host"),
-        ("https:///hook", "has no host"),
         ("https://[::1", "is invalid"),
         ("https://example.org:99999/", "is invalid"),
         ("https://exam ple.org/", "no spaces"),
@@ -95,7 +88,6 @@ def test_a_url_is_shown_as_its_service_and_host_only(alice, url, shown):
         ("https://example.org/\u202egro", "no spaces"),
         ("https://example.org/" + "x" * 2000, "2000 characters"),
         (SLACK + "?template=/etc/passwd", "option 'template'"),
-        (SLACK + "?verify=no", "option 'verify'"),
         ("jsons://example.org/hook?verify=no", "option 'verify'"),
         ("jsons://example.org/hook?redirect=yes", "option 'redirect'"),
         ("ntfys://example.org/topic?attach=/etc/passwd", "option 'attach'"),
@@ -131,12 +123,7 @@ def test_an_internet_address_is_public(address):
     assert public_https.is_public(address)
 
 
-def test_private_addresses_can_be_allowed(alice, settings):
-    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    assert create_channel(alice, "room", "https://10.0.0.7/hook").service == "Webhook at 10.0.0.7"
-
-
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.text(), st.text().map("https://{}".format), st.text().map("slack://{}".format)))
 def test_any_text_makes_a_sender_or_is_refused(text):
     with suppress(BadChannel):
@@ -207,27 +194,20 @@ def test_an_owner_sends_one_test_at_a_time(channel, webhook, private_channels):
             channels.test_channel(channel)
 
 
-def test_a_url_is_requested_as_it_was_entered(alice, private_channels, webhook):
-    channel = create_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
-    channels.send(channel, "title", "body")
-    assert webhook.received[0].path == "/a%2Fb/c?token=x%26y&token=z&empty="
-
-
-def test_credentials_of_a_url_are_sent_as_basic_auth(alice, private_channels, webhook):
-    url = webhook.url().replace("https://", "https://me:p%40ss@")
+def test_a_url_is_requested_as_it_was_entered_and_its_credentials_are_basic_auth(alice, private_channels, webhook):
+    url = webhook.url("/a%2Fb/c?token=x%26y&token=z&empty=").replace("https://", "https://me:p%40ss@")
     channels.send(create_channel(alice, "room", url), "title", "body")
-    assert webhook.received[0].headers["Authorization"] == "Basic bWU6cEBzcw=="
+    (request,) = webhook.received
+    assert request.path == "/a%2Fb/c?token=x%26y&token=z&empty="
+    assert request.headers["Authorization"] == "Basic bWU6cEBzcw=="
 
 
-def test_a_long_message_is_shortened_for_the_service(channel, webhook):
-    channels.send(channel, "t" * 1000, "b" * 100_000)
-    assert len(webhook.received[0].json["title"]) <= 250
-    assert 1000 < len(webhook.received[0].json["message"]) <= 32768
-
-
-def test_markup_in_a_name_arrives_as_text(channel, webhook):
-    channels.send(channel, "<b>&amp;", "queue/alice/<script>*_`&lt;")
-    assert webhook.received[0].json["message"] == "queue/alice/<script>*_`&lt;"
+def test_a_long_message_is_shortened_for_the_service_and_markup_stays_text(channel, webhook):
+    channels.send(channel, "<b>&amp;" + "t" * 1000, "<script>*_`&lt;" + "b" * 100_000)
+    (request,) = webhook.received
+    assert len(request.json["title"]) <= 250
+    assert 1000 < len(request.json["message"]) <= 32768
+    assert request.json["message"].startswith("<script>*_`&lt;b")
 
 
 def test_mentions_in_a_message_notify_nobody(alice, private_channels, webhook):
@@ -349,7 +329,7 @@ def test_a_saved_url_that_is_no_longer_allowed_is_not_connected_to(
         assert hook.connections == before
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [301, 302, 307])
 @pytest.mark.parametrize("to", ["http", "https"])
 def test_a_redirect_is_not_followed(channel, webhook, certificate, status, to):
     with Webhook(certificate if to == "https" else None) as elsewhere:
@@ -449,7 +429,7 @@ def test_a_service_that_accepts_but_stays_silent_is_abandoned(alice, private_cha
 
 
 def test_a_compressed_bomb_as_an_answer_does_no_harm(channel, webhook):
-    webhook.body = gzip.compress(b"0" * 200_000_000)
+    webhook.body = gzip.compress(b"0" * 50_000_000)
     webhook.headers = {"Content-Encoding": "gzip"}
     began = time.monotonic()
     channels.send(channel, "title", "body")

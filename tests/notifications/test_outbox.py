@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from datetime import UTC, timedelta
+from datetime import timedelta
 
 import pytest
 from django.core.mail import EmailMultiAlternatives
@@ -36,10 +36,8 @@ from notifications.models import Channel, Notification
 from notifications.sending import send_due
 from queues.guard import monitor
 from queues.models import Queue
-from tests.support.proxy import Proxy
 from tests.support.toolbox import (
     in_background,
-    in_parallel,
     stored_queue,
     wait_until,
     wait_until_blocked,
@@ -85,30 +83,6 @@ def pass_time_in_outbox(**delta):
         notification.save()
 
 
-def test_an_operator_listed_twice_gets_one_mail(mailbox, settings):
-    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org", "OPS@example.org"]
-    notify_operators("one")
-    send_due()
-    assert len(mailbox.mails) == 1
-
-
-def test_a_rolled_back_transaction_sends_no_notification(mailbox):
-    with transaction.atomic():
-        enqueue.enqueue([Notice("outage", {"error": "x"})], timezone.now())
-        transaction.set_rollback(True)
-    assert send_due().sent == 0
-
-
-def test_notifications_about_one_thing_arrive_in_order(mailbox):
-    notify_operators("first")
-    notify_operators("second")
-    notify_operators("third")
-    send_due()
-    texts = [mail.text for mail in mailbox.mails]
-    words = ["first", "second", "third"]
-    assert [word for text in texts for word in words if word in text] == words
-
-
 def test_a_notification_waits_for_an_earlier_one_that_failed(mailbox):
     mailbox.refuse(True)
     notify_operators("first")
@@ -126,9 +100,9 @@ def test_an_hour_without_the_mail_server_loses_and_repeats_nothing(mailbox):
     mailbox.stop()
     notify_operators("one")
     notify_operators("two")
-    for _ in range(12):
+    for _ in range(4):
         assert send_due().sent == 0
-        pass_time_in_outbox(minutes=5)
+        pass_time_in_outbox(minutes=15)
     mailbox.start()
     pass_time_in_outbox(minutes=15)
     send_due()
@@ -137,28 +111,6 @@ def test_an_hour_without_the_mail_server_loses_and_repeats_nothing(mailbox):
     assert len(mailbox.mails) == 2
     assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
-
-
-def test_a_notification_is_retried_for_24_hours(mailbox):
-    mailbox.refuse(True)
-    notify_operators("one")
-    attempts = 0
-    began = Notification.objects.get().created
-    while not send_due().failed:
-        attempts += 1
-        assert attempts < 500, "it is retried without end"
-        pass_time_in_outbox(seconds=retries.retry_seconds(attempts))
-    notification = Notification.objects.get()
-    assert began - notification.created >= timedelta(hours=24)
-    assert notification.state == "failed"
-    assert "451" in notification.last_error
-
-
-def test_a_clock_that_jumps_a_day_ahead_gives_up_no_notification(mailbox):
-    mailbox.refuse(True)
-    notify_operators("one")
-    pass_time_in_outbox(hours=25)
-    assert send_due().postponed == 1
 
 
 def test_a_rejected_recipient_does_not_delay_the_others(mailbox, settings):
@@ -171,6 +123,24 @@ def test_a_rejected_recipient_does_not_delay_the_others(mailbox, settings):
     pass_time_in_outbox(seconds=20)
     assert send_due().sent == 1
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
+
+
+def test_a_notification_is_given_up_after_a_day_of_retries_and_not_when_the_clock_jumps(mailbox):
+    mailbox.refuse(True)
+    notify_operators("one")
+    pass_time_in_outbox(hours=25)
+    assert send_due().postponed == 1
+    pass_time_in_outbox(minutes=15)
+    Notification.objects.update(attempts=retries.MIN_ATTEMPTS - 1)
+    assert send_due().failed == 1
+    notification = Notification.objects.get()
+    assert notification.state == "failed"
+    assert "451" in notification.last_error
+
+
+def test_the_least_attempts_take_about_a_day():
+    seconds = sum(retries.retry_seconds(attempts) for attempts in range(1, retries.MIN_ATTEMPTS))
+    assert timedelta(hours=22) < timedelta(seconds=seconds) < retries.RETRY_FOR
 
 
 @pytest.mark.parametrize("sender", ["guardian@", "a@b@c"])
@@ -253,28 +223,6 @@ def test_no_second_task_is_started_while_the_mail_server_is_unavailable(mailbox,
     assert asked == []
 
 
-def test_two_concurrent_senders_send_each_mail_once(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
-    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(24)]
-    with Slow() as slow:
-        settings.EMAIL_PORT = slow.port
-        notify_operators("one")
-        claim, both_have_claimed, has_claimed = claims.claim, threading.Barrier(2, timeout=30), set()
-
-        def claim_together(*arguments, **options):
-            batch = claim(*arguments, **options)
-            if (thread := threading.get_ident()) not in has_claimed:
-                has_claimed.add(thread)
-                both_have_claimed.wait()
-            return batch
-
-        monkeypatch.setattr(claims, "claim", claim_together)
-        one, other = (delivery.sent for delivery in in_parallel(*[send_due] * 2))
-        assert one + other == 24
-        assert min(one, other) > 0
-        assert missing_notifications() + duplicate_mails(slow.mails) == []
-
-
 def test_concurrent_claims_are_disjoint(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(4)]
     notify_operators("one")
@@ -346,24 +294,6 @@ def test_a_mail_that_cannot_be_built_does_not_stop_the_others(mailbox, settings,
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (11, 1)
     assert Notification.objects.get(state="due").last_error == "no such charset"
-
-
-def test_mails_interrupted_by_a_lost_mail_server_are_retried(mailbox, settings):
-    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
-    with Slow() as slow, Proxy("127.0.0.1", slow.port) as between:
-        settings.EMAIL_PORT = between.port
-        notify_operators("one")
-        background = in_background(send_due)
-        slow.wait_for(lambda mail: True)
-        between.close_after(0)
-        delivery = background.result()
-        assert delivery.sent + delivery.postponed == 12
-        assert delivery.postponed >= 12 - 2 * mail_sending.MAX_CONNECTIONS
-        assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
-        between.forward()
-        pass_time_in_outbox(seconds=20)
-        assert send_due().sent == delivery.postponed
-        assert missing_notifications() == []
 
 
 def test_the_claim_of_a_killed_sender_expires(mailbox):
@@ -446,19 +376,13 @@ def test_owners_operators_and_confirmed_addresses_are_notified(account, alice, m
 
 
 def test_an_address_with_several_roles_gets_one_mail(account, alice, settings):
-    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org", "team@example.org"]
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org", "ALICE@example.org", "team@example.org"]
     for email in ("alice@example.org", "team@example.org"):
         NotificationAddress.objects.create(pulse_user=account, email=email, confirmed_at=timezone.now())
     assert notify_owners(account, "warning") == 2
 
 
-def test_deactivated_owners_are_not_notified(account, alice):
-    Owner.objects.update(is_active=False)
-    notify_owners(account, "warning")
-    assert destinations() == [("ops@example.org", "email")]
-
-
-@pytest.mark.parametrize("many", [1, 30])
+@pytest.mark.parametrize("many", [1, 8])
 def test_the_statements_of_enqueue_do_not_grow_with_the_notices(django_assert_num_queries, many, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(many)]
     accounts = []
@@ -486,7 +410,7 @@ def notify_agents_owner(queue, *kinds):
     notify(*(Notice(kind, facts, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds))
 
 
-def test_a_queue_of_agents_notifies_their_owner_and_operators_only(account, alice, mailbox):
+def test_a_queue_of_agents_notifies_their_present_owner_and_operators_only(account, alice, mailbox):
     NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
     channel = Channel.objects.create(owner=alice, name="chat", service="x", sealed_url="x")
     notify_agents_owner(agents_queue(alice), "warning")
@@ -500,23 +424,8 @@ def test_a_queue_of_agents_notifies_their_owner_and_operators_only(account, alic
     send_due()
     (mail,) = mailbox.to("alice@example.org")
     assert "because the queue belongs to your agents" in mail.text
-
-
-def test_a_deletion_ignores_the_quiet_hours_of_an_agents_owner(alice):
-    now = timezone.now().astimezone(UTC)
-    alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
-    alice.save()
-    queue = agents_queue(alice)
-    notify_agents_owner(queue, "warning")
-    hers = Notification.objects.filter(recipient="alice@example.org").order_by("id")
-    assert hers.get().deferred_until is not None
-    notify_agents_owner(queue, "deletion")
-    assert hers.get(kind="deletion").deferred_until is None
-
-
-def test_a_former_owner_of_an_agents_queue_is_not_notified(alice, mailbox):
-    queue = agents_queue(alice)
-    notify_agents_owner(queue, "warning")
+    mailbox.clear()
+    notify_agents_owner(Queue.objects.get(), "warning")
     Queue.objects.update(owner=Owner.objects.create_user("bob@example.org"))
     send_due()
     assert [mail.recipients for mail in mailbox.mails] == [("ops@example.org",)]
@@ -527,14 +436,6 @@ def test_an_unowned_queue_notifies_operators_only(settings):
     assert audience.has_recipients(Ownership(), {})
     settings.GUARDIAN_OPERATOR_EMAILS = []
     assert not audience.has_recipients(Ownership(), {})
-
-
-@pytest.mark.parametrize("many", [1, 30])
-def test_the_statements_of_enqueue_do_not_grow_with_agents_queues(django_assert_num_queries, many):
-    queues = [agents_queue(Owner.objects.create_user(f"o{number}@example.org")) for number in range(many)]
-    notices = [Notice("warning", {}, f"queue {one.id}", owner_id=one.owner_id) for one in queues]
-    with transaction.atomic(), django_assert_num_queries(2):
-        assert enqueue.enqueue(notices, timezone.now()) == 2 * many
 
 
 def test_named_recipients_are_notified_once_and_alone(account, mailbox):
@@ -592,9 +493,10 @@ def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, 
     notify_about_queue(queue, "deletion")
     notify(Notice("vouched", {"by": ""}, recipients=["alice@example.org"]))
     Owner.objects.update(is_active=False)
+    notify_about_queue(queue, "warning")  # to operators only
     account.delete()
     send_due()
-    assert recipients(mailbox) == ["ops@example.org"]
+    assert set(recipients(mailbox)) == {"ops@example.org"}
     assert webhook.received == []
     assert obsolete() == [("alice@example.org", "The recipient can no longer sign in.")] * 3
 
@@ -602,14 +504,14 @@ def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, 
 def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(
     queue, account, settings, django_assert_num_queries
 ):
-    for number in range(30):
+    for number in range(8):
         owner = Owner.objects.create_user(f"o{number}@example.org")
         other = PulseUser.objects.create(username=f"u{number}")
         other.owners.add(owner)
         notify_about_queue(stored_queue(f"queue/u{number}/x", pulse_user=other), "warning")
     notify_about_queue(queue, "warning")
     batch = claims.claim(100)
-    assert len(batch) == 62
+    assert len(batch) == 18
     for some in (batch[:2], batch):
         with django_assert_num_queries(5):
             assert claims.drop_outdated(some) == some
@@ -673,19 +575,10 @@ def test_notifications_to_a_removed_channel_are_given_up(account, room, webhook,
     assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
 
 
-def test_the_claim_of_a_killed_channel_sender_expires(account, room, webhook, mailbox):
-    notify_owners(account, "warning")
-    assert len(claims.claim(10, to_channels=True)) == 1
-    assert send_due().sent == 2
-    pass_time_in_outbox(seconds=claims.CLAIM_SECONDS)
-    assert send_due().sent == 1
-    assert len(webhook.received) == 1
-
-
 def test_hanging_channels_delay_neither_mails_nor_other_channels(
     account, alice, webhook, mailbox, certificate, monkeypatch
 ):
-    monkeypatch.setattr(public_https, "READ_SECONDS", 2)
+    monkeypatch.setattr(public_https, "READ_SECONDS", 1)
     with Webhook(certificate) as stuck:
         stuck.slowly = lambda write: time.sleep(60)
         for number in range(5):
@@ -733,27 +626,20 @@ def test_channels_beyond_the_time_limit_wait_for_the_next_call(account, alice, w
     assert len(webhook.received) == 4
 
 
-def test_mails_beyond_the_time_limit_wait_for_the_next_call(mailbox, settings, monkeypatch, clock):
+def test_mails_beyond_the_time_limit_wait_for_the_next_call_and_the_command_sends_all(
+    mailbox, settings, monkeypatch, capsys, clock
+):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(10)]
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 3)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
     notify_operators("one")
     assert send_due().sent == 3
     assert Notification.objects.filter(state="due", attempts=0, claim=None).count() == 7
-    assert send_due().sent == 3
-
-
-def test_the_command_sends_all_due_notifications(mailbox, settings, monkeypatch, capsys, clock):
-    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(5)]
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 1)
-    compose = mails.compose
-    monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
-    notify_operators("one")
     call_command("send_notifications", "--once")
-    assert len(mailbox.mails) == 5
-    assert capsys.readouterr().out == "5 sent, 0 to be retried, 0 given up.\n"
+    assert len(mailbox.mails) == 10
+    assert capsys.readouterr().out == "7 sent, 0 to be retried, 0 given up.\n"
 
 
 def test_channels_have_one_sender_at_a_time(account, room, webhook, mailbox):
@@ -831,14 +717,6 @@ def test_a_delivery_is_recorded_before_the_next_one_ends(account, room, mailbox,
     background.result()
 
 
-def test_many_concurrent_senders_notify_each_channel_once(account, alice, webhook, mailbox):
-    for number in range(10):
-        channels.create_channel(alice, f"room {number}", webhook.url(f"/{number}"))
-    notify_owners(account, "warning")
-    in_parallel(*[send_due] * 4)
-    assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]
-
-
 # Quiet hours
 
 
@@ -881,6 +759,12 @@ def left(**about):
     return [(one.kind, one.state, one.last_error) for one in rows]
 
 
+def test_a_deletion_of_an_agents_queue_is_not_deferred(alice, quiet):
+    notify_agents_owner(agents_queue(alice), "warning", "deletion")
+    hers = Notification.objects.filter(recipient="alice@example.org").order_by("id")
+    assert [(one.kind, one.deferred_until is None) for one in hers] == [("warning", False), ("deletion", True)]
+
+
 def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(account, quiet, room, webhook, mailbox):
     notify_owners(account, "warning", "recovery", "no-consumers")
     assert send_due().sent == 2  # the operator's recovery, and the missing consumer
@@ -894,14 +778,6 @@ def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(account,
     assert left(channel="email") == [
         (kind, "failed", "A later notification replaces it.") for kind in ("warning", "recovery", "no-consumers")
     ]
-
-
-def test_a_recovery_replaces_a_deferred_warning(account, quiet, mailbox):
-    notify_owners(account, "warning", "recovery")
-    pass_time(minutes=61)
-    send_due()
-    assert ["Back to normal" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
-    assert left() == [("warning", "failed", "A later notification replaces it.")]
 
 
 def test_a_notification_is_not_replaced_by_one_of_another_topic(account, mailbox):

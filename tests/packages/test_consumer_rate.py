@@ -19,7 +19,7 @@ from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBuc
 from guardian_consumers.rate import SCRIPT, validate_rate
 from guardian_consumers.workers import RateLimited, Workers
 from tests.support.consumers import QUEUE, consuming, length, publish_raw, settings_at
-from tests.support.toolbox import wait_until
+from tests.support.toolbox import in_parallel, wait_until
 from tools.benchmarks.consumers_rate import max_excess, rate_deviation, taken
 from tools.redis import PrivateRedis
 
@@ -113,21 +113,14 @@ def test_an_unused_token_returns_to_the_bucket_up_to_the_burst():
 
 def test_threads_share_the_rate_of_one_bucket():
     bucket = TokenBucket(400)
-    begun = time.monotonic()
-    counts = []
 
-    def work():
-        count = 0
-        while time.monotonic() < begun + 1:
+    def count_tokens():
+        count, until = 0, time.monotonic() + 1
+        while time.monotonic() < until:
             count += bucket.take(0.1) == 0
-        counts.append(count)
+        return count
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 360 <= sum(counts) <= 1.1 * 400 + bucket.burst
+    assert 360 <= sum(in_parallel(*[count_tokens] * 8)) <= 1.1 * 400 + bucket.burst
 
 
 @pytest.mark.parametrize(("rate", "most", "held"), [(0.1, 20, 1), (3, 20, 3), (2.5, 20, 3), (5000, 20, 20), (50, 1, 1)])
@@ -142,8 +135,7 @@ def test_the_prefetch_covers_one_second_of_the_rate(rate, most, held):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("RABBIT_RATE", "0"), ("RABBIT_RATE", "-1"), ("RABBIT_RATE", "nan"), ("RABBIT_RATE", "inf"),
-        ("RABBIT_RATE", "fast"), ("RABBIT_RATE", "1e7"), ("RABBIT_BURST", "0.5"), ("RABBIT_BURST", "1e10"),
+        ("RABBIT_RATE", "0"), ("RABBIT_RATE", "nan"), ("RABBIT_RATE", "1e7"), ("RABBIT_BURST", "0.5"),
         ("RABBIT_RATE_REDIS_URL", "http://:sekret-word@x"), ("RABBIT_RATE_REDIS_URL", "redis://:sekret-word@x:y"),
         ("RABBIT_RATE_AWAY", "open"), ("RABBIT_RATE_AWAY", "0"), ("RABBIT_RATE_AWAY", "nan"),
     ],

@@ -15,6 +15,7 @@ from message_store.database.store import DatabaseStore
 from message_store.http import views
 from message_store.store import StoreUnavailable
 from tests.support.proxy import Proxy, http_answer
+from tests.support.toolbox import raising
 
 ODD = "odd: <b>&\"'%25 ?#é+,1:2"
 
@@ -68,6 +69,8 @@ def test_any_name_reaches_the_server_unchanged(client, name):
     posted = client.post(name, "hello")
     client.set_positions(name, name, {1: posted.id})
     assert client.positions(name, name) == {1: posted.id}
+    client.delete_positions(name, name)
+    assert client.positions(name, name) == {}
     assert bodies(client.messages(name)) == ["hello"]
     assert name in [queue.name for queue in client.queues()]
 
@@ -168,27 +171,6 @@ def test_messages_are_read_by_id_overwritten_and_deleted(client, monkeypatch):
     assert bodies(client.get("q", references)) == ["3", "4"]
 
 
-def test_an_invalid_batch_stores_nothing(client):
-    client.create_queue("q", partitions=2)
-    with pytest.raises(Invalid) as raised:
-        client.post_many("q", [NewMessage("a"), NewMessage("b", partition=3), NewMessage("c", ttl=0)])
-    assert raised.value.errors["1.partition"] == "3 is greater than maximum value 2"
-    assert "2.ttl" in raised.value.errors
-    assert list(client.messages("q")) + list(client.messages("q", partition=2)) == []
-
-
-def test_positions_of_each_partition_are_set_and_deleted(client):
-    client.create_queue("q", partitions=2)
-    first, second = uuid.uuid1().hex, uuid.uuid1().hex
-    assert client.positions("q", "mailer") == {}
-    client.set_positions("q", "mailer", {1: first})
-    client.set_positions("q", "mailer", {2: second})
-    assert client.positions("q", "mailer") == {1: first, 2: second}
-    assert client.positions("q", "other") == {}
-    client.delete_positions("q", "mailer")
-    assert client.positions("q", "mailer") == {}
-
-
 # Access
 
 
@@ -220,7 +202,7 @@ def test_a_public_queue_is_read_without_credentials(client, live_server):
 # Failures
 
 
-def test_a_refusal_is_raised_with_the_servers_errors(client, live_server, key, settings):
+def test_a_refusal_is_raised_with_the_servers_errors(client, live_server, settings):
     settings.MESSAGE_STORE_MAX_BODY = 100
     client.create_queue("q")
     unknown_key = Client(live_server.url, "notices", key="0" * 64)
@@ -234,16 +216,7 @@ def test_a_refusal_is_raised_with_the_servers_errors(client, live_server, key, s
         with pytest.raises(kind) as raised:
             do()
         assert (raised.value.status, raised.value.errors) == (status, errors)
-
-
-def test_a_503_is_raised_as_unavailable(client, monkeypatch):
-    client.create_queue("q")
-
-    def fail(*_, **__):
-        raise StoreUnavailable("down")
-
-    monkeypatch.setattr(DatabaseStore, "push", fail)
-    with pytest.raises(Unavailable) as raised:
+    with raising(DatabaseStore, "push", StoreUnavailable("down")), pytest.raises(Unavailable) as raised:
         client.post("q", "x")
     assert (raised.value.status, list(raised.value.errors)) == (503, ["storage"])
 

@@ -25,7 +25,7 @@ properties = st.dictionaries(st.sampled_from(["content_type", "message_id", "typ
 fetched = st.builds(Fetched, st.binary(), properties, tables, st.text(), st.text(), st.booleans())
 
 
-@given(st.lists(fetched, max_size=5))
+@given(st.lists(fetched, max_size=2))
 def test_messages_survive_a_round_trip(messages):
     assert list(unpack(pack(messages))) == messages
 

@@ -121,9 +121,12 @@ def test_ten_deletions_that_are_called_off_cost_a_quorum_queue_no_message(jobs, 
     assert not Archive.objects.exists()
 
 
-def test_a_message_without_a_delivery_left_is_in_the_queue_or_in_an_archive(jobs, while_fetched, return_is_delivery):
-    jobs.declare("quorum", **{"x-delivery-limit": 3})
-    jobs.reject(3)
+@pytest.mark.parametrize("limit", [3, 0])
+def test_a_message_without_a_delivery_left_is_in_the_queue_or_in_an_archive(
+    jobs, while_fetched, return_is_delivery, limit
+):
+    jobs.declare("quorum", **{"x-delivery-limit": limit})
+    jobs.reject(limit)
     jobs.fill(LIMIT + 10)
     while_fetched(lambda: jobs.consume(10))
     assert run_pass().deleted == 0
@@ -208,11 +211,3 @@ def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
         assert jobs.found() == jobs.published
     else:
         assert (Archive.objects.get().messages, Archive.objects.get().held) == (60, 60)
-
-
-def test_with_a_delivery_limit_of_0_the_first_return_leaves_the_messages_in_an_archive(jobs, while_fetched):
-    jobs.declare("quorum", **{"x-delivery-limit": 0})
-    jobs.fill(LIMIT + 10)
-    while_fetched(lambda: jobs.consume(10))
-    assert run_pass().deleted == 0
-    assert jobs.found() == jobs.published

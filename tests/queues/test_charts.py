@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from queues.rules import charts
@@ -44,13 +44,10 @@ def test_a_length_holds_until_the_next_one():
     assert drawn.area == "M0 1000H500V266.7H1000V1000H0Z"
 
 
-def test_the_line_of_a_new_queue_starts_when_it_was_first_seen():
+def test_the_line_of_a_new_queue_starts_when_it_was_first_seen_and_can_be_seen():
     drawn = chart(samples((30, 3)))
     assert drawn.line.startswith("M500 ")
     assert drawn.lowest == 3
-
-
-def test_the_line_of_a_queue_that_existed_for_a_moment_can_be_seen():
     assert chart(samples((60, 3))).line.startswith("M990 ")
 
 
@@ -59,20 +56,14 @@ def test_without_a_sample_there_is_no_chart():
     assert chart(samples((61, 3))) is None
 
 
-def test_both_thresholds_are_drawn_with_the_limit_above():
-    drawn = chart(samples((0, 3)), to_limit=True)
-    assert (drawn.max_at, drawn.warn_at) == (0, 50)
-
-
-def test_a_scale_that_fits_the_lengths_leaves_out_the_thresholds_above():
-    drawn = chart(samples((0, 3)))
-    assert (drawn.max_at, drawn.warn_at) == (None, None)
-    assert [tick.label for tick in drawn.ticks] == ["0", "1", "2", "3"]
-
-
-def test_a_queue_without_a_deletion_limit_has_none_in_its_chart():
-    drawn = chart(samples((0, 3)), has_maximum=False, to_limit=True)
-    assert (drawn.max_at, drawn.warn_at) == (None, 0)
+@pytest.mark.parametrize(
+    ("options", "max_at", "warn_at"),
+    [({}, None, None), ({"to_limit": True}, 0, 50), ({"to_limit": True, "has_maximum": False}, None, 0)],
+    ids=["fits the lengths", "up to the limit", "without a limit"],
+)
+def test_thresholds_are_drawn_if_the_scale_reaches_them(options, max_at, warn_at):
+    drawn = chart(samples((0, 3)), **options)
+    assert (drawn.max_at, drawn.warn_at) == (max_at, warn_at)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +71,10 @@ def test_a_queue_without_a_deletion_limit_has_none_in_its_chart():
 )
 def test_gridlines_are_at_round_values(highest, step):
     assert charts.tick_step(highest) == step
+
+
+def test_gridlines_have_labels():
+    assert [tick.label for tick in chart(samples((0, 3))).ticks] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -137,11 +132,7 @@ def test_thinning_keeps_the_maximum_the_first_and_the_last(figures):
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1))
-def test_a_bar_is_never_more_than_full(length, warn, most):
+@example(2_000, 4_000, 8_000)
+def test_a_bar_shows_the_share_of_the_deletion_limit_and_is_never_more_than_full(length, warn, most):
     bar = charts.bar(length, Thresholds(warn, most))
-    assert 0 <= bar.full <= 100
-    assert 0 <= bar.warn <= 100
-
-
-def test_a_bar_shows_the_share_of_the_deletion_limit():
-    assert charts.bar(2_000, Thresholds(4_000, 8_000)) == (25, 50)
+    assert bar == pytest.approx((min(100, 100 * length / most), min(100, 100 * warn / most)), abs=0.01)

@@ -14,13 +14,14 @@ from accounts.access.tokens import create_token
 from accounts.models import AuditEntry, AuthToken, Owner, PulseUser
 from accounts.pulse_users.creation import adopt_pulse_user
 from accounts.queue_effects import removal_of
+from agents.models import Offering
 from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmableChange, ConfirmationRequired, Effect
 from core.endpoints import ConfirmSerializer
 from queues.actions import effects, single
 from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
 from tests.agents.test_subscription_pages import compute, make_agent, make_subscription, store_queue_row  # noqa: F401
-from tests.site.test_admin import choose_action, confirm, confirmation_in, fields_of
+from tests.site.test_admin import choose_action, confirm, confirmation_in
 from tests.support.api import Program, Visitor
 from tests.support.toolbox import in_background, in_parallel, messages_of, queue_names, stored_queue, wait_until_blocked
 
@@ -207,11 +208,6 @@ def test_an_unconfirmed_change_is_answered_with_its_effect_and_changes_nothing(c
     assert not AuditEntry.objects.filter(event="changed", content_type__model="queue").exists()
 
 
-def test_the_same_change_with_its_confirmation_is_made(change, queue):
-    assert change(change().json()["confirm"]).status_code == 200
-    assert limits_of(queue) == (False, 10, 400)
-
-
 def test_a_change_that_deletes_nothing_needs_no_confirmation(change, queue):
     Queue.objects.update(ready=300)
     assert change("nonsense").status_code == 200
@@ -250,7 +246,7 @@ def test_a_confirmation_signed_with_another_key_asks_again(change, settings):
 ANOTHER = "The confirmation is for another change, or was given to another person."
 
 
-def test_a_confirmation_is_for_these_values_of_these_objects_only(operator, account, queue):
+def test_a_confirmation_is_for_one_person_and_these_values_of_these_objects_only(operator, account, queue):
     other = store("queue/alice/other", pulse_user=account)
     program, path = Program(operator), f"queues/{queue.uuid}/"
     confirmation = asked_by(program, path, {"max_length": 400, "warn_length": 10})
@@ -262,12 +258,9 @@ def test_a_confirmation_is_for_these_values_of_these_objects_only(operator, acco
         ("pulse-users/alice/", {"max_length": 400, "warn_length": 10}),
     ):
         assert reason_of(program.patch(where, {**body, "confirm": confirmation})) == ANOTHER
-
-
-def test_a_confirmation_is_for_one_person_only(change, queue):
     another = Program(Owner.objects.create_superuser("ops2@example.org"))
-    body = {"max_length": 400, "warn_length": 10, "confirm": change().json()["confirm"]}
-    assert reason_of(another.patch(f"queues/{queue.uuid}/", body)) == ANOTHER
+    body = {"max_length": 400, "warn_length": 10, "confirm": confirmation}
+    assert reason_of(another.patch(path, body)) == ANOTHER
 
 
 @pytest.fixture
@@ -362,8 +355,10 @@ def live_account(account, management, guarded, amqp):
         management.delete_user("alice")
 
 
-def test_an_account_with_queues_is_deleted_after_a_confirmation(live_account, alice, management, guarded):
+def test_an_account_with_queues_is_deleted_after_a_confirmation(live_account, operator, alice, management, guarded):
     program = Program(alice)
+    confirmation = asked_by(Program(operator), "pulse-users/alice/", {"warn_length": 1, "max_length": 2})
+    assert reason_of(Program(operator).delete("pulse-users/alice/", {"confirm": confirmation})) == ANOTHER
     asked = program.delete("pulse-users/alice/")
     assert (asked.status_code, asked.json()["effect"]["messages"]) == (409, 3)
     live_account.refresh_from_db()
@@ -371,12 +366,6 @@ def test_an_account_with_queues_is_deleted_after_a_confirmation(live_account, al
     assert queue_names(management, guarded) == {"queue/alice/builds"}
     assert program.delete("pulse-users/alice/", {"confirm": asked.json()["confirm"]}).status_code == 204
     assert queue_names(management, guarded) == set()
-
-
-def test_the_confirmation_of_thresholds_does_not_confirm_a_deletion(live_account, operator):
-    program = Program(operator)
-    confirmation = asked_by(program, "pulse-users/alice/", {"warn_length": 1, "max_length": 2})
-    assert reason_of(program.delete("pulse-users/alice/", {"confirm": confirmation})) == ANOTHER
 
 
 @pytest.mark.parametrize("body", [[], {"confirm": ["x"]}, {"confirm": "\0"}])
@@ -460,85 +449,102 @@ def sent_again(page):
     return {name: html.unescape(value) for name, value in hidden}
 
 
-def test_the_page_of_limits_shows_what_is_deleted_and_asks_for_the_name(admin, queue):
-    path = f"/queues/{queue.uuid}/limits/"
-    page = admin.post(path, {"warn_length": "10", "max_length": "400"})
+LOW = {"warn_length": "10", "max_length": "20"}
+
+FACES = [
+    ("/queues/{queue.uuid}/limits/", LOW, "{queue.name}"),
+    ("/pulse-users/alice/thresholds/", LOW, "alice"),
+    ("/owners/{alice.uuid}/", {"remove": "on", "reason": "Left the team."}, "{alice.email}"),
+    ("/admin/queues/queue/{queue.pk}/change/", LOW, ""),
+    ("/admin/accounts/pulseuser/{account.pk}/change/", LOW, ""),
+]
+"""The forms that delete queues of Pulse users: their addresses, what is sent, and what is to be typed."""
+
+
+def stored():
+    """Return all rows that a change of these tests changes."""
+    models = (Owner, PulseUser, Queue, AuthToken, Offering)
+    return [list(model.objects.order_by("pk").values()) for model in models]
+
+
+@pytest.mark.parametrize(("path", "form", "typed"), FACES)
+def test_pages_ask_before_queues_of_pulse_users_are_deleted(admin, alice, account, queue, away, path, form, typed):
+    path, typed = (text.format(queue=queue, alice=alice, account=account) for text in (path, typed))
+    before = stored()
+    page = admin.post(path, form)
     assert "This deletes 1 queue with 420 messages." in page.text
-    assert '<td class="number" data-label="Messages">420</td>' in page.text
-    for typed in ("", "queue/alice/build"):
-        page = admin.post(path, {**sent_again(page), "typed": typed})
-        assert "This deletes 1 queue" in page.text
+    if typed:
+        page = admin.post(path, {**sent_again(page), "typed": typed[:-1]})
         assert 'class="errorlist' in page.text
-    assert limits_of(queue) == (False, None, None)
-    page = admin.post(path, {**sent_again(page), "typed": queue.name}, follow=True)
-    assert "The limits are set." in page.text
-    assert limits_of(queue) == (False, 10, 400)
+    assert stored() == before
+    assert not QueueEvent.objects.exists()
+    assert admin.post(path, {**sent_again(page), "typed": typed}).status_code == 302
+    assert stored() != before
 
 
-def test_the_page_of_an_account_asks_before_its_thresholds_delete_queues(admin, account, queue, away):
-    path = "/pulse-users/alice/thresholds/"
-    page = admin.post(path, {"warn_length": "10", "max_length": "20"})
-    assert "This deletes 1 queue with 420 messages." in page.text
-    assert admin.post(path, {**sent_again(page), "typed": "alic"}).status_code == 200
-    account.refresh_from_db()
-    assert account.max_length is None
-    assert admin.post(path, {**sent_again(page), "typed": "alice"}).status_code == 302
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (10, 20)
-
-
-def test_the_page_of_a_deletion_shows_the_messages_first(client, alice, live_account, amqp, management, guarded):
-    client.force_login(alice)
+def test_the_page_of_a_deletion_shows_the_messages_first(as_alice, live_account, amqp, management, guarded):
     path = "/pulse-users/alice/delete/"
-    page = client.get(path)
+    page = as_alice.get(path)
     assert "This deletes 1 queue with 3 messages." in page.text
     amqp.queue("queue/alice/newer", 1)
     run_pass()
-    page = client.post(path, {**sent_again(page), "name": "alice"})
+    page = as_alice.post(path, {**sent_again(page), "name": "alice"})
     assert "The change now deletes 1 more queue than you confirmed. Nothing was deleted." in page.text
     assert "This deletes 2 queues with 4 messages." in page.text
-    assert client.post(path, {**sent_again(page), "name": "alice"}).status_code == 302
+    assert as_alice.post(path, {**sent_again(page), "name": "alice"}).status_code == 302
     assert queue_names(management, guarded) == set()
-
-
-def test_the_page_of_an_owner_asks_before_a_withdrawal_deletes_queues(admin, alice, account, queue, away):
-    path = f"/owners/{alice.uuid}/"
-    page = admin.post(path, {"remove": "on", "reason": "Left the team."})
-    assert "This deletes 1 queue with 420 messages." in page.text
-    alice.refresh_from_db()
-    assert alice.vouched
-    assert admin.post(path, {**sent_again(page), "typed": alice.email}).status_code == 302
-    alice.refresh_from_db()
-    account.refresh_from_db()
-    assert (alice.vouched, alice.vouchings.get().reason) == (False, "Left the team.")
-    assert account.removing_since is not None
 
 
 # The admin
 
 
-def test_the_form_of_a_queue_asks_and_saves_nothing_before(admin, queue):
-    path = f"/admin/queues/queue/{queue.pk}/change/"
-    form = {**fields_of(admin.get(path)), "warn_length": "10", "max_length": "400", "_continue": "1"}
+AGENTS_FACES = [
+    ("/admin/accounts/owner/{alice.pk}/change/", {"email": "alice@example.org", "full_name": "Alice"}),
+    ("/admin/accounts/owner/{alice.pk}/delete/", {"post": "yes"}),
+    ("/admin/agents/offering/{compute.pk}/delete/", {"post": "yes"}),
+    ("/admin/agents/offering/", {"action": "delete_selected", "_selected_action": "{compute.pk}", "post": "yes"}),
+]
+"""The forms of the admin after which agents lose their queues: their addresses, and what is sent."""
+
+
+@pytest.mark.parametrize(("path", "form"), AGENTS_FACES)
+def test_the_admin_asks_before_agents_lose_their_queues(admin, alice, compute, agents_queue, away, path, form):  # noqa: F811
+    path = path.format(alice=alice, compute=compute)
+    form = {name: value.format(compute=compute) for name, value in form.items()}
+    before = stored()
     page = admin.post(path, form)
-    assert "This deletes 1 queue with 420 messages." in page.text
-    assert limits_of(queue) == (False, None, None)
-    assert not QueueEvent.objects.exists()
-    assert not AuditEntry.objects.filter(event="changed", content_type__model="queue").exists()
-    answer = admin.post(path, sent_again(page))
-    assert (answer.status_code, answer.url) == (302, path)
-    assert limits_of(queue) == (False, 10, 400)
-
-
-def test_the_form_of_an_account_asks_and_saves_nothing_before(admin, account, queue):
-    path = f"/admin/accounts/pulseuser/{account.pk}/change/"
-    page = admin.post(path, {"warn_length": "10", "max_length": "20"})
-    assert "This deletes 1 queue with 420 messages." in page.text
-    account.refresh_from_db()
-    assert account.max_length is None
+    assert "This deletes 1 queue with 3 messages." in page.text
+    assert stored() == before
     assert admin.post(path, sent_again(page)).status_code == 302
-    account.refresh_from_db()
-    assert account.max_length == 20
+    assert stored() != before
+
+
+@pytest.mark.parametrize(
+    ("model", "action", "answers"),
+    [
+        (PulseUser, "set_thresholds", LOW),
+        (Owner, "withdraw", {"remove": "on", "reason": ""}),
+        (AuthToken, "revoke", {}),
+    ],
+)
+def test_the_actions_of_lists_ask_before_queues_are_deleted(
+    admin, alice, account, queue, agents_queue, away, model, action, answers
+):
+    token, _ = create_token(alice, "nightly")
+    before = stored()
+    page = choose_action(admin, model, action, {PulseUser: account, Owner: alice, AuthToken: token}[model])
+    page = confirm(admin, page, **answers)
+    assert re.search("This deletes [12] queues? with", page.text)
+    assert stored() == before
+    confirm(admin, page, **answers)
+    assert stored() != before
+
+
+def test_the_action_that_removes_accounts_shows_the_messages_first(admin, live_account, management, guarded):
+    page = choose_action(admin, PulseUser, "remove", live_account)
+    assert "This deletes 1 queue with 3 messages." in page.text
+    assert messages_of(confirm(admin, page)) == ["1 is removed, with queues and exchanges: alice."]
+    assert queue_names(management, guarded) == set()
 
 
 def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, account, queue):
@@ -553,97 +559,16 @@ def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, ac
     assert set(Queue.objects.values_list("max_length", flat=True)) == {21}
 
 
-def test_thresholds_of_several_accounts_have_one_effect(admin, account, queue):
-    other = PulseUser.objects.create(username="other", ready=True)
-    store("queue/other/builds", 500, pulse_user=other)
-    page = choose_action(admin, PulseUser, "set_thresholds", account, other)
-    page = confirm(admin, page, warn_length="10", max_length="20")
-    assert "This deletes 2 queues with 920 messages." in page.text
-    assert set(PulseUser.objects.values_list("max_length", flat=True)) == {None}
-    answer = confirm(admin, page, warn_length="10", max_length="20")
-    assert messages_of(answer) == ["2 are updated: alice, other."]
-
-
-def test_the_action_that_removes_accounts_shows_the_messages_first(admin, live_account, management, guarded):
-    page = choose_action(admin, PulseUser, "remove", live_account)
-    assert "This deletes 1 queue with 3 messages." in page.text
-    assert messages_of(confirm(admin, page)) == ["1 is removed, with queues and exchanges: alice."]
-    assert queue_names(management, guarded) == set()
-
-
-def test_the_action_that_withdraws_asks_before_queues_are_deleted(admin, alice, queue, away):
-    page = choose_action(admin, Owner, "withdraw", alice)
-    page = confirm(admin, page, remove="on", reason="")
-    assert "This deletes 1 queue with 420 messages." in page.text
-    alice.refresh_from_db()
-    assert alice.vouched
-    confirm(admin, page, remove="on", reason="")
-    alice.refresh_from_db()
-    assert not alice.vouched
-
-
-def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(client, alice, agents_queue):
+def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(as_alice, alice, agents_queue):
     token, _ = create_token(alice, "nightly")
     path = f"/tokens/{token.uuid}/revoke/"
-    client.force_login(alice)
-    page = client.post(path)
+    page = as_alice.post(path)
     assert "This deletes 1 queue with 3 messages." in page.text
-    wrong = client.post(path, {"confirm": confirmation_in(page), "typed": "weekly"})
+    wrong = as_alice.post(path, {"confirm": confirmation_in(page), "typed": "weekly"})
     assert wrong.status_code == 200
     assert AuthToken.objects.exists()
-    assert client.post(path, {"confirm": confirmation_in(page), "typed": "nightly"}).status_code == 302
+    assert as_alice.post(path, {"confirm": confirmation_in(page), "typed": "nightly"}).status_code == 302
     assert not AuthToken.objects.exists()
-
-
-def test_the_action_that_revokes_tokens_asks_before_agents_lose_their_queues(admin, alice, bob, agents_queue):
-    tokens = [create_token(owner, "nightly")[0] for owner in (alice, bob)]
-    page = confirm(admin, choose_action(admin, AuthToken, "revoke", *tokens))
-    assert "This deletes 1 queue with 3 messages." in page.text
-    assert AuthToken.objects.count() == 2
-    assert messages_of(confirm(admin, page)) == ["2 are revoked: nightly, nightly."]
-    assert not AuthToken.objects.exists()
-
-
-def test_the_deactivation_of_an_owner_asks_before_agents_lose_their_queues(admin, alice, agents_queue):
-    path = f"/admin/accounts/owner/{alice.pk}/change/"
-    form = {**fields_of(admin.get(path)), "full_name": "Alice"}
-    del form["is_active"]
-    page = admin.post(path, form)
-    assert "This deletes 1 queue with 3 messages." in page.text
-    alice.refresh_from_db()
-    assert (alice.is_active, alice.full_name) == (True, "")
-    assert admin.post(path, sent_again(page)).status_code == 302
-    alice.refresh_from_db()
-    assert (alice.is_active, alice.full_name) == (False, "Alice")
-
-
-def test_the_deletion_of_an_owner_asks_before_the_agents_vhost_is_deleted(admin, alice, agents_queue, away):
-    store("guardian.dlq", 2, vhost=agents_queue.vhost, owner=alice, registered=True)
-    path = f"/admin/accounts/owner/{alice.pk}/delete/"
-    page = admin.post(path, {"post": "yes"})
-    assert "This deletes 2 queues with 5 messages." in page.text
-    assert Owner.objects.filter(pk=alice.pk).exists()
-    assert admin.post(path, sent_again(page)).status_code == 302
-    assert not Owner.objects.filter(pk=alice.pk).exists()
-
-
-def test_the_deletion_of_an_offering_asks_before_its_queues_are_deleted(admin, compute, agents_queue, away):  # noqa: F811
-    path = f"/admin/agents/offering/{compute.pk}/delete/"
-    page = admin.post(path, {"post": "yes"})
-    assert "This deletes 1 queue with 3 messages." in page.text
-    assert admin.post(path, sent_again(page)).status_code == 302
-    page = admin.get("/admin/agents/offering/")
-    assert "Compute</a>" not in page.text
-
-
-def test_deletions_in_a_list_ask_before_queues_are_deleted(admin, compute, agents_queue, away):  # noqa: F811
-    form = {"action": "delete_selected", "_selected_action": [compute.pk]}
-    assert confirmation_in(admin.post("/admin/agents/offering/", form)) == ""
-    page = admin.post("/admin/agents/offering/", {**form, "post": "yes"})
-    assert "This deletes 1 queue with 3 messages." in page.text
-    assert admin.post("/admin/agents/offering/", sent_again(page)).status_code == 302
-    assert not compute.subscription_queues.exists()
-    assert confirmation_in(page) != ""
 
 
 # Callers inside Guardian

@@ -93,15 +93,14 @@ def test_a_mail_shows_header_arguments_and_the_path_to_the_first_exchange(fed, a
     monitor.run_pass()
     send_due()
     (mail,) = mailbox.to("alice@example.org")
-    for text in TEXTS:
+    for text in (*TEXTS, f"/queues/{Queue.objects.get().uuid}/"):
         assert text in mail.text
         assert text in mail.html
 
 
-def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange(fed, alice, client):
+def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange(fed, as_alice):
     monitor.run_pass()
-    client.force_login(alice)
-    page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
+    page = as_alice.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     page = page.replace('<code class="name">', "").replace("</code>", "")
     assert "exchange exchange/alice/last, x-match: all, type: order" in page
     assert "exchange exchange/alice/first to exchange exchange/alice/middle, routing key order.#" in page
@@ -115,11 +114,7 @@ def limit_on_broker(management, vhost, **definition):
     management._exchange("PUT", ("policies", vhost, "bounded"), json={"pattern": "^queue/", "definition": definition})
 
 
-@pytest.mark.parametrize("singly", [True, False])
-def test_a_warning_says_that_the_broker_limits_the_queue(
-    amqp, guarded, account, management, mailbox, monkeypatch, singly
-):
-    monkeypatch.setattr(facts, "MAX_SINGLE_REQUESTS", 10 if singly else 0)
+def test_a_warning_says_that_the_broker_limits_the_queue(amqp, guarded, account, management, mailbox):
     limit_on_broker(management, guarded, max_length=7)
     amqp.queue(NAME, 30)
     monitor.run_pass()
@@ -150,13 +145,12 @@ def test_a_warning_says_what_the_broker_does_past_its_limit(
     assert sentence in mailbox.to("alice@example.org")[0].text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, account, alice, client):
+def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, account, as_alice):
     amqp.queue(NAME, 6, arguments={"x-max-length": 7})
     monitor.run_pass()
-    client.force_login(alice)
-    page = client.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
+    page = as_alice.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     assert "7 messages: the broker drops the rest, the oldest first" in page
     (refreshed,) = re.findall('hx-get="([^"]*)"', page)
-    for text in (page, client.get(html.unescape(refreshed), headers={"HX-Request": "true"}).content.decode()):
+    for text in (page, as_alice.get(html.unescape(refreshed), headers={"HX-Request": "true"}).content.decode()):
         assert "The broker itself limits it" in text
         assert "it is deleted" not in text

@@ -4,12 +4,10 @@ The short form is the same each time. In the long one, of `make soak`, ``GUARDIA
 that match the schema, and ``GUARDIAN_FUZZ_SEED`` the seed. As many again are garbage that matches no schema.
 """
 
-import contextlib
 import json
 import os
 import re
 import secrets
-import uuid
 import zlib
 from collections import Counter
 from io import BytesIO
@@ -19,8 +17,6 @@ from urllib.parse import quote_from_bytes
 import pytest
 import schemathesis
 from django.conf import settings as django_settings
-from django.test import Client
-from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
@@ -32,21 +28,15 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from accounts.models import AuthToken, Invitation, Owner, PulseUser
-from accounts.pulse_users.creation import create_pulse_user
-from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
+from accounts.models import AuthToken, Owner
 from message_store import queues
 from message_store.applications import create_key
 from message_store.models import Application
 from message_store.queues import MessageInput
-from notifications.models import Channel
-from queues.models import Archive, Queue, QueueEvent, QueueSample, Replay
-from rabbit.errors import NotOnBroker
 from tests.site import test_who_may
 from tests.site.test_api_schema import ALL_OPERATIONS, OPERATIONS
 from tests.site.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone
-from tests.support.api import answer_to
-from tests.support.archives import store_archive
+from tests.support.api import answer_to, keeping_connections
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.slow
@@ -106,141 +96,57 @@ def counted(request):
 # Requests that match the schema
 
 
-class World:
-    """An owner with one of everything, restored after a request deletes it, and other owners."""
+class World(test_who_may.World):
+    """The belongings of an owner, in the database and on the broker, and visitors with sessions."""
 
     def __init__(self, guarded: str, management: Any) -> None:
-        self.vhost, self.management = guarded, management
-        self.people = {
-            visitor: Owner.objects.create_user(
-                f"{visitor}@example.org",
-                vouched=visitor != "unvouched",
-                is_staff=visitor == "operator",
-                last_login=timezone.now(),
-            )
-            for visitor in VISITORS[1:]
-        }
-        self.owner = self.people["owner"]
-        self.asking = Owner.objects.create_user("asking@example.org", last_login=timezone.now())
-        self.username = f"alice-{uuid.uuid4().hex[:8]}"
-        self.queue, self.exchange = f"queue/{self.username}/q", f"exchange/{self.username}/e"
-        self.keys = {
-            (visitor, scope): AuthToken.objects.create(user=owner, scope=scope)[1]
-            for visitor, owner in self.people.items()
-            for scope in SCOPES
-        }
-        self.sessions = {}
-        for visitor, owner in self.people.items():
-            client = Client()
-            client.force_login(owner)
-            self.sessions[visitor] = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+        super().__init__(guarded)
+        self.management = management
+        self.sign_in()
         self.restore()
 
     def restore(self) -> None:
-        """Restore everything as it was at first."""
-        Owner.objects.filter(pk=self.asking.pk).update(vouched=False, vouch_requested_at=timezone.now())
-        account = PulseUser.objects.filter(username=self.username).first()
-        if account is None:
-            account, _ = create_pulse_user(self.username, [self.owner])
-        account.owners.set([self.owner, self.people["co-owner"]])
-        self.management.declare_queue(self.vhost, self.queue)
-        self.management.declare_exchange(self.vhost, self.exchange)
-        now = timezone.now()
-        queue, new = Queue.objects.get_or_create(
-            vhost=self.vhost, name=self.queue,
-            defaults={"type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
-                      "ready": 1, "unacknowledged": 0, "first_seen": now, "last_seen": now},
-        )  # fmt: skip
-        if new:
-            QueueSample.objects.create(queue=queue, at=now, length=1)
-            QueueEvent.objects.create(queue=queue, vhost=self.vhost, queue_name=self.queue, kind="warned", at=now)
-        Queue.objects.filter(pk=queue.pk).update(state="ok", pulse_user=account)
-        invitation = Invitation.objects.get_or_create(
-            pulse_user=account, invitee=self.people["other"], defaults={"inviter": self.owner}
-        )[0]
-        Invitation.objects.update(created=now, closed_at=None)
-        channel = Channel.objects.get_or_create(owner=self.owner, name="chat", defaults={"service": "Webhook"})[0]
-        spare = AuthToken.objects.filter(user=self.owner, name="spare").first()
-        spare = spare or AuthToken.objects.create(user=self.owner, name="spare")[0]
-        offering = Offering.objects.get_or_create(name="Cluster")[0]
-        offering.members.add(self.owner)
-        offering.publishers.add(self.owner)
-        identity = AgentIdentity.objects.get_or_create(owner=self.owner, offering=offering, name="cellar")[0]
-        named = {"vhost": self.owner.uuid.hex, "queue_name": f"consumer_{uuid.uuid4().hex}"}
-        service = identity.services.get_or_create(name="orders")[0]
-        processor = service.processors.get_or_create(name="slurm", defaults={"last_run": timezone.now()})[0]
-        consumer = Consumer.objects.get_or_create(identity=identity, defaults=named)[0]
-        subscription = EventSubscription.objects.get_or_create(
-            owner=self.owner, identity=identity, object_type="order", defaults={"source_ip": "192.0.2.7"}
-        )[0]
-        named = {"vhost": self.owner.uuid.hex, "queue_name": f"subscription_{uuid.uuid4().hex}"}
-        subscribed = SubscriptionQueue.objects.get_or_create(
-            subscription=subscription, offering=offering, object_type="call", defaults=named
-        )[0]
-        of_queue = {"vhost": queue.vhost, "queue": queue, "pulse_user": account}
-        archive = Archive.objects.filter(reason="length", state="kept", **of_queue).first()
-        archive = archive or store_archive(b"1", name=queue.name, **of_queue)
-        self.replay = Replay.objects.get_or_create(
-            archive=archive,
-            to_queue=queue.name,
-            first=1,
-            last=1,
-            defaults={"by": self.owner, "created": timezone.now()},
-        )[0]
-        self.offering = offering
-        self.uuids = {
-            "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.asking.uuid,
-            "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-consumers": consumer.uuid,
-            "event-subscriptions": subscription.uuid,
-            "event-subscription-queues": subscribed.uuid, "invitations": invitation.uuid, "archives": archive.uuid,
-            **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
-            "marketplace-site-agent-services": service.uuid, "marketplace-site-agent-processors": processor.uuid,
-        }  # fmt: skip
+        """Restore what a request may have deleted from the broker."""
+        restore_broker(self.management, self.vhost)
 
     def point(self, case: schemathesis.Case) -> None:
         """Let this request name existing objects."""
-        kind = case.path.split("/")[2]
-        if "uuid" in case.path_parameters:
-            case.path_parameters["uuid"] = self.uuids[kind].hex
-        if "replay_uuid" in case.path_parameters:
-            case.path_parameters["replay_uuid"] = self.replay.uuid.hex
-        if "username" in case.path_parameters:
-            case.path_parameters["username"] = self.username
-        if kind == "exchanges":
-            case.query["name"] = self.exchange
+        path = case.operation.path
+        address = self.address_of(path[1:].replace("{", "<str:").replace("}", ">")).partition("?")[0]
+        named = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path), address)
+        case.path_parameters |= named.groupdict() if named else {}
+        if path.startswith("/api/exchanges/"):
+            case.query["name"] = f"exchange/{ACCOUNT}/events"
         body = case.body if isinstance(case.body, dict) else {}
         for field in {"offering", "offering_uuid"} & set(body):
             body[field] = self.offering.uuid.hex
         if "owners" in body:
-            body["owners"] = [self.owner.email, self.people["co-owner"].email]
+            body["owners"] = ["owner@example.org", "co-owner@example.org"]
         if "email" in body:
-            body["email"] = self.asking.email
+            body["email"] = "unvouched@example.org"
 
     def send(self, case: schemathesis.Case, who: str, way: str) -> Any:
-        """Send this request by a token, or by a session with its CSRF token like a browser."""
+        """Send this request by a token, or by a session with its CSRF token like a browser, and roll it back."""
         headers, cookies = {}, {}
         if way in SCOPES:
-            headers["Authorization"] = f"Token {self.keys.get((who, way), '0' * 64)}"
+            headers["Authorization"] = f"Token {self.keys[who, way]}"
         else:
             case.headers.pop("Authorization", None)  # which schemathesis invents
         if way == "session":
-            cookies = {django_settings.SESSION_COOKIE_NAME: self.sessions[who], "csrftoken": "c" * 32}
+            session = self.cookies[who][django_settings.SESSION_COOKIE_NAME].value
+            cookies = {django_settings.SESSION_COOKIE_NAME: session, "csrftoken": "c" * 32}
             headers["X-CSRFToken"] = "c" * 32
-        return case.call(headers=headers, cookies=cookies)
-
-    def remove(self) -> None:
-        """Delete created accounts from the broker: they are not part of the test's vhost."""
-        for account in PulseUser.objects.all():
-            with contextlib.suppress(NotOnBroker):
-                self.management.delete_user(account.username)
+        with undone(), keeping_connections():
+            return case.call(headers=headers, cookies=cookies)
 
 
 @pytest.fixture
 def world(guarded, management, settings, agents):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 1000
-    made = World(guarded, management)
-    yield made
-    made.remove()
+    before = {user.name for user in management.users()}
+    yield World(guarded, management)
+    for name in {user.name for user in management.users()} - before:
+        management.delete_user(name)
 
 
 def takes_something(operation: schemathesis.APIOperation) -> bool:
@@ -433,11 +339,9 @@ ROUTES = [route for route in routes() if "^" not in route and route != "api/docs
 
 
 @pytest.mark.parametrize("under", ["api/", "v1/"])
-def test_garbage_is_refused_without_server_errors(guarded, management, counted, under):
+def test_garbage_is_refused_without_server_errors(world, counted, under):
     """Send garbage to existing and almost existing paths of the API or the message store."""
     mine = [route for route in ROUTES if route.startswith(under)]
-    restore_broker(management, guarded)
-    world = test_who_may.World(guarded)
     application = create_key(Application.objects.get(name="shop"))[1]
 
     @examples(CASES // 3)
@@ -461,22 +365,14 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
             environ |= {"HTTP_AUTHORIZATION": f"Application {application}"}
         with undone():
             if how == "session":
-                client = Client()
-                client.force_login(world.people[who])
-                session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+                session = world.cookies[who][django_settings.SESSION_COOKIE_NAME].value
                 environ["HTTP_COOKIE"] = f"{django_settings.SESSION_COOKIE_NAME}={session}; csrftoken={'c' * 32}"
                 environ.setdefault("HTTP_X_CSRFTOKEN", "c" * 32)
             answer = answer_to(**environ, PATH_INFO=as_bytes(address + end).decode("latin-1"))
             counted[f"garbage to /{under}", " by ".join(filter(None, way)), answer.status_code] += 1
             assert_error_format(under, environ["REQUEST_METHOD"], answer)
 
-    try:
-        send()
-    finally:
-        created = [name for name in STRANGE if re.fullmatch("[A-Za-z]+", name) and name != LONG]  # by an operator
-        for name in (ACCOUNT, *created):
-            with contextlib.suppress(NotOnBroker):
-                management.delete_user(name)
+    send()
 
 
 def assert_error_format(under: str, method: str, answer: Any) -> None:

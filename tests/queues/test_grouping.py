@@ -67,12 +67,6 @@ def test_a_pass_that_warns_about_many_queues_sends_one_mail_to_each_recipient(fi
     assert mail_breaches(mailbox.mails) == []
 
 
-def test_a_pass_that_warns_about_few_queues_sends_a_mail_about_each(fill, mailbox):
-    fill(grouping.MAX_SEPARATE, 6)
-    run_and_send()
-    assert sorted(subjects(mailbox)) == [f"[Guardian] Warning: queue/alice/q{one} has 6 messages" for one in range(3)]
-
-
 def test_deletions_and_warnings_of_one_pass_are_one_message(fill, mailbox):
     fill(2, 6, "long-")
     fill(2, 12, "too-long-")
@@ -192,20 +186,18 @@ def test_queues_whose_state_moved_on_are_left_out(account, mailbox):
         assert (f"queue/alice/{number}" in group.text) == (number >= 3)
 
 
-def test_a_group_whose_queues_are_all_gone_is_not_sent(account, mailbox):
-    write(queues_of(account, MANY))
-    Queue.objects.update(state="gone")
-    assert send_due().sent == 0
-    assert mailbox.mails == []
-
-
-def test_if_few_queues_of_a_group_are_left_each_gets_a_mail(account, mailbox):
+def test_if_few_queues_of_a_group_are_left_each_gets_a_mail_and_if_none_is_no_mail_is_sent(account, mailbox):
     queues = queues_of(account, MANY)
     write(queues)
     Queue.objects.filter(pk=queues[0].pk).update(state="gone")
     send_due()
     assert {mail.message["X-Guardian-Kind"] for mail in mailbox.mails} == {"warning"}
     assert len(mailbox.to("alice@example.org")) == 3
+    mailbox.clear()
+    write(queues)
+    Queue.objects.update(state="gone")
+    assert send_due().sent == 0
+    assert mailbox.mails == []
 
 
 def test_passes_are_separate_groups(account, mailbox):

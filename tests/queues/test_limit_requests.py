@@ -60,35 +60,29 @@ def test_an_open_request_is_shown_until_operators_decide(queue, alice, operator,
     assert limit_requests.open_request(queue) is None
 
 
-def test_who_asked_learns_why_a_request_is_declined(queue, alice, operator, client):
+def test_who_asked_learns_why_a_request_is_declined(queue, alice, admin):
     limit_requests.ask(queue, alice, 50_000, "nightly import")
-    client.force_login(operator)
-    assert "This field is required." in client.post(f"/queues/{queue.uuid}/limits/decline/").text
-    answer = client.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
+    assert "This field is required." in admin.post(f"/queues/{queue.uuid}/limits/decline/").text
+    answer = admin.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
     assert "The request is declined." in answer.text
     declined = Notification.objects.get(kind="limit-answer")
     assert declined.recipient == "alice@example.org"
     assert "no memory left" in compose(declined).body
     assert queue_events(NAME) == ["asked", "declined"]
-    again = client.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
+    again = admin.post(f"/queues/{queue.uuid}/limits/decline/", {"reason": "no memory left"}, follow=True)
     assert "No request is open" in again.text
 
 
-def test_an_owner_asks_through_the_api(queue, alice):
-    program, path = Program(alice), f"queues/{queue.uuid}/limits/ask/"
-    refused = program.post(path, {"max_length": 8_000, "reason": "x"})
+def test_owners_ask_and_operators_decline_through_the_api(queue, alice, operator):
+    program, path = Program(alice), f"queues/{queue.uuid}/limits/"
+    refused = program.post(f"{path}ask/", {"max_length": 8_000, "reason": "x"})
     assert refused.json() == {"max_length": ["Enter more than 8,000, the present limit."]}
-    assert program.post(path, {"max_length": 50_000, "reason": "x"}).status_code == 204
+    assert program.post(f"{path}ask/", {"max_length": 50_000, "reason": "x"}).status_code == 204
     assert limit_requests.open_request(queue).details == {"wanted": 50_000, "reason": "x"}
-
-
-def test_an_operator_declines_through_the_api(queue, alice, operator):
-    path = f"queues/{queue.uuid}/limits/decline/"
-    limit_requests.ask(queue, alice, 50_000, "nightly import")
-    assert Program(operator).post(path, {"reason": "no memory left"}).status_code == 204
+    declining = [Program(operator).post(f"{path}decline/", {"reason": "no memory left"}) for _ in range(2)]
+    assert declining[0].status_code == 204
     assert limit_requests.open_request(queue) is None
-    again = Program(operator).post(path, {"reason": "no memory left"})
-    assert again.json() == {"non_field_errors": ["No request is open: it was answered in the meantime."]}
+    assert declining[1].json() == {"non_field_errors": ["No request is open: it was answered in the meantime."]}
 
 
 @pytest.mark.parametrize(
@@ -100,28 +94,25 @@ def test_an_operator_declines_through_the_api(queue, alice, operator):
         ({"max_length": 50_000, "reason": "x" * 501}, "at most 500 characters"),
     ],
 )
-def test_an_invalid_request_says_what_is_wrong(queue, alice, client, body, text):
-    client.force_login(alice)
-    answer = client.post(f"/queues/{queue.uuid}/limits/ask/", body)
+def test_an_invalid_request_says_what_is_wrong(queue, as_alice, body, text):
+    answer = as_alice.post(f"/queues/{queue.uuid}/limits/ask/", body)
     assert text in answer.text
     assert not Notification.objects.exists()
 
 
-def test_an_owner_asks_at_most_five_times_an_hour(account, queue, alice, client):
-    client.force_login(alice)
+def test_an_owner_asks_at_most_five_times_an_hour(account, queue, as_alice):
     body = {"max_length": 50_000, "reason": "x"}
     queues = [stored_queue(f"queue/alice/{number}", pulse_user=account) for number in range(6)]
-    pages = [client.post(f"/queues/{one.uuid}/limits/ask/", body) for one in queues]
+    pages = [as_alice.post(f"/queues/{one.uuid}/limits/ask/", body) for one in queues]
     assert [page.status_code for page in pages] == [302] * 5 + [200]
     assert "Too many" in pages[-1].text
     assert Notification.objects.count() == 5
 
 
-def test_a_queue_that_is_never_deleted_needs_no_request(queue, alice, client):
+def test_a_queue_that_is_never_deleted_needs_no_request(queue, as_alice):
     Queue.objects.update(unbounded=True)
-    client.force_login(alice)
-    assert "limits/ask/" not in client.get(f"/queues/{queue.uuid}/").text
-    answer = client.post(f"/queues/{queue.uuid}/limits/ask/", {"max_length": 50_000, "reason": "x"})
+    assert "limits/ask/" not in as_alice.get(f"/queues/{queue.uuid}/").text
+    answer = as_alice.post(f"/queues/{queue.uuid}/limits/ask/", {"max_length": 50_000, "reason": "x"})
     assert "never deletes this queue" in answer.text
 
 

@@ -102,9 +102,9 @@ def test_a_replay_reaches_nobody_by_carbon_copy(amqp, alice, archived, broker, g
     assert taken(amqp, "queue/bob/secret") == []
 
 
-@pytest.mark.parametrize(
-    ("to", "why"),
-    [
+def test_a_replay_to_a_wrong_target_or_range_is_refused(alice, archived):
+    archive = archived(3)
+    for to, why in (
         ({"queue": "queue/bob/builds"}, "starts with queue/alice/"),
         ({"exchange": "amq.topic"}, "starts with exchange/alice/"),
         ({"queue": "queue/alice/none"}, "no queue or exchange of this name"),
@@ -114,11 +114,9 @@ def test_a_replay_reaches_nobody_by_carbon_copy(amqp, alice, archived, broker, g
         ({"queue": NAME, "first": 0}, "within 1 to 3"),
         ({"queue": NAME, "last": 4}, "within 1 to 3"),
         ({"queue": NAME, "first": 3, "last": 2}, "within 1 to 3"),
-    ],
-)
-def test_a_replay_to_a_wrong_target_or_range_is_refused(alice, archived, to, why):
-    with pytest.raises(ReplayRefused, match=why):
-        replay.start(archived(3), alice, **to)
+    ):
+        with pytest.raises(ReplayRefused, match=why):
+            replay.start(archive, alice, **to)
     assert not Replay.objects.exists()
 
 
@@ -199,12 +197,6 @@ def test_lost_confirms_repeat_one_batch(amqp, alice, archived, settings, broker,
     assert len(arrived) <= 350
 
 
-def test_two_workers_send_each_message_once(amqp, alice, archived):
-    replay.start(archived(300), alice, queue=NAME)
-    assert sum(in_parallel(*[replay.run_due] * 2)) == 300
-    assert numbers(amqp) == list(range(300))
-
-
 def test_two_replays_at_once_both_arrive(amqp, alice, archived):
     one = archived(150)
     replay.start(one, alice, queue=NAME)
@@ -266,7 +258,7 @@ def test_the_rate_limits_a_replay(amqp, alice, archived):
 
 def test_a_step_ends_in_time_and_the_next_continues(alice, archived):
     started = replay.start(archived(300), alice, queue=NAME, rate=100)
-    assert replay.run_due(0.1) == 100
+    assert replay.run_due(0.5) == 100
     started.refresh_from_db()
     assert (started.state, started.sent) == ("running", 100)
     Replay.objects.update(rate=None)

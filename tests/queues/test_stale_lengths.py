@@ -1,9 +1,6 @@
 """Outdated lengths: the list shows a quorum queue as of its last tick, up to 5 s ago."""
 
-from datetime import timedelta
-
 import pytest
-from django.utils import timezone
 
 from queues.guard import monitor
 from queues.models import Queue
@@ -32,36 +29,6 @@ def test_a_queue_purged_just_before_the_pass_is_kept(amqp, management, guarded, 
     assert queue_names(management, guarded) == LONG - {"really-long"}
     assert sent("ops@example.org").count("deletion") == 1
     assert "recovery" not in sent("ops@example.org")
-
-
-def test_a_quorum_queue_is_deleted_for_unacknowledged_messages_after_12_s(amqp, management, guarded):
-    amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
-    for _ in range(40):
-        amqp.channel.basic_get("held")
-    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
-    assert monitor.run_pass().deleted == 0
-    queue = Queue.objects.get()
-    assert (queue.state, queue.ready, queue.unacknowledged) == ("warned", 0, 40)
-    assert queue.over_unacked_since is not None
-    Queue.objects.update(over_unacked_since=timezone.now() - timedelta(seconds=11))
-    assert monitor.run_pass().deleted == 0
-    Queue.objects.update(over_unacked_since=timezone.now() - timedelta(seconds=12))
-    assert monitor.run_pass().deleted == 1
-    assert sent("ops@example.org") == ["warning", "deletion"]
-
-
-def test_a_quorum_queue_with_unacknowledged_messages_has_not_recovered(amqp, management, guarded):
-    amqp.queue("held", 8, arguments={"x-queue-type": "quorum"})
-    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 8})
-    monitor.run_pass()
-    amqp.publish("held", 32)
-    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
-    for _ in range(40):
-        amqp.channel.basic_get("held")
-    assert monitor.run_pass().deleted == 0
-    queue = Queue.objects.get()
-    assert (queue.state, queue.ready, queue.unacknowledged) == ("warned", 0, 40)
-    assert sent("ops@example.org") == ["warning"]
 
 
 def test_a_quorum_queue_that_only_seems_short_has_not_recovered(amqp, management, guarded):

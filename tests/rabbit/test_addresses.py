@@ -50,15 +50,9 @@ def test_a_comma_separates_addresses_only_before_a_scheme(setting, expected):
 
 def test_a_failed_address_is_the_last_to_be_tried_again():
     addresses = Addresses(["a", "b", "c"])
-    addresses.move_past("a")
-    assert addresses.in_turn() == ["b", "c", "a"]
-
-
-def test_two_threads_that_find_one_address_failed_move_past_it_once():
-    addresses = Addresses(["a", "b", "c"])
-    addresses.move_past("a")
-    addresses.move_past("a")
-    assert addresses.in_turn()[0] == "b"
+    for _ in range(2):  # two threads find that it failed
+        addresses.move_past("a")
+        assert addresses.in_turn() == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -89,11 +83,6 @@ def test_a_request_goes_to_the_first_address_that_can_be_reached(broker):
     management = Management(f"{AWAY},{broker.management_url}")
     assert management.whoami().name
     assert repr(management).startswith(f"<Management http://127.0.0.1:{broker.management_url.rpartition(':')[2]}, ")
-
-
-def test_a_request_goes_to_an_address_that_accepts_the_login(broker):
-    wrong = re.sub(":[^:@]*@", ":wrong@", broker.management_url)
-    assert Management(f"{wrong},{broker.management_url}").whoami().name
 
 
 def test_a_login_that_every_address_refuses_is_refused(broker):

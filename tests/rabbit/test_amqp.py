@@ -110,14 +110,6 @@ def test_a_missing_vhost_is_not_on_the_broker(broker):
         session.delete_queue("q")
 
 
-def test_a_refused_login_is_reported(broker, vhost):
-    with (
-        Session(broker.amqp_url.replace("://", "://nobody:nothing@").replace("@guest:guest@", "@"), vhost) as session,
-        pytest.raises(Refused),
-    ):
-        session.delete_queue("q")
-
-
 def test_a_broker_that_is_away_was_never_reached(vhost):
     with Session("amqp://127.0.0.1:1", vhost) as session, pytest.raises(BrokerUnavailable) as outage:
         session.delete_queue("q")
@@ -127,19 +119,10 @@ def test_a_broker_that_is_away_was_never_reached(vhost):
 def test_a_deletion_may_take_longer_than_other_requests(broker, amqp, vhost):
     amqp.queue("q", 1)
     with Proxy.before(broker.amqp_url) as proxy, Session(proxy.url(broker.amqp_url), vhost, 0.5) as session:
-        session.declare_passively("q")
-        proxy.delay(0.8)
-        assert session.delete_queue("q") == 1
-        with pytest.raises(BrokerUnavailable):
-            session.declare_passively("q")
-
-
-def test_after_a_refused_deletion_other_requests_have_their_own_timeout(broker, amqp, vhost):
-    amqp.queue("q", 1)
-    with Proxy.before(broker.amqp_url) as proxy, Session(proxy.url(broker.amqp_url), vhost, 0.5) as session:
         with pytest.raises(Refused):
             session.delete_queue("q", if_empty=True)
         proxy.delay(0.8)
+        assert session.delete_queue("q") == 1
         with pytest.raises(BrokerUnavailable):
             session.declare_passively("q")
 

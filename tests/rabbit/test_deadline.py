@@ -59,14 +59,11 @@ def test_the_limit_starts_with_the_first_request(management):
         assert management.whoami()
 
 
-def test_a_renewed_limit_counts_from_the_last_answer(management):
+def test_only_a_renewed_limit_counts_from_the_last_answer(management):
     with deadline.limit(0.8, renewed=True):
         for _ in range(3):
             time.sleep(0.4)
             assert management.whoami()
-
-
-def test_a_limit_that_is_not_renewed_ends_between_answers(management):
     with deadline.limit(0.5):
         management.whoami()
         time.sleep(0.6)

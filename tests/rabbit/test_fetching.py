@@ -107,11 +107,6 @@ def test_a_classic_queue_is_fetched_past_another_consumer(session, fill, amqp, m
     assert fetched(fetch, 45) == list(range(5, 50))
 
 
-def test_a_single_active_consumer_fetches_all(session, fill):
-    fill("q", 250, **{"x-single-active-consumer": True})
-    assert fetched(Fetch(session, "q", queue_type="classic"), 250) == list(range(250))
-
-
 def test_a_queue_that_is_emptied_by_others_ends_the_fetch(session, fill, amqp, monkeypatch):
     monkeypatch.setattr(fetching, "SILENCE_SECONDS", 0.1)
     fill("q", 50)
@@ -130,22 +125,3 @@ def test_a_queue_deleted_meanwhile_ends_the_fetch(session, fill, amqp, monkeypat
     with pytest.raises(NotOnBroker):
         list(batches)
     assert not session.is_connected  # py-amqp would have reopened the channel
-
-
-def test_a_queue_declared_again_meanwhile_is_another_one(session, fill, amqp):
-    fill("q", 1000)
-    batches = Fetch(session, "q", queue_type="classic").batches(1000, PLENTY)
-    assert next(batches)
-    amqp.channel.queue_delete("q")
-    fill("q", 3)
-    with pytest.raises(NotOnBroker):
-        list(batches)
-    assert session.declare_passively("q").ready == 3
-
-
-def test_an_auto_delete_queue_is_fetched_and_stays(session, amqp):
-    amqp.queue("q", 150, durable=False, auto_delete=True)
-    fetch = Fetch(session, "q", queue_type="classic", is_auto_delete=True)
-    assert fetched(fetch, 150) == list(range(150))
-    fetch.requeue()
-    wait_until_equal(lambda: session.declare_passively("q").ready, 150)

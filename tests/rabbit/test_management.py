@@ -162,14 +162,6 @@ def test_a_dot_segment_as_a_name_is_not_sent(proxied, proxy, management, vhost, 
     assert queue_names(management, vhost) == set()
 
 
-def test_a_queue_named_dots_is_listed(broker, management, vhost):
-    connection = connect(broker, vhost)
-    connection.channel().queue_declare("..", durable=True)
-    assert queue_names(management, vhost) == {".."}
-    connection.channel().queue_delete("..")
-    connection.close()
-
-
 @pytest.mark.parametrize("name", ["a\n", "\r", "a\nb"])
 def test_a_name_with_a_line_break_is_refused(management, vhost, name):
     with pytest.raises(Refused, match="line break"):
@@ -327,19 +319,15 @@ def test_a_user_without_a_password_cannot_log_in(broker, management, vhost, user
 
 def test_permissions_are_set_read_and_deleted(management, vhost, user):
     assert management.permissions_of(user) == {}
-    management.set_permissions(vhost, user, NO_ACCESS)
-    management.set_permissions(vhost, user, NO_ACCESS._replace(read=r"^queue/a\.b/é"))
-    assert management.permissions_of(user) == {vhost: ("^$", "^$", r"^queue/a\.b/é")}
-    management.delete_permissions(vhost, user)
-    assert management.permissions_of(user) == {}
-
-
-def test_all_permissions_are_grouped_by_user_and_vhost(management, vhost, user):
     assert user not in management.all_permissions()
     management.set_permissions(vhost, user, NO_ACCESS)
     found = management.all_permissions()
     assert found[user] == {vhost: NO_ACCESS}
     assert found[management.whoami().name][vhost] == FULL_ACCESS
+    management.set_permissions(vhost, user, NO_ACCESS._replace(read=r"^queue/a\.b/é"))
+    assert management.permissions_of(user) == {vhost: ("^$", "^$", r"^queue/a\.b/é")}
+    management.delete_permissions(vhost, user)
+    assert management.permissions_of(user) == {}
 
 
 def test_an_invalid_pattern_is_refused(management, vhost, user):
@@ -438,10 +426,14 @@ def test_a_timeout_is_not_retried(proxied, proxy):
 
 @pytest.mark.parametrize(
     ("begins", "goes_on"),
-    [(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 ", b"O")],
-    ids=["headers", "interim responses", "status line"],
+    [
+        (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n[", b" "),
+    ],
+    ids=["headers", "interim responses", "body"],
 )
-def test_headers_that_never_end_are_a_timeout(proxied, proxy, begins, goes_on):
+def test_an_answer_that_never_ends_is_a_timeout(proxied, proxy, begins, goes_on):
     proxy.answer_slowly(itertools.chain([begins], itertools.repeat(goes_on, 100)), pause=0.1)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
@@ -640,12 +632,9 @@ def test_a_path_in_the_url_prefixes_every_request(broker, proxy):
         "amqp://guest:sesame@localhost:5672",
         "http://",
         "http://guest:sesame@",
-        "http://guest:sesame@:15672",
         "http://guest:sesame@localhost:sesame",
         "http://guest:sesame@localhost:0",
-        "http://guest:sesame@localhost:65536",
         "http://guest:ses/ame@localhost:15672",
-        "http://guest:1/sesame@localhost:15672",
         "http://guest:1#sesame@localhost:15672",
         "http://guest:1?sesame@localhost:15672",
         "http://guest:sesame@[::1",
@@ -689,13 +678,3 @@ def test_the_password_is_in_no_error_and_no_log(broker, proxy, caplog, monkeypat
     assert all("GET /api/overview" in text for text in texts[2:])
     assert caplog.text
     assert not any("sesame" in text for text in [*texts, caplog.text])
-
-
-def test_a_body_that_never_ends_is_a_timeout(proxied, proxy):
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n["
-    proxy.answer_slowly(itertools.chain([head], itertools.repeat(b" ")), pause=0.1)
-    began = time.monotonic()
-    with pytest.raises(BrokerUnavailable, match=r"complete within 1\.5 s") as outage:
-        proxied.list_queues(None, TOTALS)
-    assert outage.value.timed_out
-    assert time.monotonic() - began < 3

@@ -41,9 +41,8 @@ from status.doctor import settings as doctor_settings
 from status.doctor.findings import Finding, Status
 from tests.accounts.test_oidc import provider_at
 from tests.support.proxy import Proxy
-from tests.support.toolbox import AWAY, AWAY_AMQP, broker_version, memory_alarm
+from tests.support.toolbox import broker_version, memory_alarm
 from tests.support.webhooks import Webhook, make_certificate
-from tools.processes import free_port
 from tools.rabbitmq import PrivateNode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,8 +81,13 @@ def assert_problem(name, *words, status=Status.PROBLEM):
     return finding
 
 
-def test_a_good_installation_has_no_problems(good_installation):
+def test_a_good_installation_has_no_problems_and_is_not_changed(good_installation, mailbox, management):
+    before = {model: model.objects.count() for model in (Notification, Lease, Pass, Watch)}
+    queues = management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
     found = examine()
+    assert {model: model.objects.count() for model in before} == before
+    assert management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"}) == queues
+    assert mailbox.mails == []
     not_right = [finding for finding in found.values() if finding.status is not Status.OK]
     # SQLite is a warning, since the number of machines is unknown.
     assert [finding.name for finding in not_right] == (["database"] if connection.vendor == "sqlite" else [])
@@ -95,15 +99,6 @@ def test_a_good_installation_has_no_problems(good_installation):
     } <= found.keys()  # fmt: skip
     assert ("database clock" if connection.vendor == "postgresql" else "database journal") in found
     assert not [finding for finding in found.values() if finding.status is Status.OK and finding.advice]
-
-
-def test_examining_changes_nothing_and_sends_no_mail(good_installation, mailbox, management):
-    before = {model: model.objects.count() for model in (Notification, Lease, Pass, Watch)}
-    queues = management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
-    doctor_examine.examine()
-    assert {model: model.objects.count() for model in before} == before
-    assert management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"}) == queues
-    assert mailbox.mails == []
 
 
 # The command
@@ -132,7 +127,10 @@ def test_the_json_output_is_one_object(good_installation, settings):
     code, out = run("--json")
     answer = json.loads(out)
     assert (code, answer["ok"]) == (1, False)
-    assert [check["name"] for check in answer["checks"] if check["status"] == "problem"] == ["mail server"]
+    (problem,) = [check for check in answer["checks"] if check["status"] == "problem"]
+    assert problem["name"] == "mail server"
+    assert "127.0.0.1, port 1" in problem["found"]
+    assert "EMAIL_URL" in problem["advice"]
 
 
 # The broker
@@ -293,9 +291,8 @@ def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good_installation
 # Several addresses
 
 
-def two_addresses(settings, broker, *, management=None, over_amqp=None):
+def two_addresses(settings, broker, *, management, over_amqp=None):
     """Set two addresses of each kind: the broker's, and another one or the broker's under another name."""
-    management = management or broker.management_url.replace("127.0.0.1", "localhost")
     over_amqp = over_amqp or broker.amqp_url.replace("127.0.0.1", "localhost")
     settings.RABBITMQ_MANAGEMENT_URL = f"{broker.management_url},{management}"
     settings.RABBIT_URL = f"{broker.amqp_url},{over_amqp}"
@@ -305,26 +302,20 @@ def addresses_found():
     return list(addresses.check_addresses())
 
 
-def test_each_of_several_addresses_is_checked(good_installation, settings, broker):
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        (lambda url: url.replace("127.0.0.1", "localhost"), Status.OK, "answers and accepts the login"),
+        (lambda url: re.sub(r":\d+/?$", ":1", url), Status.WARNING, "127.0.0.1:1 does not answer"),
+        (lambda url: re.sub(":[^:@]*@", ":secret-word@", url), Status.PROBLEM, "can't be used"),
+    ],
+    ids=["the same", "no answer", "a wrong password"],
+)
+def test_each_of_several_addresses_is_checked(good_installation, settings, broker, change, status, words):
     assert addresses_found() == []  # one of each kind is not reported separately
-    two_addresses(settings, broker)
-    found = addresses_found()
-    assert [(one.name, one.status) for one in found] == [("broker address", Status.OK)] * 4
-    assert all("answers and accepts the login" in one.found for one in found)
-
-
-def test_an_address_that_does_not_answer_is_a_warning(good_installation, settings, broker):
-    two_addresses(settings, broker, management=AWAY, over_amqp=AWAY_AMQP)
-    wrong = [one for one in addresses_found() if one.name == "broker address" and one.status is not Status.OK]
-    assert [one.status for one in wrong] == [Status.WARNING] * 2
-    assert all("127.0.0.1:1 does not answer" in one.found for one in wrong)
-
-
-def test_an_address_with_a_wrong_password_is_a_problem(good_installation, settings, broker):
-    wrong = [re.sub(":[^:@]*@", ":secret-word@", url) for url in (broker.management_url, broker.amqp_url)]
-    two_addresses(settings, broker, management=wrong[0], over_amqp=wrong[1])
-    found = [one for one in addresses_found() if one.status is Status.PROBLEM]
-    assert ["can't be used" in one.found for one in found] == [True] * 2
+    two_addresses(settings, broker, management=change(broker.management_url), over_amqp=change(broker.amqp_url))
+    found = [one for one in addresses_found() if one.name == "broker address" and words in one.found]
+    assert [one.status for one in found] == [status] * (4 if status is Status.OK else 2)
     assert "secret-word" not in str(doctor_examine.examine())
 
 
@@ -349,15 +340,11 @@ def test_rabbitmq_versions_from_3_10_are_supported(version, status):
     assert doctor_broker._version(version).status == status
 
 
-@pytest.mark.parametrize(
-    ("seconds", "status"), [(3, "ok"), (-20, "warning"), (20, "warning"), (-90, "problem"), (90, "problem")]
-)
-def test_a_clock_difference_is_a_warning_or_a_problem(good_installation, settings, seconds, status):
+@pytest.mark.parametrize(("seconds", "status", "words"), [(-20, "warning", "ahead of"), (90, "problem", "behind")])
+def test_a_clock_difference_is_a_warning_or_a_problem(good_installation, seconds, status, words):
     with time_machine.travel(timezone.now() + timedelta(seconds=seconds), tick=True):
         finding = examine()["broker clock"]
-    assert finding.status == status
-    if status != "ok":
-        assert ("behind" if seconds > 0 else "ahead of") in finding.found
+    assert (finding.status, words in finding.found) == (status, True)
 
 
 @pytest.fixture
@@ -415,31 +402,27 @@ def untrusted(tmp_path, monkeypatch):
 AUTHORITY = "SSL_CERT_FILE: see docs/operators.md#certificates-of-a-private-authority"
 
 
-@pytest.mark.parametrize(
-    ("setting", "scheme", "name"),
-    [
-        ("RABBITMQ_MANAGEMENT_URL", "https", "broker"),
-        ("RABBIT_URL", "amqps", "broker over AMQP"),
-        ("OIDC_ISSUER", "https", "single sign-on"),
-        ("EMAIL_PORT", "", "mail server"),
-    ],
-)
-def test_a_certificate_of_a_private_authority_is_a_problem_until_it_is_trusted(
-    good_installation, settings, untrusted, monkeypatch, setting, scheme, name
+def test_certificates_of_a_private_authority_are_a_problem_until_it_is_trusted(
+    good_installation, settings, untrusted, monkeypatch
 ):
     server, certificate = untrusted
-    settings.EMAIL_USE_SSL = setting == "EMAIL_PORT"
-    value = f"{scheme}://guest:secret-word@localhost:{server.port}" if scheme else server.port
-    if setting == "OIDC_ISSUER":
-        value = f"https://localhost:{server.port}"
-        settings.OIDC_CLIENT_ID = settings.OIDC_CLIENT_SECRET = "guardian"
-        settings.SOCIALACCOUNT_PROVIDERS = provider_at(value)
-    setattr(settings, setting, value)
-    assert_problem(name, "CERTIFICATE_VERIFY_FAILED", AUTHORITY)
+    settings.RABBITMQ_MANAGEMENT_URL = f"https://guest:secret-word@localhost:{server.port}"
+    settings.RABBIT_URL = f"amqps://guest:secret-word@localhost:{server.port}"
+    settings.OIDC_ISSUER = f"https://localhost:{server.port}"
+    settings.OIDC_CLIENT_ID = settings.OIDC_CLIENT_SECRET = "guardian"
+    settings.SOCIALACCOUNT_PROVIDERS = provider_at(settings.OIDC_ISSUER)
+    settings.EMAIL_USE_SSL, settings.EMAIL_PORT = True, server.port
+    names = ("broker", "broker over AMQP", "single sign-on", "mail server")
+    found = examine()
+    for name in names:
+        assert found[name].status is Status.PROBLEM, name
+        assert "CERTIFICATE_VERIFY_FAILED" in found[name].found, name
+        assert AUTHORITY in found[name].advice, name
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    answered = examine()[name]  # the server there is no broker, mail server or provider
-    assert AUTHORITY not in answered.advice
-    assert "CERTIFICATE" not in answered.found
+    found = examine()  # the server there is no broker, mail server or provider
+    for name in names:
+        assert AUTHORITY not in found[name].advice, name
+        assert "CERTIFICATE" not in found[name].found, name
 
 
 def test_a_file_of_authorities_that_does_not_exist_is_a_problem(good_installation, monkeypatch, tmp_path):
@@ -464,11 +447,6 @@ def test_an_issuer_that_answers_is_ok(good_installation, settings):
 
 
 # The task queue
-
-
-def test_an_in_memory_task_queue_is_a_problem(good_installation, settings):
-    settings.CELERY_BROKER_URL = "memory://"
-    assert_problem("task queue", "memory://", "redis://")
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "pyamqp"])
@@ -506,44 +484,33 @@ def test_a_pending_migration_is_a_problem(good_installation, pending_migration):
     assert_problem("migrations", f"1 pending: {pending_migration}", "manage.py migrate")
 
 
-def test_an_installation_without_operators_is_a_warning(good_installation):
-    Owner.objects.update(is_active=False)
-    assert_problem("operators", "create_owner", status=Status.WARNING)
-
-
-@pytest.mark.parametrize(("minutes", "status"), [(5, "ok"), (20, "warning")])
-def test_mails_stuck_in_the_outbox_are_a_warning(good_installation, minutes, status):
+def test_missing_operators_stuck_mails_and_abandoned_leases_are_warnings(good_installation):
     now = timezone.now()
+    Owner.objects.update(is_active=False)
     for fields in (
-        {"created": now - timedelta(minutes=minutes), "last_error": "Connection refused: smtp://me:secret-word@mail"},
+        {"created": now - timedelta(minutes=20), "last_error": "Connection refused: smtp://me:secret-word@mail"},
         {"created": now - timedelta(hours=5), "deferred_until": now + timedelta(hours=1)},
         {"created": now - timedelta(hours=5), "state": "sent"},
     ):
         row = {"kind": "outage", "recipient": "ops@example.org", "facts": {}, "due_at": now, **fields}
         Notification.objects.create(**row)
-    finding = examine()["outbox"]
-    assert finding.status == status
-    if status != "ok":
-        assert "has waited for 20 minutes" in finding.found
-        assert "Connection refused" in finding.found
-        assert "secret-word" not in finding.found
-
-
-def test_an_abandoned_lease_is_a_warning(good_installation):
-    now = timezone.now()
     holder = "00000000-0000-0000-0000-000000000001"
     Lease.objects.create(name="prune", holder=holder, expires_at=now - timedelta(hours=30))
     Lease.objects.create(name="pass", holder=holder, expires_at=now - timedelta(seconds=30))
     Lease.objects.create(name="weekly", holder=None, expires_at=now - timedelta(days=30))
-    assert_problem("leases", "'prune' was killed 30 hours ago", status=Status.WARNING)
+    found = examine()
+    for name, words in (
+        ("operators", "create_owner"),
+        ("outbox", "has waited for 20 minutes"),
+        ("outbox", "Connection refused"),
+        ("leases", "'prune' was killed 30 hours ago"),
+    ):
+        assert found[name].status is Status.WARNING, name
+        assert words in f"{found[name].found}\n{found[name].advice}"
+    assert "secret-word" not in found["outbox"].found
 
 
 # Mail
-
-
-def test_a_mail_server_that_refuses_connections_is_a_problem(good_installation, settings):
-    settings.EMAIL_PORT = 1
-    assert_problem("mail server", "127.0.0.1, port 1", "refused", "EMAIL_URL")
 
 
 def test_a_mail_server_that_refuses_the_login_is_a_problem(good_installation, settings):
@@ -556,11 +523,6 @@ def silent_server():
     """Return the port of a server that accepts connections and stays silent."""
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         yield listener.getsockname()[1]
-
-
-def test_a_missing_mail_server_is_a_warning(good_installation, settings):
-    settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
-    assert_problem("mail server", "console", "EMAIL_URL", status=Status.WARNING)
 
 
 # Settings and this machine
@@ -583,27 +545,24 @@ def test_the_host_of_links_must_be_in_allowed_hosts(settings, allowed, address, 
     assert ("ALLOWED_HOSTS" in finding.found) is (status == "problem")
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "name"),
-    [
-        ("DEBUG", True, "debug"),
-        ("SECRET_KEY", "short", "secret key"),
-        ("SECRET_KEY", "ab" * 40, "secret key"),
-        ("GUARDIAN_BASE_URL", "http://guardian.example.org", "address"),
-        ("GUARDIAN_BASE_URL", "https://localhost", "address"),
-        ("GUARDIAN_BASE_URL", "http://127.0.0.7:8000", "address"),
-        ("GUARDIAN_OPERATOR_EMAILS", [], "settings"),
-    ],
-)
-def test_a_weak_setting_is_a_warning(good_installation, settings, setting, value, name):
-    setattr(settings, setting, value)
-    assert_problem(name, status=Status.WARNING)
+def test_weak_settings_are_warnings(good_installation, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+    for secret, address in (("short", "http://guardian.example.org"), ("ab" * 40, "http://127.0.0.7:8000")):
+        settings.SECRET_KEY, settings.GUARDIAN_BASE_URL = secret, address
+        weak = {name for name, finding in examine().items() if finding.status is Status.WARNING and finding.advice}
+        assert weak >= {"secret key", "address", "settings", "mail server"}
+    settings.DEBUG = True
+    assert examine()["debug"].status is Status.WARNING
 
 
-def test_an_unwritable_folder_is_a_problem(good_installation, settings, tmp_path):
+def test_an_unusable_task_queue_and_folder_are_problems(good_installation, settings, tmp_path):
     (tmp_path / "file").write_text("")
     settings.VAR_DIR = tmp_path / "file" / "var"
-    assert_problem("folder", "can't be written")
+    settings.CELERY_BROKER_URL = "memory://"
+    found = examine()
+    assert (found["folder"].status, "can't be written" in found["folder"].found) == (Status.PROBLEM, True)
+    assert (found["task queue"].status, "redis://" in found["task queue"].advice) == (Status.PROBLEM, True)
 
 
 # As a separate process
@@ -667,21 +626,17 @@ def test_guest_as_a_name_is_not_masked(settings):
     assert masked.found == "'guest' is an administrator"
 
 
-def statuses(answer):
-    return {check["name"]: check["status"] for check in json.loads(answer.stdout)["checks"]}
-
-
 def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
     (tmp_path / "file").write_text("")
     answer = doctor_of(
         {
             "SECRET_KEY": "",
             "GUARDIAN_MAX_QUEUE_LENGTH": "many",
-            "DATABASE_URL": "postgres://guardian:secret-word@host:port/x",
+            "DATABASE_URL": "postgres://guardian:secret-word/hunter2@127.0.0.1/x",
             "RABBITMQ_MANAGEMENT_URL": "http://guest:secret-word@[x",
             "RABBIT_URL": "guest:secret-word",
             "CELERY_BROKER_URL": "nothing://guest:secret-word@host",
-            "EMAIL_URL": "mail.example.org",
+            "EMAIL_URL": "smtp://guardian:12345/hunter2@127.0.0.1/x",
             "GUARDIAN_IGNORED_QUEUES": "(",
             "GUARDIAN_BASE_URL": "guardian",
             "GUARDIAN_POLL_SECONDS": "abc",
@@ -690,6 +645,8 @@ def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
         },
     )
     assert answer.returncode == 1
+    assert "12345" not in answer.stdout + answer.stderr
+    assert "hunter2" not in answer.stdout + answer.stderr
     for words in (
         "SECRET_KEY is empty", "GUARDIAN_MAX_QUEUE_LENGTH can't be read", "DATABASE_URL can't be read",
         "RABBITMQ_MANAGEMENT_URL is not a valid URL", "RABBIT_URL is not a valid URL", "EMAIL_URL can't be read",
@@ -699,33 +656,6 @@ def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
         assert re.search(rf"^PROBLEM  settings +{re.escape(words)}", answer.stdout, re.M), words
     for name in ("task queue", "folder", "database"):
         assert re.search(rf"^PROBLEM  {name} ", answer.stdout, re.M), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["DATABASE_URL", "EMAIL_URL"])
-def test_a_url_broken_by_its_password_is_not_connected_to(setting, tmp_path):
-    scheme = "postgres" if setting == "DATABASE_URL" else "smtp"
-    environment = {"GUARDIAN_VAR_DIR": str(tmp_path), setting: f"{scheme}://guardian:12345/hunter2@127.0.0.1/x"}
-    answer = doctor_of(environment)
-    assert f"{setting} can't be read: " in answer.stdout
-    assert "12345" not in answer.stdout + answer.stderr
-    assert "hunter2" not in answer.stdout + answer.stderr
-
-
-@pytest.mark.slow
-def test_unreachable_redis_and_database_are_problems(tmp_path):
-    answer = doctor_of(
-        {
-            "CELERY_BROKER_URL": f"redis://:secret-word@127.0.0.1:{free_port()}/0",
-            "DATABASE_URL": f"postgres://guardian:secret-word@127.0.0.1:{free_port()}/guardian",
-            "GUARDIAN_VAR_DIR": str(tmp_path),
-        },
-        "--json",
-    )
-    assert answer.returncode == 1
-    found = statuses(answer)
-    assert (found["database"], found["task queue"]) == ("problem", "problem")
-    assert "migrations" not in found
 
 
 @pytest.mark.slow
@@ -744,9 +674,10 @@ def test_if_nothing_responds_the_command_ends_in_time(silent_server, tmp_path):
     )
     assert time.monotonic() - began < 25
     assert answer.returncode == 1
-    found = statuses(answer)
+    found = {check["name"]: check["status"] for check in json.loads(answer.stdout)["checks"]}
     for name in ("database", "task queue", "broker over AMQP", "mail server"):
         assert found[name] == "problem", name
+    assert "migrations" not in found
     assert found["broker"] == "warning"
 
 

@@ -219,24 +219,18 @@ def broker_verdicts(client):
     return page, finding.status, client.get("/readyz").json()["broker"]
 
 
-@pytest.fixture
-def as_operator(client, operator):
-    client.force_login(operator)
-    return client
-
-
-def test_page_doctor_and_readyz_agree_about_a_healthy_or_unavailable_broker(as_operator, guarded, settings):
-    assert broker_verdicts(as_operator) == (Level.OK, findings.Status.OK, True)
+def test_page_doctor_and_readyz_agree_about_a_healthy_or_unavailable_broker(admin, guarded, settings):
+    assert broker_verdicts(admin) == (Level.OK, findings.Status.OK, True)
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    assert broker_verdicts(as_operator) == (Level.CRITICAL, findings.Status.PROBLEM, False)
+    assert broker_verdicts(admin) == (Level.CRITICAL, findings.Status.PROBLEM, False)
 
 
 @pytest.mark.slow
-def test_page_doctor_and_readyz_agree_about_a_slow_broker(as_operator, guarded, settings, broker):
+def test_page_doctor_and_readyz_agree_about_a_slow_broker(admin, guarded, settings, broker):
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(30)
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        assert broker_verdicts(as_operator) == (Level.WARNING, findings.Status.WARNING, False)
+        assert broker_verdicts(admin) == (Level.WARNING, findings.Status.WARNING, False)
 
 
 @pytest.mark.django_db

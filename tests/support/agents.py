@@ -5,6 +5,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import pika
@@ -12,13 +13,15 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from agents.models import AgentIdentity, Consumer, Offering, SubscriptionQueue
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from agents.registration import queues as registration
 from agents.registration.credentials import PresentedToken
 from agents.registration.identities import create_identity
 from core.models import Removal
+from rabbit import names
 from rabbit.errors import NotOnBroker
 from rabbit.management import Management
+from tests.support.toolbox import stored_queue
 
 _numbers = itertools.count(1)
 
@@ -70,8 +73,8 @@ class Agents:
         return {vhost.name for vhost in self.management.vhosts()}
 
 
-class RegisteredAgent:
-    """An owner whose agent registered one subscription queue and one consumer queue five minutes ago."""
+class NewAgent:
+    """An owner whose agent has an identity and a token, and has registered nothing yet."""
 
     def __init__(self, agents, name):
         self.agents = agents
@@ -80,9 +83,32 @@ class RegisteredAgent:
         self.identity = agents.identity(self.owner, self.offering)
         self.presented = agents.token(self.owner)
         self.vhost = self.owner.uuid.hex
-        self.subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
-        self.queue, _ = registration.create_queue(self.subscription, self.offering, "order", self.presented)
-        self.consumer, _ = registration.register_consumer(self.identity, self.presented, [])
+
+    @cached_property
+    def subscription(self):
+        return self.subscribe()[0]
+
+    @property
+    def queue_name(self):
+        return names.subscription_queue(self.subscription.uuid.hex, self.offering.uuid.hex, "order")
+
+    def subscribe(self, object_type="order"):
+        return registration.register_subscription(self.identity, object_type, self.presented)
+
+    def create_queue(self, object_type="order", *, presented=None):
+        return registration.create_queue(self.subscription, self.offering, object_type, presented or self.presented)
+
+    def register_consumer(self, object_types=None):
+        return registration.register_consumer(self.identity, self.presented, object_types)
+
+
+class RegisteredAgent(NewAgent):
+    """An owner whose agent registered one subscription queue and one consumer queue five minutes ago."""
+
+    def __init__(self, agents, name):
+        super().__init__(agents, name)
+        self.queue, _ = self.create_queue()
+        self.consumer, _ = self.register_consumer([])
         backdate_registrations()
 
     def orphan(self, name="subscription_orphan", **declared):
@@ -108,11 +134,44 @@ def lose_registrations(agent, number):
     """Register this number of queues and delete only their rows, as after a restore of the database."""
     types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
     for object_type in types:
-        registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+        agent.create_queue(object_type)
     newer = SubscriptionQueue.objects.filter(object_type__in=types)
     names = set(newer.values_list("queue_name", flat=True))
     newer._raw_delete("default")
     return names
+
+
+def make_agent(owner, offering, name="agent-1", **fields):
+    return AgentIdentity.objects.create(owner=owner, offering=offering, name=name, **fields)
+
+
+def make_subscription(owner, identity=None, object_type="order", offerings=(), *, token=None, state="ready", **fields):
+    """Create a subscription with a queue for each of these offerings."""
+    made = EventSubscription.objects.create(
+        owner=owner, identity=identity, object_type=object_type if identity else "", token=token, **fields
+    )
+    SubscriptionQueue.objects.bulk_create(
+        SubscriptionQueue(
+            subscription=made, offering=offering, object_type=object_type, vhost=owner.uuid.hex, state=state,
+            queue_name=names.subscription_queue(made.uuid.hex, offering.uuid.hex, object_type),
+        )
+        for offering in offerings
+    )  # fmt: skip
+    return made
+
+
+def make_consumer(identity, object_types=(), *, token=None, state="ready"):
+    made = Consumer(identity=identity, object_types=list(object_types), token=token, state=state)
+    made.vhost, made.queue_name = identity.owner.uuid.hex, names.consumer_queue(made.uuid.hex)
+    made.save()
+    return made
+
+
+def store_queue_row(row, **fields):
+    """Create the monitor's row of a registered queue."""
+    given = {"registered": True, "ready": 3, "unacknowledged": 0}
+    owner = Owner.objects.get(uuid=row.vhost)
+    return stored_queue(row.queue_name, vhost=row.vhost, owner=owner, **{**given, **fields})
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Clients of the REST API: a program with an owner's token, and a visitor with an owner's session."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.signals import request_finished, request_started
@@ -12,6 +14,19 @@ from accounts.models import AuthToken, Owner
 from guardian_site.wsgi import application
 
 
+@contextmanager
+def keeping_connections() -> Iterator[None]:
+    """Have requests close no database connection: the test is in a transaction."""
+    signals = request_started, request_finished
+    for signal in signals:
+        signal.disconnect(close_old_connections)
+    try:
+        yield
+    finally:
+        for signal in signals:
+            signal.connect(close_old_connections)
+
+
 def answer_to(**environ: Any) -> HttpResponse:
     """Return the answer to this WSGI environ, without the checks of Django's test client."""
     answer = HttpResponse()
@@ -21,16 +36,10 @@ def answer_to(**environ: Any) -> HttpResponse:
         for name, value in headers:
             answer[name] = value
 
-    signals = request_started, request_finished  # they close connections, but the test is in a transaction
-    for signal in signals:
-        signal.disconnect(close_old_connections)
-    try:
+    with keeping_connections():
         parts = application(RequestFactory()._base_environ(**environ), start)
         answer.content = b"".join(parts)
         parts.close()
-    finally:
-        for signal in signals:
-            signal.connect(close_old_connections)
     return answer
 
 

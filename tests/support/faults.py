@@ -22,8 +22,7 @@ from core.models import Lease, Removal
 from notifications import claims, sending
 from notifications.models import Notification
 from queues.archives import replay
-from queues.archives import writing as archive
-from queues.guard import monitor
+from queues.guard import destroying, monitor
 from queues.guard.deletion import Deletion
 from rabbit import http, snapshot
 from rabbit.confirmed import ConfirmedPublisher
@@ -34,7 +33,7 @@ STEPS = {
     "the decision": (monitor, "write"),
     "the recheck": (Deletion, "recheck"),
     "the announcement": (Deletion, "_mark_sent"),
-    "the first batch": (archive, "_store"),
+    "the first batch": (destroying, "store_batch"),
     "the deletion": (Fetch, "delete_queue"),
 }
 """The steps of a pass that deletes a queue, and their functions."""

@@ -1,5 +1,6 @@
 """Fixtures that several test modules use; conftest.py imports them. Functions are in toolbox.py."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from rabbit.errors import NotOnBroker
 from rabbit.management import Management
 from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY, store_strictest_settings
@@ -38,6 +40,13 @@ def operator(db: None) -> Owner:
 def admin(client: Client, operator: Owner) -> Client:
     """Return a client with the operator signed in."""
     client.force_login(operator)
+    return client
+
+
+@pytest.fixture
+def as_alice(client: Client, alice: Owner) -> Client:
+    """Return a client with Alice signed in."""
+    client.force_login(alice)
     return client
 
 
@@ -72,7 +81,8 @@ def create_account(management: Management) -> Iterator[Callable[..., str]]:
 
     yield create
     for name in created:
-        management.delete_user(name)
+        with contextlib.suppress(NotOnBroker):
+            management.delete_user(name)
 
 
 @pytest.fixture
