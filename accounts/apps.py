@@ -2,12 +2,12 @@ from django.apps import AppConfig
 
 
 class AccountsConfig(AppConfig):
-    """Owners, and their accounts on the broker."""
+    """Owners, and their Pulse users on the broker."""
 
     name = "accounts"
 
     def ready(self) -> None:
-        """Audit what people change, and register how accounts are removed."""
+        """Audit what people change, and register how Pulse users are removed."""
         from accounts import audit  # noqa: F401 - models can't be imported earlier
         from accounts.pulse_users import removal
 

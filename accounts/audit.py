@@ -126,7 +126,7 @@ def audited(by: Owner | None, action: str, thing: Model | None, **details: Any) 
     """Write an entry before a request to the broker, and its outcome afterwards.
 
     The outcome stays "unknown" if no answer arrives or the process is killed. It is "not done" if the lock of the
-    account was lost, because then no request was sent.
+    Pulse user was lost, because then no request was sent.
     """
     entry = _entry(by, action, thing, details)
     entry.outcome = AuditEntry.Outcome.UNKNOWN

@@ -1,6 +1,6 @@
-"""Owners, their tokens, and their RabbitMQ accounts ("Pulse users").
+"""Owners, their tokens, and their Pulse users ("Pulse users").
 
-The broker is the truth about which accounts exist; these rows are the truth about who owns them.
+The broker is the truth about which Pulse users exist; these rows are the truth about who owns them.
 """
 
 import enum
@@ -110,7 +110,7 @@ MAX_THRESHOLD = 2**31 - 1
 
 
 def check_thresholds(warn: int | None, limit: int | None) -> None:
-    """Check the warning threshold and the deletion limit of a queue or an account, in messages.
+    """Check the warning threshold and the deletion limit of a queue or a Pulse user, in messages.
 
     None means the policy's value. A given value is compared with the settings' value of the other.
 
@@ -131,7 +131,7 @@ def check_thresholds(warn: int | None, limit: int | None) -> None:
 
 
 class Owner(AbstractBaseUser, PermissionsMixin):
-    """A person, identified by an e-mail address, who signs in and owns RabbitMQ accounts."""
+    """A person, identified by an e-mail address, who signs in and owns Pulse users."""
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     email = models.EmailField(
@@ -265,14 +265,14 @@ def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Row
 
 
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
-    """RabbitMQ accounts."""
+    """Pulse users."""
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
-        """Return the accounts that this visitor may see."""
+        """Return the Pulse users that this visitor may see."""
         return visible_to(self, visitor, models.Q(owners=visitor.pk))
 
     def search(self, text: str) -> "PulseUserQuerySet":
-        """Return the accounts whose name, or an owner's address, contains the text."""
+        """Return the Pulse users whose name, or an owner's address, contains the text."""
         owned = PulseUser.objects.filter(owners__email__icontains=text)
         return self.filter(models.Q(username__icontains=text) | models.Q(pk__in=owned))
 
@@ -285,14 +285,14 @@ class PulseUserQuerySet(models.QuerySet["PulseUser"]):
         )
 
     def locked(self, pulse_user: "PulseUser") -> "PulseUser":
-        """Return the account from the database, locked until the transaction ends."""
+        """Return the Pulse user from the database, locked until the transaction ends."""
         return self.select_for_update(no_key=True).get(pk=pulse_user.pk)
 
 
 class PulseUser(models.Model):
-    """A RabbitMQ account with one or more owners. Only the broker stores its password."""
+    """A Pulse user with one or more owners. Only the broker stores its password."""
 
-    username = models.CharField(max_length=100, unique=True, help_text="The name of the account on the broker.")
+    username = models.CharField(max_length=100, unique=True, help_text="The name of the Pulse user on the broker.")
     owners = models.ManyToManyField(Owner, related_name="pulse_users")
     warn_length = models.PositiveIntegerField(
         "warning threshold", null=True, blank=True, help_text="Of its queues, in messages. Empty: the default applies."
@@ -301,7 +301,9 @@ class PulseUser(models.Model):
         "deletion limit", null=True, blank=True, help_text="Of its queues, in messages. Empty: the default applies."
     )
     ready = models.BooleanField(
-        default=False, editable=False, help_text="Whether the broker has the account. False while it is being created."
+        default=False,
+        editable=False,
+        help_text="Whether the broker has the Pulse user. False while it is being created.",
     )
     created = models.DateTimeField(auto_now_add=True)
     removing_since = models.DateTimeField(
@@ -316,7 +318,7 @@ class PulseUser(models.Model):
     password_exposed_at = models.DateTimeField(
         null=True,
         editable=False,
-        help_text="When the account lost an owner who may know the password: the owner left, was removed or was "
+        help_text="When the Pulse user lost an owner who may know the password: the owner left, was removed or was "
         "deactivated. Empty: there is none, or the password was changed since.",
     )
 
@@ -335,7 +337,7 @@ class PulseUser(models.Model):
 
 
 class InvitationQuerySet(models.QuerySet["Invitation"]):
-    """Invitations to own accounts."""
+    """Invitations to own Pulse users."""
 
     def open(self) -> "InvitationQuerySet":
         """Return the invitations that can be accepted: neither answered nor expired, and the inviter is an owner."""
@@ -356,7 +358,7 @@ class InvitationQuerySet(models.QuerySet["Invitation"]):
 
 
 class Invitation(models.Model):
-    """An invitation to own an account. It is deleted when it is accepted."""
+    """An invitation to own a Pulse user. It is deleted when it is accepted."""
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="invitations")
@@ -383,7 +385,7 @@ class Invitation(models.Model):
 
 
 class NotificationAddress(models.Model):
-    """A further notification address of an account. It gets no notification until its recipient confirms it."""
+    """A further notification address of a Pulse user. It gets no notification until its recipient confirms it."""
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="notification_addresses")

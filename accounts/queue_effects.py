@@ -1,4 +1,4 @@
-"""The queues that a change to accounts or owners deletes. The package ``queues`` sets the provider."""
+"""The queues that a change to Pulse users or owners deletes. The package ``queues`` sets the provider."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,10 +11,10 @@ class QueueEffects(Protocol):
     """What a change deletes, by the lengths as last listed."""
 
     def of_thresholds(self, changed: Sequence[tuple[PulseUser, PulseUser]]) -> Effect:
-        """Return the queues that new thresholds let the next pass delete. Each account is given before and after."""
+        """Return the queues that new thresholds let the next pass delete. Each Pulse user is given before and after."""
 
     def of_removal(self, pulse_users: Sequence[PulseUser]) -> Effect:
-        """Return the queues that are deleted with these accounts. An account that is being removed has none."""
+        """Return the queues that are deleted with these Pulse users. A Pulse user that is being removed has none."""
 
     def of_agents(self, owner: Owner) -> Effect:
         """Return the registered queues that the next clean-up deletes if this owner has no valid token."""
@@ -34,5 +34,5 @@ def provider() -> QueueEffects:
 
 
 def removal_of(pulse_users: Sequence[PulseUser], by: Owner, confirm: str = "") -> ConfirmableChange:
-    """Return the removal of these accounts together."""
-    return ConfirmableChange(by, "remove accounts", pulse_users, {}, confirm)
+    """Return the removal of these Pulse users together."""
+    return ConfirmableChange(by, "remove Pulse users", pulse_users, {}, confirm)

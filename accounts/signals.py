@@ -1,4 +1,4 @@
-"""Signals about owners and accounts. Other packages send notifications about them.
+"""Signals about owners and Pulse users. Other packages send notifications about them.
 
 Each signal is sent in the transaction that records the change.
 """
@@ -18,7 +18,7 @@ pulse_user_removed = Signal()
 """``pulse_user`` was deleted from the broker with its queues and exchanges. Its row is about to be deleted."""
 
 owners_invited = Signal()
-"""``invitations`` to one account were sent, all by one inviter."""
+"""``invitations`` to one Pulse user were sent, all by one inviter."""
 
 invitation_answered = Signal()
 """``invitation`` was accepted, or declined if ``accepted`` is false."""

@@ -1,4 +1,4 @@
-"""URLs of sign-in, vouching, RabbitMQ accounts and tokens."""
+"""URLs of sign-in, vouching, Pulse users and tokens."""
 
 from django.urls import URLPattern, URLResolver, path, register_converter
 from django.urls.converters import StringConverter
@@ -7,13 +7,13 @@ from accounts.pages import invitations, owners, pulse_user_owners, pulse_users, 
 from accounts.signing_in import codes, links, openid_connect
 
 
-class AccountName(StringConverter):
-    """The name of an account in a path. NULs don't match, because PostgreSQL can't search for them."""
+class PulseUserName(StringConverter):
+    """The name of a Pulse user in a path. NULs don't match, because PostgreSQL can't search for them."""
 
     regex = r"[^/\x00]+"
 
 
-register_converter(AccountName, "account")
+register_converter(PulseUserName, "pulse_user")
 
 OIDC = {"provider_id": codes.PROVIDER_ID}
 
@@ -30,25 +30,31 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("vouching/", owners.vouching_page, name="vouching"),
     path("owners/", owners.owners_page, name="owners"),
     path("owners/<uuid:uuid>/", owners.owner_page, name="owner"),
-    # RabbitMQ accounts
+    # Pulse users
     path("pulse-users/", pulse_users.pulse_users_page, name="pulse_users"),
-    path("pulse-users/<account:username>/", pulse_users.pulse_user_page, name="pulse_user"),
-    path("pulse-users/<account:username>/password/", pulse_users.pulse_user_password, name="pulse_user_password"),
-    path("pulse-users/<account:username>/owners/", pulse_user_owners.pulse_user_owners, name="pulse_user_owners"),
+    path("pulse-users/<pulse_user:username>/", pulse_users.pulse_user_page, name="pulse_user"),
+    path("pulse-users/<pulse_user:username>/password/", pulse_users.pulse_user_password, name="pulse_user_password"),
+    path("pulse-users/<pulse_user:username>/owners/", pulse_user_owners.pulse_user_owners, name="pulse_user_owners"),
     path(
-        "pulse-users/<account:username>/owners/<uuid:uuid>/remove/",
+        "pulse-users/<pulse_user:username>/owners/<uuid:uuid>/remove/",
         pulse_user_owners.pulse_user_owner_remove,
         name="pulse_user_owner_remove",
     ),
     path(
-        "pulse-users/<account:username>/connections/", pulse_users.pulse_user_connections, name="pulse_user_connections"
+        "pulse-users/<pulse_user:username>/connections/",
+        pulse_users.pulse_user_connections,
+        name="pulse_user_connections",
     ),
     path(
-        "pulse-users/<account:username>/addresses/", pulse_user_owners.pulse_user_addresses, name="pulse_user_addresses"
+        "pulse-users/<pulse_user:username>/addresses/",
+        pulse_user_owners.pulse_user_addresses,
+        name="pulse_user_addresses",
     ),
-    path("pulse-users/<account:username>/thresholds/", pulse_users.pulse_user_thresholds, name="pulse_user_thresholds"),
-    path("pulse-users/<account:username>/archives/", pulse_users.pulse_user_archives, name="pulse_user_archives"),
-    path("pulse-users/<account:username>/delete/", pulse_users.pulse_user_delete, name="pulse_user_delete"),
+    path(
+        "pulse-users/<pulse_user:username>/thresholds/", pulse_users.pulse_user_thresholds, name="pulse_user_thresholds"
+    ),
+    path("pulse-users/<pulse_user:username>/archives/", pulse_users.pulse_user_archives, name="pulse_user_archives"),
+    path("pulse-users/<pulse_user:username>/delete/", pulse_users.pulse_user_delete, name="pulse_user_delete"),
     path("invitations/<uuid:uuid>/", invitations.invitation_page, name="invitation"),
     path("addresses/<str:token>/", pulse_user_owners.confirm_address, name="confirm_address"),
     # Tokens

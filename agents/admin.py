@@ -123,11 +123,11 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
         return Queue.objects.filter(owner__in=rows)
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        """Delete an owner, unless the owner got a RabbitMQ account since the permission was checked."""
+        """Delete an owner, unless the owner got a Pulse user since the permission was checked."""
         with transaction.atomic():
             vouching.lock_existing([owner := cast("Owner", obj)])
             if owner.pulse_users.exists():
-                raise PermissionDenied(f"{obj} now owns a RabbitMQ account, so it can't be deleted.")
+                raise PermissionDenied(f"{obj} now owns a Pulse user, so it can't be deleted.")
             super().delete_model(request, obj)
 
 

@@ -13,7 +13,7 @@ APPS_WITH_NEW_MIGRATIONS = ("accounts", "queues", "message_store")
 
 OLD_DATABASE_REMEDY = (
     "Create an empty database, set DATABASE_URL to it, and run manage.py migrate. Then run manage.py adopt_broker to "
-    "adopt the broker's accounts; the next pass lists the queues. Create tokens and channels again."
+    "adopt the broker's users; the next pass lists the queues. Create tokens and channels again."
 )
 
 

@@ -1,4 +1,4 @@
-"""Locks of accounts and vhosts on the broker: one process at a time changes a name.
+"""Locks of Pulse users and vhosts on the broker: one process at a time changes a name.
 
 A lock is a lease that is renewed before each request to the broker and outlasts the request. The lock of a crashed
 process expires. The row is deleted on release, because there are many names.
@@ -64,7 +64,7 @@ class Lock(HeldLease):
         """Check that this process has the lock, and will have it for the duration of a request.
 
         Raises:
-            LockTaken: the lock expired. Another owner may have an account or vhost of this name now.
+            LockTaken: the lock expired. Another owner may have a Pulse user or vhost of this name now.
         """
         if time.monotonic() - self._written_at < RENEW_INTERVAL_SECONDS:
             is_ours = self._mine().exists()
@@ -112,8 +112,8 @@ class _Renewing:
 def lock(name: str, wait: float = 0) -> Iterator[Lock]:
     """Lock a name on the broker, so that no other process creates, changes or removes it.
 
-    If another process has the lock, wait up to ``wait`` seconds. Read the account's row again inside the block: it may
-    have changed.
+    If another process has the lock, wait up to ``wait`` seconds. Read the Pulse user's row again inside the block: it
+    may have changed.
 
     Raises:
         LockTaken: another process has it.

@@ -27,7 +27,7 @@ class Removal(models.Model):
         USER = "user", "RabbitMQ user"
         VHOST = "vhost", "vhost, with everything in it"
         QUEUE = "queue", "queue"
-        ACCOUNT = "account", "Pulse user, with its queues and exchanges"
+        PULSE_USER = "account", "Pulse user, with its queues and exchanges"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
     vhost = BrokerNameField(max_length=255, blank=True, help_text="Of a queue.")

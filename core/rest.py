@@ -270,6 +270,6 @@ def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
         )
     if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return ServiceUnavailable(
-            "The broker doesn't let Guardian do this. Ask an operator to check Guardian's own account there."
+            "The broker doesn't let Guardian do this. Ask an operator to check Guardian's own RabbitMQ user there."
         )
     return RefusedByBroker(f"The broker refuses this: {error.reason if isinstance(error, Refused) else error}")

@@ -78,7 +78,7 @@ FIELD_ERRORS_SCHEMA = {
             },
         ]
     },
-    "example": {"owners": ["Nobody with this address can own accounts here: carol@example.org"]},
+    "example": {"owners": ["Nobody with this address can own Pulse users here: carol@example.org"]},
 }
 
 

@@ -28,7 +28,7 @@ def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
 
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    # RabbitMQ accounts
+    # Pulse users
     path(
         "pulse-users/",
         accounts.PulseUsers.as_view({"get": "list", "post": "create"}),

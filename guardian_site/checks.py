@@ -390,7 +390,7 @@ def _reserved_users() -> Iterable[CheckMessage]:
                 id="guardian.E031",
             )
         else:
-            yield from _run_time("GUARDIAN_RESERVED_USERS", entry, "The creation of such an account would never end.")
+            yield from _run_time("GUARDIAN_RESERVED_USERS", entry, "The creation of such a Pulse user would never end.")
 
 
 def _fault_of_pattern(entry: str) -> str:

@@ -11,7 +11,7 @@ from message_store.pages.views import has_something_to_see
 HELP = {
     "signin": "owners/#signing-in",
     "vouching": "owners/#signing-in",
-    "pulse-users": "owners/#your-accounts-on-rabbitmq",
+    "pulse-users": "owners/#your-pulse-users-on-rabbitmq",
     "queues": "owners/#your-queues",
     "exchanges": "owners/#your-queues",
     "archives": "archives/",

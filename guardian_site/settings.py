@@ -296,7 +296,7 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "TITLE": "Guardian",
     "DESCRIPTION": (
-        "Accounts, queues and agents on a shared RabbitMQ. Authenticate with a token, `Authorization: Token KEY`, or "
+        "Pulse users, queues and agents on a shared RabbitMQ. Authenticate with `Authorization: Token KEY`, or "
         "with the session of a signed-in browser. Lists are paginated arrays: `X-Result-Count` has the number of "
         "results, and `Link` the URLs of other pages. A UUID has 32 hex digits; in a path it may have dashes."
     ),

@@ -13,6 +13,6 @@ def home(request: HttpRequest) -> HttpResponse:
     if not isinstance(request.user, Owner):
         return render(request, "home.html")
     shown = dashboard(request.user, timezone.now())
-    is_new = not (shown.counts.total or shown.accounts or shown.agents or request.user.is_staff)
+    is_new = not (shown.counts.total or shown.pulse_users or shown.agents or request.user.is_staff)
     context = {"dashboard": shown, "invitations": Invitation.objects.received_by(request.user)}
     return render(request, "home.html" if is_new else "dashboard.html", context)

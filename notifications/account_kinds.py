@@ -1,4 +1,4 @@
-"""The kinds of notification about owners and their accounts."""
+"""The kinds of notification about owners and their Pulse users."""
 
 from collections.abc import Sequence
 
@@ -26,13 +26,13 @@ def _confirm_address(notification: Notification) -> Content:
     link = reverse("confirm_address", args=[addresses.confirmation_token(address)])
     return Content(
         subject=f"Confirm notifications about the queues of {facts['account']}",
-        happened=f"{by} added this address to the RabbitMQ account {facts['account']}, so that it is notified when a "
-        "queue of this account grows too long and when one is deleted.",
+        happened=f"{by} added this address to the Pulse user {facts['account']}, so that it is notified when a "
+        "queue of this Pulse user grows too long and when one is deleted.",
         next="You get no such mail until you confirm.",
         advice="Open this page within seven days, and press the button there. "
         "If you don't want such mails, ignore this one.",
         action=Link("Confirm this address", absolute_url(link)),
-        facts=[Fact("Account", facts["account"]), Fact("Added by", facts.get("added_by") or "an owner")],
+        facts=[Fact("Pulse user", facts["account"]), Fact("Added by", facts.get("added_by") or "an owner")],
         why=Why(f"You get this because {facts.get('added_by') or 'an owner'} entered your address."),
     )
 
@@ -56,9 +56,9 @@ def _vouched(notification: Notification) -> Content:
     return Content(
         subject="You have access to the broker",
         happened=f"{by} approved your access to the broker." if by else "Your access to the broker is approved.",
-        next="You can create accounts on RabbitMQ, called Pulse users. "
-        "The names of an account's queues begin with queue/ and its own name.",
-        action=Link("Create an account", absolute_url(reverse("pulse_users"))),
+        next="You can create Pulse users on RabbitMQ, called Pulse users. "
+        "The names of a Pulse user's queues begin with queue/ and its own name.",
+        action=Link("Create a Pulse user", absolute_url(reverse("pulse_users"))),
         facts=[Fact("Your address", notification.recipient), Fact("Approved by", by or "an operator")],
         why=Why("You get this because you signed in to Guardian with this address."),
     )
@@ -74,12 +74,12 @@ def _invitation(notification: Notification) -> Content:
     expires = local_time(notification, invitation.expires_at)
     return Content(
         subject=f"{inviter} invites you to own {username}",
-        happened=f"{inviter} invites you to own the RabbitMQ account {username}. Its owners are notified about its "
+        happened=f"{inviter} invites you to own the Pulse user {username}. Its owners are notified about its "
         "queues. They can change everything about it: set its password, invite others, delete it.",
         next=f"Nothing changes until you accept. The invitation expires on {expires}.",
         advice=f"Sign in with this address, {notification.recipient}, and accept or decline.",
         action=Link("Answer the invitation", absolute_url(reverse("invitation", args=[invitation.uuid]))),
-        facts=[Fact("Account", username), Fact("Invited by", inviter), Fact("Expires", expires)],
+        facts=[Fact("Pulse user", username), Fact("Invited by", inviter), Fact("Expires", expires)],
         why=Why(f"You get this because {inviter} entered your address."),
     )
 
@@ -89,14 +89,14 @@ def _invitation_answered(notification: Notification) -> Content:
     username, invitee = facts["pulse_user"], facts["invitee"]
     if facts["accepted"]:
         subject = f"{invitee} accepted and owns {username} now"
-        happened = f"{invitee} accepted your invitation to own the RabbitMQ account {username}."
+        happened = f"{invitee} accepted your invitation to own the Pulse user {username}."
         next_ = f"{invitee} is an owner now, and is notified about its queues."
         advice = (
-            "Give the new owner the password, or let them set another. You can leave the account now if you want to."
+            "Give the new owner the password, or let them set another. You can leave the Pulse user now if you want to."
         )
     else:
         subject = f"{invitee} declined to own {username}"
-        happened = f"{invitee} declined your invitation to own the RabbitMQ account {username}."
+        happened = f"{invitee} declined your invitation to own the Pulse user {username}."
         next_ = "Its owners stay the same."
         advice = "Ask for the reason, or invite another person."
     return Content(
@@ -104,39 +104,39 @@ def _invitation_answered(notification: Notification) -> Content:
         happened=happened,
         next=next_,
         advice=advice,
-        action=_open_account(notification),
-        facts=[Fact("Account", username), Fact("Invited", invitee)],
+        action=_open_pulse_user(notification),
+        facts=[Fact("Pulse user", username), Fact("Invited", invitee)],
         why=Why("You get this because you sent the invitation."),
     )
 
 
 def _owner_assigned(notification: Notification) -> Content:
-    """Return the message to an owner, with the accounts that they still own."""
+    """Return the message to an owner, with the Pulse users that they still own."""
     usernames = notification.facts["pulse_users"]
     owned = PulseUser.objects.filter(username__in=usernames, owners__email=notification.recipient)
     names = sorted(one.username for one in owned)
     if not names:
-        raise kinds.Obsolete("The accounts were deleted, or have other owners.")
-    accounts, by = _accounts(names), notification.facts["by"]
+        raise kinds.Obsolete("The Pulse users were deleted, or have other owners.")
+    pulse_users, by = _pulse_users(names), notification.facts["by"]
     its, it = ("its", "it") if len(names) == 1 else ("their", "them")
-    facts = [Fact("Accounts", "\n".join(names))]
+    facts = [Fact("Pulse users", "\n".join(names))]
     return Content(
         subject=f"You are now an owner of {_short(names)}",
-        happened=f"{f'The operator {by}' if by else 'An operator'} assigned you as an owner of {accounts}.",
+        happened=f"{f'The operator {by}' if by else 'An operator'} assigned you as an owner of {pulse_users}.",
         next=f"You are notified about {its} queues, and can change {it}. Passwords stay as they are.",
-        advice="Set a new password if others may know it. If an account is not yours, leave it, or ask the operator.",
-        action=Link("Open your accounts", absolute_url(reverse("pulse_users"))),
+        advice="Set a new password if others may know it. If a Pulse user is not yours, leave it, or ask the operator.",
+        action=Link("Open your Pulse users", absolute_url(reverse("pulse_users"))),
         facts=[*facts, Fact("Assigned by", by)] if by else facts,
         why=Why("You get this because an operator entered your address."),
     )
 
 
-def _open_account(notification: Notification) -> Link:
-    """Return the link to the account's page. Only its owners may see it."""
+def _open_pulse_user(notification: Notification) -> Link:
+    """Return the link to the Pulse user's page. Only its owners may see it."""
     username = notification.facts["pulse_user"]
     if not PulseUser.objects.filter(username=username, owners__email=notification.recipient).exists():
-        raise kinds.Obsolete("The account was deleted, or has other owners.")
-    return Link("Open the account", _account_url(username))
+        raise kinds.Obsolete("The Pulse user was deleted, or has other owners.")
+    return Link("Open the Pulse user", _pulse_user_url(username))
 
 
 def _owner_left(notification: Notification) -> Content:
@@ -150,19 +150,19 @@ def _owner_left(notification: Notification) -> Content:
         return _removed(usernames, facts["by"])
     owned = list(PulseUser.objects.filter(username__in=usernames, owners__email=notification.recipient))
     if not owned:
-        raise kinds.Obsolete("The accounts were deleted, or have other owners.")
+        raise kinds.Obsolete("The Pulse users were deleted, or have other owners.")
     owned_names = [one.username for one in owned]
-    accounts = _accounts(owned_names)
+    pulse_users = _pulse_users(owned_names)
     left, by = facts["left"], facts["by"]
     names = ", ".join(left)
     if facts.get("deactivated"):
         subject = f"An owner of {_short(owned_names)} was deactivated"
-        happened = f"{by} deactivated {names}, an owner of {accounts}."
+        happened = f"{by} deactivated {names}, an owner of {pulse_users}."
         who, labels = names, ("Deactivated", "Deactivated by")
     else:
         no_longer = f"{names} no longer own{'s' if len(left) == 1 else ''}"
         subject = f"{no_longer} {_short(owned_names)}"
-        happened = f"{no_longer} {accounts}{'' if by in left else f': {by} removed them'}."
+        happened = f"{no_longer} {pulse_users}{'' if by in left else f': {by} removed them'}."
         who, labels = "A former owner", ("No longer owners", "Removed by")
     exposed = any(one.password_exposed_at for one in owned)
     if exposed:
@@ -179,44 +179,44 @@ def _owner_left(notification: Notification) -> Content:
         action=_set_passwords(owned_names),
         facts=[Fact(labels[0], names), Fact(labels[1], by), as_of(notification)],
         tables=[Table([_password_row(one) for one in owned], "Passwords")],
-        why=Why(f"You get this because you own {accounts}."),
+        why=Why(f"You get this because you own {pulse_users}."),
     )
 
 
 def _removed(usernames: Sequence[str], by: str) -> Content:
-    accounts = _accounts(usernames)
+    pulse_users = _pulse_users(usernames)
     its, it = ("its", "it") if len(usernames) == 1 else ("their", "them")
     return Content(
         subject=f"You no longer own {_short(usernames)}",
-        happened=f"{by} removed you from the owners of {accounts}.",
+        happened=f"{by} removed you from the owners of {pulse_users}.",
         next=f"You get no more notifications about {its} queues, and can't change {it}.",
         advice=f"If this is a mistake, ask {by}.",
-        action=Link("Open your accounts", absolute_url(reverse("pulse_users"))),
-        facts=[Fact("Accounts", "\n".join(usernames)), Fact("Removed by", by)],
-        why=Why(f"You get this because you owned {accounts}."),
+        action=Link("Open your Pulse users", absolute_url(reverse("pulse_users"))),
+        facts=[Fact("Pulse users", "\n".join(usernames)), Fact("Removed by", by)],
+        why=Why(f"You get this because you owned {pulse_users}."),
     )
 
 
 def _set_passwords(usernames: Sequence[str]) -> Link:
     if len(usernames) == 1:
-        return Link("Set a new password", f"{_account_url(usernames[0])}#password")
-    return Link("Open your accounts", absolute_url(reverse("pulse_users")))
+        return Link("Set a new password", f"{_pulse_user_url(usernames[0])}#password")
+    return Link("Open your Pulse users", absolute_url(reverse("pulse_users")))
 
 
-def _password_row(account: PulseUser) -> Row:
-    state = "set a new password" if account.password_exposed_at else "changed since"
-    return Row(account.username, (state,), f"{_account_url(account.username)}#password")
+def _password_row(pulse_user: PulseUser) -> Row:
+    state = "set a new password" if pulse_user.password_exposed_at else "changed since"
+    return Row(pulse_user.username, (state,), f"{_pulse_user_url(pulse_user.username)}#password")
 
 
-def _accounts(usernames: Sequence[str]) -> str:
-    return f"the RabbitMQ account {usernames[0]}" if len(usernames) == 1 else _short(usernames)
+def _pulse_users(usernames: Sequence[str]) -> str:
+    return f"the Pulse user {usernames[0]}" if len(usernames) == 1 else _short(usernames)
 
 
 def _short(usernames: Sequence[str]) -> str:
-    return usernames[0] if len(usernames) == 1 else f"{len(usernames)} RabbitMQ accounts"
+    return usernames[0] if len(usernames) == 1 else f"{len(usernames)} Pulse users"
 
 
-def _account_url(username: str) -> str:
+def _pulse_user_url(username: str) -> str:
     return absolute_url(reverse("pulse_user", args=[username]))
 
 
@@ -227,7 +227,7 @@ VOUCH_REQUEST = kinds.register("vouch-request", "a person asks for access to the
 VOUCHED = kinds.register("vouched", "an owner has access to the broker", _vouched, needs_active_recipient=True)
 
 INVITATION = kinds.register(
-    "invitation", "a person is invited to own an account", _invitation, needs_active_recipient=True
+    "invitation", "a person is invited to own a Pulse user", _invitation, needs_active_recipient=True
 )
 
 INVITATION_ANSWERED = kinds.register(
@@ -235,7 +235,7 @@ INVITATION_ANSWERED = kinds.register(
 )
 
 OWNER_ASSIGNED = kinds.register(
-    "owner-assigned", "an operator assigned an owner to an account", _owner_assigned, needs_active_recipient=True
+    "owner-assigned", "an operator assigned an owner to a Pulse user", _owner_assigned, needs_active_recipient=True
 )
 
-OWNER_LEFT = kinds.register("owner-left", "an account lost an owner", _owner_left, needs_active_recipient=True)
+OWNER_LEFT = kinds.register("owner-left", "a Pulse user lost an owner", _owner_left, needs_active_recipient=True)

@@ -69,24 +69,24 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
 
 
 class Mutes(StrictParameters, GenericViewSet[PulseUser]):
-    """What you don't get about the queues of an account that you own."""
+    """What you don't get about the queues of a Pulse user that you own."""
 
     serializer_class = MutesSerializer
     lookup_field = "username"
     pagination_class = None
 
     def get_queryset(self) -> QuerySet[PulseUser]:
-        """Return the visitor's own accounts, for operators too."""
+        """Return the visitor's own Pulse users, for operators too."""
         return PulseUser.objects.filter(owners=self.request.user.pk)
 
     def retrieve(self, request: Request, username: str) -> Response:
-        """Show which notifications about an account's queues you turned off."""
+        """Show which notifications about a Pulse user's queues you turned off."""
         muted, channels_of = mutes.muted(request.user, self.get_object()), _channels_of(request.user)
         rows = [{"topic": topic, "channel": channel} for topic, channel in sorted(muted) if channel in channels_of]
         return Response({"muted": rows})
 
     def update(self, request: Request, username: str) -> Response:
-        """Choose which notifications about an account's queues you don't get.
+        """Choose which notifications about a Pulse user's queues you don't get.
 
         You get all others by mail and in each of your channels.
         """

@@ -27,14 +27,14 @@ EMAIL = "email"
 class Recipient(NamedTuple):
     """A mailbox, or one of the channels of the owner with that address.
 
-    ``quiet`` are the owner's quiet hours and time zone. An address that an owner added to a RabbitMQ account has
-    ``account`` and ``added_by``.
+    ``quiet`` are the owner's quiet hours and time zone. An address that an owner added to a Pulse user has
+    ``pulse_user`` and ``added_by``.
     """
 
     address: str
     channel: str = EMAIL
     quiet: tuple[time_of_day | None, time_of_day | None, str] = (None, None, "UTC")
-    account: str = ""
+    pulse_user: str = ""
     added_by: str = ""
 
 
@@ -56,11 +56,11 @@ def recipients_of(queues: Iterable[Ownership]) -> dict[Ownership, list[Recipient
     An agents' queue is reported to its owner.
     """
     wanted = set(queues)
-    of_accounts = _of_accounts([(one.pulse_user_id,) for one in wanted if one.pulse_user_id is not None])
+    of_pulse_users = _of_pulse_users([(one.pulse_user_id,) for one in wanted if one.pulse_user_id is not None])
     of_owners = _of_owners([(one.owner_id,) for one in wanted if one.owner_id is not None])
     recipients = {}
     for one in wanted:
-        both = {**of_accounts.get(one.pulse_user_id, {}), **of_owners.get(one.owner_id, {})}
+        both = {**of_pulse_users.get(one.pulse_user_id, {}), **of_owners.get(one.owner_id, {})}
         if both:
             recipients[one] = list(both)
     return recipients
@@ -72,22 +72,22 @@ RECIPIENT_FIELDS = ("email", "quiet_from", "quiet_until", "time_zone", "channels
 Recipients = dict[int | None, dict[Recipient, None]]
 
 
-def _of_accounts(accounts: Sequence[tuple[int]]) -> Recipients:
+def _of_pulse_users(pulse_users: Sequence[tuple[int]]) -> Recipients:
     """Return the recipients for the queues of these Pulse users, by the Pulse user's id."""
     recipients: Recipients = {}
-    if not accounts:
+    if not pulse_users:
         return recipients
     through = PulseUser.owners.through
-    owners = through.objects.filter(bulk.among(through, ("pulseuser",), accounts), owner__is_active=True)
+    owners = through.objects.filter(bulk.among(through, ("pulseuser",), pulse_users), owner__is_active=True)
     rows = owners.order_by("owner__email").values_list("pulseuser", *(f"owner__{name}" for name in RECIPIENT_FIELDS))
     for pulse_user, *where in rows:
         recipients.setdefault(pulse_user, {}).update(_recipients_at(*where))
-    these = bulk.among(NotificationAddress, ("pulse_user",), accounts)
+    these = bulk.among(NotificationAddress, ("pulse_user",), pulse_users)
     added = NotificationAddress.objects.filter(these, confirmed_at__isnull=False).order_by("email")
     for pulse_user, address, *why in added.values_list(
         "pulse_user", "email", "pulse_user__username", "added_by__email"
     ):
-        recipient = Recipient(address, account=why[0], added_by=why[1] or "")
+        recipient = Recipient(address, pulse_user=why[0], added_by=why[1] or "")
         recipients.setdefault(pulse_user, {})[recipient] = None
     return recipients
 

@@ -105,8 +105,8 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
 def drop_outdated(claimed: list[Notification]) -> list[Notification]:
     """Return the claimed notifications that are still true, and whose recipients still get them. The others fail.
 
-    While a message waits, its subject may change, or its recipient may lose the account or the right to sign in.
-    Operators get their copies anyway, and everybody gets the deletion of a queue whose account or owner was removed
+    While a message waits, its subject may change, or its recipient may lose the Pulse user or the right to sign in.
+    Operators get their copies anyway, and everybody gets the deletion of a queue whose Pulse user or owner was removed
     too.
     """
     current = subjects.look_up({one.about for one in claimed})

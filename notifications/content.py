@@ -111,13 +111,13 @@ def is_to_operator(notification: "Notification") -> bool:
     return notification.recipient not in notification.facts.get("owners", []) and "account" not in notification.facts
 
 
-def why_added(notification: "Notification", accounts: Sequence[str]) -> Why:
-    """Return why an address that an owner added to these RabbitMQ accounts gets a notification."""
+def why_added(notification: "Notification", pulse_users: Sequence[str]) -> Why:
+    """Return why an address that an owner added to these Pulse users gets a notification."""
     facts = notification.facts
     ask = f"its owners: {', '.join(facts['owners'])}" if facts.get("owners") else "an operator"
     return Why(
         f"You get this because {facts.get('added_by') or 'an owner'} added your address to the RabbitMQ "
-        f"account{'' if len(accounts) == 1 else 's'} {', '.join(accounts)}. To be removed, ask {ask}."
+        f"Pulse user{'' if len(pulse_users) == 1 else 's'} {', '.join(pulse_users)}. To be removed, ask {ask}."
     )
 
 
@@ -133,5 +133,5 @@ def why(notification: "Notification") -> Why:
         return why_added(notification, [facts["account"]])
     if is_to_operator(notification):
         return Why("You get this as an operator of this installation.")
-    queue = "belongs to your agents" if facts.get("agents") else "belongs to your RabbitMQ account"
+    queue = "belongs to your agents" if facts.get("agents") else "belongs to your Pulse user"
     return why_owner(f"You get this because the queue {queue}.")

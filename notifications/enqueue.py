@@ -54,23 +54,23 @@ class Notice:
 def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = None) -> int:
     """Write the outbox rows of these notices, one for each recipient, and return their number.
 
-    Call it in the transaction that writes the state that caused them. After the commit, call ``nudge``. Notifications
+    Call it in the transaction that writes the state that caused them. After the commit, call ``wake``. Notifications
     about subjects that are written under one ``lease`` are a group: they are sent when it ends, many as one message.
     """
     people = recipients_of(notice.ownership for notice in notices)
-    accounts = {notice.pulse_user_id for notice in notices if notice.pulse_user_id is not None}
-    muted = mutes.of_accounts([(pulse_user,) for pulse_user in sorted(accounts)])
+    pulse_users = {notice.pulse_user_id for notice in notices if notice.pulse_user_id is not None}
+    muted = mutes.of_pulse_users([(pulse_user,) for pulse_user in sorted(pulse_users)])
     operator_addresses = operators()
     rows: list[tuple[Any, ...]] = []
     for notice in notices:
         kind = kinds.get(notice.kind)
         topic = mutes.topic_of(kind)
         everybody = people.get(notice.ownership, [])
-        owners = [one.address for one in everybody if one.channel == EMAIL and not one.account]
+        owners = [one.address for one in everybody if one.channel == EMAIL and not one.pulse_user]
         interested = [
             one
             for one in everybody
-            if one.account or topic not in muted.get((notice.pulse_user_id or 0, one.address, one.channel), ())
+            if one.pulse_user or topic not in muted.get((notice.pulse_user_id or 0, one.address, one.channel), ())
         ]
         group = lease.holder if lease is not None and kind.topic else None
         for to in _recipients(notice, interested, operator_addresses):
@@ -81,8 +81,8 @@ def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = 
             *_, zone = to.quiet
             if zone != "UTC":
                 facts |= {"time_zone": zone}
-            if to.account:
-                facts |= {"account": to.account, "added_by": to.added_by}
+            if to.pulse_user:
+                facts |= {"account": to.pulse_user, "added_by": to.added_by}
             common = (notice.kind, notice.about, facts, deferred)
             state = (Notification.State.DUE, now, now, 0, "", group)
             rows.append((uuid.uuid4(), to.address, to.channel, *common, *state))
@@ -100,7 +100,7 @@ def _recipients(notice: Notice, interested: list[Recipient], operator_addresses:
     return list(distinct.values())
 
 
-def nudge(written: int = 1) -> None:
+def wake(written: int = 1) -> None:
     """Start a task that sends what is due, and a second one if more was written than one claim takes.
 
     Mails cost mostly processor time, so two workers share it. Without the task queue, the periodic task sends them.

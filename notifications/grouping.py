@@ -75,7 +75,7 @@ def content(notifications: Delivery) -> Content:
     """Return what a message with these notifications says."""
     first = notifications[0]
     lines = _lines(notifications)
-    accounts = sorted({one.facts["account"] for one in notifications if one.facts.get("account")})
+    pulse_users = sorted({one.facts["account"] for one in notifications if one.facts.get("account")})
     to_operator = all(map(is_to_operator, notifications))
     vhosts = {one.vhost for one in lines}
     counts = ", ".join(f"{number:,} {what}" for what, number in Counter(one.counted_as for one in lines).items())
@@ -98,10 +98,10 @@ def content(notifications: Delivery) -> Content:
         happened=f"{len(lines):,} of {'the' if to_operator else 'your'} queues{where}: {counts}.",
         next=_next(lines),
         advice=ADVICE if any(one.is_growing or one.is_final for one in lines) else "",
-        action=None if accounts else Link("Open the queues", absolute_url(reverse("queues"))),
+        action=None if pulse_users else Link("Open the queues", absolute_url(reverse("queues"))),
         facts=[as_of(first)],
         tables=[table],
-        why=_why(first, accounts),
+        why=_why(first, pulse_users),
     )
 
 
@@ -121,9 +121,9 @@ def _next(lines: Sequence[Line]) -> str:
     return " ".join(sentences) or "Nothing. Guardian keeps watching these queues."
 
 
-def _why(notification: Notification, accounts: Sequence[str]) -> Why | None:
-    if accounts:
-        return why_added(notification, accounts)
+def _why(notification: Notification, pulse_users: Sequence[str]) -> Why | None:
+    if pulse_users:
+        return why_added(notification, pulse_users)
     if is_to_operator(notification):
         return None
     return why_owner("You get this because these queues belong to you.")

@@ -34,12 +34,12 @@ def topic_of(kind: Kind) -> str:
 
 
 def muted(owner: Owner, pulse_user: PulseUser) -> set[Choice]:
-    """Return what this owner does not get about the account's queues."""
+    """Return what this owner does not get about the Pulse user's queues."""
     return set(Mute.objects.filter(owner=owner, pulse_user=pulse_user).values_list("topic", "channel"))
 
 
 def set_muted(owner: Owner, pulse_user: PulseUser, choices: Collection[Choice]) -> None:
-    """Set what this owner does not get about the account's queues."""
+    """Set what this owner does not get about the Pulse user's queues."""
     with transaction.atomic():
         Mute.objects.filter(owner=owner, pulse_user=pulse_user).delete()
         Mute.objects.bulk_create(
@@ -48,11 +48,11 @@ def set_muted(owner: Owner, pulse_user: PulseUser, choices: Collection[Choice]) 
         )
 
 
-def of_accounts(accounts: Sequence[tuple[int]]) -> Mutes:
+def of_pulse_users(pulse_users: Sequence[tuple[int]]) -> Mutes:
     """Return the mutes of these Pulse users, given by their ids, in one statement."""
     found: Mutes = defaultdict(set)
-    if accounts:
-        rows = Mute.objects.filter(bulk.among(Mute, ("pulse_user",), accounts))
+    if pulse_users:
+        rows = Mute.objects.filter(bulk.among(Mute, ("pulse_user",), pulse_users))
         for pulse_user, address, channel, topic in rows.values_list("pulse_user", "owner__email", "channel", "topic"):
             found[pulse_user, address, channel].add(topic)
     return found

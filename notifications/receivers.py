@@ -1,4 +1,4 @@
-"""Notifications about owners and their accounts.
+"""Notifications about owners and their Pulse users.
 
 The signals are sent in the transaction of the change, so the outbox rows are committed or rolled back with it.
 """
@@ -30,7 +30,7 @@ audit.watch(Channel, ("owner", "name", "service"))  # the address is a secret
 
 @receiver(signals.address_added)
 def ask_to_confirm(sender: object, address: NotificationAddress, **_: Any) -> None:
-    """Ask an added address to confirm notifications about the account's queues."""
+    """Ask an added address to confirm notifications about the Pulse user's queues."""
     facts = {
         "address": str(address.uuid),
         "account": address.pulse_user.username,
@@ -74,13 +74,15 @@ def notify_inviter(sender: object, invitation: Invitation, accepted: bool, **_: 
 
 
 @receiver(signals.owners_assigned)
-def notify_assigned(sender: object, accounts: Mapping[Owner, Sequence[PulseUser]], by: Owner | None, **_: Any) -> None:
+def notify_assigned(
+    sender: object, pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None, **_: Any
+) -> None:
     """Notify owners whom an operator assigned. One message for each owner."""
     facts = {"by": by.email if by else ""}
     _enqueue(
         *(
             Notice(OWNER_ASSIGNED, {**facts, "pulse_users": [one.username for one in owned]}, recipients=[owner.email])
-            for owner, owned in accounts.items()
+            for owner, owned in pulse_users.items()
         )
     )
 
@@ -103,15 +105,15 @@ def notify_of_deactivation(sender: object, owner: Owner, pulse_users: Sequence[P
     _enqueue(*_to_each(_names_by_owner(pulse_users, {by, owner}), facts))
 
 
-def _to_each(accounts: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> list[Notice]:
-    """Return a notice to each address about its accounts."""
+def _to_each(pulse_users: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> list[Notice]:
+    """Return a notice to each address about its Pulse users."""
     return [
-        Notice(OWNER_LEFT, {**facts, "pulse_users": names}, recipients=[email]) for email, names in accounts.items()
+        Notice(OWNER_LEFT, {**facts, "pulse_users": names}, recipients=[email]) for email, names in pulse_users.items()
     ]
 
 
 def _names_by_owner(pulse_users: Sequence[PulseUser], without: Collection[Owner]) -> dict[str, list[str]]:
-    """Return the names of these accounts by the addresses of their owners, in one query."""
+    """Return the names of these Pulse users by the addresses of their owners, in one query."""
     owned = PulseUser.owners.through.objects.filter(pulseuser__in=pulse_users).exclude(owner__in=without)
     names: dict[str, list[str]] = {}
     for email, username in owned.order_by("pulseuser__username").values_list("owner__email", "pulseuser__username"):
@@ -122,4 +124,4 @@ def _names_by_owner(pulse_users: Sequence[PulseUser], without: Collection[Owner]
 def _enqueue(*notices: Notice) -> None:
     with transaction.atomic():
         enqueue.enqueue(notices, timezone.now())
-        transaction.on_commit(enqueue.nudge, robust=True)
+        transaction.on_commit(enqueue.wake, robust=True)

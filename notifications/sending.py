@@ -22,7 +22,7 @@ from accounts import audit
 from core.leases import LeaseTaken, lease
 from notifications.channel_sending import send_to_channels
 from notifications.claims import DeliveryCounts
-from notifications.enqueue import nudge
+from notifications.enqueue import wake
 from notifications.mail_sending import send_mails
 from notifications.models import Notification
 
@@ -53,7 +53,7 @@ def send_again(selected: Collection[int]) -> int:
                 state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, deferred_until=None, last_error=""
             )
             audit.record(None, "sent again", again)
-            transaction.on_commit(nudge, robust=True)
+            transaction.on_commit(wake, robust=True)
     return len(again)
 
 

@@ -76,7 +76,7 @@ class MuteSerializer(serializers.Serializer[Any]):
     ]
 )
 class MutesSerializer(serializers.Serializer[Any]):
-    """The notifications about an account's queues that you don't get."""
+    """The notifications about a Pulse user's queues that you don't get."""
 
     muted = serializers.ListField(child=MuteSerializer(), max_length=MAX_MUTES)
 

@@ -34,7 +34,7 @@ def settings_page(request: OwnersRequest) -> HttpResponse:
 @login_required
 @page_with_forms
 def mutes_page(request: OwnersRequest, username: str) -> HttpResponse:
-    """Let an owner choose which notifications about an account's queues they get, and in which channels."""
+    """Let an owner choose which notifications about a Pulse user's queues they get, and in which channels."""
     pulse_user = get_object_or_404(PulseUser.objects.filter(owners=request.user), username=username)
     channels_of = [(EMAIL, "Mail"), *((one.uuid.hex, one.name) for one in request.user.channels.all())]
     every = {(topic, channel) for topic in mutes.TOPICS for channel, _ in channels_of}

@@ -1,4 +1,4 @@
-"""The admin pages of queues, their events and archives, passes, the monitor's state, leases and RabbitMQ accounts.
+"""The admin pages of queues, their events and archives, passes, the monitor's state, leases and Pulse users.
 
 They call the same functions as the other pages and the API. accounts/admin.py has their shared parts.
 """
@@ -79,7 +79,7 @@ class OwnerFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the choices."""
-        return [("account", "RabbitMQ account"), ("agents", "owner of agents"), ("nobody", "none")]
+        return [("account", "Pulse user"), ("agents", "owner of agents"), ("nobody", "none")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
         """Return the queues of the chosen kind."""
@@ -224,7 +224,7 @@ class QueueAdmin(ReadOnlyAdmin):
         question = Confirmation(
             "set_limits",
             "Set the limits of these queues",
-            "These replace the queues' own limits. Leave a field empty to use the account's limit, or the default.",
+            "These replace the queues' own limits. Leave a field empty to use the Pulse user's limit, or the default.",
             "Set limits",
             "Length now",
             is_dangerous=False,
@@ -384,7 +384,7 @@ admin.site.unregister([Owner, PulseUser])
 
 @admin.register(PulseUser)
 class PulseUserWithQueuesAdmin(PulseUserAdmin):
-    """RabbitMQ accounts, with their queues."""
+    """Pulse users, with their queues."""
 
     list_display = [*PulseUserAdmin.list_display[:2], "queues", *PulseUserAdmin.list_display[2:]]
     actions = [*PulseUserAdmin.actions, "remove"]
@@ -399,36 +399,36 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
         """Return the number of queues that exist."""
         return cast("int", pulse_user.number_of_queues)  # type: ignore[attr-defined]
 
-    @admin.action(description="Remove the selected accounts from the broker", permissions=["change"])
+    @admin.action(description="Remove the selected Pulse users from the broker", permissions=["change"])
     def remove(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
-        """Remove the accounts with their queues and exchanges after confirmation."""
-        accounts = list(chosen_rows(self, request, queryset))
-        queues = sum(self.queues(account) for account in accounts)
-        change = queue_effects.removal_of(accounts, current_operator(request), given_confirmation(request))
-        required = change.question(effects.of_removal(accounts))
-        if len(accounts) > 1 and (refused := brake_refusal(queues)):
+        """Remove the Pulse users with their queues and exchanges after confirmation."""
+        pulse_users = list(chosen_rows(self, request, queryset))
+        queues = sum(self.queues(pulse_user) for pulse_user in pulse_users)
+        change = queue_effects.removal_of(pulse_users, current_operator(request), given_confirmation(request))
+        required = change.question(effects.of_removal(pulse_users))
+        if len(pulse_users) > 1 and (refused := brake_refusal(queues)):
             self.message_user(request, refused, messages.ERROR)
         elif required or not is_confirmed(request):
             question = Confirmation(
                 "remove",
-                "Remove these RabbitMQ accounts from the broker",
+                "Remove these Pulse users from the broker",
                 "Their queues and exchanges are deleted, too, and their connections are closed. This can't be undone.",
-                "Remove the accounts",
+                "Remove the Pulse users",
                 "Queues, as last listed",
             )
             return confirmation_page(
                 self,
                 request,
                 question,
-                accounts,
+                pulse_users,
                 lambda one: Row(one.username, f"{self.queues(one):,}"),
                 required=required,
             )
         else:
             apply_to_each(
                 request,
-                accounts,
-                lambda account: removal.remove_pulse_user(account, change, current_operator(request)),
+                pulse_users,
+                lambda pulse_user: removal.remove_pulse_user(pulse_user, change, current_operator(request)),
                 "removed, with queues and exchanges",
                 refusals=(removal.RemovalPending, ConfirmationRequired),
             )

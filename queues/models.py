@@ -137,8 +137,8 @@ class Queue(models.Model):
     recovery_notified = models.BooleanField(
         default=False, help_text="Whether this quiet period's one recovery was sent."
     )
-    folded = models.PositiveIntegerField(
-        default=0, help_text="The changes in this quiet period that no message reported."
+    merged = models.PositiveIntegerField(
+        db_column="folded", default=0, help_text="The changes in this quiet period that no message reported."
     )
 
     first_seen = models.DateTimeField()  # of the present queue: anew when it is declared after it was gone
@@ -189,7 +189,7 @@ class QueueEvent(models.Model):
 
         WARNED = "warned", "reached its warning threshold"
         RECOVERED = "recovered", "back to normal"
-        CONDEMNED = "condemned", "over its deletion limit"
+        DELETABLE = "condemned", "over its deletion limit"
         KEPT = "kept", "kept after a recheck"
         DELETED = "deleted", "deleted by Guardian"
         GONE = "gone", "no longer on the broker"
@@ -237,7 +237,7 @@ class Archive(models.Model):
 
         LENGTH = "length", "over its deletion limit"
         NAME = "name", "deleted for its name"
-        ACCOUNT = "account", "deleted with its account"
+        PULSE_USER = "account", "deleted with its Pulse user"
         DELETED = "deleted", "deleted by a person"
         PURGED = "purged", "purged by a person"
         CALLED_OFF = "called_off", "its deletion was called off"
@@ -370,8 +370,11 @@ class Watch(models.Model):
         null=True, help_text="The settings that decide which queues are deleted, as of the last complete list."
     )
     brake_since = models.DateTimeField(null=True, help_text="Since when deletions are blocked.")
-    braked = models.PositiveIntegerField(
-        default=0, db_default=0, help_text="The number of queues to delete whose deletion is blocked."
+    blocked = models.PositiveIntegerField(
+        db_column="braked",
+        default=0,
+        db_default=0,
+        help_text="The number of queues to delete whose deletion is blocked.",
     )
     released = BrokerJSONField(null=True, help_text="The queues that an operator released: vhost and name of each.")
     released_at = models.DateTimeField(
@@ -383,7 +386,9 @@ class Watch(models.Model):
     alarms = models.JSONField(
         null=True, help_text="The raised alarms and the lost nodes: resource, node, and since when."
     )
-    settling = models.JSONField(null=True, help_text="The nodes that came back a moment ago, and when.")
+    recovering = models.JSONField(
+        db_column="settling", null=True, help_text="The nodes that came back a moment ago, and when."
+    )
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = BrokerJSONField(default=list)

@@ -21,10 +21,10 @@ def _count_queues(pulse_users: Collection[int]) -> dict[int, int]:
 
 queue_counts.register(_count_queues)
 queue_effects.register(effects)
-removal.register_queue_deleter(destroying.delete_queue_of_account)
+removal.register_queue_deleter(destroying.delete_queue_of_pulse_user)
 
 
 @receiver(signals.pulse_user_removed)
 def forget_queues(sender: object, pulse_user: PulseUser, **_: Any) -> None:
-    """Record that the account's queues are gone."""
+    """Record that the Pulse user's queues are gone."""
     tombstones.forget_queues_of(pulse_user)

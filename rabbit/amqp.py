@@ -78,7 +78,7 @@ class Session:
     def declare_passively(self, name: str) -> DeclareOk | None:
         """Return a queue's ready messages and consumers; None: reported as empty, but its leader may not have answered.
 
-        The account needs access to the vhost; on RabbitMQ 4.3 also a permission on the queue.
+        The user needs access to the vhost; on RabbitMQ 4.3 also a permission on the queue.
         """
         channel = self._open_channel()
         began = time.monotonic()
@@ -194,7 +194,7 @@ class Session:
                 _set_answer_timeout(self._connection, seconds)
                 deadline.record_answer()
                 return self._channel
-            except (amqp.NotAllowed, amqp.AccessRefused) as error:  # each address may have another account
+            except (amqp.NotAllowed, amqp.AccessRefused) as error:  # each address may have another user
                 failure = self._as_broker_error(error)
                 if isinstance(failure, NotOnBroker):  # no node has the vhost
                     self.close()

@@ -5,13 +5,6 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 
-class Account(NamedTuple):
-    """The account that this client is logged in as."""
-
-    name: str
-    tags: frozenset[str]
-
-
 class Vhost(NamedTuple):
     """A virtual host. ``nodes`` are those on which it runs. Lists may lack the queues of other nodes."""
 
@@ -43,7 +36,7 @@ class Exchange(NamedTuple):
 
 
 class User(NamedTuple):
-    """A RabbitMQ account."""
+    """A RabbitMQ user."""
 
     name: str
     tags: frozenset[str]

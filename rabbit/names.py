@@ -108,7 +108,7 @@ def subscription_queue(subscription: str, offering: str, object_type: str) -> st
 
 
 def is_agents_login(user: str) -> bool:
-    """Return whether an account has the name of an agent's login: a UUID in hex."""
+    """Return whether a user has the name of an agent's login: a UUID in hex."""
     return _UUID.fullmatch(user) is not None
 
 

@@ -1,4 +1,4 @@
-"""Permissions of accounts on the broker: three regexes for the names of queues and exchanges."""
+"""Permissions of users on the broker: three regexes for the names of queues and exchanges."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from rabbit.names import consumer_queue, exchange_prefix, queue_prefix
 
 
 class Permissions(NamedTuple):
-    """An account's permissions on one vhost. A pattern without ``^`` matches anywhere in a name."""
+    """A user's permissions on one vhost. A pattern without ``^`` matches anywhere in a name."""
 
     configure: str
     write: str
@@ -15,7 +15,7 @@ class Permissions(NamedTuple):
 
 
 NO_ACCESS = Permissions("^$", "^$", "^$")
-"""The account may connect to the vhost, and do nothing there."""
+"""The user may connect to the vhost, and do nothing there."""
 
 FULL_ACCESS = Permissions(".*", ".*", ".*")
 
@@ -47,7 +47,7 @@ def allows(pattern: str, name: str) -> bool:
 
 
 def in_words(granted: Permissions, username: str) -> list[str]:
-    """Return sentences for people that describe an account's permissions on a vhost."""
+    """Return sentences for people that describe a user's permissions on a vhost."""
     standard = for_pulse_user(username)
     return [
         _sentence("create and delete", granted.configure, standard.configure, _own_names(username)),

@@ -263,7 +263,7 @@ class Publisher:
         """Return a connection to this vhost for this thread alone: from the pool, or a new one.
 
         Raises:
-            _VhostRefused: there is no such vhost, or the account may not connect to it.
+            _VhostRefused: there is no such vhost, or the user may not connect to it.
             NotPublished: the broker can't be reached in time, or all connections stay busy.
             Refused: the broker refuses the login.
         """
@@ -290,7 +290,7 @@ class Publisher:
             if is_refused or isinstance(error, NotOnBroker) or f"vhost '{vhost}' is down" in str(error):
                 raise _VhostRefused(str(error)) from error
             if isinstance(error, Refused):
-                text = f"AMQP to {self._where}: {error}; check the account and the password in RABBIT_URL"
+                text = f"AMQP to {self._where}: {error}; check the user and the password in RABBIT_URL"
                 raise Refused(text, status=error.status, reason=error.reason) from error
             text = f"AMQP to {self._where}: {error}; check that RabbitMQ runs there, and that the port is AMQP's"
             raise NotPublished(text) from error
@@ -471,7 +471,7 @@ class _Connection:
         """Publish to each of these queues, and record the outcomes in the call.
 
         Raises:
-            _VhostRefused: the account may not publish here.
+            _VhostRefused: the user may not publish here.
             _Unconfirmed: a message was sent, but not confirmed.
         """
         sent = call.message

@@ -232,13 +232,13 @@ def require_administrator(management: Management) -> None:
     """Check that the broker doesn't leave queues out: without the administrator tag it does, and still answers 200.
 
     Raises:
-        Refused: the account doesn't have the administrator tag.
+        Refused: the user doesn't have the administrator tag.
     """
-    account = management.whoami()
-    if "administrator" not in account.tags:
+    user = management.whoami()
+    if "administrator" not in user.tags:
         raise Refused(
-            f"the account '{account.name}' doesn't have the administrator tag, and sees only a part of the queues; "
-            f"run: rabbitmqctl set_user_tags {account.name} administrator",
+            f"the user '{user.name}' doesn't have the administrator tag, and sees only a part of the queues; "
+            f"run: rabbitmqctl set_user_tags {user.name} administrator",
             status=200,
             reason="no administrator tag",
         )

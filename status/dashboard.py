@@ -38,7 +38,7 @@ class Dashboard(NamedTuple):
     counts: Counts
     queues: Sequence[Row]
     events: Sequence[Happened]
-    accounts: int
+    pulse_users: int
     agents: int
     trouble: Sequence[str]
     nodes: int

@@ -275,7 +275,7 @@ class GuardianFacts:
     def _measure_state(self) -> Iterator[Measurement]:
         watch = self.watch
         number = released(watch, self.at)
-        left = watch.braked - number
+        left = watch.blocked - number
         brake_since = watch.brake_since if left > 0 else None
         queues = rules.BRAKE_RELEASE.in_words(left)
         yield self._ongoing(rules.OUTAGE, watch.outage_since)

@@ -27,7 +27,7 @@ BROKER = Rule(
     never="The broker can't be queried: {error}",
     next_step=(
         "Check that RabbitMQ and its management plugin run and are not overloaded, and that RABBITMQ_MANAGEMENT_URL "
-        "has the right address, account and password. While Guardian's passes get no answer, nothing is guarded and "
+        "has the right address, user and password. While Guardian's passes get no answer, nothing is guarded and "
         "nothing is removed."
     ),
     runbook="the-broker-cant-be-queried",
@@ -212,7 +212,7 @@ REFUSED = Rule(
     critical=1,
     sentence="The broker has refused to delete a queue for {duration}.",
     next_step=(
-        "The last pass names the queue and the reason. Guardian's account needs all permissions on each guarded vhost."
+        "The last pass names the queue and the reason. Guardian's user needs all permissions on each guarded vhost."
     ),
     runbook="the-broker-refuses-to-delete-a-queue",
     alert="GuardianDeletionsRefused",

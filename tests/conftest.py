@@ -35,7 +35,6 @@ from tests.support.cassandra_node import (  # noqa: F401
 )
 from tests.support.chromium import browser, other_hosts, page  # noqa: F401
 from tests.support.fixtures import (  # noqa: F401
-    account,
     admin,
     alice,
     as_alice,
@@ -43,11 +42,12 @@ from tests.support.fixtures import (  # noqa: F401
     bob,
     broker_proxy,
     certificate,
-    create_account,
+    create_pulse_user,
     guarded_node,
     operator,
     own_node,
     private_channels,
+    pulse_user,
     unused_name,
     webhook,
 )  # fmt: skip

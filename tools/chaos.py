@@ -1,6 +1,6 @@
 """``make soak``: put Guardian under load, kill and stop its parts at random, and check that all invariants hold.
 
-Guardian runs as in production, on private servers. Owners sign in, look at pages and create accounts; their agents
+Guardian runs as in production, on private servers. Owners sign in, look at pages and create Pulse users; their agents
 register; events are published; queues grow and shrink past both thresholds. Meanwhile Guardian's processes are killed
 (SIGKILL, with their children) or terminated (SIGTERM), and Redis, RabbitMQ, PostgreSQL and the mail server are down
 for a while. Then everything runs again, and pending work can finish.
@@ -307,7 +307,7 @@ class Chaos:
 
         expire_abandoned(expire_after)
         if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
-            enqueue.nudge()
+            enqueue.wake()
         if Removal.objects.update(due_at=timezone.now()):
             removals.run_due(removals.SECONDS_OF_TASK)
 

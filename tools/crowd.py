@@ -1,4 +1,4 @@
-"""Owners and their agents: they sign in, look at pages, create accounts, register agents and publish events."""
+"""Owners and their agents: they sign in, look at pages, create Pulse users, register agents and publish events."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ TYPES = ("order", "resource", "user_role")
 """The object types of events."""
 
 MIN_TO_REMOVE = 2
-"""An owner with fewer accounts or agents removes none, so that some are left to check at the end."""
+"""An owner with fewer Pulse users or agents removes none, so that some are left to check at the end."""
 
 CONCURRENT_USE_STATUSES = (200, 202, 204, 404, 409)
 """The expected answers for a queue in concurrent use."""
@@ -69,9 +69,9 @@ class Agent:
 class Outcome:
     """What must be true at the end according to Guardian's answers, without unknown outcomes."""
 
-    accounts: dict[str, set[str]] = field(default_factory=dict)
-    """The e-mail addresses of the owners, by the account's name."""
-    removed_accounts: set[str] = field(default_factory=set)
+    pulse_users: dict[str, set[str]] = field(default_factory=dict)
+    """The e-mail addresses of the owners, by the Pulse user's name."""
+    removed_pulse_users: set[str] = field(default_factory=set)
     agents: dict[Registered, Agent] = field(default_factory=dict)
     answered: Counter[Registered] = field(default_factory=Counter)
     removed_queues: set[Registered] = field(default_factory=set)
@@ -79,14 +79,14 @@ class Outcome:
 
 
 class Person:
-    """An owner with a token, a session, accounts and agents, who does one thing at a time."""
+    """An owner with a token, a session, Pulse users and agents, who does one thing at a time."""
 
     def __init__(self, email: str, token: str, session: str, offering: str, addresses: Mapping[str, str]) -> None:
-        """Create an owner without accounts and agents. ``session`` is the cookie's value."""
+        """Create an owner without Pulse users and agents. ``session`` is the cookie's value."""
         self.email = email
         self.offering = offering
         self.lock = threading.Lock()
-        self.accounts: list[str] = []
+        self.pulse_users: list[str] = []
         self.agents: list[Agent] = []
         self.requests: list[Request] = []
         self._addresses = dict(addresses)
@@ -131,8 +131,8 @@ class Crowd:
         self._actions = [
             Action(8, self._view_pages),
             Action(1, self._sign_in),
-            Action(3, self._create_account),
-            Action(1, self._remove_account, "accounts", MIN_TO_REMOVE),
+            Action(3, self._create_pulse_user),
+            Action(1, self._remove_pulse_user, "accounts", MIN_TO_REMOVE),
             Action(1, self._change_password, "accounts"),
             Action(1, self._purge_queue, "accounts"),
             Action(1, self._delete_queue, "accounts"),
@@ -164,11 +164,11 @@ class Crowd:
             person.lock.release()
 
     def name_of_queue(self, number: int, chance: random.Random) -> str:
-        """Return a name for a new queue: mostly of an account, sometimes unowned or unpatterned."""
-        accounts = sorted(self.outcome.accounts)
-        if not accounts or chance.random() < 0.1:
+        """Return a name for a new queue: mostly of a Pulse user, sometimes unowned or unpatterned."""
+        pulse_users = sorted(self.outcome.pulse_users)
+        if not pulse_users or chance.random() < 0.1:
             return chance.choice((f"queue/nobody/{number}", f"loose-{number}"))
-        return f"queue/{chance.choice(accounts)}/{number}"
+        return f"queue/{chance.choice(pulse_users)}/{number}"
 
     # Actions
 
@@ -210,25 +210,25 @@ class Crowd:
             raise Failed(problem)
         return answer
 
-    def _create_account(self, person: Person, chance: random.Random) -> None:
-        name = f"account{next(self._numbers)}"
+    def _create_pulse_user(self, person: Person, chance: random.Random) -> None:
+        name = f"Pulse user{next(self._numbers)}"
         owners = {person.email, chance.choice(self.people).email}
         body = {"username": name, "owners": sorted(owners)}
-        person.client(chance).ask("POST", "/api/pulse-users/", body, what="create accounts")
-        person.accounts.append(name)
-        self.outcome.accounts[name] = {person.email}  # the other one is invited, and nobody accepts
+        person.client(chance).ask("POST", "/api/pulse-users/", body, what="create Pulse users")
+        person.pulse_users.append(name)
+        self.outcome.pulse_users[name] = {person.email}  # the other one is invited, and nobody accepts
 
-    def _remove_account(self, person: Person, chance: random.Random) -> None:
-        name = person.accounts.pop(chance.randrange(len(person.accounts)))
-        del self.outcome.accounts[name]
+    def _remove_pulse_user(self, person: Person, chance: random.Random) -> None:
+        name = person.pulse_users.pop(chance.randrange(len(person.pulse_users)))
+        del self.outcome.pulse_users[name]
         client, path = person.client(chance), f"/api/pulse-users/{name}/"
         body: dict[str, str] = {}
-        while answer := client.ask("DELETE", path, body, what="remove accounts", expected=(202, 204, 409)):
+        while answer := client.ask("DELETE", path, body, what="remove Pulse users", expected=(202, 204, 409)):
             body = {"confirm": json.loads(answer)["confirm"]}
-        self.outcome.removed_accounts.add(name)
+        self.outcome.removed_pulse_users.add(name)
 
     def _change_password(self, person: Person, chance: random.Random) -> None:
-        path = f"/api/pulse-users/{chance.choice(person.accounts)}/rotate-password/"
+        path = f"/api/pulse-users/{chance.choice(person.pulse_users)}/rotate-password/"
         person.client(chance).ask("POST", path, what="change passwords")
 
     def _purge_queue(self, person: Person, chance: random.Random) -> None:

@@ -314,7 +314,7 @@ class Demo:
         self.stack.manage("create_owner", OWNER, "--vouched")
         self.stack.manage("create_owner", OPERATOR, "--operator")
         self._create_pulse_users()
-        self.say(f"{OWNER} owns the RabbitMQ accounts {' and '.join(self._users)}; {OPERATOR} is the operator.")
+        self.say(f"{OWNER} owns the Pulse users {' and '.join(self._users)}; {OPERATOR} is the operator.")
         self._declare_queues()
         self.stack.manage("monitor_queues", "--once")  # stores the empty queues, so that Guardian can compute rates
         self.stack.start()

@@ -28,8 +28,8 @@ MAX_PASS_GAP_SECONDS = 180
 KINDS = (
     "sign in",
     "look at pages",
-    "create accounts",
-    "remove accounts",
+    "create Pulse users",
+    "remove Pulse users",
     "change passwords",
     "list queues",
     "delete queues",
@@ -73,7 +73,7 @@ class Checks:
         yield from self._requests()
         yield self._queues()
         yield self._mails()
-        yield self._accounts()
+        yield self._pulse_users()
         yield self._agents()
         yield self._events()
         yield self._agreement()
@@ -131,7 +131,7 @@ class Checks:
         return Finding("Mails", counts, breaches + self._required(mails, "mails"))
 
     def _unequal_copies(self) -> list[str]:
-        """Return the owners that were not notified exactly as often as the operator about an account's queue."""
+        """Return the owners that were not notified exactly as often as the operator about a Pulse user's queue."""
         sent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         rows = Notification.objects.filter(kind__in=invariants.QUEUE_KINDS, channel=audience.EMAIL)
         for recipient, kind, facts in rows.values_list("recipient", "kind", "facts"):
@@ -139,19 +139,19 @@ class Checks:
         return [
             f"{owner} got {counts[owner]} notifications ({kind}, {queue}), and {OPERATOR} {counts[OPERATOR]}"
             for (kind, queue), counts in sent.items()
-            for owner in self.crowd.outcome.accounts.get(user_of_queue(queue) or "", ())
+            for owner in self.crowd.outcome.pulse_users.get(user_of_queue(queue) or "", ())
             if counts[owner] != counts[OPERATOR]
         ]
 
-    def _accounts(self) -> Finding:
+    def _pulse_users(self) -> Finding:
         outcome = self.crowd.outcome
         rows = set(PulseUser.objects.values_list("username", flat=True))
         users = {user.name for user in self.production.management.users()}
-        breaches = [f"{name} was created, and has no row" for name in outcome.accounts.keys() - rows]
-        breaches += [f"{name} was created, and is not on the broker" for name in outcome.accounts.keys() - users]
-        breaches += [f"{name} was removed, and still exists" for name in outcome.removed_accounts & (rows | users)]
-        counts = f"{len(outcome.accounts)} created and kept, {len(outcome.removed_accounts)} removed"
-        return Finding("Accounts", counts, breaches + self._required(outcome.accounts, "accounts"))
+        breaches = [f"{name} was created, and has no row" for name in outcome.pulse_users.keys() - rows]
+        breaches += [f"{name} was created, and is not on the broker" for name in outcome.pulse_users.keys() - users]
+        breaches += [f"{name} was removed, and still exists" for name in outcome.removed_pulse_users & (rows | users)]
+        counts = f"{len(outcome.pulse_users)} created and kept, {len(outcome.removed_pulse_users)} removed"
+        return Finding("Accounts", counts, breaches + self._required(outcome.pulse_users, "accounts"))
 
     def _agents(self) -> Finding:
         outcome = self.crowd.outcome

@@ -44,7 +44,7 @@ SETTINGS = {
 class SampleQueue(NamedTuple):
     """A queue with its length now and an hour ago, and whether it has a consumer."""
 
-    account: str
+    pulse_user: str
     name: str
     now: int
     before: int
@@ -52,7 +52,7 @@ class SampleQueue(NamedTuple):
 
 
 QUEUES = {
-    f"queue/{queue.account}/{queue.name}": queue
+    f"queue/{queue.pulse_user}/{queue.name}": queue
     for queue in (
         SampleQueue("alice-builds", "linux", 140, 90),
         SampleQueue("alice-builds", "windows", 2_600, 1_900),
@@ -98,16 +98,16 @@ def prepare(stack: Stack, consumers: contextlib.ExitStack) -> None:
     stack.node.ctl("set_cluster_name", "rabbit@example.org")
     os.environ.update(stack.environment, DJANGO_SETTINGS_MODULE="guardian_site.settings")
     django.setup()
-    passwords = _create_accounts()
+    passwords = _create_pulse_users()
     url = stack.environment["RABBIT_URL"]
     for name, queue in QUEUES.items():
-        with _channel(url, queue.account, passwords[queue.account]) as channel:
-            exchange = f"exchange/{queue.account}/done"
+        with _channel(url, queue.pulse_user, passwords[queue.pulse_user]) as channel:
+            exchange = f"exchange/{queue.pulse_user}/done"
             channel.exchange_declare(exchange, "topic", durable=True)
             channel.queue_declare(name, durable=True)
             channel.queue_bind(name, exchange, f"{queue.name}.#")
         if queue.has_consumer:
-            channel = consumers.enter_context(_channel(url, queue.account, passwords[queue.account]))
+            channel = consumers.enter_context(_channel(url, queue.pulse_user, passwords[queue.pulse_user]))
             channel.basic_qos(prefetch_count=1)
             channel.basic_consume(name, lambda *_: None)
     with _channel(url) as channel:
@@ -118,7 +118,7 @@ def prepare(stack: Stack, consumers: contextlib.ExitStack) -> None:
         _write_last_hour()
         for queue in QUEUES.values():
             for number in range(queue.now):
-                exchange, body = f"exchange/{queue.account}/done", f"message {number}".encode()
+                exchange, body = f"exchange/{queue.pulse_user}/done", f"message {number}".encode()
                 channel.basic_publish(exchange, f"{queue.name}.opt", body)
         for number in range(420):
             channel.basic_publish("", UNOWNED, f"message {number}".encode())
@@ -139,23 +139,23 @@ def _delete_with_archive(channel: Any) -> None:
 
 
 @contextlib.contextmanager
-def _channel(url: str, account: str = "", password: str = "") -> Iterator[Any]:
+def _channel(url: str, pulse_user: str = "", password: str = "") -> Iterator[Any]:
     parts = urlsplit(url)
-    if account:
-        parts = parts._replace(netloc=f"{account}:{password}@{parts.netloc.rpartition('@')[2]}")
+    if pulse_user:
+        parts = parts._replace(netloc=f"{pulse_user}:{password}@{parts.netloc.rpartition('@')[2]}")
     with contextlib.closing(pika.BlockingConnection(pika.URLParameters(f"{parts.geturl().rstrip('/')}/%2F"))) as opened:
         yield opened.channel()
 
 
-def _create_accounts() -> dict[str, str]:
+def _create_pulse_users() -> dict[str, str]:
     """Create the owners and their Pulse users. Return the Pulse users' passwords by name."""
     from accounts.models import Owner
     from accounts.pulse_users.creation import create_pulse_user
 
     alice, bob = (Owner.objects.create_user(email, vouched=True) for email in (OWNER, "bob@example.org"))
     Owner.objects.create_superuser(OPERATOR)
-    accounts = dict.fromkeys(queue.account for queue in QUEUES.values())
-    return {name: create_pulse_user(name, owners=[bob if name.startswith("bob") else alice])[1] for name in accounts}
+    pulse_users = dict.fromkeys(queue.pulse_user for queue in QUEUES.values())
+    return {name: create_pulse_user(name, owners=[bob if name.startswith("bob") else alice])[1] for name in pulse_users}
 
 
 def _write_last_hour() -> None:

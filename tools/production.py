@@ -162,7 +162,7 @@ def expire_abandoned(seconds: float) -> None:
     for id_, claim in claims:
         expired += Notification.objects.filter(id=id_, claim=claim, state="sending").update(due_at=timezone.now())
     if expired:
-        enqueue.nudge()
+        enqueue.wake()
 
 
 def sweep(*, patience: bool) -> list[str]:

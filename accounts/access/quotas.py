@@ -31,7 +31,7 @@ class Quota:
         return int(getattr(settings, self.setting))
 
 
-PULSE_USERS = Quota("GUARDIAN_MAX_PULSE_USERS", "RabbitMQ accounts")
+PULSE_USERS = Quota("GUARDIAN_MAX_PULSE_USERS", "Pulse users")
 TOKENS = Quota("GUARDIAN_MAX_TOKENS", "tokens", "Revoke")
 SUBSCRIPTIONS = Quota("GUARDIAN_MAX_SUBSCRIPTIONS", "subscriptions")
 CHANNELS = Quota("GUARDIAN_MAX_CHANNELS", "channels")

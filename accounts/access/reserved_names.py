@@ -1,4 +1,4 @@
-"""Which names RabbitMQ accounts can't have: ``GUARDIAN_RESERVED_USERS``."""
+"""Which names Pulse users can't have: ``GUARDIAN_RESERVED_USERS``."""
 
 import re
 

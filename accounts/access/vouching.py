@@ -97,9 +97,9 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
 
 def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
-    """Keep an owner from creating accounts and tokens, and record who withdrew the vouching. ``by`` None: a rule.
+    """Keep an owner from creating Pulse users and tokens, and record who withdrew the vouching. ``by`` None: a rule.
 
-    Existing accounts and tokens keep working; ``withdrawal.withdraw`` can remove them.
+    Existing Pulse users and tokens keep working; ``withdrawal.withdraw`` can remove them.
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
@@ -168,8 +168,8 @@ def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | 
 
 def lock(owner: Owner) -> Owner:
     """Return the owner from the database, locked until the transaction ends."""
-    # no_key prevents a deadlock: a full lock would block a transaction that adds this owner to an account. That
-    # transaction has locked the account, and a withdrawal waits for the account.
+    # no_key prevents a deadlock: a full lock would block a transaction that adds this owner to a Pulse user. That
+    # transaction has locked the Pulse user, and a withdrawal waits for the Pulse user.
     return Owner.objects.select_for_update(no_key=True).get(pk=owner.pk)
 
 
@@ -193,7 +193,7 @@ def lock_existing(owners: Iterable[Owner]) -> list[Owner]:
 
 
 def possible_owners() -> QuerySet[Owner]:
-    """Return the owners who can own an account: they may use the broker and have signed in."""
+    """Return the owners who can own a Pulse user: they may use the broker and have signed in."""
     return Owner.objects.filter(Q(vouched=True) | Q(is_staff=True), has_signed_in(), is_active=True)
 
 

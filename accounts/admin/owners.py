@@ -55,7 +55,16 @@ class OwnerAdmin(AuditedAdmin):
     Every operator has all permissions and can make other owners operators.
     """
 
-    list_display = ["email", "full_name", "vouched", "is_staff", "is_active", "accounts", "last_login", "date_joined"]
+    list_display = [
+        "email",
+        "full_name",
+        "vouched",
+        "is_staff",
+        "is_active",
+        "pulse_users",
+        "last_login",
+        "date_joined",
+    ]
     list_filter = ["vouched", "is_staff", "is_active", "weekly_summary", "date_joined"]
     search_fields = ["email", "full_name"]
     fields = [
@@ -69,14 +78,14 @@ class OwnerAdmin(AuditedAdmin):
     actions = ["vouch_for", "withdraw"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
-        """Add the number of accounts, in the same query."""
+        """Add the number of Pulse users, in the same query."""
         owners: QuerySet[Owner] = super().get_queryset(request)
-        return owners.annotate(number_of_accounts=count_related(PulseUser.owners.through, "owner"))
+        return owners.annotate(number_of_pulse_users=count_related(PulseUser.owners.through, "owner"))
 
-    @admin.display(description="accounts", ordering="number_of_accounts")
-    def accounts(self, owner: Owner) -> int:
-        """Return the number of RabbitMQ accounts that the owner has."""
-        return cast("int", owner.number_of_accounts)  # type: ignore[attr-defined]
+    @admin.display(description="Pulse users", ordering="number_of_pulse_users")
+    def pulse_users(self, owner: Owner) -> int:
+        """Return the number of Pulse users that the owner has."""
+        return cast("int", owner.number_of_pulse_users)  # type: ignore[attr-defined]
 
     def view_on_site(self, owner: Owner) -> str:
         """Return the URL of the page with the vouching record."""
@@ -103,7 +112,7 @@ class OwnerAdmin(AuditedAdmin):
             ownership.deactivated(obj, current_operator(request))
 
     def has_delete_permission(self, request: HttpRequest, obj: Owner | None = None) -> bool:
-        """Refuse to delete owners of accounts (an account could lose its last owner), in bulk, and oneself."""
+        """Refuse to delete owners of Pulse users (a Pulse user could lose its last owner), in bulk, and oneself."""
         return (
             obj is not None
             and obj != request.user
@@ -123,12 +132,12 @@ class OwnerAdmin(AuditedAdmin):
 
     @admin.action(description="Withdraw access of the selected owners", permissions=["change"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
-        """Withdraw the vouching of the selected owners; if requested, remove their accounts and tokens."""
+        """Withdraw the vouching of the selected owners; if requested, remove their Pulse users and tokens."""
         owners = list(chosen_rows(self, request, queryset))
         form = WithdrawForm(request.POST if is_confirmed(request) else None)
         required = None
         if form.is_valid() and form.cleaned_data["remove"] and len(owners) > 1:
-            form.add_error("remove", "Accounts and tokens can be removed for one owner at a time. Select one owner.")
+            form.add_error("remove", "Pulse users and tokens can be removed for one owner at a time. Select one owner.")
         if form.is_valid():
             try:
                 self._withdraw(request, owners, **form.cleaned_data)
@@ -138,12 +147,18 @@ class OwnerAdmin(AuditedAdmin):
         question = Confirmation(
             "withdraw",
             "Withdraw the access of these owners",
-            "They can't create accounts and tokens any more. Existing ones keep working, unless you remove them.",
+            "They can't create Pulse users and tokens any more. Existing ones keep working, unless you remove them.",
             "Withdraw access",
             "Accounts",
         )
         return confirmation_page(
-            self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form, required
+            self,
+            request,
+            question,
+            owners,
+            lambda one: Row(one.email, f"{one.number_of_pulse_users:,}"),
+            form,
+            required,
         )
 
     def _withdraw(self, request: HttpRequest, owners: Sequence[Owner], *, remove: bool, reason: str) -> None:
@@ -156,8 +171,8 @@ class OwnerAdmin(AuditedAdmin):
                 confirm=given_confirmation(request),
             )
 
-        removed = "; Guardian removes the accounts that only they owned" if remove else ""
-        apply_to_each(request, owners, withdraw, f"no longer able to create accounts and tokens{removed}")
+        removed = "; Guardian removes the Pulse users that only they owned" if remove else ""
+        apply_to_each(request, owners, withdraw, f"no longer able to create Pulse users and tokens{removed}")
 
 
 @admin.register(Vouching)

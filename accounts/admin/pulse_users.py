@@ -32,12 +32,12 @@ from accounts.pulse_users import addresses, thresholds
 from accounts.pulse_users.each import report_results
 from core.confirmation import ConfirmationRequired
 
-# Accounts
+# Pulse users
 
 
 @admin.register(PulseUser)
 class PulseUserAdmin(AuditedAdmin):
-    """RabbitMQ accounts. Changes on the broker and changes of owners are made on the account's own page."""
+    """Pulse users. Changes on the broker and changes of owners are made on the Pulse user's own page."""
 
     list_display = [
         "username", "owned_by", "warning_threshold", "deletion_limit", "ready", "removing_since", "created",
@@ -52,9 +52,9 @@ class PulseUserAdmin(AuditedAdmin):
     actions = ["set_thresholds"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Fetch the owners of all accounts in one query."""
-        accounts: QuerySet[PulseUser] = super().get_queryset(request)
-        return accounts.prefetch_related("owners")
+        """Fetch the owners of all Pulse users in one query."""
+        pulse_users: QuerySet[PulseUser] = super().get_queryset(request)
+        return pulse_users.prefetch_related("owners")
 
     @admin.display(description="owners")
     def owned_by(self, pulse_user: PulseUser) -> str:
@@ -72,19 +72,19 @@ class PulseUserAdmin(AuditedAdmin):
         return _effective(pulse_user.max_length, settings.GUARDIAN_MAX_QUEUE_LENGTH)
 
     def view_on_site(self, pulse_user: PulseUser) -> str:
-        """Return the URL of the account's page."""
+        """Return the URL of the Pulse user's page."""
         return reverse("pulse_user", args=[pulse_user.username])
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Refuse: this would create only a row, not an account on the broker."""
+        """Refuse: this would create only a row, not a Pulse user on the broker."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: PulseUser | None = None) -> bool:
-        """Refuse: this would leave the account on the broker."""
+        """Refuse: this would leave the Pulse user on the broker."""
         return False
 
     def save_model(self, request: HttpRequest, obj: PulseUser, form: Any, change: bool) -> None:
-        """Save only changed thresholds, because another request may be removing the account."""
+        """Save only changed thresholds, because another request may be removing the Pulse user."""
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
         warn, limit = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
         try:
@@ -92,35 +92,35 @@ class PulseUserAdmin(AuditedAdmin):
         except PulseUser.DoesNotExist as error:
             raise Http404(f"{obj} no longer exists") from error
 
-    @admin.action(description="Set the thresholds of the selected accounts", permissions=["change"])
+    @admin.action(description="Set the thresholds of the selected Pulse users", permissions=["change"])
     def set_thresholds(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
         """Set the warning threshold and the deletion limit for queues without thresholds of their own."""
-        accounts = list(chosen_rows(self, request, queryset))
+        pulse_users = list(chosen_rows(self, request, queryset))
         form = ThresholdsForm(request.POST if is_confirmed(request) else None)
         required = None
         if form.is_valid():
             warn, limit = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
             confirm = given_confirmation(request)
             try:
-                missing = thresholds.set_thresholds_of_all(accounts, warn, limit, current_operator(request), confirm)
+                missing = thresholds.set_thresholds_of_all(pulse_users, warn, limit, current_operator(request), confirm)
             except ValidationError as error:
                 form.add_error(None, error)
             except ConfirmationRequired as error:
                 required = error
             else:
-                succeeded = [str(account) for account in accounts if account not in missing]
-                failed = [(str(account), PulseUser.DoesNotExist()) for account in missing]
+                succeeded = [str(pulse_user) for pulse_user in pulse_users if pulse_user not in missing]
+                failed = [(str(pulse_user), PulseUser.DoesNotExist()) for pulse_user in missing]
                 report_results(request, succeeded, "updated", failed)
                 return None
         question = Confirmation(
             "set_thresholds",
-            "Set the thresholds of these accounts",
-            "They apply to the accounts' queues without limits of their own. Leave a field empty to use the default.",
+            "Set the thresholds of these Pulse users",
+            "They apply to their queues without limits of their own. Leave a field empty to use the default.",
             "Set thresholds",
             "Now: warning threshold / deletion limit",
             is_dangerous=False,
         )
-        return confirmation_page(self, request, question, accounts, _with_thresholds, form, required)
+        return confirmation_page(self, request, question, pulse_users, _with_thresholds, form, required)
 
 
 def _with_thresholds(pulse_user: PulseUser) -> Row:
@@ -135,7 +135,7 @@ def _effective(own: int | None, default: int) -> str:
 
 @admin.register(Invitation)
 class InvitationAdmin(DeletedWithOwnerAdmin):
-    """Invitations to own accounts. Owners and operators withdraw them on the account's page."""
+    """Invitations to own Pulse users. Owners and operators withdraw them on the Pulse user's page."""
 
     list_display = ["pulse_user", "invitee", "inviter", "created", "closed_at"]
     list_filter = [("closed_at", admin.EmptyFieldListFilter), "created"]
@@ -145,7 +145,7 @@ class InvitationAdmin(DeletedWithOwnerAdmin):
 
 @admin.register(NotificationAddress)
 class NotificationAddressAdmin(RemovableAdmin):
-    """Further notification addresses of accounts. They can't be added here, because each must be confirmed."""
+    """Further notification addresses of Pulse users. They can't be added here, because each must be confirmed."""
 
     list_display = ["email", "pulse_user", "added_by", "created", "confirmed_at"]
     list_filter = [("confirmed_at", admin.EmptyFieldListFilter), "created"]

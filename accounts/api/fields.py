@@ -47,7 +47,7 @@ class HexURLField(CanonicalURLField):
 
 @extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})
 class UserNameField(serializers.CharField):
-    """The name of a RabbitMQ account, taken literally. ``rabbit.names`` validates it."""
+    """The name of a Pulse user, taken literally. ``rabbit.names`` validates it."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(trim_whitespace=False, **kwargs)

@@ -1,4 +1,4 @@
-"""Serializers of owners, tokens and RabbitMQ accounts."""
+"""Serializers of owners, tokens and Pulse users."""
 
 from typing import Any
 
@@ -84,11 +84,11 @@ TOKEN = {
 }
 
 
-# RabbitMQ accounts
+# Pulse users
 
 
 class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddress]):
-    """A further notification address of an account. It gets notifications once it is confirmed."""
+    """A further notification address of a Pulse user. It gets notifications once it is confirmed."""
 
     added_by = OwnerEmailField(allow_null=True)
 
@@ -98,9 +98,9 @@ class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddr
         read_only_fields = fields
 
 
-@extend_schema_serializer(examples=[OpenApiExample("An account", ALICE, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("A Pulse user", ALICE, response_only=True)])
 class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
-    """A RabbitMQ account."""
+    """A Pulse user."""
 
     url = CanonicalURLField(view_name="api-pulse-user", lookup_field="username")
     owners = OwnerEmailField(many=True)
@@ -130,7 +130,7 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
 
 @extend_schema_serializer(examples=[OpenApiExample("An invitation", INVITATION, response_only=True)])
 class InvitationSerializer(serializers.ModelSerializer[Invitation]):
-    """An open invitation to own an account."""
+    """An open invitation to own a Pulse user."""
 
     uuid = HexUUIDField()
     pulse_user = serializers.SlugRelatedField[PulseUser](slug_field="username", read_only=True)
@@ -144,7 +144,7 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
 
 
 class PermissionsSerializer(serializers.Serializer[Any]):
-    """The permissions of an account on one vhost: the broker's three patterns, and their meaning."""
+    """The permissions of a Pulse user on one vhost: the broker's three patterns, and their meaning."""
 
     vhost = serializers.CharField()
     configure = serializers.CharField()
@@ -156,7 +156,7 @@ class PermissionsSerializer(serializers.Serializer[Any]):
 @extend_schema_serializer(
     examples=[
         OpenApiExample(
-            "An account",
+            "A Pulse user",
             {
                 **ALICE,
                 "permissions": [
@@ -174,7 +174,7 @@ class PermissionsSerializer(serializers.Serializer[Any]):
     ]
 )
 class PulseUserDetailSerializer(PulseUserSerializer):
-    """A RabbitMQ account, with its permissions on the broker."""
+    """A Pulse user, with its permissions on the broker."""
 
     permissions = serializers.SerializerMethodField(help_text="By vhost; null if the broker is unreachable.")
 
@@ -204,7 +204,7 @@ class PulseUserDetailSerializer(PulseUserSerializer):
     ]
 )
 class NewPulseUserSerializer(serializers.Serializer[Any]):
-    """A new account."""
+    """A new Pulse user."""
 
     username = UserNameField(
         help_text="Starts with a letter; letters, digits, '.', '_' and '-'; at most 100 characters."
@@ -224,7 +224,7 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
     notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Further addresses for notifications.")
     adopt_namespace = serializers.BooleanField(
         default=False,
-        help_text="For operators: whether the account gets the queues and exchanges of its name that the broker has. "
+        help_text="For operators: whether it gets the queues and exchanges of its name that the broker has. "
         "Otherwise such a name is refused.",
     )
 
@@ -233,7 +233,7 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
     examples=[OpenApiExample("Another owner", {"owners": ["alice@example.org", "bob@example.org"]}, request_only=True)]
 )
 class PulseUserChangesSerializer(serializers.Serializer[Any]):
-    """Changes to an account. Fields that are left out keep their values."""
+    """Changes to a Pulse user. Fields that are left out keep their values."""
 
     owners = AddressesField(
         max_length=MAX_OWNERS, help_text="The new list of owners; at least one. New owners are invited."
@@ -259,7 +259,7 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
     ]
 )
 class MadePulseUserSerializer(PulseUserSerializer):
-    """An account that was just created."""
+    """A Pulse user that was just created."""
 
     # Not read-only: the schema would say that the field is always present.
     password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
@@ -290,14 +290,14 @@ class NewPasswordSerializer(serializers.Serializer[Any]):
     ]
 )
 class PasswordSerializer(serializers.Serializer[Any]):
-    """An account whose password was changed."""
+    """A Pulse user whose password was changed."""
 
     username = serializers.CharField()
     password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
 
 
 class ConnectionSerializer(serializers.Serializer[Connection]):
-    """A live connection of an account."""
+    """A live connection of a Pulse user."""
 
     name = serializers.CharField()
     vhost = serializers.CharField()
@@ -306,23 +306,23 @@ class ConnectionSerializer(serializers.Serializer[Connection]):
 
 
 class BelongingsSerializer(serializers.Serializer[Any]):
-    """The names of the queues and exchanges that are deleted with an account."""
+    """The names of the queues and exchanges that are deleted with a Pulse user."""
 
     queues = serializers.ListField(child=serializers.CharField())
     exchanges = serializers.ListField(child=serializers.CharField())
 
 
 class AddressSerializer(serializers.Serializer[Any]):
-    """One of an account's addresses."""
+    """One of a Pulse user's addresses."""
 
     email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
 
 
 @extend_schema_serializer(
-    examples=[OpenApiExample("An account", {"username": "old-worker", "owners": ["alice@example.org"]})]
+    examples=[OpenApiExample("A Pulse user", {"username": "old-worker", "owners": ["alice@example.org"]})]
 )
 class AdoptionSerializer(serializers.Serializer[Any]):
-    """An existing account on the broker, and its future owners."""
+    """An existing Pulse user on the broker, and its future owners."""
 
     username = UserNameField()
     owners = serializers.ListField(
@@ -413,7 +413,7 @@ class WithdrawSerializer(ReasonSerializer):
     """The options of a withdrawal."""
 
     remove = serializers.BooleanField(
-        default=False, help_text="Whether to remove the tokens, and the accounts that nobody else owns."
+        default=False, help_text="Whether to remove the tokens, and the Pulse users that nobody else owns."
     )
     confirm = ConfirmField()
 

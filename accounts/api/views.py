@@ -1,4 +1,4 @@
-"""The REST API of RabbitMQ accounts, owners and tokens. The functions it calls check what the user may do."""
+"""The REST API of Pulse users, owners and tokens. The functions it calls check what the user may do."""
 
 import contextlib
 from http import HTTPStatus
@@ -87,14 +87,14 @@ class Request(rest.Request):
 
 
 class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUser]):
-    """RabbitMQ accounts: your own; for operators, all."""
+    """Pulse users: your own; for operators, all."""
 
     serializer_class = PulseUserSerializer
     lookup_field = "username"
     tells_secrets = ("create", "rotate_password")
 
     def get_queryset(self) -> QuerySet[PulseUser]:
-        """Return the accounts that the user may see; in a list, those that match the search."""
+        """Return the Pulse users that the user may see; in a list, those that match the search."""
         seen = PulseUser.objects.seen_by(self.request.user)
         if self.action == "list" and (search := search_in(self.request)):
             seen = seen.search(search)
@@ -102,18 +102,18 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
     @takes(SEARCH)
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your accounts.
+        """List your Pulse users.
 
-        Operators see all accounts.
+        Operators see all Pulse users.
         """
         return super().list(request, *args, **kwargs)
 
     @extend_schema(request=NewPulseUserSerializer, responses={201: MadePulseUserSerializer, 409: None, 503: None})
     def create(self, request: Request) -> Response:
-        """Create an account on the broker.
+        """Create a Pulse user on the broker.
 
-        The account may use the queues `queue/NAME/…` and the exchanges `exchange/NAME/…`. If you give no password, one
-        is generated and shown in this response only. You become an owner, unless you are an operator and name other
+        The Pulse user may use the queues `queue/NAME/…` and the exchanges `exchange/NAME/…`. If you give no password,
+        one is generated and shown in this response only. You become an owner, unless you are an operator and name other
         owners. Other owners are invited, and become owners when they accept; an operator assigns them. Notification
         addresses get nothing until they are confirmed.
         """
@@ -136,7 +136,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
     @extend_schema(responses=PulseUserDetailSerializer)
     def retrieve(self, request: Request, username: str) -> Response:
-        """Show an account and its permissions on the broker.
+        """Show a Pulse user and its permissions on the broker.
 
         An address gets notifications once it is confirmed.
         """
@@ -146,7 +146,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         request=PulseUserChangesSerializer, responses={200: PulseUserDetailSerializer, 409: ConfirmationRequired}
     )
     def partial_update(self, request: Request, username: str) -> Response:
-        """Change an account's owners, addresses, thresholds or archives.
+        """Change a Pulse user's owners, addresses, thresholds or archives.
 
         Fields that you leave out keep their values. Either all changes are made, or none.
 
@@ -173,12 +173,12 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
                     thresholds.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
             if "keeps_archives" in body:
                 thresholds.set_keeps_archives(pulse_user, body["keeps_archives"])
-        # From all accounts: a user who is no longer an owner can't see this one any more.
+        # From all Pulse users: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.with_people().get(pk=pulse_user.pk))
 
     @extend_schema(request=ConfirmSerializer, responses={202: None, 204: None, 409: ConfirmationRequired, 503: None})
     def destroy(self, request: Request, username: str) -> Response:
-        """Delete an account, with its queues and exchanges on the broker.
+        """Delete a Pulse user, with its queues and exchanges on the broker.
 
         204: everything is deleted. 202: the deletion has started and finishes within minutes. 503: nothing was
         deleted. 409: it has queues. To confirm that they are deleted, send the same request with `confirm`.
@@ -198,7 +198,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
     @extend_schema(request=NewPasswordSerializer, responses={200: PasswordSerializer, 409: None, 503: None})
     def rotate_password(self, request: Request, username: str) -> Response:
-        """Change the password of an account.
+        """Change the password of a Pulse user.
 
         Permissions and queues don't change. Live connections stay open, unless you ask to close them.
         """
@@ -216,7 +216,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
     @extend_schema(responses={200: ConnectionSerializer(many=True), 503: None})
     def connections(self, request: Request, username: str) -> Response:
-        """List an account's live connections."""
+        """List a Pulse user's live connections."""
         found = passwords.connections_of(self.get_object())
         return page_of(self, ConnectionSerializer, sorted(found, key=lambda connection: connection.name))
 
@@ -225,7 +225,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         responses={204: None, 409: None, 503: None},
     )
     def close_connection(self, request: Request, username: str) -> Response:
-        """Close a live connection of an account.
+        """Close a live connection of a Pulse user.
 
         Its program may connect again at once.
         """
@@ -234,12 +234,12 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
     def belongings(self, request: Request, username: str) -> Response:
-        """List the queues and exchanges that are deleted with an account."""
+        """List the queues and exchanges that are deleted with a Pulse user."""
         return Response(BelongingsSerializer(removal.belongings_of(self.get_object())).data)
 
     @extend_schema(request=AddressSerializer, responses={204: None})
     def ask_again(self, request: Request, username: str) -> Response:
-        """Send another request to confirm to an address of an account.
+        """Send another request to confirm to an address of a Pulse user.
 
         A confirmed address gets no request. An address gets at most one request an hour.
         """
@@ -248,7 +248,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         with at_field("email", InvalidValue):
             address = pulse_user.notification_addresses.filter(email=email).first()
             if address is None:
-                raise InvalidValue("The account has no such address.")
+                raise InvalidValue("The Pulse user has no such address.")
             addresses.resend_confirmation(address)
         return Response(status=HTTPStatus.NO_CONTENT)
 
@@ -262,7 +262,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
 
 
 class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Invitation]):
-    """Invitations to the user to own accounts."""
+    """Invitations to the user to own Pulse users."""
 
     serializer_class = InvitationSerializer
     lookup_field = "uuid"
@@ -274,7 +274,7 @@ class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelM
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List the open invitations to you.
 
-        An invitation is open for seven days, while its inviter owns the account.
+        An invitation is open for seven days, while its inviter owns the Pulse user.
         """
         return super().list(request, *args, **kwargs)
 
@@ -284,7 +284,7 @@ class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelM
 
     @extend_schema(request=None, responses={204: None, 400: None})
     def accept(self, request: Request, uuid: str) -> Response:
-        """Accept an invitation. You become an owner of the account."""
+        """Accept an invitation. You become an owner of the Pulse user."""
         invitations.accept(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
@@ -362,8 +362,8 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
     def withdraw(self, request: Request, uuid: str) -> Response:
         """Withdraw an owner's access to the broker.
 
-        For operators. The owner can't create new accounts and tokens any more. With `remove`, existing ones are removed
-        too. 409: queues are deleted with them. To confirm it, send the same request with `confirm`.
+        For operators. The owner can't create new Pulse users and tokens any more. With `remove`, existing ones are
+        removed too. 409: queues are deleted with them. To confirm it, send the same request with `confirm`.
         """
         owner = self.get_object()
         withdrawal.withdraw(owner, request.user, **read(WithdrawSerializer, request))
@@ -374,18 +374,18 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         responses={(200, "application/json"): {"type": "array", "items": {"type": "string"}}, 403: None, 503: None},
     )
     def adoptable(self, request: Request) -> Response:
-        """List the accounts on the broker that can be adopted.
+        """List the Pulse users on the broker that can be adopted.
 
-        For operators. These accounts were created manually and have no owners here.
+        For operators. These Pulse users were created manually and have no owners here.
         """
         validation.require_operator(request.user)
         return Response(creation.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
     def adopt(self, request: Request) -> Response:
-        """Assign owners to an account that was created manually on the broker.
+        """Assign owners to a Pulse user that was created manually on the broker.
 
-        For operators. The account keeps its password and permissions.
+        For operators. The Pulse user keeps its password and permissions.
         """
         validation.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
@@ -395,7 +395,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
             with at_field("username", InvalidUserName, validation.NameTaken, validation.CannotAdopt):
                 pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
-            raise ValidationError({"username": ["The broker has no such account."]}) from error
+            raise ValidationError({"username": ["The broker has no such Pulse user."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
@@ -481,7 +481,7 @@ class Me(StrictParameters, GenericViewSet[Owner]):
 
     @extend_schema(operation_id="me")
     def retrieve(self, request: Request) -> Response:
-        """Show your own account, and whether you have access to the broker."""
+        """Show your own Pulse user, and whether you have access to the broker."""
         return Response(self.get_serializer(request.user).data)
 
     @extend_schema(request=AskSerializer, responses={204: None, 409: None})

@@ -1,6 +1,6 @@
-"""Bulk adoption: assign owners to RabbitMQ accounts that were created outside Guardian.
+"""Bulk adoption: assign owners to Pulse users that were created outside Guardian.
 
-The plan is made from one set of lists of the broker. Nothing changes on the broker. To adopt a single account while
+The plan is made from one set of lists of the broker. Nothing changes on the broker. To adopt a single Pulse user while
 its name is leased, use ``pulse_users.adopt_pulse_user``; the same rules apply.
 """
 
@@ -26,7 +26,7 @@ from rabbit.permissions import Permissions
 EXISTS, LEFT_OUT, ADOPT = "there already", "left out", "adopt"
 
 BATCH_SIZE = 200
-"""Accounts adopted in one transaction."""
+"""Pulse users adopted in one transaction."""
 
 MAX_FILE_BYTES = 10 * 1024 * 1024
 
@@ -37,11 +37,11 @@ _SEPARATORS = re.compile(r"[\s;,]+")
 
 
 class PlanOutdated(Exception):
-    """Another request changed an account or owner of the plan. Make a new plan."""
+    """Another request changed a Pulse user or owner of the plan. Make a new plan."""
 
 
 class Ownership(NamedTuple):
-    """An account, and the e-mail addresses of its future owners."""
+    """A Pulse user, and the e-mail addresses of its future owners."""
 
     username: str
     owners: tuple[str, ...]
@@ -50,7 +50,7 @@ class Ownership(NamedTuple):
 class Step(NamedTuple):
     """One step of a plan, for one ``owner``, ``account`` or ``queue``.
 
-    ``do`` is the change, ``EXISTS`` or ``LEFT_OUT``. ``notes`` give the reasons. ``owners`` are those of an account.
+    ``do`` is the change, ``EXISTS`` or ``LEFT_OUT``. ``notes`` give the reasons. ``owners`` are those of a Pulse user.
     """
 
     what: str
@@ -99,23 +99,23 @@ def batches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
 # Planning
 
 
-class _StoredAccount(NamedTuple):
+class _StoredPulseUser(NamedTuple):
     ready: bool
     removing: bool
     owners: frozenset[str]
 
 
-class AccountLists(NamedTuple):
-    """The accounts in the database (``stored``) and the accounts on the broker, with their tags.
+class PulseUserLists(NamedTuple):
+    """The Pulse users in the database (``stored``) and the Pulse users on the broker, with their tags.
 
-    The database is read first: the row of an account outlives the account on the broker.
+    The database is read first: the row of a Pulse user outlives the Pulse user on the broker.
     """
 
-    stored: Mapping[str, _StoredAccount]
+    stored: Mapping[str, _StoredPulseUser]
     tags: Mapping[str, frozenset[str]]
 
     @classmethod
-    def fetch(cls) -> "AccountLists":
+    def fetch(cls) -> "PulseUserLists":
         """Fetch both lists, with two queries and one request to the broker.
 
         Raises:
@@ -127,32 +127,32 @@ class AccountLists(NamedTuple):
             owners.setdefault(username, set()).add(email)
         rows = PulseUser.objects.order_by().values_list("username", "ready", "removing_since")
         stored = {
-            name: _StoredAccount(ready, removing_since is not None, frozenset(owners.get(name, ())))
+            name: _StoredPulseUser(ready, removing_since is not None, frozenset(owners.get(name, ())))
             for name, ready, removing_since in rows
         }
         return cls(stored, {user.name: user.tags for user in broker.management().users()})
 
     def why_not_adoptable(self, username: str) -> str:
-        """Return why this account can't be adopted, or "" if it can. Whether it is stored is not checked."""
+        """Return why this Pulse user can't be adopted, or "" if it can. Whether it is stored is not checked."""
         try:
             names.check_user_name(username)
         except names.InvalidUserName as error:
             return str(error)
         if username not in self.tags:
-            return "The broker has no such account."
+            return "The broker has no such Pulse user."
         return validation.why_not_ownable(username, self.tags[username])
 
 
 def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
-    """Return the steps for these accounts. Sends two requests to the broker and changes nothing.
+    """Return the steps for these Pulse users. Sends two requests to the broker and changes nothing.
 
-    ``usable`` are the addresses of owners who may own an account. Other owners are left out, and so is an account
+    ``usable`` are the addresses of owners who may own a Pulse user. Other owners are left out, and so is a Pulse user
     without a usable owner.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.
     """
-    lists = AccountLists.fetch()
+    lists = PulseUserLists.fetch()
     granted = broker.management().all_permissions()
     steps: list[Step] = []
     planned = set()
@@ -178,7 +178,7 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
     return steps
 
 
-def _existing_step(stored: _StoredAccount, wanted: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _existing_step(stored: _StoredPulseUser, wanted: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     if stored.removing:
         return LEFT_OUT, (), ("It is being removed here.",)
     if not stored.ready:
@@ -189,7 +189,7 @@ def _existing_step(stored: _StoredAccount, wanted: Sequence[str]) -> tuple[str, 
 
 
 def differences(username: str, granted: Mapping[str, Permissions]) -> list[str]:
-    """Return sentences that say how an account's permissions, by vhost, differ from those that Guardian grants."""
+    """Return sentences that say how a Pulse user's permissions, by vhost, differ from those that Guardian grants."""
     usual = permissions.for_pulse_user(username)
     own_vhost = settings.GUARDIAN_PULSE_VHOST
     found = []
@@ -217,13 +217,13 @@ def _without_needless_escapes(pattern: str) -> str:
 
 
 def adopt(steps: Sequence[Step], *, notify: bool) -> None:
-    """Adopt the accounts of a plan: create their rows with their owners. Sends no request to the broker.
+    """Adopt the Pulse users of a plan: create their rows with their owners. Sends no request to the broker.
 
-    Each account is adopted with all its owners or not at all. After a crash, plan and adopt again. ``notify`` the
-    owners: one message to each about all accounts of a batch.
+    Each Pulse user is adopted with all its owners or not at all. After a crash, plan and adopt again. ``notify`` the
+    owners: one message to each about all Pulse users of a batch.
 
     Raises:
-        PlanOutdated: an account was created or adopted since, or is being changed.
+        PlanOutdated: a Pulse user was created or adopted since, or is being changed.
         NotVouched: an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
@@ -242,26 +242,28 @@ def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
             for owner in owners.values():
                 vouching.require_vouched(owner)
             rows = PulseUser.objects.bulk_create([PulseUser(username=step.name, ready=True) for step in steps])
-            accounts: dict[Owner, list[PulseUser]] = {}
+            pulse_users: dict[Owner, list[PulseUser]] = {}
             for row, step in zip(rows, steps, strict=True):
                 for email in step.owners:
-                    accounts.setdefault(owners[email], []).append(row)
+                    pulse_users.setdefault(owners[email], []).append(row)
             through = PulseUser.owners.through
             through.objects.bulk_create(
-                [through(pulseuser=row, owner=owner) for owner, owned in accounts.items() for row in owned]
+                [through(pulseuser=row, owner=owner) for owner, owned in pulse_users.items() for row in owned]
             )
             if notify:
-                ownership.assigned(accounts, by=None)
-            audit.record(None, "adopted", None, accounts=[f"{step.name}: {', '.join(step.owners)}" for step in steps])
+                ownership.assigned(pulse_users, by=None)
+            audit.record(
+                None, "adopted", None, pulse_users=[f"{step.name}: {', '.join(step.owners)}" for step in steps]
+            )
     except IntegrityError as error:
-        raise PlanOutdated("One of these accounts was created or adopted just now.") from error
+        raise PlanOutdated("One of these Pulse users was created or adopted just now.") from error
 
 
 # The CSV file
 
 
 class Proposal(NamedTuple):
-    """An account that can be adopted, its probable owner, and what it has on the broker.
+    """A Pulse user that can be adopted, its probable owner, and what it has on the broker.
 
     ``messages`` is None if the length of a queue is unknown. ``connections`` counts the live connections.
     """
@@ -274,24 +276,24 @@ class Proposal(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """The accounts that can be adopted, and the reasons why others can't, by name."""
+    """The Pulse users that can be adopted, and the reasons why others can't, by name."""
 
     adoptable: list[Proposal]
     left_out: dict[str, str]
 
 
 def propose() -> Proposals:
-    """Return all accounts on the broker that have no owner here.
+    """Return all Pulse users on the broker that have no owner here.
 
-    The guessed owner is the one whose address, before the @, equals the account's name or a part of one of its queues'
-    names. There is no guess if several owners match the account, or the owner matches several accounts.
+    The guessed owner is the one whose address, before the @, equals the Pulse user's name or a part of one of its
+    queues' names. There is no guess if several owners match the Pulse user, or the owner matches several Pulse users.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.
     """
-    lists = AccountLists.fetch()
+    lists = PulseUserLists.fetch()
     management = broker.management()
-    # Queue names identify an account in this vhost only.
+    # Queue names identify a Pulse user in this vhost only.
     seen = snapshot.take(management, [settings.GUARDIAN_PULSE_VHOST]).queues
     connected = Counter(client.user for client in management.clients(None))
     free = sorted(lists.tags.keys() - lists.stored.keys())
@@ -320,20 +322,20 @@ def propose() -> Proposals:
 
 
 def _guesses(parts: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Return the guessed owner of each account that matches exactly one owner, who matches no other account."""
+    """Return the guessed owner of each Pulse user that matches exactly one owner, who matches no other Pulse user."""
     by_local_part: dict[str, list[str]] = {}
     for email in vouching.possible_owners().values_list("email", flat=True):
         by_local_part.setdefault(email.rpartition("@")[0], []).append(email)
     matches = {
-        name: [email for part in account_parts for email in by_local_part.get(part, ())]
-        for name, account_parts in parts.items()
+        name: [email for part in pulse_user_parts for email in by_local_part.get(part, ())]
+        for name, pulse_user_parts in parts.items()
     }
     counts = Counter(email for emails in matches.values() for email in emails)
     return {name: emails[0] for name, emails in matches.items() if len(emails) == 1 and counts[emails[0]] == 1}
 
 
 def as_csv(proposals: Iterable[Proposal]) -> str:
-    """Return the accounts as a CSV file with a header and an empty column for owners."""
+    """Return the Pulse users as a CSV file with a header and an empty column for owners."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -361,7 +363,7 @@ class InvalidFile(ValueError):
 
 
 class Row(NamedTuple):
-    """One line of the file: an account, and the addresses of its owners in normal form."""
+    """One line of the file: a Pulse user, and the addresses of its owners in normal form."""
 
     line: int
     username: str
@@ -369,7 +371,7 @@ class Row(NamedTuple):
 
 
 def plan_file(path: Path) -> tuple[list[Step], int]:
-    """Return the steps for a filled CSV file, and the number of accounts skipped because they have no owner.
+    """Return the steps for a filled CSV file, and the number of Pulse users skipped because they have no owner.
 
     One invalid line invalidates the whole file.
 
@@ -391,7 +393,7 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
 
 
 def read_file(path: Path) -> list[Row]:
-    """Return the rows of a CSV file of accounts and owners. No name is looked up.
+    """Return the rows of a CSV file of Pulse users and owners. No name is looked up.
 
     The first line names the columns, which include ``username`` and ``owners``. The delimiter is a comma, a semicolon
     or a tab. Addresses in a cell are separated by spaces, semicolons or commas.
@@ -447,7 +449,7 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
             owners = filter(None, _SEPARATORS.split(_unescape_formula(cells[owners_at])))
             row = Row(line, _unescape_formula(cells[username_at]), tuple(dict.fromkeys(map(normalize_address, owners))))
             if not row.username:
-                errors.append(f"line {line}: it names no account.")
+                errors.append(f"line {line}: it names no Pulse user.")
             rows.append(row)
     if errors:
         raise InvalidFile(errors)

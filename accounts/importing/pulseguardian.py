@@ -58,7 +58,7 @@ _SELECT_PEOPLE = "SELECT id, email, admin FROM users ORDER BY id"
 _SELECT_PEOPLE_WITH_EMAILS = """
     SELECT u.id, e.address, u.admin FROM users u LEFT JOIN emails e ON e.id = u.email_id ORDER BY u.id
 """
-_SELECT_ACCOUNTS = "SELECT id, username FROM pulse_users ORDER BY id"
+_SELECT_PULSE_USERS = "SELECT id, username FROM pulse_users ORDER BY id"
 _SELECT_OWNERS = "SELECT pulse_users_id, users_id FROM pulse_user_owners ORDER BY pulse_users_id, users_id"
 _SELECT_SINGLE_OWNERS = "SELECT id, owner_id FROM pulse_users WHERE owner_id IS NOT NULL ORDER BY id"
 _SELECT_QUEUES = "SELECT name, unbounded FROM queues ORDER BY name"
@@ -82,7 +82,7 @@ class Found(NamedTuple):
     """
 
     people: list[Person]
-    accounts: list[Ownership]
+    pulse_users: list[Ownership]
     unbounded: list[str] | None
 
 
@@ -170,7 +170,7 @@ def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
     existing: dict[str, set[str]] = {}
     for table, column in columns:
         existing.setdefault(table, set()).add(column)
-    # One version has a separate table of addresses. In earlier ones an account has one owner.
+    # One version has a separate table of addresses. In earlier ones a Pulse user has one owner.
     by_address = "email_id" in existing.get("users", ()) and "email" not in existing["users"]
     many_owners = "pulse_user_owners" in existing
     needed = {
@@ -187,14 +187,16 @@ def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
         for id_, email, admin in _limited(rows(_SELECT_PEOPLE_WITH_EMAILS if by_address else _SELECT_PEOPLE))
     }
     owners: dict[Any, list[str]] = {}
-    for account, owner in _limited(rows(_SELECT_OWNERS if many_owners else _SELECT_SINGLE_OWNERS)):
+    for pulse_user, owner in _limited(rows(_SELECT_OWNERS if many_owners else _SELECT_SINGLE_OWNERS)):
         if owner in people and people[owner].email:
-            owners.setdefault(account, []).append(people[owner].email)
-    accounts = [Ownership(_text(name), tuple(owners.get(id_, ()))) for id_, name in _limited(rows(_SELECT_ACCOUNTS))]
+            owners.setdefault(pulse_user, []).append(people[owner].email)
+    pulse_users = [
+        Ownership(_text(name), tuple(owners.get(id_, ()))) for id_, name in _limited(rows(_SELECT_PULSE_USERS))
+    ]
     if "unbounded" not in existing["queues"]:
-        return Found(list(people.values()), accounts, None)
+        return Found(list(people.values()), pulse_users, None)
     queues = [(_text(name), _flag(flag, "queues.actions.unbounded")) for name, flag in _limited(rows(_SELECT_QUEUES))]
-    return Found(list(people.values()), accounts, [name for name, is_unbounded in queues if is_unbounded])
+    return Found(list(people.values()), pulse_users, [name for name, is_unbounded in queues if is_unbounded])
 
 
 def _limited(rows: Rows) -> Iterator[tuple[Any, ...]]:
@@ -238,7 +240,7 @@ def _require(existing: Mapping[str, set[str]], needed: Mapping[str, Sequence[str
 
 
 def plan(found: Found, *, operators: bool) -> list[Step]:
-    """Return the steps for owners and accounts. Sends two requests to the broker and changes nothing.
+    """Return the steps for owners and Pulse users. Sends two requests to the broker and changes nothing.
 
     ``operators``: make administrators of PulseGuardian operators here.
 
@@ -247,7 +249,7 @@ def plan(found: Found, *, operators: bool) -> list[Step]:
     """
     people = _plan_people(found.people, operators=operators)
     usable = {step.name for step in people if step.do != LEFT_OUT}
-    return people + adoption.plan(found.accounts, usable)
+    return people + adoption.plan(found.pulse_users, usable)
 
 
 def _plan_people(people: Iterable[Person], *, operators: bool) -> list[Step]:
@@ -301,7 +303,7 @@ def apply(steps: Sequence[Step]) -> None:
     """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again.
 
     Raises:
-        PlanOutdated: another request changed an owner or account of the plan.
+        PlanOutdated: another request changed an owner or Pulse user of the plan.
         NotVouched: the vouching of an owner was withdrawn.
     """
     for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
@@ -309,7 +311,7 @@ def apply(steps: Sequence[Step]) -> None:
     for step in steps:
         if step.do in (APPROVE, PROMOTE):
             _change_owner(step)
-    adoption.adopt(steps, notify=False)  # they own the accounts already
+    adoption.adopt(steps, notify=False)  # they own the Pulse users already
 
 
 def _create_owners(steps: Sequence[Step]) -> None:

@@ -1,4 +1,4 @@
-"""The forms about accounts, owners and tokens. The functions that process their values validate them."""
+"""The forms about Pulse users, owners and tokens. The functions that process their values validate them."""
 
 import re
 from typing import Any
@@ -56,7 +56,7 @@ class SearchForm(Form):
 
 
 class PulseUserForm(Form):
-    """A new RabbitMQ account."""
+    """A new Pulse user."""
 
     id_prefix = "new"
     username = forms.CharField(
@@ -82,7 +82,7 @@ class PulseUserForm(Form):
         help_text="One a line. An address gets notifications once its recipient has confirmed it.",
     )
 
-    def clean_username(self) -> str:
+    def clea_username(self) -> str:
         """Check the name without a request to the broker."""
         username: str = self.cleaned_data["username"]
         try:
@@ -97,7 +97,7 @@ class PulseUserForm(Form):
 
 
 class OperatorsPulseUserForm(PulseUserForm):
-    """A new RabbitMQ account, created by an operator, who assigns owners."""
+    """A new Pulse user, created by an operator, who assigns owners."""
 
     owners = AddressesField(
         label="Further owners (optional)",
@@ -113,7 +113,7 @@ class OperatorsPulseUserForm(PulseUserForm):
 
 
 class AdoptForm(Form):
-    """A manually created account on the broker, and its future owners."""
+    """A manually created Pulse user on the broker, and its future owners."""
 
     id_prefix = "adopt"
     owners = AddressesField(
@@ -123,9 +123,9 @@ class AdoptForm(Form):
     def __init__(self, data: QueryDict | None = None, *, adoptable: list[str]) -> None:
         super().__init__(data)
         username = forms.ChoiceField(
-            label="Account",
+            label="Pulse user",
             choices=[(name, name) for name in adoptable],
-            error_messages={"invalid_choice": "This account can't be adopted any more. Choose another."},
+            error_messages={"invalid_choice": "This Pulse user can't be adopted any more. Choose another."},
         )
         self.fields = {"username": username, **self.fields}
 
@@ -135,7 +135,7 @@ class AdoptForm(Form):
 
 
 class PasswordForm(Form):
-    """A new password for an account."""
+    """A new password for a Pulse user."""
 
     id_prefix = "password"
     password = password_field(
@@ -150,26 +150,26 @@ class PasswordForm(Form):
 
 
 class OwnerForm(Form):
-    """Another owner of an account."""
+    """Another owner of a Pulse user."""
 
     id_prefix = "owner"
     email = forms.EmailField(label="E-mail address of another owner", help_text="The person must have signed in here.")
 
 
 class RemoveOwnerForm(Form):
-    """Whether the account gets a new password when an owner is removed."""
+    """Whether the Pulse user gets a new password when an owner is removed."""
 
     id_prefix = "remove"
     new_password = forms.BooleanField(
         label="Set a new password and close open connections",
         required=False,
         initial=True,
-        help_text="We show you the new password once. Programs that use the account need it from then on.",
+        help_text="We show you the new password once. Programs that use the Pulse user need it from then on.",
     )
 
 
 class AddressForm(Form):
-    """A further notification address of an account."""
+    """A further notification address of a Pulse user."""
 
     id_prefix = "address"
     email = forms.EmailField(
@@ -179,7 +179,7 @@ class AddressForm(Form):
 
 
 class ThresholdsForm(Form):
-    """The warning threshold and the deletion limit of an account's queues, in messages."""
+    """The warning threshold and the deletion limit of a Pulse user's queues, in messages."""
 
     id_prefix = "thresholds"
     warn_length = forms.IntegerField(
@@ -191,7 +191,7 @@ class ThresholdsForm(Form):
 
 
 class ArchivesForm(Form):
-    """Whether the messages of an account's queues are archived."""
+    """Whether the messages of a Pulse user's queues are archived."""
 
     id_prefix = "archives"
     keeps_archives = forms.BooleanField(
@@ -202,11 +202,11 @@ class ArchivesForm(Form):
 
 
 class DeleteForm(Form):
-    """The name of the account to delete, typed as a confirmation."""
+    """The name of the Pulse user to delete, typed as a confirmation."""
 
     id_prefix = "delete"
     name = forms.CharField(
-        label="Type the account's name to delete it",
+        label="Type the Pulse user's name to delete it",
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
 
@@ -215,10 +215,10 @@ class DeleteForm(Form):
         self.username = username
 
     def clean_name(self) -> str:
-        """Check that the typed name is the account's."""
+        """Check that the typed name is the Pulse user's."""
         name: str = self.cleaned_data["name"]
         if name != self.username:
-            raise forms.ValidationError("This is not the account's name. Nothing was deleted.")
+            raise forms.ValidationError("This is not the Pulse user's name. Nothing was deleted.")
         return name
 
 
@@ -270,7 +270,7 @@ class WithdrawForm(Form):
 
     id_prefix = "withdraw"
     remove = forms.BooleanField(
-        label="Also remove accounts and tokens", required=False, help_text="Otherwise they keep working."
+        label="Also remove Pulse users and tokens", required=False, help_text="Otherwise they keep working."
     )
     reason = forms.CharField(
         label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."

@@ -78,7 +78,7 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
                 return redirect("owners")
     search = search_text(request)
     known = vouching.listed_owners()
-    owners = known.annotate(number_of_accounts=Count("pulse_users")).order_by("email")
+    owners = known.annotate(number_of_pulse_users=Count("pulse_users")).order_by("email")
     if search:
         owners = owners.filter(owners_matching(search))
     page = page_of(request, owners if request.user.is_staff else owners.none())
@@ -118,24 +118,24 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
                 request,
                 required,
                 typed,
-                title="Withdraw access, and remove accounts and tokens?",
-                about=f"Guardian deletes the queues of accounts now. {fate_of_messages()} "
+                title="Withdraw access, and remove Pulse users and tokens?",
+                about=f"Guardian deletes the queues of Pulse users now. {fate_of_messages()} "
                 "The next clean-up deletes the queues of agents, without an archive.",
                 back=reverse("owner", args=[owner.uuid]),
             )
         else:
-            kept = "Tokens and accounts are removed" if remove else "Existing tokens and accounts keep working"
+            kept = "Tokens and Pulse users are removed" if remove else "Existing tokens and Pulse users keep working"
             messages.success(request, f"{owner} can't create anything on RabbitMQ any more. {kept}.")
             return redirect("owner", owner.uuid)
-    accounts = PulseUser.objects.annotate(number_of_owners=Count("owners")).filter(pk__in=owner.pulse_users.all())
+    pulse_users = PulseUser.objects.annotate(number_of_owners=Count("owners")).filter(pk__in=owner.pulse_users.all())
     return render(
         request,
         "accounts/owner.html",
         {
             "owner": owner,
             "records": owner.vouchings.select_related("by")[:RECORDS_SHOWN],
-            "owned_alone": accounts.filter(number_of_owners=1).count(),
-            "shared": accounts.filter(number_of_owners__gt=1).count(),
+            "owned_alone": pulse_users.filter(number_of_owners=1).count(),
+            "shared": pulse_users.filter(number_of_owners__gt=1).count(),
             "number_of_tokens": AuthToken.objects.filter(user=owner).count(),
             "form": form,
         },

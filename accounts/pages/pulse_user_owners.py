@@ -50,7 +50,7 @@ def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     owner = pulse_user.owners.filter(uuid=uuid).first()
     if owner is None:
-        messages.error(request, "This person is not an owner of the account any more.")
+        messages.error(request, "This person is not an owner of the Pulse user any more.")
         return redirect("pulse_user", username)
     is_leaving = owner == request.user
     form = forms.RemoveOwnerForm(form_data(request))
@@ -71,7 +71,7 @@ def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -
 
 @pulse_user_action
 def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Add or remove a notification address of an account, or send another request to confirm it."""
+    """Add or remove a notification address of a Pulse user, or send another request to confirm it."""
     for what, do, done in (
         ("remove", addresses.remove_address, "{} gets no more notifications about {}."),
         ("again", addresses.resend_confirmation, "We sent {} another mail to confirm the notifications about {}."),

@@ -51,13 +51,13 @@ RECORDS_SHOWN = 50
 CONNECTIONS_SHOWN = 50
 
 
-# RabbitMQ accounts
+# Pulse users
 
 
 @login_required
 @page_with_forms
 def pulse_users_page(request: OwnersRequest) -> HttpResponse:
-    """List the visitor's accounts (all for operators) and create accounts. Operators also adopt accounts."""
+    """List the visitor's Pulse users (all for operators) and create Pulse users. Operators also adopt Pulse users."""
     if request.method != "POST":
         return _pulse_users_response(request)
     if "adopt" in request.POST:
@@ -72,20 +72,20 @@ def _pulse_users_response(
     trouble: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    accounts = PulseUser.objects.seen_by(request.user)
-    accounts = accounts.prefetch_related("owners")
+    pulse_users = PulseUser.objects.seen_by(request.user)
+    pulse_users = pulse_users.prefetch_related("owners")
     search = search_text(request)
     if search:
-        accounts = accounts.search(search)
+        pulse_users = pulse_users.search(search)
     if adopt_form is None and request.user.is_staff and "adopt" in request.GET:
         try:
             adopt_form = forms.AdoptForm(adoptable=creation.adoptable())
         except BrokerError as error:
-            trouble, status = broker_trouble(request, error, "The accounts to adopt can't be listed."), 503
-    page = page_of(request, accounts)
-    numbers = queue_counts.of([account.pk for account in page])
-    for account in page:
-        account.number_of_queues = numbers.get(account.pk, 0)
+            trouble, status = broker_trouble(request, error, "The Pulse users to adopt can't be listed."), 503
+    page = page_of(request, pulse_users)
+    numbers = queue_counts.of([pulse_user.pk for pulse_user in page])
+    for pulse_user in page:
+        pulse_user.number_of_queues = numbers.get(pulse_user.pk, 0)
     return render(
         request,
         "accounts/pulse_users.html",
@@ -94,7 +94,7 @@ def _pulse_users_response(
             "search": search,
             "invitations": Invitation.objects.received_by(request.user),
             "may_make": vouching.may_use_broker(request.user),
-            "form": form or _new_account_form(request),
+            "form": form or _new_pulse_user_form(request),
             "adopt_form": adopt_form,
             "trouble": trouble,
         },
@@ -102,12 +102,12 @@ def _pulse_users_response(
     )
 
 
-def _new_account_form(request: OwnersRequest, data: QueryDict | None = None) -> forms.PulseUserForm:
+def _new_pulse_user_form(request: OwnersRequest, data: QueryDict | None = None) -> forms.PulseUserForm:
     return (forms.OperatorsPulseUserForm if request.user.is_staff else forms.PulseUserForm)(data)
 
 
 def _create(request: OwnersRequest) -> HttpResponse:
-    form = _new_account_form(request, request.POST)
+    form = _new_pulse_user_form(request, request.POST)
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
@@ -134,7 +134,7 @@ def _create(request: OwnersRequest) -> HttpResponse:
 
 
 def _adopt(request: OwnersRequest) -> HttpResponse:
-    validation.require_operator(request.user)  # only operators may see which accounts can be adopted
+    validation.require_operator(request.user)  # only operators may see which Pulse users can be adopted
     try:
         form = forms.AdoptForm(request.POST, adoptable=creation.adoptable())
     except BrokerError as error:
@@ -151,7 +151,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
         except (ownership.LastOwner, vouching.NotVouched) as error:
             form.add_error("owners", str(error))
         except NotOnBroker:
-            form.add_error("username", "RabbitMQ has no such account any more. Choose another.")
+            form.add_error("username", "RabbitMQ has no such Pulse user any more. Choose another.")
         except BrokerError as error:
             trouble = broker_trouble(request, error, "Nothing was adopted.")
             return _pulse_users_response(request, adopt_form=form, trouble=trouble, status=503)
@@ -164,7 +164,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
 @login_required
 @require_safe
 def pulse_user_page(request: OwnersRequest, username: str) -> HttpResponse:
-    """Show one account to its owners and operators, with forms to change it."""
+    """Show one Pulse user to its owners and operators, with forms to change it."""
     return pulse_user_response(request, get_object_or_404(PulseUser.objects.seen_by(request.user), username=username))
 
 
@@ -189,9 +189,7 @@ def pulse_user_response(
             }
             live = _connections_shown(passwords.connections_of(pulse_user))
         except NotOnBroker:
-            trouble = (
-                "RabbitMQ has no such account any more. Set a new password to create it again, or delete it here, too."
-            )
+            trouble = "RabbitMQ no longer has this user. Set a new password to create it again, or delete it here, too."
         except BrokerError as error:
             trouble = broker_trouble(request, error, "The permissions can't be shown.")
     current = {"warn_length": pulse_user.warn_length, "max_length": pulse_user.max_length}
@@ -236,7 +234,7 @@ def _connections_shown(connections: list[Connection]) -> dict[str, Any]:
 
 
 def _connecting(username: str) -> dict[str, Any]:
-    """Return the context that shows how this account publishes to an exchange and consumes a queue of its own."""
+    """Return the context that shows how this Pulse user publishes to an exchange and consumes a queue of its own."""
     return connecting.context(
         username,
         settings.GUARDIAN_PULSE_VHOST,
@@ -246,9 +244,9 @@ def _connecting(username: str) -> dict[str, Any]:
 
 
 def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
-    """Decorate a view that changes an account by POST.
+    """Decorate a view that changes a Pulse user by POST.
 
-    Visitors who must sign in first, and those who open the form's URL by GET, are redirected to the account's page.
+    Visitors who must sign in first, and those who open the form's URL by GET, are redirected to the Pulse user's page.
     """
 
     @page_with_forms
@@ -270,7 +268,7 @@ def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) 
 
 @pulse_user_action
 def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Change the password of an account, and show it if it was generated."""
+    """Change the password of a Pulse user, and show it if it was generated."""
     form = forms.PasswordForm(request.POST)
     if not form.is_valid():
         return pulse_user_response(request, pulse_user, password_form=form)
@@ -289,7 +287,7 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 
 @pulse_user_action
 def pulse_user_connections(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Close a live connection of an account."""
+    """Close a live connection of a Pulse user."""
     try:
         passwords.close_connection(pulse_user, request.POST.get("close", ""), request.user)
     except NotOnBroker:
@@ -317,7 +315,7 @@ def change_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRespon
 
 @pulse_user_action
 def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Set the thresholds of an account's queues."""
+    """Set the thresholds of a Pulse user's queues."""
     form = forms.ThresholdsForm(request.POST)
     if form.is_valid():
         typed, confirm = typed_confirmation(request, pulse_user.username)
@@ -344,7 +342,7 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
 
 @pulse_user_action
 def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Set whether the messages of an account's queues are archived."""
+    """Set whether the messages of a Pulse user's queues are archived."""
     form = forms.ArchivesForm(request.POST)
     form.is_valid()  # any value is
     thresholds.set_keeps_archives(pulse_user, form.cleaned_data["keeps_archives"])
@@ -354,7 +352,7 @@ def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 
 
 def redirect_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Redirect to the account's page, or to the list if the visitor can't see the account any more."""
+    """Redirect to the Pulse user's page, or to the list if the visitor can't see the Pulse user any more."""
     if PulseUser.objects.seen_by(request.user).filter(pk=pulse_user.pk).exists():
         return redirect("pulse_user", pulse_user.username)
     return redirect("pulse_users")
@@ -363,7 +361,7 @@ def redirect_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
 @login_required
 @page_with_forms
 def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
-    """Show what is deleted with an account, and delete it once its name is typed."""
+    """Show what is deleted with a Pulse user, and delete it once its name is typed."""
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     if pulse_user.removing_since is not None:
         return redirect("pulse_user", pulse_user.username)

@@ -1,4 +1,4 @@
-"""Further notification addresses of an account. An address gets no notification until its recipient confirms it."""
+"""Further notification addresses of a Pulse user. An address gets no notification until its recipient confirms it."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,21 +20,21 @@ MAX_ADDRESSES = 10
 CONFIRMATION_MAX_AGE_SECONDS = 7 * 24 * 3600
 
 MIN_REQUEST_INTERVAL = timedelta(hours=1)
-"""Limits the mails to a recipient who wants nothing of an account, whatever its owners do."""
+"""Limits the mails to a recipient who wants nothing of a Pulse user, whatever its owners do."""
 
 REQUEST_LIMIT = limits.RateLimit("requests to confirm this address", 20, 3600)
-"""From one owner to one mailbox, with whatever accounts. Deleting and creating accounts doesn't reset it."""
+"""From one owner to one mailbox, with whatever Pulse users. Deleting and creating Pulse users doesn't reset it."""
 
 _SALT = "accounts.notification-address"
 
 
 def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> None:
-    """Replace the account's further addresses. Each new address gets a request to confirm.
+    """Replace the Pulse user's further addresses. Each new address gets a request to confirm.
 
     Raises:
         ValidationError: an address is invalid or got a request within the last hour, or there are too many; on the
             field ``notification_emails``.
-        PulseUser.DoesNotExist: the account no longer exists.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -52,14 +52,14 @@ def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAdd
     Raises:
         ValidationError: the address is invalid, exists already, got a request within the last hour, or exceeds the
             maximum; on the field ``email``.
-        PulseUser.DoesNotExist: the account no longer exists.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
         present = [address.email for address in locked.notification_addresses.all()]
         try:
             if normalize_address(email) in present:
-                raise ValidationError(f"{normalize_address(email)} is already an address of this account.")
+                raise ValidationError(f"{normalize_address(email)} is already an address of this Pulse user.")
             usable_addresses([*present, email], locked.owners.all(), present)
             return create_address(locked, normalize_address(email), by)
         except ValidationError as error:
@@ -102,7 +102,7 @@ def address_for_token(token: str) -> NotificationAddress:
 
 
 def confirm_address(token: str) -> NotificationAddress:
-    """Confirm the address of this token, so that it gets the account's notifications. Idempotent.
+    """Confirm the address of this token, so that it gets the Pulse user's notifications. Idempotent.
 
     Raises:
         django.core.signing.SignatureExpired: the token has expired.
@@ -133,7 +133,7 @@ def _request_confirmation(address: NotificationAddress) -> None:
     """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval.
 
     Raises:
-        ValidationError: the address got a request within the last hour, or too many for other accounts.
+        ValidationError: the address got a request within the last hour, or too many for other Pulse users.
     """
     digest = hashlib.sha256(mailbox(address.email).encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
@@ -166,7 +166,7 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
         elif email in owner_emails:
             errors.append(f"{email} belongs to an owner, who gets all notifications anyway.")
     if len(wanted) > MAX_ADDRESSES:
-        errors = [f"An account can have {MAX_ADDRESSES} further addresses; you gave {len(wanted)}."]
+        errors = [f"A Pulse user can have {MAX_ADDRESSES} further addresses; you gave {len(wanted)}."]
     if errors:
         raise ValidationError({"notification_emails": errors})
     return wanted

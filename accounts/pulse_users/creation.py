@@ -52,35 +52,35 @@ def create_pulse_user(
     *,
     adopt_namespace: bool = False,
 ) -> tuple[PulseUser, str]:
-    """Create a RabbitMQ account with permissions for its own names, and return its row and its password.
+    """Create a Pulse user with permissions for its own names, and return its row and its password.
 
     Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it:
     an operator or None (a command) for these owners, others for themselves, and invite the other owners. With
-    ``adopt_namespace``, the account gets the queues and exchanges of its name that the broker has.
+    ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has.
 
     Raises:
         PermissionDenied: ``by`` is no operator, and adopts the namespace.
         rabbit.names.InvalidUserName: the name is invalid; the text says why.
         NameReserved: the name is reserved.
-        NameTaken: the name is taken, or the account is being created, changed or removed.
+        NameTaken: the name is taken, or the Pulse user is being created, changed or removed.
         NamespaceInUse: the broker has queues or exchanges of this name.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
-        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` accounts.
+        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
         ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
             After an unfinished creation, an address may have got a request within the last hour; the row is then not
             ready.
         BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
-            ``adopt_namespace``, the row may stay and is not ready; creating the account again finishes it.
+            ``adopt_namespace``, the row may stay and is not ready; creating the Pulse user again finishes it.
     """
     if adopt_namespace and by is not None:
         require_operator(by)
     check_name(username)
     if not owners:
-        raise LastOwner("An account needs at least one owner.")
+        raise LastOwner("A Pulse user needs at least one owner.")
     for owner in owners:
         vouching.require_vouched(owner)
-    owners, invitees = ownership.owners_of_new_account(owners, by)
+    owners, invitees = ownership.owners_of_new_pulse_user(owners, by)
     wanted = addresses.usable_addresses(notification_emails, owners)
     if password is not None:
         check_password(password, username)
@@ -95,7 +95,7 @@ def create_pulse_user(
                     raise NamespaceInUse(username, used, by)
                 pulse_user = _create_row(username, owners, by, used)
             password = password or secrets.token_urlsafe(24)
-            # Undoing would remove an account with its queues, also those that it had before.
+            # Undoing would remove a Pulse user with its queues, also those that it had before.
             _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
             if not _mark_ready(pulse_user, owners, invitees, wanted, by or owners[0]):
                 raise NameTaken(f"'{username}' was removed by another request while it was being created.")
@@ -110,12 +110,12 @@ def _unfinished_row(management: Management, username: str, owners: Sequence[Owne
     """Return the row of an unfinished creation by one of these owners, if there is one.
 
     Raises:
-        NameTaken: the broker has another account of this name.
+        NameTaken: the broker has another Pulse user of this name.
     """
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
-        raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
+        raise NameTaken(f"'{username}' is a Pulse user on the broker already; choose another name.")
     return unfinished
 
 
@@ -132,7 +132,7 @@ def _create_on_broker(management: Management, pulse_user: PulseUser, password: s
 def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopted: Belongings = NOTHING) -> PulseUser:
     try:
         with transaction.atomic():
-            # Locked: another request may be withdrawing the vouching, and with it all accounts of the owner.
+            # Locked: another request may be withdrawing the vouching, and with it all Pulse users of the owner.
             for owner in vouching.lock_all(owners):
                 vouching.require_vouched(owner)
             if by is not None:
@@ -149,7 +149,7 @@ def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopte
 def _mark_ready(
     pulse_user: PulseUser, owners: Sequence[Owner], invitees: Sequence[Owner], emails: Sequence[str], by: Owner
 ) -> bool:
-    """Mark the account as ready, and return whether it is. False if its removal has begun."""
+    """Mark the Pulse user as ready, and return whether it is. False if its removal has begun."""
     with transaction.atomic():
         if not live_row(pulse_user).update(ready=True):
             return False
@@ -164,15 +164,15 @@ def _mark_ready(
 
 
 def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
-    """Delete an unfinished account. If the broker is unreachable, the row stays and is not ready."""
+    """Delete an unfinished Pulse user. If the broker is unreachable, the row stays and is not ready."""
     unfinished = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
-    # A ready row is a finished account. Marking the row as being removed keeps others from making it ready.
+    # A ready row is a finished Pulse user. Marking the row as being removed keeps others from making it ready.
     marked_at = timezone.now()
     with transaction.atomic():
         if not unfinished.filter(removing_since=None).update(removing_since=marked_at):
             return
         # A crash leaves the row to the task. Without the mark, the task drops the Removal.
-        removals.reserve([Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username)])
+        removals.reserve([Removal(kind=Removal.Kind.PULSE_USER, name=pulse_user.username)])
     try:
         with contextlib.suppress(NotOnBroker):
             management.delete_user(pulse_user.username)
@@ -180,20 +180,20 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
         unfinished.filter(removing_since=marked_at).update(removing_since=None)  # keeps the mark of another removal
     else:
         unfinished.delete()
-        Removal.objects.filter(kind=Removal.Kind.ACCOUNT, name=pulse_user.username).delete()
+        Removal.objects.filter(kind=Removal.Kind.PULSE_USER, name=pulse_user.username).delete()
 
 
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
-    """Assign owners to a manually created account of the broker. The account on the broker doesn't change.
+    """Assign owners to a manually created Pulse user of the broker. The Pulse user on the broker doesn't change.
 
     Raises:
         PermissionDenied: ``by`` is no operator.
-        rabbit.names.InvalidUserName: the name is invalid, so the account can't have queues of its own.
-        CannotAdopt: the account is Guardian's own, or has a tag that allows more than its permissions do.
-        NameTaken: the account has owners here already, or another request is changing it.
+        rabbit.names.InvalidUserName: the name is invalid, so the Pulse user can't have queues of its own.
+        CannotAdopt: the Pulse user is Guardian's own, or has a tag that allows more than its permissions do.
+        NameTaken: the Pulse user has owners here already, or another request is changing it.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
-        NotOnBroker: the broker has no such account.
+        NotOnBroker: the broker has no such Pulse user.
         BrokerError: the broker is unreachable or refuses.
     """
     require_operator(by)
@@ -201,7 +201,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
     if reason := why_not_ownable(username):
         raise CannotAdopt(reason)
     if not owners:
-        raise LastOwner("An account needs at least one owner.")
+        raise LastOwner("A Pulse user needs at least one owner.")
     management = broker.management()
     try:
         with locks.lock(username) as lock:
@@ -219,7 +219,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
 
 
 def adoptable() -> list[str]:
-    """Return the names of the accounts on the broker that can be adopted.
+    """Return the names of the Pulse users on the broker that can be adopted.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.

@@ -1,6 +1,6 @@
 """Invitations to own a Pulse user: nobody becomes responsible for queues without consent.
 
-An invitation is open for seven days, while its inviter owns the account. Only the invitee can answer it.
+An invitation is open for seven days, while its inviter owns the Pulse user. Only the invitee can answer it.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from accounts.access import quotas, vouching
 from accounts.models import INVITATION_LIFETIME, Invitation, InvitationQuerySet, Owner, PulseUser
 
 MIN_INVITATION_INTERVAL = timedelta(days=1)
-"""Limits the mails to a person who declines, whatever the owners of an account do."""
+"""Limits the mails to a person who declines, whatever the owners of a Pulse user do."""
 
 
 def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
-    """Invite these people to own an account that ``by`` owns. Open invitations to them stay as they are.
+    """Invite these people to own a Pulse user that ``by`` owns. Open invitations to them stay as they are.
 
-    Call this in a transaction that has locked the account. The number of queries doesn't depend on the number of
+    Call this in a transaction that has locked the Pulse user. The number of queries doesn't depend on the number of
     people.
 
     Raises:
@@ -48,13 +48,13 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
 
 
 def accept(invitation: Invitation) -> None:
-    """Make the invitee an owner of the account.
+    """Make the invitee an owner of the Pulse user.
 
     Raises:
         NotVouched: the invitee may not use the broker.
-        QuotaReached: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` accounts.
+        QuotaReached: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
         Invitation.DoesNotExist: the invitation is no longer open.
-        PulseUser.DoesNotExist: the account no longer exists.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
     """
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
@@ -73,7 +73,7 @@ def decline(invitation: Invitation) -> None:
 
     Raises:
         Invitation.DoesNotExist: the invitation is no longer open.
-        PulseUser.DoesNotExist: the account no longer exists.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
     """
     with transaction.atomic():
         locked = _lock(invitation)
@@ -84,7 +84,7 @@ def decline(invitation: Invitation) -> None:
 
 
 def withdraw(invitations: InvitationQuerySet, pulse_user: PulseUser, by: Owner) -> None:
-    """Withdraw these open invitations to an account, in a transaction that has locked the account."""
+    """Withdraw these open invitations to a Pulse user, in a transaction that has locked the Pulse user."""
     found = list(invitations.select_related("invitee"))
     if found:
         Invitation.objects.filter(pk__in=[one.pk for one in found]).update(closed_at=timezone.now())
@@ -97,7 +97,7 @@ def prune() -> None:
 
 
 def _lock(invitation: Invitation) -> Invitation:
-    """Return the invitation from the database if it is open, its account locked until the transaction ends."""
+    """Return the invitation from the database if it is open, its Pulse user locked until the transaction ends."""
     PulseUser.objects.locked(invitation.pulse_user)
     open_ones = Invitation.objects.open().select_related("pulse_user", "invitee", "inviter")
     return open_ones.get(pk=invitation.pk)

@@ -1,6 +1,6 @@
 """What the broker has under a Pulse user's name: ``queue/NAME/…`` and ``exchange/NAME/…`` in the Pulse vhost.
 
-The owners of an account can read and delete all of it. So a name that is in use there is refused, unless an operator
+The owners of a Pulse user can read and delete all of it. So a name that is in use there is refused, unless an operator
 adopts what there is.
 """
 
@@ -24,7 +24,7 @@ NOTHING = Belongings([], [])
 
 
 def belongings_of(management: Management, username: str) -> Belongings:
-    """Return an account's queues and exchanges, which are removed with it.
+    """Return a Pulse user's queues and exchanges, which are removed with it.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.
@@ -37,7 +37,7 @@ def belongings_of(management: Management, username: str) -> Belongings:
 
 
 def used_names(management: Management, username: str) -> Belongings:
-    """Return all queues and exchanges that an account of this name could change: its own, and misnamed ones.
+    """Return all queues and exchanges that a Pulse user of this name could change: its own, and misnamed ones.
 
     Raises:
         BrokerError: the broker is unreachable or refuses, or its lists may lack queues.

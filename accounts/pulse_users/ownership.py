@@ -20,11 +20,11 @@ MAX_OWNERS = 100
 
 
 class LastOwner(ValueError):
-    """The account would have no owner."""
+    """The Pulse user would have no owner."""
 
 
 class NotAnOwner(ValueError):
-    """The person doesn't own the account."""
+    """The person doesn't own the Pulse user."""
 
 
 def find_owners(emails: Iterable[str]) -> list[Owner]:
@@ -36,7 +36,7 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
     """
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     if len(wanted) > MAX_OWNERS:
-        raise ValidationError(f"An account can have {MAX_OWNERS} owners; you gave {len(wanted)}.")
+        raise ValidationError(f"A Pulse user can have {MAX_OWNERS} owners; you gave {len(wanted)}.")
     valid = [email for email in wanted if addresses.is_address(email)]
     found = {owner.email: owner for owner in vouching.possible_owners().filter(email__in=valid)}
     missing = [email for email in wanted if email not in found]
@@ -48,8 +48,8 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
     return [found[email] for email in wanted]
 
 
-def owners_of_new_account(owners: Sequence[Owner], by: Owner | None) -> tuple[list[Owner], list[Owner]]:
-    """Return who of these people owns an account that ``by`` creates, and who is invited.
+def owners_of_new_pulse_user(owners: Sequence[Owner], by: Owner | None) -> tuple[list[Owner], list[Owner]]:
+    """Return who of these people owns a Pulse user that ``by`` creates, and who is invited.
 
     Operators and commands (None) assign all owners. Others own what they create, and invite the rest.
     """
@@ -59,12 +59,12 @@ def owners_of_new_account(owners: Sequence[Owner], by: Owner | None) -> tuple[li
 
 
 def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
-    """Invite a person to own the account. If ``by`` is an operator, the person becomes an owner at once. Idempotent.
+    """Invite a person to own the Pulse user. If ``by`` is an operator, the person becomes an owner at once. Idempotent.
 
     Raises:
         NotVouched: the person may not use the broker.
         ValidationError: the person can't be invited now; the text says why.
-        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
@@ -78,7 +78,7 @@ def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
 
 
 def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> None:
-    """Replace the owners of the account.
+    """Replace the owners of the Pulse user.
 
     Those who are missing from the list are removed, and invitations to others are withdrawn. New owners are invited,
     or assigned if ``by`` is an operator. If only new owners are in the list, the present ones stay, because none of the
@@ -88,10 +88,10 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
         LastOwner: there is no owner, or none who can sign in.
         NotVouched: a new owner may not use the broker.
         ValidationError: a person can't be invited now; the text says why.
-        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     if not owners:
-        raise LastOwner("An account needs at least one owner.")
+        raise LastOwner("A Pulse user needs at least one owner.")
     with transaction.atomic():
         wanted = vouching.lock_all(owners)
         locked = _lock(pulse_user, by)
@@ -100,7 +100,7 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
         staying = wanted if by.is_staff else [owner for owner in wanted if owner in present]
         can_sign_in = any(owner.is_active for owner in staying)
         if not can_sign_in and (by.is_staff or not new):
-            raise LastOwner("An account needs at least one owner who can sign in.")
+            raise LastOwner("A Pulse user needs at least one owner who can sign in.")
         if not can_sign_in:
             _check_number({owner.pk for owner in (*present, *wanted)})
         invitations.withdraw(locked.invitations.open().exclude(invitee__in=wanted), locked, by)
@@ -111,12 +111,12 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
 
 
 def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
-    """Remove an owner from the account. An owner who removes themselves leaves it.
+    """Remove an owner from the Pulse user. An owner who removes themselves leaves it.
 
     Raises:
-        NotAnOwner: this person is not an owner of the account.
+        NotAnOwner: this person is not an owner of the Pulse user.
         LastOwner: no owner who can sign in would remain.
-        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         locked = _lock(pulse_user, by)
@@ -128,7 +128,7 @@ def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
             who = "the last owner who can sign in" if is_active else "the last owner"
             raise LastOwner(
                 f"{owner.email} is {who} of '{pulse_user.username}' and can't be removed. "
-                "Add another owner first, or delete the account."
+                "Add another owner first, or delete the Pulse user."
             )
         _remove(locked, [owner], by)
 
@@ -137,31 +137,31 @@ def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> Non
     """Withdraw an open invitation. Idempotent.
 
     Raises:
-        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         locked = _lock(pulse_user, by)
         invitations.withdraw(locked.invitations.open().filter(invitee=invitee), locked, by)
 
 
-def assigned(accounts: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
-    """Notify the people whom an operator made owners of these accounts, in the transaction that did.
+def assigned(pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
+    """Notify the people whom an operator made owners of these Pulse users, in the transaction that did.
 
     ``by`` None: an operator's command.
     """
-    others = {owner: owned for owner, owned in accounts.items() if owner != by}
+    others = {owner: owned for owner, owned in pulse_users.items() if owner != by}
     if (by is None or by.is_staff) and others:
-        signals.owners_assigned.send(PulseUser, accounts=others, by=by)
+        signals.owners_assigned.send(PulseUser, pulse_users=others, by=by)
 
 
 def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner) -> None:
-    """Record that owners left accounts or were removed, in the transaction that removed them."""
+    """Record that owners left Pulse users or were removed, in the transaction that removed them."""
     _expose_passwords(pulse_users)
     signals.owners_left.send(PulseUser, owners=owners, pulse_users=pulse_users, by=by)
 
 
 def deactivated(owner: Owner, by: Owner) -> None:
-    """Record that an owner was deactivated, in the transaction that did it. The accounts stay theirs."""
+    """Record that an owner was deactivated, in the transaction that did it. The Pulse users stay theirs."""
     if pulse_users := list(owner.pulse_users.order_by("username")):
         _expose_passwords(pulse_users)
         signals.owner_deactivated.send(PulseUser, owner=owner, pulse_users=pulse_users, by=by)
@@ -173,29 +173,29 @@ def _expose_passwords(pulse_users: Sequence[PulseUser]) -> None:
 
 
 def require_access(pulse_user: PulseUser, by: Owner) -> None:
-    """Check that ``by`` may change the account, in case that they were removed since their request began.
+    """Check that ``by`` may change the Pulse user, in case that they were removed since their request began.
 
     Raises:
-        PulseUser.DoesNotExist: the account no longer exists, or ``by`` no longer owns it.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     PulseUser.objects.seen_by(by).get(pk=pulse_user.pk)
 
 
 def _lock(pulse_user: PulseUser, by: Owner) -> PulseUser:
-    """Return the account from the database, locked until the transaction ends, if ``by`` may change it."""
+    """Return the Pulse user from the database, locked until the transaction ends, if ``by`` may change it."""
     locked = PulseUser.objects.locked(pulse_user)
     require_access(locked, by)
     return locked
 
 
 def _check_number(owners: Collection[int]) -> None:
-    """Check the number of these present and future owners of an account.
+    """Check the number of these present and future owners of a Pulse user.
 
     Raises:
         ValidationError: there are too many.
     """
     if len(owners) > MAX_OWNERS:
-        raise ValidationError(f"An account can have {MAX_OWNERS} owners, including those who are invited.")
+        raise ValidationError(f"A Pulse user can have {MAX_OWNERS} owners, including those who are invited.")
 
 
 def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:

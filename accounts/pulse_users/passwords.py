@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 def rotate_password(
     pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False, by: Owner | None = None
 ) -> str:
-    """Change the account's password and return it. Without a password, one is generated. Show it now.
+    """Change the Pulse user's password and return it. Without a password, one is generated. Show it now.
 
     ``by`` is the owner or operator who does; None: a command. Permissions and tags stay. Live connections stay open
-    unless ``close_connections``. If the broker lost the account, or it was not ready, it is created again with the
-    permissions of a new account.
+    unless ``close_connections``. If the broker lost the Pulse user, or it was not ready, it is created again with the
+    permissions of a new Pulse user.
 
     Raises:
         ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
-            the account, it has become Guardian's own or an administrator's, or it was not ready and the broker has
-            another, manually created account of that name.
-        PulseUser.DoesNotExist: ``by`` no longer owns the account.
+            the Pulse user, it has become Guardian's own or an administrator's, or it was not ready and the broker has
+            another, manually created Pulse user of that name.
+        PulseUser.DoesNotExist: ``by`` no longer owns the Pulse user.
         BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
             password has changed already; repeating the call completes it.
     """
@@ -79,7 +79,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
         raise ValidationError(reason)
     if not is_ready and not is_free_on_broker(management, username, allow_unfinished=True):
         raise ValidationError(
-            f"The broker has another account '{username}', which was created manually. Ask an operator."
+            f"The broker has another Pulse user '{username}', which was created manually. Ask an operator."
         )
     password = password or secrets.token_urlsafe(24)
     with audit.audited(None, "changed the password", row):
@@ -100,7 +100,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
 def _close_connections(management: Management, username: str) -> None:
     try:
         with contextlib.suppress(NotOnBroker):
-            management.close_connections_of(username, "The password of this account was changed.")
+            management.close_connections_of(username, "The password of this Pulse user was changed.")
     except BrokerError as error:
         raise BrokerUnavailable(
             "The password was changed, but the open connections could not be closed. "
@@ -109,7 +109,7 @@ def _close_connections(management: Management, username: str) -> None:
 
 
 def connections_of(pulse_user: PulseUser) -> list[Connection]:
-    """Return the account's live connections.
+    """Return the Pulse user's live connections.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.
@@ -127,24 +127,24 @@ def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueCon
                 if consumer.connection in found:
                     found[consumer.connection].append(consumer)
     except BrokerError as error:
-        logger.warning("Could not list the consumers of an account: %s", error)
+        logger.warning("Could not list the consumers of a Pulse user: %s", error)
         return None
     return found
 
 
 def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:
-    """Close one live connection of the account.
+    """Close one live connection of the Pulse user.
 
     Raises:
-        NotOnBroker: the account has no connection of this name.
+        NotOnBroker: the Pulse user has no connection of this name.
         BrokerError: the broker is unreachable or refuses, as it does in a connection's first seconds.
     """
     management = broker.management()
     if name not in {connection.name for connection in management.connections_of(pulse_user.username)}:
-        raise NotOnBroker(f"The account has no connection '{name}'")
+        raise NotOnBroker(f"The Pulse user has no connection '{name}'")
     try:
         with audit.audited(by, "closed a connection of", pulse_user):
-            management.close_connection(name, "An owner of this account closed the connection.")
+            management.close_connection(name, "An owner of this Pulse user closed the connection.")
     except NotOnBroker as error:  # the broker has no statistics of it yet
         reason = "the connection is new; try again in a few seconds"
         raise Refused(f"closing '{name}': {reason}", status=0, reason=reason) from error

@@ -1,7 +1,7 @@
-"""Remove RabbitMQ accounts with their queues and exchanges, from the broker and from the database.
+"""Remove Pulse users with their queues and exchanges, from the broker and from the database.
 
-One transaction marks the row and writes a Removal. Then the account is deleted from the broker, and the row last. If
-that fails or the process is killed, ``core/removals.py`` tries again. ``withdrawal.py`` decides which accounts
+One transaction marks the row and writes a Removal. Then the Pulse user is deleted from the broker, and the row last. If
+that fails or the process is killed, ``core/removals.py`` tries again. ``withdrawal.py`` decides which Pulse users
 are removed with an owner, and ``agents/removal/deletions.py`` what is removed of the owner's agents.
 """
 
@@ -32,20 +32,20 @@ from rabbit.management import Management
 logger = logging.getLogger(__name__)
 
 REMOVAL_STARTED = "started the removal"
-"""The action in the audit trail when an account is marked. The deletion of the row is another entry."""
+"""The action in the audit trail when a Pulse user is marked. The deletion of the row is another entry."""
 
 PAUSES = (0.2, 1.0)
 """Seconds between two attempts: the broker takes a moment to close the connections of a deleted user."""
 
 
 QueueDeleter = Callable[[Session, str, PulseUser, Callable[[], None]], object]
-"""Deletes a queue of an account, given a session, the queue's name, the account, and the lock's ``renew``."""
+"""Deletes a queue of a Pulse user, given a session, the queue's name, the Pulse user, and the lock's ``renew``."""
 
 _queue_deleters: list[QueueDeleter] = []
 
 
 def register_queue_deleter(delete: QueueDeleter) -> None:
-    """Set how the queues of accounts are deleted. The package ``queues`` archives their messages first."""
+    """Set how the queues of Pulse users are deleted. The package ``queues`` archives their messages first."""
     _queue_deleters[:] = [delete]
 
 
@@ -54,11 +54,11 @@ class RemovalPending(Exception):
 
 
 class StillOnBroker(BrokerError):
-    """The broker still has the account, or queues or exchanges of it. The text names them."""
+    """The broker still has the Pulse user, or queues or exchanges of it. The text names them."""
 
 
 def belongings_of(pulse_user: PulseUser) -> Belongings:
-    """Return the account's queues and exchanges, which are removed with it.
+    """Return the Pulse user's queues and exchanges, which are removed with it.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.
@@ -67,13 +67,13 @@ def belongings_of(pulse_user: PulseUser) -> Belongings:
 
 
 def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owner) -> None:
-    """Remove an account with its queues and exchanges from the broker, and then its row.
+    """Remove a Pulse user with its queues and exchanges from the broker, and then its row.
 
     The RabbitMQ user and its connections are removed first, so that no client creates further queues. ``change`` is the
-    removal of this account, or of several accounts including this one.
+    removal of this Pulse user, or of several Pulse users including this one.
 
     Raises:
-        ConfirmationRequired: the account has queues whose deletion is not confirmed. Nothing changed.
+        ConfirmationRequired: the Pulse user has queues whose deletion is not confirmed. Nothing changed.
         PermissionDenied: it is Guardian's own user, or has become an administrator. Nothing changed.
         BrokerError: the broker is unreachable or refuses. Nothing changed.
         RemovalPending: the removal has started, and is not complete. Guardian continues.
@@ -92,46 +92,46 @@ def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owne
     outcome = removals.run(ids)
     if PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).exists():
         left = "; ".join(outcome.errors) or "Another process is changing it."
-        raise RemovalPending(f"The account is being removed, and Guardian continues until all is gone. {left}")
+        raise RemovalPending(f"The Pulse user is being removed, and Guardian continues until all is gone. {left}")
 
 
 def mark_for_removal(pulse_users: Sequence[PulseUser]) -> None:
-    """Mark accounts in the caller's transaction. They are removed after its commit, or by a task within minutes."""
+    """Mark Pulse users in the caller's transaction. They are removed after its commit, or by a task within minutes."""
     removals.write(_mark(pulse_users))
 
 
 def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
-    """Mark accounts, and return their removals, which are not saved."""
+    """Mark Pulse users, and return their removals, which are not saved."""
     now = timezone.now()
-    # Also mark accounts with a mark. A failed creation removes a mark with its own time only, so it keeps this one.
+    # Also mark Pulse users with a mark. A failed creation removes a mark with its own time only, so it keeps this one.
     rows = PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users])
     if rows.update(removing_since=now):
         audit.record(None, REMOVAL_STARTED, pulse_users)
     for pulse_user in pulse_users:
         pulse_user.removing_since = now
-    return [Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username) for pulse_user in pulse_users]
+    return [Removal(kind=Removal.Kind.PULSE_USER, name=pulse_user.username) for pulse_user in pulse_users]
 
 
 def register_handler() -> None:
-    """Register the handler of accounts."""
-    removals.register(Removal.Kind.ACCOUNT, removals.Handler(_remove, obsolete=_not_marked, alone=True))
+    """Register the handler of Pulse users."""
+    removals.register(Removal.Kind.PULSE_USER, removals.Handler(_remove, obsolete=_not_marked, alone=True))
 
 
-def _not_marked(accounts: Sequence[Removal]) -> list[Removal]:
-    """Return the removals without a marked account: it is deleted, created again, or its creation failed."""
-    names = [removal.name for removal in accounts]
+def _not_marked(pulse_users: Sequence[Removal]) -> list[Removal]:
+    """Return the removals without a marked Pulse user: it is deleted, created again, or its creation failed."""
+    names = [removal.name for removal in pulse_users]
     marked = PulseUser.objects.filter(username__in=names, removing_since__isnull=False)
     marked_names = set(marked.values_list("username", flat=True))
-    return [removal for removal in accounts if removal.name not in marked_names]
+    return [removal for removal in pulse_users if removal.name not in marked_names]
 
 
 def _remove(clients: Clients, removal: Removal, until: float) -> None:
-    """Remove a marked account from the broker, and then its row.
+    """Remove a marked Pulse user from the broker, and then its row.
 
     Raises:
         locks.LockTaken: another process is changing it, or this process lost the lock because it was too slow.
         removals.Postponed: the time is over.
-        BrokerError: the broker is unreachable, refuses, or still has the account.
+        BrokerError: the broker is unreachable, refuses, or still has the Pulse user.
     """
     try:
         _remove_locked(clients, removal.name, until)
@@ -144,11 +144,11 @@ def _remove_locked(clients: Clients, username: str, until: float) -> None:
     with locks.lock(username) as lock:
         row = PulseUser.objects.filter(username=username, removing_since__isnull=False).first()
         if row is None:
-            return  # another process removed it, and another account may have this name now
+            return  # another process removed it, and another Pulse user may have this name now
         management = lock.renewing_client(clients.management)
         reason = why_not_ownable(row.username, _tags(management, row.username))
         if reason and row.ready:
-            raise StillOnBroker(f"Still there: the account itself. {reason}")
+            raise StillOnBroker(f"Still there: the Pulse user itself. {reason}")
         # If the row never was ready, another client may have created the user. Then delete only the row.
         is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, allow_unfinished=True))
         if is_its_own:

@@ -24,16 +24,16 @@ from core.confirmation import ConfirmableChange
 def set_thresholds(
     pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner, confirm: str = ""
 ) -> None:
-    """Set the warning threshold and the deletion limit of the account's queues, in messages; None: the policy's.
+    """Set the warning threshold and the deletion limit of the Pulse user's queues, in messages; None: the policy's.
 
     Raises:
         PermissionDenied: owners may not set thresholds.
         ValidationError: a threshold is invalid, or the limit is above what owners may set.
         ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
-        PulseUser.DoesNotExist: the account no longer exists.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
     """
     if set_thresholds_of_all([pulse_user], warn, limit, by, confirm):
-        raise PulseUser.DoesNotExist("The account no longer exists.")
+        raise PulseUser.DoesNotExist("The Pulse user no longer exists.")
 
 
 def set_thresholds_of_all(
@@ -43,7 +43,7 @@ def set_thresholds_of_all(
     by: Owner,
     confirm: str = "",
 ) -> list[PulseUser]:
-    """Set the thresholds of several accounts, all or none, and return the accounts that no longer exist.
+    """Set the thresholds of several Pulse users, all or none, and return the Pulse users that no longer exist.
 
     Raises:
         PermissionDenied: owners may not set thresholds.
@@ -58,20 +58,20 @@ def set_thresholds_of_all(
     with transaction.atomic():
         keys = [pulse_user.pk for pulse_user in pulse_users]
         before = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=keys).order_by("pk"))
-        after = {account.pk: _with_thresholds(account, values, by) for account in before}
-        for account in after.values():
-            account.save(update_fields=["warn_length", "max_length"])
-        changed = [(account, after[account.pk]) for account in before]
+        after = {pulse_user.pk: _with_thresholds(pulse_user, values, by) for pulse_user in before}
+        for pulse_user in after.values():
+            pulse_user.save(update_fields=["warn_length", "max_length"])
+        changed = [(pulse_user, after[pulse_user.pk]) for pulse_user in before]
         change.require_confirmed(queue_effects.provider().of_thresholds(changed))
     for pulse_user in pulse_users:
         if pulse_user.pk in after:
-            account = after[pulse_user.pk]
-            pulse_user.warn_length, pulse_user.max_length = account.warn_length, account.max_length
+            pulse_user = after[pulse_user.pk]
+            pulse_user.warn_length, pulse_user.max_length = pulse_user.warn_length, pulse_user.max_length
     return [pulse_user for pulse_user in pulse_users if pulse_user.pk not in after]
 
 
 def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner) -> PulseUser:
-    """Return a copy of the account with these thresholds.
+    """Return a copy of the Pulse user with these thresholds.
 
     Raises:
         ValidationError: a threshold is invalid, or the limit is above what owners may set.
@@ -87,10 +87,10 @@ def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner
 
 
 def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:
-    """Set whether the messages of the account's deleted and purged queues are archived.
+    """Set whether the messages of the Pulse user's deleted and purged queues are archived.
 
     Raises:
-        PulseUser.DoesNotExist: the account no longer exists.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
     """
     with transaction.atomic():
         row = PulseUser.objects.locked(pulse_user)

@@ -28,11 +28,11 @@ MAX_NAMES_SHOWN = 10
 """Queues and exchanges named in an error."""
 
 HARMLESS_TAGS = frozenset({"management", "monitoring"})
-"""These tags only allow reading the management API. Other tags allow more than an account's permissions do."""
+"""These tags only allow reading the management API. Other tags allow more than a Pulse user's permissions do."""
 
 
 class NameTaken(ValueError):
-    """An account has this name already, here or on the broker."""
+    """A Pulse user has this name already, here or on the broker."""
 
 
 class NamespaceInUse(NameTaken):
@@ -59,24 +59,24 @@ class NameReserved(ValueError):
 
 
 class CannotAdopt(ValueError):
-    """The account must not be adopted. The text says why."""
+    """The Pulse user must not be adopted. The text says why."""
 
 
 # Creating
 
 
 def check_name(username: str) -> None:
-    """Check that an account can be created with this name. Sends no request to the broker.
+    """Check that a Pulse user can be created with this name. Sends no request to the broker.
 
     The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
 
     Raises:
         rabbit.names.InvalidUserName: the name is invalid; the text says why.
         NameReserved: the name is reserved.
-        NameTaken: an account here has the name.
+        NameTaken: a Pulse user here has the name.
     """
     names.check_user_name(username)
-    of_guardian = {name.casefold() for name in guardian_usernames()}
+    of_guardian = {name.casefold() for name in guardia_usernames()}
     if is_reserved(username) or username.casefold() in of_guardian:
         raise NameReserved(f"'{username}' is reserved; choose another name.")
     if names.is_agents_login(username):
@@ -91,7 +91,7 @@ def check_name(username: str) -> None:
 
 
 def check_password(password: str, username: str) -> None:
-    """Check that this is a valid password of the account with this name.
+    """Check that this is a valid password of the Pulse user with this name.
 
     Raises:
         ValidationError: the password is invalid; on the field ``password``.
@@ -112,7 +112,7 @@ def check_password(password: str, username: str) -> None:
 def is_free_on_broker(management: Management, username: str, *, allow_unfinished: bool) -> bool:
     """Return whether the name is free on the broker.
 
-    With ``allow_unfinished``, an account that an unfinished creation left there counts as free.
+    With ``allow_unfinished``, a Pulse user that an unfinished creation left there counts as free.
     """
     try:
         tags = management.user(username).tags
@@ -131,12 +131,12 @@ def grant_permissions(management: Management, username: str) -> None:
         management.set_permissions(vhost, username, permissions.for_pulse_user(username))
     except NotOnBroker as error:
         raise BrokerUnavailable(
-            f"The broker has no vhost '{vhost}' (GUARDIAN_PULSE_VHOST), or lost the account again: {error}"
+            f"The broker has no vhost '{vhost}' (GUARDIAN_PULSE_VHOST), or lost the Pulse user again: {error}"
         ) from error
 
 
 def live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
-    """Return a queryset of the account's row, empty if it is deleted or being removed."""
+    """Return a queryset of the Pulse user's row, empty if it is deleted or being removed."""
     return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
 
 
@@ -150,13 +150,13 @@ def require_operator(by: Owner) -> None:
         PermissionDenied: the owner is no operator.
     """
     if not by.is_staff:
-        raise PermissionDenied("Only operators can adopt accounts, queues and exchanges of the broker.")
+        raise PermissionDenied("Only operators can adopt Pulse users, queues and exchanges of the broker.")
 
 
 def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
-    """Return why an account with these tags must not have owners, or "" if it may."""
-    if username in guardian_usernames():
-        return f"'{username}' is the account that Guardian itself uses."
+    """Return why a Pulse user with these tags must not have owners, or "" if it may."""
+    if username in guardia_usernames():
+        return f"'{username}' is the RabbitMQ user that Guardian itself uses."
     if names.is_agents_login(username):
         return f"'{username}' has the name of an agent's login. Guardian creates and removes these with registrations."
     powerful_tags = sorted(set(tags) - HARMLESS_TAGS)
@@ -170,8 +170,8 @@ def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
     return ""
 
 
-def guardian_usernames() -> set[str]:
-    """Return the names of the accounts that Guardian itself uses."""
+def guardia_usernames() -> set[str]:
+    """Return the names of the RabbitMQ users that Guardian itself uses."""
     urls = split_addresses(settings.RABBITMQ_MANAGEMENT_URL) + split_addresses(settings.RABBIT_URL)
     return {unquote(urlsplit(url).username or "guest") for url in urls}
 
@@ -186,10 +186,10 @@ def is_valid_name(name: str) -> bool:
 
 
 def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
-    """Return the account's permissions on the broker, by vhost.
+    """Return the Pulse user's permissions on the broker, by vhost.
 
     Raises:
-        NotOnBroker: the broker has no such account.
+        NotOnBroker: the broker has no such Pulse user.
         BrokerError: the broker is unreachable or refuses.
     """
     return broker.management().permissions_of(pulse_user.username)

@@ -1,6 +1,6 @@
-"""Withdraw an owner's access to the broker and, optionally, remove their accounts and tokens.
+"""Withdraw an owner's access to the broker and, optionally, remove their Pulse users and tokens.
 
-Deleting an owner removes what their agents registered (``agents/removal/deletions.py``), not their accounts:
+Deleting an owner removes what their agents registered (``agents/removal/deletions.py``), not their Pulse users:
 ``withdraw`` removes these first, and the admin refuses to delete an owner who has any.
 """
 
@@ -14,14 +14,14 @@ from core.confirmation import ConfirmableChange
 
 
 def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "", confirm: str = "") -> None:
-    """Stop an owner from creating accounts and tokens, and record who decided it.
+    """Stop an owner from creating Pulse users and tokens, and record who decided it.
 
-    Existing accounts and tokens stay, unless ``remove``: then the tokens are revoked, the accounts that only this owner
-    has are removed with their queues and exchanges, and the owner is removed from shared accounts.
+    Existing Pulse users and tokens stay, unless ``remove``: then the tokens are revoked, the Pulse users that only this
+    owner has are removed with their queues and exchanges, and the owner is removed from shared Pulse users.
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
-        ConfirmationRequired: queues of the accounts, or of the owner's agents, are deleted, and ``confirm`` does not
+        ConfirmationRequired: queues of the Pulse users, or of the owner's agents, are deleted, and ``confirm`` does not
             confirm it. Nothing was changed.
         ValidationError: the reason is too long, or contains control characters.
     """
@@ -33,25 +33,25 @@ def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "",
 
 
 def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
-    """Remove an owner from all shared accounts, and mark the accounts without another owner for removal.
+    """Remove an owner from all shared Pulse users, and mark the Pulse users without another owner for removal.
 
-    Call this in a transaction. The number of queries doesn't depend on the number of accounts.
+    Call this in a transaction. The number of queries doesn't depend on the number of Pulse users.
 
     Raises:
         ConfirmationRequired: queues are deleted, and the change is not confirmed.
     """
     through = PulseUser.owners.through
     owned = through.objects.filter(owner=owner).values("pulseuser")
-    accounts = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=owned).order_by("pk"))
+    pulse_users = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=owned).order_by("pk"))
     shared = set(
         through.objects.filter(pulseuser__in=owned).exclude(owner=owner).values_list("pulseuser_id", flat=True)
     )
-    owned_alone = [account for account in accounts if account.pk not in shared]
+    owned_alone = [pulse_user for pulse_user in pulse_users if pulse_user.pk not in shared]
     effects = queue_effects.provider()
     # Without a token, what the owner's agents registered is deleted by the next clean-up.
     change.require_confirmed(effects.of_removal(owned_alone) + effects.of_agents(owner))
     removal.mark_for_removal(owned_alone)
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
-    if shared_accounts := [account for account in accounts if account.pk in shared]:
-        audit.record(None, "removed an owner", shared_accounts, owner=owner.email)
-        ownership.departed([owner], shared_accounts, by)
+    if shared_pulse_users := [pulse_user for pulse_user in pulse_users if pulse_user.pk in shared]:
+        audit.record(None, "removed an owner", shared_pulse_users, owner=owner.email)
+        ownership.departed([owner], shared_pulse_users, by)

@@ -65,7 +65,7 @@ def _email_address_row(owner: Owner) -> EmailAddress:
 def prune_visitors() -> int:
     """Delete owners who never verified their address, and expired links and sessions. Return the number of owners.
 
-    An owner is deleted a day after the first sign-in attempt. Owners with a vouching record, an account or a token
+    An owner is deleted a day after the first sign-in attempt. Owners with a vouching record, a Pulse user or a token
     stay. So do owners that an operator created manually: allauth has a row only of addresses typed on the sign-in page.
     """
     now = timezone.now()

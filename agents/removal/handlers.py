@@ -24,7 +24,7 @@ from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
 
-REVOKED = "The token that was this account's password is no longer valid"
+REVOKED = "The token that was this RabbitMQ user's password is no longer valid"
 """The reason that the broker gives to clients when it closes their connections."""
 
 LOGINS: dict[type[EventSubscription] | type[Consumer], str] = {EventSubscription: "uuid", Consumer: "rmq_username"}

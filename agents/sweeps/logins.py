@@ -24,7 +24,7 @@ _CONSUMER_READ_PATTERN = re.compile(re.escape(for_consumer("*").read).replace(re
 
 
 def reconcile_logins(
-    report: Report, view: BrokerView, lease: HeldLease | None, force: bool, condemned: Collection[QueueName]
+    report: Report, view: BrokerView, lease: HeldLease | None, force: bool, deletable: Collection[QueueName]
 ) -> None:
     """Delete users without a login, and record logins that the broker lacks. Without a lease, only report them.
 
@@ -45,7 +45,7 @@ def reconcile_logins(
         _forget_passwords(report, logins, {user.name for user in users}, permissions, lease)
         kept = {(one["vhost"], one["queue"]) for one in report.in_use}
         unused = _unused_users(
-            users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(condemned) - kept)
+            users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(deletable) - kept)
         )
         if unused:
             # As for queues: users that were being removed while they were listed are gone now.

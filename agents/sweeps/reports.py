@@ -120,7 +120,7 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
             report.seconds = time.monotonic() - began
             save_report(report)
         if report.notifications:
-            enqueue.nudge(report.notifications)
+            enqueue.wake(report.notifications)
     report.seconds = time.monotonic() - began
     if not report.another_sweep:
         logger.info(

@@ -208,7 +208,7 @@ class CassandraStore(PositionTables):
                     if len(found) == limit:
                         break
             if reading.empty:
-                self._tidy(queue, partition, reading.empty, now)
+                self._clean_up(queue, partition, reading.empty, now)
         return found
 
     def waiting(
@@ -311,7 +311,7 @@ class CassandraStore(PositionTables):
     def remove_expired(self, limit: int) -> int:
         return 0  # Cassandra does
 
-    def _tidy(self, queue: StoredQueue, partition: int, entries: Iterable[Entry], read_at: int) -> None:
+    def _clean_up(self, queue: StoredQueue, partition: int, entries: Iterable[Entry], read_at: int) -> None:
         """Remove buckets from the index in which a reader found nothing from the ticks ``read_at`` on.
 
         No push may write to the bucket any more. The time of the removal is before the read, so that it doesn't hide an

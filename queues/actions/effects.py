@@ -26,17 +26,17 @@ def of_limits(changed: Iterable[tuple[Queue, Queue]]) -> Effect:
 
 
 def of_thresholds(changed: Sequence[tuple[PulseUser, PulseUser]]) -> Effect:
-    """Return the queues that new thresholds let the next pass delete. Each account is given before and after."""
+    """Return the queues that new thresholds let the next pass delete. Each Pulse user is given before and after."""
     by_name = {before.username: (before, after) for before, after in changed}
     return of_limits(
-        (_with_account(queue, before), _with_account(queue, after))
+        (_with_pulse_user(queue, before), _with_pulse_user(queue, after))
         for username, queue in _queues_of(by_name)
         for before, after in [by_name[username]]
     )
 
 
 def of_removal(pulse_users: Sequence[PulseUser]) -> Effect:
-    """Return the queues that are deleted with these accounts. An account that is being removed has none."""
+    """Return the queues that are deleted with these Pulse users. A Pulse user that is being removed has none."""
     names = {pulse_user.username for pulse_user in pulse_users if pulse_user.removing_since is None}
     return of_deletion(queue for _, queue in _queues_of(names))
 
@@ -72,14 +72,14 @@ def _is_deletable(queue: Queue, rules: Rules) -> bool:
     return verdict.action is Action.DELETE or rules.deletes_for_its_name(queue)
 
 
-def _with_account(queue: Queue, account: PulseUser) -> Queue:
+def _with_pulse_user(queue: Queue, pulse_user: PulseUser) -> Queue:
     changed = copy.copy(queue)
-    changed.pulse_user = account
+    changed.pulse_user = pulse_user
     return changed
 
 
 def _queues_of(usernames: Collection[str]) -> Iterator[tuple[str, Queue]]:
-    """Yield the queues of these accounts. The row of a queue lacks its account until the pass after an adoption."""
+    """Yield the queues of these Pulse users. A queue\'s row lacks its Pulse user until the pass after an adoption."""
     if not usernames:
         return
     not_yet_owned = Q(pulse_user=None, registered=False, vhost=settings.GUARDIAN_PULSE_VHOST, name__startswith="queue/")

@@ -68,7 +68,7 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
         notice = Notice(kinds.LIMIT_REQUEST, {**facts, "wanted": max_length}, recipients=recipients)
         enqueue.enqueue([notice], timezone.now())
         audit.record(by, "asked for another limit", [queue], max_length=max_length)
-    enqueue.nudge()
+    enqueue.wake()
 
 
 def decline(queue: Queue, by: Owner, reason: str) -> None:
@@ -87,7 +87,7 @@ def decline(queue: Queue, by: Owner, reason: str) -> None:
         _notify(request, by, {"declined": reason})
         _record(queue, QueueEvent.Kind.DECLINED, by, reason=reason)
         audit.record(by, "declined a higher limit", [queue])
-    enqueue.nudge()
+    enqueue.wake()
 
 
 def answer(changed: Iterable[Queue], by: Owner) -> None:

@@ -1,4 +1,4 @@
-"""Record queues as gone that Guardian deleted with their account, vhost or registration.
+"""Record queues as gone that Guardian deleted with their Pulse user, vhost or registration.
 
 Otherwise the next list would count as too short. Each function takes three statements for any number of queues, and
 writes the same rows as a pass.

@@ -286,7 +286,7 @@ NAME = OpenApiParameter("name", str, description="The full name of one exchange.
 
 
 class Exchanges(StrictParameters, GenericViewSet[Any]):
-    """Exchanges: your accounts' own; for operators, those of all accounts. They are read from the broker."""
+    """Exchanges: your Pulse users' own; for operators, those of all Pulse users. They are read from the broker."""
 
     serializer_class = ExchangeSerializer
     filter_backends = []

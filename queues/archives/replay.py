@@ -43,7 +43,7 @@ ROUTING_HEADERS = ("CC", "BCC")
 MOVED_PROPERTIES = ("user_id", "expiration")
 
 WAIT_SECONDS = 3.0
-"""How long a replay waits to begin while another one to the same account's queues begins."""
+"""How long a replay waits to begin while another one to the same Pulse user's queues begins."""
 
 NO_ACCESS = "The person who started it can no longer see the archive."
 

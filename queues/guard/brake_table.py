@@ -8,7 +8,7 @@ from accounts.models import Owner, PulseUser
 from queues.guard.facts import Facts
 from queues.models import Queue
 from queues.rules import growth, thresholds
-from queues.rules.changes import Condemned
+from queues.rules.changes import Deletable
 from queues.rules.listing import whose, with_first_sample
 from rabbit.names import QueueName
 
@@ -102,18 +102,18 @@ def _stored_line(queue: Any, now: datetime) -> Line:
     )
 
 
-def lines_of_pass(condemned: Sequence[Condemned], facts: Facts) -> list[Line]:
+def lines_of_pass(deletable: Sequence[Deletable], facts: Facts) -> list[Line]:
     """Return the queues that a pass would delete or blocks. ``facts`` covers them."""
-    accounts = PulseUser.objects.in_bulk({one.queue.pulse_user_id for one in condemned} - {None})
-    owners = Owner.objects.in_bulk({one.queue.owner_id for one in condemned} - {None})
+    pulse_users = PulseUser.objects.in_bulk({one.queue.pulse_user_id for one in deletable} - {None})
+    owners = Owner.objects.in_bulk({one.queue.owner_id for one in deletable} - {None})
     lines = []
-    for one in condemned:
+    for one in deletable:
         figures = facts.of(one.queue, one.thresholds)
         lines.append(
             Line(
                 vhost=one.queue.vhost,
                 queue=one.queue.name,
-                owner=whose(accounts.get(one.queue.pulse_user_id), owners.get(one.queue.owner_id)),
+                owner=whose(pulse_users.get(one.queue.pulse_user_id), owners.get(one.queue.owner_id)),
                 length=one.queue.length,
                 limit=one.thresholds.max,
                 per_second=figures["per_second"],

@@ -135,7 +135,7 @@ def count_consumers() -> int:
     except (LeaseTaken, LeaseLost):
         return 0
     if notified:
-        enqueue.nudge(notified)
+        enqueue.wake(notified)
     return notified
 
 

@@ -32,7 +32,7 @@ from queues.guard.facts import Facts
 from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Archive, Queue, QueueEvent
-from queues.rules.changes import Condemned
+from queues.rules.changes import Deletable
 from queues.rules.comparison import judge_kept
 from queues.rules.quiet import QuietPeriod
 from queues.rules.rows import Rules, StoredQueue, with_ready
@@ -67,14 +67,14 @@ class Recheck(NamedTuple):
     Queues in none of them no longer existed; the next list decides about them.
     """
 
-    over: list[Condemned]
-    kept: list[Condemned]
-    unsure: list[Condemned]
+    over: list[Deletable]
+    kept: list[Deletable]
+    unsure: list[Deletable]
 
 
 @dataclass
 class Outcome:
-    """The numbers of condemned queues by outcome, the number of notifications, and error messages."""
+    """The numbers of deletable queues by outcome, the number of notifications, and error messages."""
 
     deleted: int = 0
     kept: int = 0
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Deletion:
-    """The deletion of one pass's condemned queues. ``facts`` covers these queues."""
+    """The deletion of one pass's deletable queues. ``facts`` covers these queues."""
 
     management: Management
     amqp_url: str
@@ -93,7 +93,7 @@ class Deletion:
     facts: Facts
 
     def recheck(
-        self, condemned: Sequence[Condemned], *, exact: bool, between: Callable[[], None] = lambda: None
+        self, deletable: Sequence[Deletable], *, exact: bool, between: Callable[[], None] = lambda: None
     ) -> Recheck:
         """Read the lengths of these queues again, right before the deletion.
 
@@ -103,10 +103,10 @@ class Deletion:
 
         ``between`` is called between two requests, and raises a BrokerError if the time for the list is over.
         """
-        recheck = Recheck([one for one in condemned if one.for_its_name], [], [])
-        by_length = [one for one in condemned if not one.for_its_name]
+        recheck = Recheck([one for one in deletable if one.for_its_name], [], [])
+        by_length = [one for one in deletable if not one.for_its_name]
         depths = amqp.declare_passively(self.amqp_url, [_name(one.queue) for one in by_length])
-        unclear: list[Condemned] = []
+        unclear: list[Deletable] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
             if depth is not None and depth.ready > one.limit:
@@ -138,7 +138,7 @@ class Deletion:
                 recheck.kept.append(one._replace(queue=now))
         return recheck
 
-    def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
+    def carry_out(self, deletable: Sequence[Deletable], lease: HeldLease, *, exact: bool) -> Outcome:
         """Recheck these queues, delete those still over their limit, and record the outcomes.
 
         The longest come first. After ``SECONDS_PER_PASS`` the others stay in state deleting.
@@ -148,18 +148,18 @@ class Deletion:
         """
         outcome = Outcome()
         end_of_deletions = time.monotonic() + SECONDS_PER_PASS
-        end_of_archiving = self._end_of_archiving() if condemned else math.inf
-        condemned = sorted(condemned, key=lambda one: -(one.queue.length or 0))
-        for start in range(0, len(condemned), BATCH_SIZE):
+        end_of_archiving = self._end_of_archiving() if deletable else math.inf
+        deletable = sorted(deletable, key=lambda one: -(one.queue.length or 0))
+        for start in range(0, len(deletable), BATCH_SIZE):
             lease.renew()
             began = time.monotonic()
             if began > end_of_deletions:
                 break
             deadline = min(began + RECHECK_VALID_SECONDS, end_of_deletions)
             in_time = partial(_renew_until_deadline, lease, began + LIST_TIMEOUT_SECONDS)
-            recheck = self.recheck(condemned[start : start + BATCH_SIZE], exact=exact, between=in_time)
+            recheck = self.recheck(deletable[start : start + BATCH_SIZE], exact=exact, between=in_time)
             self._record_kept(recheck.kept, lease, outcome)
-            self._record_still_condemned(recheck.unsure, lease, outcome)
+            self._record_still_deletable(recheck.unsure, lease, outcome)
             outcome.kept += len(recheck.unsure)
             to_delete = self._mark_sent(recheck.over, lease, outcome)
             deleted = self._delete(to_delete, deadline, end_of_archiving, lease, outcome)
@@ -198,7 +198,7 @@ class Deletion:
             still_deleting = [queue for queue in queues if queue.id in deleting]
             write_states([_deleted(queue) for queue in still_deleting])
             write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in still_deleting], now)
-            # Only queues registered since the decision: a registered queue is not condemned.
+            # Only queues registered since the decision: a registered queue is not deletable.
             newly_registered = [_name(queue) for queue in still_deleting if queue.owner_id is not None]
             if newly_registered:
                 registered.provider().record_missing(newly_registered)
@@ -217,16 +217,16 @@ class Deletion:
             return None
         return listed if listed.exact else None
 
-    def _record_kept(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
+    def _record_kept(self, kept: Sequence[Deletable], lease: HeldLease, outcome: Outcome) -> None:
         """Record that these queues stay, and enqueue a notice if the last message is no longer true."""
-        self._record_not_deleted(kept, lease, outcome, stays_condemned=False)
+        self._record_not_deleted(kept, lease, outcome, stays_deletable=False)
 
-    def _record_still_condemned(self, condemned: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
-        """Warn about queues that the list shows over the limit and that cannot be deleted now. They stay condemned."""
-        self._record_not_deleted(condemned, lease, outcome, stays_condemned=True)
+    def _record_still_deletable(self, deletable: Sequence[Deletable], lease: HeldLease, outcome: Outcome) -> None:
+        """Warn about queues that the list shows over the limit and that cannot be deleted now. They stay deletable."""
+        self._record_not_deleted(deletable, lease, outcome, stays_deletable=True)
 
     def _record_not_deleted(
-        self, ones: Sequence[Condemned], lease: HeldLease, outcome: Outcome, *, stays_condemned: bool
+        self, ones: Sequence[Deletable], lease: HeldLease, outcome: Outcome, *, stays_deletable: bool
     ) -> None:
         if not ones:
             return
@@ -239,21 +239,21 @@ class Deletion:
             for one in ones:
                 queue, message = judge_kept(one.queue, one.thresholds, self.rules, now)
                 if message is not None:
-                    facts = self.facts.of(queue, one.thresholds, message.folded)
+                    facts = self.facts.of(queue, one.thresholds, message.merged)
                     notices.append(Notice(message.kind.value, facts, subject_key(queue.id), *queue.ownership))
-                if stays_condemned:
+                if stays_deletable:
                     queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
                 after.append(queue)
             write_states(after)
-            if not stays_condemned:
+            if not stays_deletable:
                 # A request that was sent may have deleted the queue, which a client declared again.
                 writing.keep_fetched([one.queue.id for one in ones if one.queue.delete_sent_at and one.queue.id])
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
             outcome.notifications += enqueue.enqueue(notices, now, lease)
-        if not stays_condemned:
+        if not stays_deletable:
             outcome.kept += len(ones)
 
-    def _mark_sent(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
+    def _mark_sent(self, over: Sequence[Deletable], lease: HeldLease, outcome: Outcome) -> list[Deletable]:
         """Set ``delete_sent_at``, and return the queues that may still be deleted. The next pass judges the others."""
         if not over:
             return []
@@ -268,12 +268,12 @@ class Deletion:
 
     def _delete(
         self,
-        to_delete: Sequence[Condemned],
+        to_delete: Sequence[Deletable],
         deadline: float,
         end_of_archiving: float,
         lease: HeldLease,
         outcome: Outcome,
-    ) -> list[tuple[Condemned, Removed]]:
+    ) -> list[tuple[Deletable, Removed]]:
         """Archive and delete these queues, and return those whose deletion the broker confirmed.
 
         Past the deadline the others are left to the next pass, which rechecks them.
@@ -328,7 +328,7 @@ class Deletion:
                 lease.renew()
                 deleting = _still_deleting(undecided)
                 write_states([queue for queue in undecided if queue.id in deleting])
-        self._record_still_condemned(not_deleted, lease, outcome)
+        self._record_still_deletable(not_deleted, lease, outcome)
         return deleted
 
     def _end_of_archiving(self) -> float:
@@ -349,7 +349,7 @@ def _confidential(pulse_users: set[int | None]) -> set[int]:
     return set(chosen.values_list("pk", flat=True))
 
 
-def _target(one: Condemned, confidential: set[int]) -> Target:
+def _target(one: Deletable, confidential: set[int]) -> Target:
     queue = one.queue
     return Target(
         vhost=queue.vhost,
@@ -377,17 +377,17 @@ def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:
         raise BrokerUnavailable(f"the list took longer than {LIST_TIMEOUT_SECONDS} s; the broker is busy")
 
 
-def _without_spared(ones: Sequence[Condemned]) -> tuple[list[Condemned], list[Condemned]]:
+def _without_spared(ones: Sequence[Deletable]) -> tuple[list[Deletable], list[Deletable]]:
     """Return the queues that may still be deleted, and those that an operator spared since the decision.
 
     A spared queue is unbounded now, or it or its Pulse user got a higher limit. Queues that were deleted are in neither
     list.
     """
     rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(one.queue.id,) for one in ones]), state=DELETING)
-    of_account = Subquery(PulseUser.objects.filter(pk=OuterRef("pulse_user")).values("max_length"))
+    of_pulse_user = Subquery(PulseUser.objects.filter(pk=OuterRef("pulse_user")).values("max_length"))
     limits = {
-        id_: (unbounded, own, account)
-        for id_, unbounded, own, account in rows.values_list("id", "unbounded", "max_length", of_account)
+        id_: (unbounded, own, pulse_user)
+        for id_, unbounded, own, pulse_user in rows.values_list("id", "unbounded", "max_length", of_pulse_user)
     }
     still = [one for one in ones if one.queue.id in limits]
     spared = {one.queue.id for one in still if _is_spared_now(one, *limits[one.queue.id])}
@@ -397,10 +397,10 @@ def _without_spared(ones: Sequence[Condemned]) -> tuple[list[Condemned], list[Co
     )
 
 
-def _is_spared_now(one: Condemned, unbounded: bool, own: int | None, of_account: int | None) -> bool:
+def _is_spared_now(one: Deletable, unbounded: bool, own: int | None, of_pulse_user: int | None) -> bool:
     if unbounded or one.for_its_name:
         return unbounded
-    limit = own if own is not None else of_account
+    limit = own if own is not None else of_pulse_user
     if limit is None:  # the policy's limit applies
         return one.queue.max_length is not None
     return limit > one.thresholds.max
@@ -422,7 +422,7 @@ def _deleted(queue: StoredQueue) -> StoredQueue:
 def write_states(queues: Sequence[StoredQueue]) -> None:
     """Write the states of these queues, and the messages already sent about them."""
     fields = (
-        "state", "misses", "delete_sent_at", "notified_state", "quiet_until", "recovery_notified", "folded",
+        "state", "misses", "delete_sent_at", "notified_state", "quiet_until", "recovery_notified", "merged",
         "over_unacked_since",
     )  # fmt: skip
     rows = [(queue.id, *(getattr(queue, name) for name in fields)) for queue in queues]
@@ -441,7 +441,7 @@ def _last_facts(queues: Sequence[StoredQueue]) -> dict[int | None, dict[str, Any
         queue.id: {"queue": queue.name, "vhost": queue.vhost} for queue in queues
     }
     these = bulk.among(QueueEvent, ("queue",), [(id_,) for id_ in facts])
-    events = QueueEvent.objects.filter(these, kind=QueueEvent.Kind.CONDEMNED).order_by("id")
+    events = QueueEvent.objects.filter(these, kind=QueueEvent.Kind.DELETABLE).order_by("id")
     facts.update(events.values_list("queue", "details"))
     return facts
 

@@ -353,14 +353,16 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
         lock.release()
 
 
-def delete_queue_of_account(session: Session, name: str, pulse_user: PulseUser, between: Callable[[], None]) -> Removed:
-    """Archive the messages of a queue that is deleted with its account, then delete it."""
+def delete_queue_of_pulse_user(
+    session: Session, name: str, pulse_user: PulseUser, between: Callable[[], None]
+) -> Removed:
+    """Archive the messages of a queue that is deleted with its Pulse user, then delete it."""
     row = Queue.objects.filter(vhost=session.vhost, name=name).first()
     target = Target(
         vhost=session.vhost,
         name=name,
         type=row.type if row else UNKNOWN_TYPE,
-        reason=Archive.Reason.ACCOUNT,
+        reason=Archive.Reason.PULSE_USER,
         queue_id=row.pk if row else None,
         pulse_user_id=pulse_user.pk,
         is_archived=pulse_user.keeps_archives,

@@ -93,7 +93,7 @@ class Facts:
         feeds = fetch_feeds(management, amqp_url, list(names), total_queues, registered)
         return cls(feeds, _samples([queue.id for queue in queues], now), now)
 
-    def of(self, queue: StoredQueue, thresholds: Thresholds, folded: int = 0) -> dict[str, Any]:
+    def of(self, queue: StoredQueue, thresholds: Thresholds, merged: int = 0) -> dict[str, Any]:
         """Return the facts of a message about this queue, as JSON. Lengths are messages, times seconds."""
         samples = list(self._samples.get(queue.id, []))
         if queue.length is not None:
@@ -114,7 +114,7 @@ class Facts:
             "spared": is_spared(queue),
             "blocked": bool(queue.block_reason),
             **_agents_facts(queue),
-            "folded": folded,
+            "folded": merged,
             "consumers": feed.consumers,
             "broker_limit": _limit_facts(queue, feed.limit, thresholds),
             **_binding_facts(feed),

@@ -109,7 +109,7 @@ def _run(report: Report, force: bool) -> None:
         logger.error("The pass was aborted: %s", error)
         save_report(report)
     if report.notifications:
-        enqueue.nudge(report.notifications)
+        enqueue.wake(report.notifications)
     report.seconds = time.monotonic() - began
 
 
@@ -132,7 +132,7 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     facts = _gather_facts(run, changes)
     deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
     if lease is None:
-        _preview(run, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
+        _preview(run, changes, deletion.recheck(changes.deletable, exact=observation.snapshot.exact))
         return
     write(run, lease, observation, changes, facts, inventory)
     _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
@@ -173,7 +173,7 @@ def _observe_at_one(run: PassRun) -> tuple[PassRun, Observation, Changes]:
         try:
             if run.management.has_several_addresses:
                 with deadline.limit(deadline.seconds_left(PROBE_SECONDS)):
-                    snapshot.require_administrator(management)  # of this address: each may have another account
+                    snapshot.require_administrator(management)  # of this address: each may have another user
         except BrokerError as error:
             failures.append(error)
             continue
@@ -275,7 +275,7 @@ def _observe(run: PassRun) -> tuple[Observation, Changes]:
         figures = _fetch_figures(run, stored)
         if figures is not None:
             observation, changes = _compare(run, figures, stored)
-            if not (changes.condemned or changes.blocked or changes.short):
+            if not (changes.deletable or changes.blocked or changes.short):
                 return observation, changes
     listing = snapshot.take(run.management, run.vhosts, run.keep_lease)
     return _compare(run, listing, stored_queues())
@@ -300,7 +300,7 @@ def _may_use_figures(run: PassRun) -> bool:
     The list is fetched once a minute, and while something is wrong that only a list shows.
     """
     watch = run.watch
-    is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
+    is_wrong = watch.failures or watch.short_lists or watch.blocked or watch.unresponsive_since is not None
     is_changed = watch.deletion_settings != deletion_settings()
     if settings.GUARDIAN_SNAPSHOT != "prometheus" or run.lease is None or run.force or is_wrong or is_changed:
         return False
@@ -325,19 +325,19 @@ def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Sna
 
 def _preview(run: PassRun, changes: Changes, recheck: Recheck) -> None:
     """Add the queues to delete, and those that the recheck confirms, to the report of a dry run."""
-    report, condemned = run.report, [*changes.condemned, *changes.blocked]
-    queues = [one.queue for one in condemned]
+    report, deletable = run.report, [*changes.deletable, *changes.blocked]
+    queues = [one.queue for one in deletable]
     facts = Facts.gather(run.management, broker.amqp_url(), queues, run.now, total_queues=changes.listed)
-    report.condemned = in_order(lines_of_pass(condemned, facts), LONGEST_FIRST)
+    report.deletable = in_order(lines_of_pass(deletable, facts), LONGEST_FIRST)
     report.would_delete = [_named(one.key) for one in recheck.over]
     report.kept = len(recheck.kept)
 
 
 def _act(run: PassRun, lease: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
-    """Record the deletions that an earlier pass requested, and delete the condemned queues."""
+    """Record the deletions that an earlier pass requested, and delete the deletable queues."""
     report = run.report
     finished = deletion.finish(changes.deleted, lease)
-    outcome = deletion.carry_out(changes.condemned, lease, exact=exact)
+    outcome = deletion.carry_out(changes.deletable, lease, exact=exact)
     report.deleted = finished.deleted + outcome.deleted
     report.kept = outcome.kept
     report.notifications += finished.notifications + outcome.notifications
@@ -477,7 +477,7 @@ def _no_such_vhost(vhost: str, registrations: Registrations) -> str:
 
 def _gather_facts(run: PassRun, changes: Changes) -> Facts:
     """Gather the facts of the queues that have a message due."""
-    candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
+    candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.deletable]
     people = audience.recipients_of(queue.ownership for queue in candidates)
     with_recipients = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
     return Facts.gather(run.management, broker.amqp_url(), with_recipients, run.now, total_queues=changes.listed)

@@ -22,7 +22,7 @@ from rabbit.management import Management
 class Report:
     """The result of one pass. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
 
-    In a dry run, ``condemned`` are the queues to delete, with those whose deletion is blocked. ``would_delete`` are
+    In a dry run, ``deletable`` are the queues to delete, with those whose deletion is blocked. ``would_delete`` are
     those that a recheck confirmed. ``away``: the broker was unreachable.
     """
 
@@ -44,7 +44,7 @@ class Report:
     misnamed_exchanges: list[str] = field(default_factory=list)
     unpatterned: int = 0
     dry_run: bool = False
-    condemned: list[Line] = field(default_factory=list)
+    deletable: list[Line] = field(default_factory=list)
     would_delete: list[dict[str, str]] = field(default_factory=list)
     another_pass: bool = False
     away: bool = False
@@ -53,8 +53,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
-        condemned = [line._asdict() for line in self.condemned]
-        return {**asdict(self), "at": self.at.isoformat(), "condemned": condemned}
+        deletable = [line._asdict() for line in self.deletable]
+        return {**asdict(self), "at": self.at.isoformat(), "condemned": deletable}
 
 
 def guarded_vhosts(agents: Iterable[str] | None = None, values: Mapping[str, Any] | None = None) -> list[str] | None:

@@ -15,7 +15,7 @@ from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
-from queues.guard import alarms, registered, settling, unguarded
+from queues.guard import alarms, recovering, registered, unguarded
 from queues.guard.deletion import write_events
 from queues.guard.earlier_settings import earlier_rules, settings_to_store
 from queues.guard.facts import Facts
@@ -26,7 +26,7 @@ from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.rules.brake import after_pass, released_queues
 from queues.rules.changes import Changes, Message
 from queues.rules.comparison import Observation
-from queues.rules.rows import NO_REGISTRATIONS, Earlier, PulseAccount, Registrations, StoredQueue
+from queues.rules.rows import NO_REGISTRATIONS, Earlier, Registrations, StoredPulseUser, StoredQueue
 from queues.rules.thresholds import GONE, MemoryPressure
 from rabbit import memory, snapshot
 from rabbit.errors import BrokerError
@@ -43,7 +43,7 @@ RELIEF_INTERVAL = timedelta(seconds=30)
 def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> Observation:
     """Read the rows to compare with the snapshot, in addition to the stored queues.
 
-    Accounts and registrations are read after the snapshot was fetched. A registration is written before its queue is
+    Pulse users and registrations are read after the snapshot was fetched. A registration is written before its queue is
     declared, so the registration of every listed queue is already stored.
     """
     listed = {(queue.vhost, queue.name) for queue in listing.queues}
@@ -51,8 +51,8 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
         frozenset(run.watch.nodes),
         run.watch.short_lists,
         earlier_rules(run, listing),
-        settling=frozenset(_settling(run.watch, listing, run.now)),
-        settled=frozenset(run.watch.settling or ()),
+        recovering=frozenset(_recovering(run.watch, listing, run.now)),
+        recovered=frozenset(run.watch.recovering or ()),
     )
     stopped: frozenset[str] = frozenset()
     if stored.keys() - listed or earlier.rules is not None:  # check that the list is complete
@@ -63,7 +63,7 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
     return Observation(
         snapshot=listing,
         stored=stored | _returned_queues(listed - stored.keys()),
-        accounts=_accounts(),
+        pulse_users=_pulse_users(),
         registrations=_registrations(run.agents_vhosts),
         earlier=earlier,
         memory=nodes,
@@ -73,8 +73,8 @@ def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) 
     )
 
 
-def _settling(watch: Watch, listing: Snapshot, now: datetime) -> dict[str, str]:
-    return settling.after(watch.settling, watch.nodes, listing, now, was_outage=watch.failures > 0)
+def _recovering(watch: Watch, listing: Snapshot, now: datetime) -> dict[str, str]:
+    return recovering.after(watch.recovering, watch.nodes, listing, now, was_outage=watch.failures > 0)
 
 
 def stored_queues() -> dict[QueueName, StoredQueue]:
@@ -94,10 +94,12 @@ def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, StoredQueue]:
     return {(row.vhost, row.name): row for row in rows}
 
 
-def _accounts() -> dict[str, PulseAccount]:
+def _pulse_users() -> dict[str, StoredPulseUser]:
     """Return the Pulse users by their names."""
     rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length", "removing_since")
-    return {username: PulseAccount(id_, warn, limit, since is not None) for username, id_, warn, limit, since in rows}
+    return {
+        username: StoredPulseUser(id_, warn, limit, since is not None) for username, id_, warn, limit, since in rows
+    }
 
 
 def _registrations(vhosts: Mapping[str, int]) -> Registrations:
@@ -203,28 +205,28 @@ def _written_values(queue: StoredQueue) -> list[Any]:
 
 
 def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
-    """Insert samples and events. The details of a condemned queue's event are the facts of the decision."""
+    """Insert samples and events. The details of a deletable queue's event are the facts of the decision."""
     samples = [(queue.id, now, queue.length) for queue in changes.samples]
     bulk.insert(QueueSample, ("queue", "at", "length"), samples)
-    condemned = {one.queue.id: facts.of(one.queue, one.thresholds) for one in changes.condemned}
+    deletable = {one.queue.id: facts.of(one.queue, one.thresholds) for one in changes.deletable}
     events = [
-        (queue, kind, condemned[queue.id] if kind == QueueEvent.Kind.CONDEMNED else {"length": queue.length})
+        (queue, kind, deletable[queue.id] if kind == QueueEvent.Kind.DELETABLE else {"length": queue.length})
         for queue, kind in changes.events
     ]
     write_events(events, now)
 
 
 def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
-    """Drop the queues, accounts and owners that people changed since the rows were read.
+    """Drop the queues, Pulse users and owners that people changed since the rows were read.
 
     A queue with new limits is left to the next pass, which uses them. At most three statements lock the rows to write:
-    accounts and owners first, in the order of their removal.
+    Pulse users and owners first, in the order of their removal.
     """
     with_owners = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
     removed = _lock_and_find_missing(PulseUser, {queue.pulse_user_id for queue in with_owners} - {None})
     departed = _lock_and_find_missing(Owner, {queue.owner_id for queue in with_owners} - {None})
     written = [*changes.changed, *changes.lengths, *changes.missed, *changes.gone]
-    judged = [one.queue for one in changes.condemned] + [one.queue for one in changes.messages]
+    judged = [one.queue for one in changes.deletable] + [one.queue for one in changes.messages]
     touched = {queue.id for queue in (*written, *judged)} - {None}
     limits = {queue.id: [getattr(queue, name) for name in LIMITS] for queue in judged}
     gone: set[int | None] = set()
@@ -253,7 +255,7 @@ def _lock_and_find_missing(model: type[PulseUser | Owner], ids: set[int | None])
 
 def _notice(message: Message, facts: Facts) -> Notice:
     queue = message.queue
-    content = facts.of(queue, message.thresholds, message.folded)
+    content = facts.of(queue, message.thresholds, message.merged)
     return Notice(message.kind.value, content, subject_key(queue.id), *queue.ownership)
 
 
@@ -311,14 +313,14 @@ def _update_watch(
         "outage_since": None,
         "next_pass_at": None,
         "alarms": alarms.after(watch.alarms, listing, now),
-        "settling": _settling(watch, listing, now) | dict.fromkeys(changes.returned_nodes, now.isoformat()),
+        "recovering": _recovering(watch, listing, now) | dict.fromkeys(changes.returned_nodes, now.isoformat()),
         "deletion_settings": settings_to_store(watch, observation),
         **after_pass(watch, len(changes.blocked), changes.short > 0, now),
         **unguarded.after_pass(watch, changes, inventory.streams if inventory else None, lagging=listing.lagging),
     }
     if not listing.lagging:
         state["exact_at"] = now
-    if not set(changes.for_memory).isdisjoint(one.key for one in changes.condemned):
+    if not set(changes.for_memory).isdisjoint(one.key for one in changes.deletable):
         state["relieved_at"] = now
     if inventory is not None:
         state |= {"exchanges_listed_at": now, "misnamed_exchanges": inventory.exchanges}

@@ -165,7 +165,7 @@ def refused(notification: Notification) -> Content:
         happened=f"Guardian can't delete {counted(count, 'queue')} over {'its' if count == 1 else 'their'} deletion "
         f"limit. {'It keeps' if count == 1 else 'They keep'} growing, and the owners are warned.",
         next="Guardian tries again in each pass. You get this mail once.",
-        advice="Check the reason. Give Guardian's account all permissions on the virtual host, make the address in "
+        advice="Check the reason. Give Guardian's user all permissions on the virtual host, make the address in "
         "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:",
         commands=['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"'],
         facts=[Fact("Reason", notification.facts["error"])],

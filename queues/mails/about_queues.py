@@ -85,7 +85,7 @@ def deletion(notification: Notification) -> Content:
         why = "Its name does not match the required pattern, or it was over its deletion limit."
     sentences = [f"Guardian deleted the queue {readable(facts['queue'])}.", why, *_became_of_messages(facts)]
     archive = _archive_link(notification)
-    replay = " An owner of the account can bring the archived messages back." if facts.get("archive") else ""
+    replay = " An owner of the Pulse user can bring the archived messages back." if facts.get("archive") else ""
     said = Content(
         subject=f"Deleted: {_name(facts)}{'' if length is None else f' had {messages(length)}'}",
         happened=" ".join(sentences),

@@ -20,8 +20,8 @@ def subject_key(queue_id: int | None) -> str:
 def _look_up(ids: Collection[int]) -> dict[int, Subject]:
     rows = Queue.objects.filter(pk__in=ids).values_list("pk", "pulse_user_id", "owner_id", "uuid", "state")
     return {
-        pk: Subject(Ownership(account, owner), reverse("queue", args=[uuid]), state == Queue.State.GONE)
-        for pk, account, owner, uuid, state in rows
+        pk: Subject(Ownership(pulse_user, owner), reverse("queue", args=[uuid]), state == Queue.State.GONE)
+        for pk, pulse_user, owner, uuid, state in rows
     }
 
 

@@ -82,7 +82,7 @@ def enqueue_weekly_summaries() -> int:
     for start in range(0, len(due), BATCH):
         enqueued += _enqueue(due[start : start + BATCH], now)
     if enqueued:
-        enqueue.nudge(enqueued)
+        enqueue.wake(enqueued)
     return enqueued
 
 
@@ -116,10 +116,10 @@ def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     owned: dict[int, list[Ownership]] = {owner: [Ownership(owner_id=owner)] for owner in owners}
     for owner, pulse_user in memberships.order_by("pulseuser").values_list("owner", "pulseuser"):
         owned[owner].append(Ownership(pulse_user))
-    accounts = {one.pulse_user_id for ownerships in owned.values() for one in ownerships} - {None}
+    pulse_users = {one.pulse_user_id for ownerships in owned.values() for one in ownerships} - {None}
     these = Q(bulk.among(Queue, ("owner",), [(owner,) for owner in owners]))
-    if accounts:
-        these |= Q(bulk.among(Queue, ("pulse_user",), [(account,) for account in accounts]))
+    if pulse_users:
+        these |= Q(bulk.among(Queue, ("pulse_user",), [(pulse_user,) for pulse_user in pulse_users]))
     existing = Queue.objects.filter(these).exclude(state=Queue.State.GONE).order_by()
     states = _states(existing)
     happened = _happened(these, now)
@@ -138,8 +138,8 @@ def _states(queues: Any) -> Mapping[Ownership, Mapping[str, int]]:
     unattended = Count("id", filter=WITHOUT_CONSUMER)
     rows = queues.values_list("pulse_user", "owner", "state").annotate(number=Count("id"), unattended=unattended)
     found: dict[Ownership, dict[str, int]] = {}
-    for account, owner, state, number, without_consumer in rows:
-        counts = found.setdefault(Ownership(account, owner), {"unattended": 0})
+    for pulse_user, owner, state, number, without_consumer in rows:
+        counts = found.setdefault(Ownership(pulse_user, owner), {"unattended": 0})
         counts[state] = number
         counts["unattended"] += without_consumer
     return found
@@ -166,8 +166,8 @@ def _longest(queues: Any, number: int) -> dict[Ownership, list[Line]]:
     place = Window(RowNumber(), partition_by=owner_columns, order_by=[length.desc(nulls_last=True), "name"])
     rows = queues.annotate(length_now=length, place=place).filter(place__lte=number).order_by(*owner_columns, "place")
     found: dict[Ownership, list[Line]] = {}
-    for account, owner, name, messages in rows.values_list(*owner_columns, "name", "length_now"):
-        found.setdefault(Ownership(account, owner), []).append({"queue": name, "length": messages})
+    for pulse_user, owner, name, messages in rows.values_list(*owner_columns, "name", "length_now"):
+        found.setdefault(Ownership(pulse_user, owner), []).append({"queue": name, "length": messages})
     return found
 
 

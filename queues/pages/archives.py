@@ -31,7 +31,7 @@ MESSAGES_PER_PAGE = 20
 REPLAYS_SHOWN = 10
 
 CHOICES = 50
-"""With more vhosts or accounts, the filter is a text field instead of a list."""
+"""With more vhosts or Pulse users, the filter is a text field instead of a list."""
 
 MAX_PEEKED_CHARACTERS = 20_000
 """The part of a body that is shown of a message in a live queue."""
@@ -45,7 +45,7 @@ def what_happened(archive: Archive) -> str:
     return {
         Archive.Reason.LENGTH: "Guardian deleted the queue, because it was over its deletion limit.",
         Archive.Reason.NAME: "Guardian deleted the queue, because of its name.",
-        Archive.Reason.ACCOUNT: "Guardian deleted the queue with its account.",
+        Archive.Reason.PULSE_USER: "Guardian deleted the queue with its Pulse user.",
         Archive.Reason.DELETED: f"{who} deleted the queue.",
         Archive.Reason.PURGED: f"{who} purged the queue.",
         Archive.Reason.CALLED_OFF: (

@@ -30,8 +30,8 @@ from rabbit.names import DEAD_LETTER_QUEUE, readable
 from rabbit.snapshot import MQTT_QOS_0, STREAM
 
 ROWS = 50
-ACCOUNTS_TO_CHOOSE_FROM = 50
-"""With more accounts, the filter is a text field instead of a list."""
+PULSE_USERS_TO_CHOOSE_FROM = 50
+"""With more Pulse users, the filter is a text field instead of a list."""
 LATE_AFTER_POLLS = 3
 
 BLOCKED = "deletion is blocked until an operator decides"
@@ -168,8 +168,8 @@ def queues_page(request: Request) -> HttpResponse:
     if request.htmx:
         shown = mine.filter(uuid__in=uuids_in(request.GET.get("shown", ""))).select_related("pulse_user")
         return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
-    accounts = PulseUser.objects.seen_by(request.user)
-    names = list(accounts.values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
+    pulse_users = PulseUser.objects.seen_by(request.user)
+    names = list(pulse_users.values_list("username", flat=True)[: PULSE_USERS_TO_CHOOSE_FROM + 1])
     if not groups:
         return render(request, "queues/none.html", {**context, "accounts": names})
     vhosts = sorted({group.vhost for group in groups})
@@ -262,15 +262,15 @@ def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
     return rows
 
 
-def _with_choices(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
+def _with_choices(form: forms.Form, vhosts: list[str], pulse_users: list[str]) -> forms.Form:
     """Turn filters with few values into lists, and hide filters with a single value."""
     form.label_suffix = ""
     form.fields["ordering"].widget.choices = OFFERED_ORDERS
     for name in ("without_consumers", "blocked"):
         form.fields[name].widget = forms.CheckboxInput()
     offer_choices(form, "vhost", [(vhost, readable(vhost)) for vhost in vhosts])
-    if len(accounts) <= ACCOUNTS_TO_CHOOSE_FROM:
-        offer_choices(form, "pulse_user", [(name, name) for name in accounts])
+    if len(pulse_users) <= PULSE_USERS_TO_CHOOSE_FROM:
+        offer_choices(form, "pulse_user", [(name, name) for name in pulse_users])
     return form
 
 

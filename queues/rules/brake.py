@@ -66,7 +66,7 @@ def brake() -> Brake:
         return Brake()
     number = released(watch, timezone.now())
     release = (watch.released_at, watch.released_by) if number else (None, "")
-    return Brake(watch.brake_since, watch.braked, number, *release)
+    return Brake(watch.brake_since, watch.blocked, number, *release)
 
 
 class Release(NamedTuple):
@@ -127,4 +127,4 @@ def after_pass(watch: Watch, blocked: int, short: bool, now: datetime) -> dict[s
         return {}
     if watch.released_at is not None:
         Watch.objects.filter(id=watch.id, released_at=watch.released_at).update(**NO_RELEASE)
-    return {"brake_since": (watch.brake_since or now) if blocked else None, "braked": blocked}
+    return {"brake_since": (watch.brake_since or now) if blocked else None, "blocked": blocked}

@@ -25,10 +25,10 @@ class Message(NamedTuple):
     queue: StoredQueue
     kind: MessageKind
     thresholds: Thresholds
-    folded: int = 0
+    merged: int = 0
 
 
-class Condemned(NamedTuple):
+class Deletable(NamedTuple):
     """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
 
     ``without_copy``: its messages must not be fetched now, so it is deleted past twice its limit (see ``FETCH_PAUSE``).
@@ -64,7 +64,7 @@ class Changes:
     ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
     ``for_memory`` are the queues over a limit that memory pressure lowered.
     ``emptied`` are queues whose attempts to archive their messages no longer matter.
-    ``returned_nodes`` begin to settle, because quorum queues on them are listed again.
+    ``returned_nodes`` begin to recover, because quorum queues on them are listed again.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
     """
 
@@ -80,13 +80,13 @@ class Changes:
     samples: list[StoredQueue] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    condemned: list[Condemned] = field(default_factory=list)
+    deletable: list[Deletable] = field(default_factory=list)
     unknown: int = 0
     misnamed: list[str] = field(default_factory=list)
     unpatterned: int = 0
     short: int = 0
     short_lists: int = 0
-    blocked: list[Condemned] = field(default_factory=list)
+    blocked: list[Deletable] = field(default_factory=list)
     newly_blocked: int = 0
     newly_blocked_groups: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Changes:
     ) -> None:
         """Drop what people changed since the list was fetched, given as ids.
 
-        Queues in ``gone`` are not written. Queues of ``removed`` accounts and ``departed`` owners lose that owner.
+        Queues in ``gone`` are not written. Queues of ``removed`` Pulse users and ``departed`` owners lose that owner.
         """
 
         def without_concurrent_edits(queue: StoredQueue) -> StoredQueue | None:
@@ -132,5 +132,5 @@ class Changes:
         self.messages = [
             one._replace(queue=after) for one in self.messages if (after := replace(one.queue)) is not None
         ]
-        for condemned in (self.condemned, self.blocked):
-            condemned[:] = [one._replace(queue=after) for one in condemned if (after := replace(one.queue)) is not None]
+        for deletable in (self.deletable, self.blocked):
+            deletable[:] = [one._replace(queue=after) for one in deletable if (after := replace(one.queue)) is not None]

@@ -12,16 +12,16 @@ from typing import Any
 from queues.models import Queue, QueueEvent
 from queues.rules import quiet
 from queues.rules.brake import brake_limit, groups_to_block
-from queues.rules.changes import Changes, Condemned, Event, Message
+from queues.rules.changes import Changes, Deletable, Event, Message
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     FROM_LIST,
     FROM_LIST_FIELDS,
     Earlier,
     OwnershipFields,
-    PulseAccount,
     Registrations,
     Rules,
+    StoredPulseUser,
     StoredQueue,
     from_listed,
 )
@@ -74,7 +74,7 @@ class Observation:
 
     snapshot: Snapshot
     stored: Mapping[QueueName, StoredQueue]
-    accounts: Mapping[str, PulseAccount]
+    pulse_users: Mapping[str, StoredPulseUser]
     registrations: Registrations
     earlier: Earlier
     memory: Mapping[str, NodeMemory] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def compare(observation: Observation, rules: Rules, *, now: datetime, force: boo
     comparison.compare_missing()
     comparison.compare_listed()
     comparison.apply_brake()
-    comparison.condemn()
+    comparison.select_deletable()
     return comparison.changes
 
 
@@ -110,7 +110,7 @@ class _Comparison:
         self.stored = observation.stored
         self.force = force
         returned_nodes = frozenset(self._returned_nodes())
-        self.settling = observation.earlier.settling | returned_nodes
+        self.recovering = observation.earlier.recovering | returned_nodes
         self.listed = {
             (listed.vhost, listed.name): self._with_known_length(
                 listed if listed.type != UNKNOWN_TYPE else self._with_stored_type(listed)
@@ -118,11 +118,11 @@ class _Comparison:
             for listed in observation.snapshot.queues
             if not rules.ignores(listed.vhost, listed.name)
         }
-        accounts = observation.accounts.values()
+        pulse_users = observation.pulse_users.values()
         self.limits: dict[int | None, tuple[int | None, int | None]] = {
-            account.id: (account.warn_length, account.max_length) for account in accounts
+            pulse_user.id: (pulse_user.warn_length, pulse_user.max_length) for pulse_user in pulse_users
         }
-        self.staying = {account.id for account in accounts if not account.removing}
+        self.staying = {pulse_user.id for pulse_user in pulse_users if not pulse_user.removing}
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
         self.removes_nothing = False
@@ -139,11 +139,11 @@ class _Comparison:
             if listed.type != CLASSIC and listed.length is not None:
                 row = self.stored.get((listed.vhost, listed.name))
                 if row is not None and row.state != GONE and row.length is None:
-                    yield from {listed.node} - earlier.settling - earlier.settled
+                    yield from {listed.node} - earlier.recovering - earlier.recovered
 
     def _with_known_length(self, listed: ListedQueue) -> ListedQueue:
-        """Return a queue with an unknown length, if its leader's node is settling and it seems to have shrunk."""
-        may_be_short = listed.node in self.settling or (self.settling and not listed.node)  # it has no leader
+        """Return a queue with an unknown length, if its leader's node is recovering and it seems to have shrunk."""
+        may_be_short = listed.node in self.recovering or (self.recovering and not listed.node)  # it has no leader
         if not may_be_short or listed.type == CLASSIC or listed.length is None:
             return listed
         row = self.stored.get((listed.vhost, listed.name))
@@ -155,7 +155,7 @@ class _Comparison:
 
         A queue is gone when two lists in a row lack it, fetched with the same nodes running. A list that is empty, or
         lacks more queues than the brake allows, needs two more lists to confirm it. Queues that Guardian itself
-        deleted (in a pass, with an account or with a registration) do not count as lacking.
+        deleted (in a pass, with a Pulse user or with a registration) do not count as lacking.
         """
         earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
         expected, missing, deleted = self._expected()
@@ -206,9 +206,9 @@ class _Comparison:
         return expected, missing, deleted
 
     def _is_unexplained(self, row: StoredQueue) -> bool:
-        """Return whether neither a removed account nor a removed registration explains a missing queue."""
-        with_account = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
-        return not with_account and not self.observation.registrations.was_unregistered(row)
+        """Return whether neither a removed Pulse user nor a removed registration explains a missing queue."""
+        with_pulse_user = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
+        return not with_pulse_user and not self.observation.registrations.was_unregistered(row)
 
     def _record_gone(self, row: StoredQueue) -> None:
         """Record that a queue is gone. It keeps its last notified state, in case it is declared again."""
@@ -284,10 +284,10 @@ class _Comparison:
         if verdict.action is not Action.DELETE and not for_its_name:
             self._record_state(queue, verdict.state, thresholds)
         elif queue.block_reason:
-            self._record_blocked(Condemned(queue, thresholds, for_its_name))
+            self._record_blocked(Deletable(queue, thresholds, for_its_name))
         else:
             without_copy = is_paused and not for_its_name
-            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name, without_copy))
+            self.changes.deletable.append(Deletable(queue, thresholds, for_its_name, without_copy))
 
     def _may_be_under_deletion(self, queue: StoredQueue) -> bool:
         """Return whether the broker may still delete a queue, because the answer to a request was lost a moment ago."""
@@ -338,8 +338,8 @@ class _Comparison:
         registrations = self.observation.registrations
         registered, owner_id = key in registrations.queues, registrations.owner_of(key)
         user = user_of_queue(name) if vhost == self.rules.pulse_vhost and not registered else None
-        account = self.observation.accounts.get(user) if user is not None else None
-        return account.id if account is not None else None, owner_id, registered
+        pulse_user = self.observation.pulse_users.get(user) if user is not None else None
+        return pulse_user.id if pulse_user is not None else None, owner_id, registered
 
     def _check_name(self, key: QueueName, ownership: OwnershipFields) -> None:
         """Record a misnamed or unpatterned queue: on the Pulse vhost, and no Pulse user's."""
@@ -387,11 +387,11 @@ class _Comparison:
         blocked = {
             one.queue.brake_group for one in self.changes.blocked if one.queue.block_reason == Queue.BlockReason.BRAKE
         }
-        condemned, self.changes.condemned = self.changes.condemned, []
-        counted: list[Condemned] = []
-        for one in condemned:
+        deletable, self.changes.deletable = self.changes.deletable, []
+        counted: list[Deletable] = []
+        for one in deletable:
             is_decided = one.queue.state == DELETING or self._is_released(one.key)
-            (self.changes.condemned if is_decided else counted).append(one)
+            (self.changes.deletable if is_decided else counted).append(one)
         sizes = Counter(one.queue.brake_group for one in counted if one.queue.brake_group not in blocked)
         newly_blocked = groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed)))
         self.changes.newly_blocked_groups = len(newly_blocked)
@@ -401,9 +401,9 @@ class _Comparison:
                 queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)
                 self._record_blocked(one._replace(queue=queue))
             else:
-                self.changes.condemned.append(one)
+                self.changes.deletable.append(one)
 
-    def _record_blocked(self, one: Condemned) -> None:
+    def _record_blocked(self, one: Deletable) -> None:
         """Record a queue whose deletion is blocked, in the state that its length gives.
 
         The warning said that the queue will be deleted, so owners are notified when its deletion is blocked.
@@ -416,15 +416,15 @@ class _Comparison:
         knew_of_deletion = state == queue.last_notified_state == queue.notified_state == WARNED
         self._record_state(queue, state, one.thresholds, repeat_warning=is_new and knew_of_deletion)
 
-    def condemn(self) -> None:
-        """Record that the condemned queues are about to be deleted."""
-        condemned, self.changes.condemned = self.changes.condemned, []
-        for one in condemned:
+    def select_deletable(self) -> None:
+        """Record that the deletable queues are about to be deleted."""
+        deletable, self.changes.deletable = self.changes.deletable, []
+        for one in deletable:
             queue = one.queue._replace(state=DELETING)
-            self.changes.condemned.append(one._replace(queue=queue))
+            self.changes.deletable.append(one._replace(queue=queue))
             row = self.stored.get(one.key)
             if row is None or row.state != DELETING:
-                self.changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
+                self.changes.events.append(Event(queue, QueueEvent.Kind.DELETABLE))
             self._record_row(queue)
 
     def _record_state(
@@ -462,7 +462,7 @@ class _Comparison:
 def judge_kept(
     queue: StoredQueue, thresholds: Thresholds, rules: Rules, now: datetime
 ) -> tuple[StoredQueue, Message | None]:
-    """Return a condemned queue that stays, in its new state, and the message that is due."""
+    """Return a deletable queue that stays, in its new state, and the message that is due."""
     state = judge(queue.last_notified_state, queue.length, thresholds, spared=True).state
     return _with_state(queue, state, thresholds, rules, now)
 
@@ -484,7 +484,7 @@ def _with_state(
     if due is MessageKind.NONE:
         return after, None
     return after, Message(
-        after, due, thresholds, queue.folded + (state != last_notified_state) if due is MessageKind.SUMMARY else 0
+        after, due, thresholds, queue.merged + (state != last_notified_state) if due is MessageKind.SUMMARY else 0
     )
 
 

@@ -15,13 +15,13 @@ class QuietPeriod(NamedTuple):
     """The messages already sent about a queue.
 
     ``notified_state`` is the state (ok or warned) in the last message. ``until`` is the end of the open period, or
-    None. ``recovery_sent``: this period's one recovery was sent. ``folded`` counts the changes left for the summary.
+    None. ``recovery_sent``: this period's one recovery was sent. ``merged`` counts the changes left for the summary.
     """
 
     notified_state: str = OK
     until: datetime | None = None
     recovery_sent: bool = False
-    folded: int = 0
+    merged: int = 0
 
 
 class MessageKind(Enum):
@@ -44,10 +44,10 @@ def next_message(
     """Return the next quiet period, and the message that is due, for a queue in ``state`` (ok or warned) at ``now``.
 
     ``changed``: this pass moved the queue into that state. Call it for every queue that changed, and for every queue
-    whose period has ended. A summary reports the ``folded`` changes of the given period, plus one if ``changed``.
+    whose period has ended. A summary reports the ``merged`` changes of the given period, plus one if ``changed``.
     """
     if is_over(period.until, now):
-        if period.folded:
+        if period.merged:
             return _close(period, state, now, quiet_seconds)
         period = QuietPeriod(period.notified_state)
     if not changed:
@@ -60,7 +60,7 @@ def next_message(
         return QuietPeriod(OK), MessageKind.RECOVERY
     if state == OK and period.notified_state == WARNED and not period.recovery_sent:
         return period._replace(notified_state=OK, recovery_sent=True), MessageKind.RECOVERY
-    return period._replace(folded=period.folded + 1), MessageKind.NONE
+    return period._replace(merged=period.merged + 1), MessageKind.NONE
 
 
 def _close(period: QuietPeriod, state: str, now: datetime, quiet_seconds: int) -> tuple[QuietPeriod, MessageKind]:

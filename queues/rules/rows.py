@@ -47,7 +47,7 @@ class StoredQueue(NamedTuple):
     notified_state: str
     quiet_until: datetime | None
     recovery_notified: bool
-    folded: int
+    merged: int
     over_unacked_since: datetime | None
     block_reason: str
     unbounded: bool
@@ -79,7 +79,7 @@ class StoredQueue(NamedTuple):
     @property
     def quiet_period(self) -> QuietPeriod:
         """The messages already sent about the queue."""
-        return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.folded)
+        return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.merged)
 
     def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
         """Return the queue with another quiet period."""
@@ -87,7 +87,7 @@ class StoredQueue(NamedTuple):
             notified_state=after.notified_state,
             quiet_until=after.until,
             recovery_notified=after.recovery_sent,
-            folded=after.folded,
+            merged=after.merged,
         )
 
 
@@ -100,7 +100,7 @@ FROM_LIST = slice(StoredQueue._fields.index("vhost"), StoredQueue._fields.index(
 FROM_LIST_FIELDS = StoredQueue._fields[FROM_LIST]
 
 
-class PulseAccount(NamedTuple):
+class StoredPulseUser(NamedTuple):
     """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
 
     id: int
@@ -166,22 +166,22 @@ NO_REGISTRATIONS = Registrations()
 class Earlier(NamedTuple):
     """The running nodes at the last complete list, and how many lists in a row were too short.
 
-    ``rules`` are those of the last pass, if they differ from the present ones. ``settling`` are the nodes that came
-    back a moment ago (see ``settling.py``), ``settled`` those for which that has just ended.
+    ``rules`` are those of the last pass, if they differ from the present ones. ``recovering`` are the nodes that came
+    back a moment ago (see ``recovering.py``), ``recovered`` those for which that has just ended.
     """
 
     nodes: frozenset[str]
     short_lists: int
     rules: Rules | None = None
-    settling: frozenset[str] = frozenset()
-    settled: frozenset[str] = frozenset()
+    recovering: frozenset[str] = frozenset()
+    recovered: frozenset[str] = frozenset()
 
 
 def from_listed(listed: ListedQueue) -> StoredQueue:
     """Return the row of a queue that is listed for the first time."""
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
-        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, folded=0,
+        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, merged=0,
         over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
         attempted_at=None, returned_at=None,
     )  # fmt: skip

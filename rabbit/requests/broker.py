@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from rabbit.entities import Account, Node, Vhost
+from rabbit.entities import Node, User, Vhost
 from rabbit.errors import NotOnBroker, Refused
 from rabbit.failover import CLUSTER_ID
 from rabbit.requests.parsing import as_number, parse_object, parse_rows, parse_tags
@@ -25,15 +25,15 @@ class BrokerRequests(Requests):
         """Return the broker's overview: versions, totals, listeners."""
         return parse_object(self._get("overview"), rabbitmq_version=str)
 
-    def whoami(self) -> Account:
-        """Return the account that this client is logged in as."""
+    def whoami(self) -> User:
+        """Return the user that this client is logged in as."""
         answer = self._get("whoami")
         row = parse_object(answer, name=str)
-        return Account(row["name"], parse_tags(answer, row))
+        return User(row["name"], parse_tags(answer, row))
 
     def is_rewritten(self) -> bool:
         """Return whether something before the broker decodes %2F in addresses, so that they lead elsewhere."""
-        # Decoded, this is the address of the account's list of permissions.
+        # Decoded, this is the address of the user's list of permissions.
         return self._exchange("GET", ("users", f"{self.whoami().name}/permissions")).status == 200
 
     def cluster_id(self) -> str:
@@ -100,7 +100,7 @@ class BrokerRequests(Requests):
         return [Vhost(row["name"], _nodes_that_run(row.get("cluster_state"))) for row in rows]
 
     def create_vhost(self, name: str) -> bool:
-        """Create a vhost, on which this client's account gets all permissions. Return whether it is new."""
+        """Create a vhost, on which this client's user gets all permissions. Return whether it is new."""
         return self._put("vhosts", name)
 
     def delete_vhost(self, name: str) -> None:

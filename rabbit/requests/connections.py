@@ -11,7 +11,7 @@ class ConnectionRequests(Requests):
     """Requests about connections."""
 
     def connections_of(self, user: str) -> list[Connection]:
-        """Return an account's live connections; none if it does not exist."""
+        """Return a user's live connections; none if it does not exist."""
         rows = parse_rows(self._get("connections", "username", user), name=str, vhost=str)
         return [
             Connection(row["name"], row["vhost"], _client_address(row), as_time(row.get("connected_at")))
@@ -49,7 +49,7 @@ class ConnectionRequests(Requests):
         self._delete("connections", name, headers={"X-Reason": one_line(reason)})
 
     def close_connections_of(self, user: str, reason: str) -> None:
-        """Close an account's live connections. The broker shows ``reason`` to the clients as one line of ASCII."""
+        """Close a user's live connections. The broker shows ``reason`` to the clients as one line of ASCII."""
         self._delete("connections", "username", user, headers={"X-Reason": one_line(reason)})
 
 

@@ -64,7 +64,7 @@ def validated(answer: Answer, row: Any, shape: Mapping[str, type]) -> JSONObject
 
 
 def parse_tags(answer: Answer, row: JSONObject) -> frozenset[str]:
-    """Return an account's tags: a list, before RabbitMQ 3.9 a text with commas."""
+    """Return a user's tags: a list, before RabbitMQ 3.9 a text with commas."""
     tags = row.get("tags")
     if isinstance(tags, str):
         tags = tags.split(",")

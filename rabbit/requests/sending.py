@@ -352,7 +352,7 @@ def checked(answer: Answer) -> Answer:
         raise NotOnBroker(f"{request}: not found ({reason}); check the name and the vhost, and that its node runs")
     if status in (401, 403):
         raise Refused(
-            f"{request}: refused with {status} ({reason}); check the account's password, tags and permissions",
+            f"{request}: refused with {status} ({reason}); check the user's password, tags and permissions",
             status=status,
             reason=reason,
         )

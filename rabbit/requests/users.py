@@ -12,12 +12,12 @@ class UserRequests(Requests):
     """Requests about RabbitMQ users and their permissions."""
 
     def users(self) -> list[User]:
-        """Return all accounts."""
+        """Return all users."""
         answer = self._get("users", params={"columns": "name,tags"})
         return [User(row["name"], parse_tags(answer, row)) for row in parse_rows(answer, name=str)]
 
     def user(self, name: str) -> User:
-        """Return one account.
+        """Return one user.
 
         Raises:
             NotOnBroker: it does not exist.
@@ -27,16 +27,16 @@ class UserRequests(Requests):
         return User(row["name"], parse_tags(answer, row))
 
     def put_user(self, name: str, password: str | None, tags: Iterable[str] = ()) -> bool:
-        """Create an account, or replace its password and tags. Return whether it is new.
+        """Create a user, or replace its password and tags. Return whether it is new.
 
-        With ``password`` None, the account can't log in with a password. An existing account keeps its permissions and
+        With ``password`` None, the user can't log in with a password. An existing user keeps its permissions and
         connections.
         """
         credentials = {"password_hash": ""} if password is None else {"password": password}
         return self._put("users", name, json={**credentials, "tags": ",".join(tags)})
 
     def delete_user(self, name: str) -> None:
-        """Delete an account. The broker closes its connections.
+        """Delete a user. The broker closes its connections.
 
         Raises:
             NotOnBroker: it does not exist.
@@ -44,16 +44,16 @@ class UserRequests(Requests):
         self._delete("users", name)
 
     def permissions_of(self, user: str) -> dict[str, Permissions]:
-        """Return an account's permissions by vhost.
+        """Return a user's permissions by vhost.
 
         Raises:
-            NotOnBroker: no such account.
+            NotOnBroker: no such user.
         """
         rows = parse_rows(self._get("users", user, "permissions"), vhost=str, configure=str, write=str, read=str)
         return {row["vhost"]: Permissions(row["configure"], row["write"], row["read"]) for row in rows}
 
     def all_permissions(self) -> dict[str, dict[str, Permissions]]:
-        """Return the permissions of all accounts that have any, by account and vhost."""
+        """Return the permissions of all users that have any, by user and vhost."""
         found: dict[str, dict[str, Permissions]] = {}
         for row in parse_rows(self._get("permissions"), user=str, vhost=str, configure=str, write=str, read=str):
             of_user = found.setdefault(row["user"], {})
@@ -61,17 +61,17 @@ class UserRequests(Requests):
         return found
 
     def set_permissions(self, vhost: str, user: str, permissions: Permissions) -> None:
-        """Set an account's permissions on a vhost.
+        """Set a user's permissions on a vhost.
 
         Raises:
-            NotOnBroker: no such vhost or account.
+            NotOnBroker: no such vhost or user.
         """
         self._put("permissions", vhost, user, json=permissions._asdict())
 
     def delete_permissions(self, vhost: str, user: str) -> None:
-        """Delete an account's permissions on a vhost, so that it can't connect there.
+        """Delete a user's permissions on a vhost, so that it can't connect there.
 
         Raises:
-            NotOnBroker: no such vhost, account or permissions.
+            NotOnBroker: no such vhost, user or permissions.
         """
         self._delete("permissions", vhost, user)

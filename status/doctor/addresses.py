@@ -41,8 +41,8 @@ def check_amqp() -> Findings:
     if refused:
         reason = next(iter(refused.values()))
         advice = (
-            "Check the account and the password in RABBIT_URL, and its permissions: RabbitMQ 4.3 answers a passive "
-            "declare only to an account with a permission on the queue. Lengths are less exact without."
+            "Check the user and the password in RABBIT_URL, and its permissions: RabbitMQ 4.3 answers a passive "
+            "declare only to a RabbitMQ user with a permission on the queue. Lengths are less exact without."
         )
         yield Finding(
             name, Status.PROBLEM, f"Guardian can't declare queues in {quoted_names(refused)}: {reason}", advice
@@ -85,9 +85,12 @@ def check_addresses() -> Findings:
                 break
         users = sorted({unquote(urlsplit(url).username or "guest") for url in urls})
         if len(users) > 1:
-            advice = "Use one account in all addresses. Otherwise Guardian's permissions depend on the node."
+            advice = "Use one RabbitMQ user in all addresses. Otherwise Guardian's permissions depend on the node."
             yield Finding(
-                "one account", Status.WARNING, f"the addresses have several accounts: {quoted_names(users)}", advice
+                "one RabbitMQ user",
+                Status.WARNING,
+                f"the addresses have several RabbitMQ users: {quoted_names(users)}",
+                advice,
             )
 
 
@@ -97,7 +100,9 @@ def _address(url: str, cluster_at: Callable[[str], str]) -> tuple[Finding, str]:
     try:
         cluster = cluster_at(url)
     except (Refused, amqp.AMQPError) as error:
-        advice = "Check the account, its tag and the password in this address. Guardian uses the others until then."
+        advice = (
+            "Check the RabbitMQ user, its tag and the password in this address. Guardian uses the others until then."
+        )
         return Finding("broker address", Status.PROBLEM, f"{name} can't be used: {error}", advice), ""
     except (BrokerError, ValueError, OSError) as error:
         advice = "Start the node, or remove the address if the node is gone. Guardian uses the others until then."

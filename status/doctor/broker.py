@@ -53,8 +53,8 @@ def check_broker() -> Findings:
         yield Finding("broker", Status.PROBLEM, f"RABBITMQ_MANAGEMENT_URL can't be used: {reason}", advice)
         return
     with closing(management):
-        account, answer = facts.time_answer(management.whoami, BROKER_SECONDS)
-        if account is None:
+        user, answer = facts.time_answer(management.whoami, BROKER_SECONDS)
+        if user is None:
             yield finding_of(answer.verdict)
             return
         try:
@@ -66,7 +66,7 @@ def check_broker() -> Findings:
                 cluster = overview.get("cluster_name")
                 yield Finding("broker", Status.OK, f"RabbitMQ {version} answers, cluster '{cluster}'")
             yield _version(version)
-            tag = _tag(account.name, account.tags)
+            tag = _tag(user.name, user.tags)
             yield tag
             if management.is_rewritten():
                 found = "a proxy before the broker decodes %2F in addresses, so that a request can reach another queue"
@@ -76,12 +76,12 @@ def check_broker() -> Findings:
                 )
                 yield Finding("broker address", Status.PROBLEM, found, advice)
             if tag.status is Status.OK:
-                yield from _as_administrator(management, overview, account.name)
+                yield from _as_administrator(management, overview, user.name)
         except BrokerError as error:
             yield Finding("broker", Status.PROBLEM, str(error), rules.BROKER.next_step)
 
 
-def _as_administrator(management: Management, overview: JSONObject, account: str) -> Findings:
+def _as_administrator(management: Management, overview: JSONObject, user: str) -> Findings:
     yield _statistics(overview)
     yield from _transient_queues(management)
     agents, has_agents = agents_on_broker()
@@ -93,12 +93,12 @@ def _as_administrator(management: Management, overview: JSONObject, account: str
     guarded = pass_run.guarded_vhosts(agents)
     yield _vhosts(existing, guarded, agents)
     vhosts = [vhost for vhost in guarded or existing if vhost in existing]
-    yield _permissions(management, account, vhosts, agents)
+    yield _permissions(management, user, vhosts, agents)
     over_amqp = split_address(next(iter(split_addresses(settings.RABBIT_URL)), ""))
     if over_amqp is not None and over_amqp.hostname:
-        amqp_account = unquote(over_amqp.username or "guest")
-        if amqp_account != account:
-            yield _permissions(management, amqp_account, vhosts, agents, over="AMQP")
+        amqp_user = unquote(over_amqp.username or "guest")
+        if amqp_user != user:
+            yield _permissions(management, amqp_user, vhosts, agents, over="AMQP")
     yield from findings_of(one.verdict for node in facts.fetch_nodes(management) for one in facts.measure_node(node))
 
 
@@ -111,12 +111,12 @@ def _version(text: str) -> Finding:
     return Finding("broker version", Status.OK, f"RabbitMQ {text}; {oldest} and later are supported")
 
 
-def _tag(account: str, tags: Iterable[str]) -> Finding:
+def _tag(user: str, tags: Iterable[str]) -> Finding:
     if "administrator" in tags:
-        return Finding("broker account", Status.OK, f"'{account}' is an administrator")
-    found = f"'{account}' doesn't have the administrator tag, and sees only a part of the queues"
-    advice = f"Run: rabbitmqctl set_user_tags {shell_quoted(account)} administrator"
-    return Finding("broker account", Status.PROBLEM, found, advice)
+        return Finding("broker user", Status.OK, f"'{user}' is an administrator")
+    found = f"'{user}' doesn't have the administrator tag, and sees only a part of the queues"
+    advice = f"Run: rabbitmqctl set_user_tags {shell_quoted(user)} administrator"
+    return Finding("broker user", Status.PROBLEM, found, advice)
 
 
 def _statistics(overview: JSONObject) -> Finding:
@@ -176,27 +176,23 @@ def _vhosts(existing: dict[str, bool], guarded: list[str] | None, agents: set[st
     return Finding("vhosts", Status.OK, f"all {number} guarded vhosts exist and run")
 
 
-def _permissions(
-    management: Management, account: str, vhosts: list[str], agents: set[str], over: str = "HTTP"
-) -> Finding:
+def _permissions(management: Management, user: str, vhosts: list[str], agents: set[str], over: str = "HTTP") -> Finding:
     name = "permissions" if over == "HTTP" else f"permissions over {over}"
     try:
-        granted = management.permissions_of(account)
+        granted = management.permissions_of(user)
     except NotOnBroker:
         advice = "Check its permissions where they are kept, such as in LDAP. Guardian needs all on the guarded vhosts."
-        return Finding(name, Status.WARNING, f"'{account}' is none of RabbitMQ's own accounts", advice)
+        return Finding(name, Status.WARNING, f"'{user}' is none of RabbitMQ's own RabbitMQ users", advice)
     lacking = [
         vhost
         for vhost in dict.fromkeys([*vhosts, *(vhost for vhost in agents if vhost in granted)])
         if vhost not in granted or not all(allows(one, sample) for one in granted[vhost] for sample in SAMPLE_NAMES)
     ]
     if not lacking:
-        return Finding(name, Status.OK, f"'{account}' may do everything on the guarded vhosts")
+        return Finding(name, Status.OK, f"'{user}' may do everything on the guarded vhosts")
     effect = "queues there are listed, but can't be deleted" if over == "HTTP" else "events can't be published there"
-    advice = f"Run: rabbitmqctl set_permissions -p {shell_quoted(lacking[0])} {shell_quoted(account)} '.*' '.*' '.*'"
-    return Finding(
-        name, Status.PROBLEM, f"'{account}' may not do everything on {quoted_names(lacking)}: {effect}", advice
-    )
+    advice = f"Run: rabbitmqctl set_permissions -p {shell_quoted(lacking[0])} {shell_quoted(user)} '.*' '.*' '.*'"
+    return Finding(name, Status.PROBLEM, f"'{user}' may not do everything on {quoted_names(lacking)}: {effect}", advice)
 
 
 def check_broker_clock() -> Findings:

@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 18.0
 BROKER_SECONDS = 4.0
 """The timeout of each answer of the management API."""
 SAMPLE_NAMES = ("queue/alice/builds", "subscription_0_order", "consumer_0", "amq.default", "exchange/alice/events")
-"""A name of each kind. The permissions of Guardian's account must match all of them on each guarded vhost."""
+"""A name of each kind. The permissions of Guardian's RabbitMQ user must match all of them on each guarded vhost."""
 
 
 class Status(StrEnum):

@@ -1,4 +1,4 @@
-"""The pages of access requests, RabbitMQ accounts and tokens."""
+"""The pages of access requests, Pulse users and tokens."""
 
 import re
 from datetime import timedelta
@@ -33,7 +33,7 @@ HOSTILE = [
 
 @pytest.fixture
 def people(guarded):
-    """Return owners by their relation to the account."""
+    """Return owners by their relation to the Pulse user."""
     return {
         "owner": Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now()),
         "co-owner": Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now()),
@@ -57,8 +57,8 @@ def visit(people):
 
 
 @pytest.fixture
-def account(people, name):
-    """Return an account with two owners."""
+def pulse_user(people, name):
+    """Return a Pulse user with two owners."""
     return creation.create_pulse_user(name, [people["owner"], people["co-owner"]])[0]
 
 
@@ -91,7 +91,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("path", "field", "at"), FORMS)
-def test_an_invalid_value_shows_an_error_at_its_field(account, visit, name, path, field, at):
+def test_an_invalid_value_shows_an_error_at_its_field(pulse_user, visit, name, path, field, at):
     client = visit("operator")
     valid = {"username": f"{name}-new", "owners": "alice@example.org"} if path == "/pulse-users/" else {}
     for value in HOSTILE:
@@ -99,7 +99,7 @@ def test_an_invalid_value_shows_an_error_at_its_field(account, visit, name, path
         assert page.status_code == 200
         assert error_at(page, at)
         assert MARKUP not in page.text
-    assert PulseUser.objects.get() == account
+    assert PulseUser.objects.get() == pulse_user
     for model in (NotificationAddress, AuthToken, Vouching):
         assert not model.objects.exists()
 
@@ -108,11 +108,11 @@ def test_an_invalid_value_shows_an_error_at_its_field(account, visit, name, path
     ("path", "field", "at"),
     [("/pulse-users/", "password", "new-password"), ("/pulse-users/NAME/password/", "password", "password-password")],
 )
-def test_an_invalid_password_shows_an_error_and_is_not_echoed(account, visit, name, path, field, at):
+def test_an_invalid_password_shows_an_error_and_is_not_echoed(pulse_user, visit, name, path, field, at):
     page = visit("owner").post(path.replace("NAME", name), {"username": f"{name}-new", field: "sh0rt"})
     assert "too short" in error_at(page, at)
     assert "sh0rt" not in page.text
-    assert PulseUser.objects.get() == account
+    assert PulseUser.objects.get() == pulse_user
 
 
 # Listing and creating
@@ -125,7 +125,7 @@ def test_all_errors_show_at_once_and_one_field_has_the_focus(people, visit):
     assert page.text.count("autofocus") == 1
 
 
-def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, name, broker, guarded):
+def test_a_new_pulse_user_shows_its_password_once_and_can_log_in(people, visit, name, broker, guarded):
     client = visit("owner")
     created = client.post(
         "/pulse-users/", {"username": name, "owners": "bob@example.org", "notification_emails": "a@b.org"}
@@ -145,7 +145,7 @@ def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, nam
         assert password not in client.get(path).text
 
 
-def test_without_the_broker_no_account_is_created_and_the_form_is_kept(people, visit, name, settings):
+def test_without_the_broker_no_pulse_user_is_created_and_the_form_is_kept(people, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = visit("owner").post(
         "/pulse-users/", {"username": name, "password": "kept-to-myself-7", "owners": "bob@example.org"}
@@ -159,7 +159,7 @@ def test_without_the_broker_no_account_is_created_and_the_form_is_kept(people, v
     assert not PulseUser.objects.exists()
 
 
-def test_the_list_shows_owners_and_states_of_accounts(people, visit):
+def test_the_list_shows_owners_and_states_of_pulse_users(people, visit):
     now = timezone.now()
     for username, fields in (
         ("in-use", {"ready": True}),
@@ -177,7 +177,7 @@ def test_the_list_shows_owners_and_states_of_accounts(people, visit):
     assert "in-use" not in visit("other").get("/pulse-users/").text
 
 
-def test_operators_search_accounts_by_name_and_owner(people, visit):
+def test_operators_search_pulse_users_by_name_and_owner(people, visit):
     PulseUser.objects.create(username="one", ready=True).owners.add(people["owner"])
     PulseUser.objects.create(username="two", ready=True).owners.add(people["owner"], people["other"])
     client = visit("operator")
@@ -196,11 +196,11 @@ def test_operators_search_accounts_by_name_and_owner(people, visit):
 # Adopting
 
 
-def test_an_operator_adopts_an_account_of_the_broker(people, visit, name, management, broker, guarded):
+def test_an_operator_adopts_a_pulse_user_of_the_broker(people, visit, name, management, broker, guarded):
     management.put_user(name, "by-hand")
-    assert "Adopt an account" not in visit("owner").get("/pulse-users/?adopt=1").text
+    assert "Adopt a Pulse user" not in visit("owner").get("/pulse-users/?adopt=1").text
     client = visit("operator")
-    assert "Adopt an account that was created manually" in client.get("/pulse-users/").text
+    assert "Adopt a Pulse user that was created manually" in client.get("/pulse-users/").text
     assert f'<option value="{name}">' in client.get("/pulse-users/?adopt=1").text
     answer = client.post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
     assert answer["Location"] == f"/pulse-users/{name}/"
@@ -209,11 +209,11 @@ def test_an_operator_adopts_an_account_of_the_broker(people, visit, name, manage
     assert "be adopted any more. Choose another." in error_at(gone, "adopt-username")
 
 
-# One account
+# One Pulse user
 
 
-def test_an_accounts_page_shows_its_permissions_owners_and_consumers(account, visit, name, broker, guarded):
-    password = passwords.rotate_password(account)
+def test_a_pulse_users_page_shows_its_permissions_owners_and_consumers(pulse_user, visit, name, broker, guarded):
+    password = passwords.rotate_password(pulse_user)
     live = Amqp(f"amqp://{name}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded)
     live.channel.queue_declare(f"queue/{name}/builds")
     live.channel.basic_consume(f"queue/{name}/builds", lambda *_: None, consumer_tag="builder-7")
@@ -230,7 +230,7 @@ def test_an_accounts_page_shows_its_permissions_owners_and_consumers(account, vi
     live.connection.close()
 
 
-def test_without_the_broker_an_accounts_page_says_so(account, visit, name, settings):
+def test_without_the_broker_a_pulse_users_page_says_so(pulse_user, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = visit("owner").get(f"/pulse-users/{name}/")
     assert page.status_code == 200
@@ -241,16 +241,16 @@ def test_without_the_broker_an_accounts_page_says_so(account, visit, name, setti
     assert "127.0.0.1:1" in visit("operator").get(f"/pulse-users/{name}/").text
 
 
-def test_an_account_being_deleted_offers_no_actions(account, visit, name):
+def test_a_pulse_user_being_deleted_offers_no_actions(pulse_user, visit, name):
     PulseUser.objects.update(removing_since=timezone.now())
     client = visit("owner")
     page = client.get(f"/pulse-users/{name}/").text
-    assert "Guardian has been deleting this account" in page
+    assert "Guardian has been deleting this Pulse user" in page
     assert page.count("<form") == 1  # to sign out
     assert client.get(f"/pulse-users/{name}/delete/")["Location"] == f"/pulse-users/{name}/"
 
 
-# Owners of an account
+# Owners of a Pulse user
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,10 @@ def test_an_account_being_deleted_offers_no_actions(account, visit, name):
         ("delete", None),
     ],
 )
-def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visit, name, monkeypatch, action, fields):
-    """The account is deleted between the access check and the action."""
+def test_an_action_on_a_pulse_user_deleted_meanwhile_shows_a_message(
+    pulse_user, visit, name, monkeypatch, action, fields
+):
+    """The Pulse user is deleted between the access check and the action."""
     real = pulse_users.get_object_or_404
 
     def find_and_delete(*arguments, **options):
@@ -284,7 +286,7 @@ def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visi
 # Further addresses
 
 
-def test_an_address_of_this_account_is_added_and_removed(account, people, visit, name):
+def test_an_address_of_this_pulse_user_is_added_and_removed(pulse_user, people, visit, name):
     path = f"/pulse-users/{name}/addresses/"
     client = visit("owner")
     other = PulseUser.objects.create(username="theirs", ready=True)
@@ -292,7 +294,7 @@ def test_an_address_of_this_account_is_added_and_removed(account, people, visit,
     page = client.post(path, {"email": "team@example.org"}, follow=True)
     assert "We sent team@example.org a mail" in page.text
     assert "not confirmed yet" in page.text
-    address = account.notification_addresses.get()
+    address = pulse_user.notification_addresses.get()
     page = client.post(path, {"again": str(address.uuid)}, follow=True)
     assert "less than an hour ago" in page.text
     page = client.post(path, {"remove": str(address.uuid)}, follow=True)
@@ -304,8 +306,8 @@ def test_an_address_of_this_account_is_added_and_removed(account, people, visit,
     assert NotificationAddress.objects.get() == theirs
 
 
-def test_an_address_is_confirmed_by_a_post_without_sign_in_and_not_by_a_get(account, people, name):
-    address = addresses.add_address(account, "team@example.org", people["owner"])
+def test_an_address_is_confirmed_by_a_post_without_sign_in_and_not_by_a_get(pulse_user, people, name):
+    address = addresses.add_address(pulse_user, "team@example.org", people["owner"])
     path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
     nobody = Client()
     page = nobody.get(path)
@@ -320,8 +322,8 @@ def test_an_address_is_confirmed_by_a_post_without_sign_in_and_not_by_a_get(acco
     assert "The address is confirmed" in nobody.get(path).text
 
 
-def test_an_expired_or_invalid_confirmation_link_says_what_to_do(account, people, visit):
-    address = addresses.add_address(account, "team@example.org", people["owner"])
+def test_an_expired_or_invalid_confirmation_link_says_what_to_do(pulse_user, people, visit):
+    address = addresses.add_address(pulse_user, "team@example.org", people["owner"])
     path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
     with time_machine.travel(timezone.now() + timedelta(days=8)):
         for answer in (Client().get(path), Client().post(path)):
@@ -337,12 +339,12 @@ def test_an_expired_or_invalid_confirmation_link_says_what_to_do(account, people
 # Thresholds
 
 
-def test_operators_set_thresholds_and_owners_see_their_maximum(account, visit, name, settings):
+def test_operators_set_thresholds_and_owners_see_their_maximum(pulse_user, visit, name, settings):
     path = f"/pulse-users/{name}/thresholds/"
     assert 'name="max_length"' not in visit("owner").get(f"/pulse-users/{name}/").text
     assert visit("operator").post(path, {"warn_length": "3", "max_length": "9"}).status_code == 302
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (3, 9)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (3, 9)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 20
     client = visit("owner")
     assert "You can set up to 20 messages" in client.get(f"/pulse-users/{name}/").text
@@ -352,7 +354,9 @@ def test_operators_set_thresholds_and_owners_see_their_maximum(account, visit, n
 # The password
 
 
-def test_a_generated_password_is_shown_once_and_a_chosen_one_is_not(account, visit, name, management, broker, guarded):
+def test_a_generated_password_is_shown_once_and_a_chosen_one_is_not(
+    pulse_user, visit, name, management, broker, guarded
+):
     before = management.permissions_of(name)
     client = visit("co-owner")
     page = client.post(f"/pulse-users/{name}/password/")
@@ -372,7 +376,7 @@ def test_a_generated_password_is_shown_once_and_a_chosen_one_is_not(account, vis
 # Deleting
 
 
-def test_the_deletion_page_lists_queues_and_asks_for_the_name(account, visit, name, management, guarded):
+def test_the_deletion_page_lists_queues_and_asks_for_the_name(pulse_user, visit, name, management, guarded):
     for number in range(12):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     management.declare_exchange(guarded, f"exchange/{name}/{MARKUP}\u202e")
@@ -384,7 +388,7 @@ def test_the_deletion_page_lists_queues_and_asks_for_the_name(account, visit, na
     assert "\\u202e" in page.text
 
 
-def test_an_account_is_deleted_on_its_page_with_its_queues(account, visit, name, management, guarded):
+def test_a_pulse_user_is_deleted_on_its_page_with_its_queues(pulse_user, visit, name, management, guarded):
     management.declare_queue(guarded, f"queue/{name}/builds")
     page = visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
     assert page.redirect_chain == [("/pulse-users/", 302)]
@@ -464,13 +468,15 @@ def test_owners_who_may_vouch_see_only_requests(people, visit, settings):
 
 
 @pytest.mark.parametrize("remove", [False, True])
-def test_a_withdrawal_lists_its_effects_and_removes_what_was_chosen(account, people, visit, name, management, remove):
+def test_a_withdrawal_lists_its_effects_and_removes_what_was_chosen(
+    pulse_user, people, visit, name, management, remove
+):
     tokens.create_token(people["owner"], "builds")
     creation.create_pulse_user(f"{name}-alone", [people["owner"]])
     path = f"/owners/{people['owner'].uuid}/"
     client = visit("operator")
     page = client.get(path).text
-    for what in ("1 token", "1 account without other owners", "1 shared account stays"):
+    for what in ("1 token", "1 Pulse user without other owners", "1 shared Pulse user stays"):
         assert what in " ".join(page.split())
     page = client.post(path, {"reason": "Left the team.", **({"remove": "on"} if remove else {})}, follow=True)
     assert "create anything on RabbitMQ any more" in page.text

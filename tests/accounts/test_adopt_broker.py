@@ -1,4 +1,4 @@
-"""``adopt_broker``: assign owners to accounts of the broker from a file."""
+"""``adopt_broker``: assign owners to Pulse users of the broker from a file."""
 
 import csv
 import io
@@ -47,24 +47,24 @@ def refusal(*arguments):
     return str(error.value).split("\n")[1:]
 
 
-def owners_by_account():
+def owners_by_pulse_user():
     return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
 
 
 # Listing
 
 
-def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
-    alice, create_account, amqp, broker, guarded, management
+def test_pulse_users_without_an_owner_are_listed_with_queues_and_messages(
+    alice, create_pulse_user, amqp, broker, guarded, management
 ):
     busy, idle, root, mine = (
-        create_account("busy"),
-        create_account("idle"),
-        create_account("root", ["administrator"]),
-        create_account("mine"),
+        create_pulse_user("busy"),
+        create_pulse_user("idle"),
+        create_pulse_user("root", ["administrator"]),
+        create_pulse_user("mine"),
     )
     PulseUser.objects.create(username=mine, ready=True)
-    odd = create_account("=cmd|'/c calc'!A1")
+    odd = create_pulse_user("=cmd|'/c calc'!A1")
     amqp.queue(f"queue/{busy}/a", 3)
     amqp.queue(f"queue/{busy}/b/c", 4)
     amqp.queue("queue/nobody/a", 1)
@@ -86,7 +86,7 @@ def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
     assert f"{odd} is left out: The name has the character" in err
     assert out.splitlines()[0] == "username,owners,guess,queues,messages,connections"
     asjson = json.loads(run_command("--json")[0])
-    assert {account["username"] for account in asjson["accounts"]} == rows.keys()
+    assert {pulse_user["username"] for pulse_user in asjson["accounts"]} == rows.keys()
     assert root in asjson["left_out"]
 
 
@@ -95,17 +95,21 @@ def wait_for_connection(rows, name):
     return wait_until(lambda: found if (found := rows())[name]["connections"] != "0" else None)
 
 
-def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_account, amqp, settings):
+def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_pulse_user, amqp, settings):
     for local in ("=carol", "dan", "eve", "ed"):
         Owner.objects.create_user(f"{local}@example.org", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("dan@example.com", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("frank@example.org", last_login=timezone.now())  # without access
-    by_name, by_queue, another = create_account("Alice", exactly=True), create_account("x"), create_account("y")
+    by_name, by_queue, another = (
+        create_pulse_user("Alice", exactly=True),
+        create_pulse_user("x"),
+        create_pulse_user("y"),
+    )
     formula, two, unvouched, both = (
-        create_account("z"),
-        create_account("dan", exactly=True),
-        create_account("frank", exactly=True),
-        create_account("v"),
+        create_pulse_user("z"),
+        create_pulse_user("dan", exactly=True),
+        create_pulse_user("frank", exactly=True),
+        create_pulse_user("v"),
     )
     amqp.queue(f"queue/{by_queue}/jobs/BOB")
     amqp.queue(f"queue/{formula}/=carol")
@@ -116,7 +120,7 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_account
     assert guesses[by_name] == "alice@example.org"
     assert guesses[by_queue] == "bob@example.org"
     assert guesses[formula] == "'=carol@example.org"  # otherwise a spreadsheet reads a formula
-    # Two people have the name dan, frank has no access, and eve matches two accounts.
+    # Two people have the name dan, frank has no access, and eve matches two Pulse users.
     assert [guesses[name] for name in (two, unvouched, another, both)] == [""] * 4
 
 
@@ -124,31 +128,31 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_account
 
 
 @pytest.mark.slow
-def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_account, write_file, environment, management):
-    first, second, third = create_account("a"), create_account("b"), create_account("c")
+def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_pulse_user, write_file, environment, management):
+    first, second, third = create_pulse_user("a"), create_pulse_user("b"), create_pulse_user("c")
     before = management.users(), management.all_permissions()
     path = write_file(
         f"username,owners\n{first},alice@example.org BOB@example.org\n{second},bob@example.org\n{third},\n"
     )
     code, out, err = run(environment, "adopt_broker", path)
-    assert (code, err, owners_by_account()) == (0, "", {})
+    assert (code, err, owners_by_pulse_user()) == (0, "", {})
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0].startswith(f"account adopt {first} alice@example.org, bob@example.org")
+    assert lines[0].startswith(f"Pulse user adopt {first} alice@example.org, bob@example.org")
     assert lines[-3:] == [
-        "2 accounts: adopt",
+        "2 Pulse users: adopt",
         "1 without an owner: skipped",
-        "Nothing was changed. Run it with --apply to adopt the accounts.",
+        "Nothing was changed. Run it with --apply to adopt the Pulse users.",
     ]
     code, out, err = run(environment, "adopt_broker", path, "--apply")
     assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
-    assert owners_by_account() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
+    assert owners_by_pulse_user() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
     assert (management.users(), management.all_permissions()) == before
     assert AuditEntry.objects.get(event="adopted").additional_data["command"] == "adopt_broker"
     assert run_command(path, "--apply")[0].splitlines()[-1] == "There is nothing to do."
 
 
-def test_each_owner_gets_one_mail_about_all_adopted_accounts(alice, bob, create_account, write_file):
-    both, mine, other = (create_account("n") for _ in range(3))
+def test_each_owner_gets_one_mail_about_all_adopted_pulse_users(alice, bob, create_pulse_user, write_file):
+    both, mine, other = (create_pulse_user("n") for _ in range(3))
     rows = f"{both},alice@example.org bob@example.org\n{mine},alice@example.org\n{other},\n"
     path = write_file(f"username,owners\n{rows}")
     run_command(path)
@@ -157,7 +161,7 @@ def test_each_owner_gets_one_mail_about_all_adopted_accounts(alice, bob, create_
     run_command(path, "--apply")
     assert sent(alice.email) == sent(bob.email) == ["owner-assigned"]
     to_alice, to_bob = (compose(Notification.objects.get(recipient=owner.email)) for owner in (alice, bob))
-    assert to_alice.subject == "[Guardian] You are now an owner of 2 RabbitMQ accounts"
+    assert to_alice.subject == "[Guardian] You are now an owner of 2 Pulse users"
     assert all(name in to_alice.body for name in (both, mine))
     assert to_bob.subject == f"[Guardian] You are now an owner of {both}"
     assert mine not in to_bob.body
@@ -175,28 +179,28 @@ def test_each_owner_gets_one_mail_about_all_adopted_accounts(alice, bob, create_
     ],
     ids=["plain", "excel with a BOM", "tabs", "line break in a cell", "quotes", "short rows"],
 )
-def test_files_of_spreadsheet_programs_are_read(alice, bob, create_account, write_file, content):
-    name = create_account("a")
+def test_files_of_spreadsheet_programs_are_read(alice, bob, create_pulse_user, write_file, content):
+    name = create_pulse_user("a")
     run_command(write_file(content.format(name)), "--apply")
-    assert owners_by_account() == {name: ["alice@example.org", "bob@example.org"]}
+    assert owners_by_pulse_user() == {name: ["alice@example.org", "bob@example.org"]}
 
 
-def test_a_guess_that_looks_like_a_formula_survives_a_round_trip(create_account, amqp, write_file):
+def test_a_guess_that_looks_like_a_formula_survives_a_round_trip(create_pulse_user, amqp, write_file):
     Owner.objects.create_user("=carol@example.org", vouched=True, last_login=timezone.now())
-    name = create_account("=carol"[1:], exactly=True)
+    name = create_pulse_user("=carol"[1:], exactly=True)
     amqp.queue(f"queue/{name}/=carol")
     rows = list(csv.DictReader(run_command()[0].splitlines()))
     [row] = [row for row in rows if row["username"] == name]
     out, _ = run_command(write_file(f"username,owners\n{name},{row['guess']}\n"), "--apply", "--json")
     assert json.loads(out)["applied"] is True
-    assert owners_by_account() == {name: ["=carol@example.org"]}
+    assert owners_by_pulse_user() == {name: ["=carol@example.org"]}
 
 
-def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_account, write_file, management):
+def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_pulse_user, write_file, management):
     own = management.whoami().name
     Owner.objects.create_user("unvouched@example.org", last_login=timezone.now())
     Owner.objects.create_user("unproven@example.org", vouched=True)
-    fine, root = create_account("fine"), create_account("root", ["administrator"])
+    fine, root = create_pulse_user("fine"), create_pulse_user("root", ["administrator"])
     lines = [
         "username,owners",
         f"{fine},alice@example.org",
@@ -208,17 +212,17 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_accoun
         ",alice@example.org",
     ]
     assert refusal(write_file("\n".join(lines[:-1])), "--apply") == [
-        "line 3: not-there: The broker has no such account.",
+        "line 3: not-there: The broker has no such Pulse user.",
         f"line 4: {fine} is already on line 2.",
         f"line 5: {root}: '{root}' is an administrator of the broker.",
-        f"line 7: {own}: '{own}' is the account that Guardian itself uses.",
+        f"line 7: {own}: '{own}' is the RabbitMQ user that Guardian itself uses.",
         "line 7: no owner with access has the address nobody@example.org; "
         "create one with: manage.py create_owner nobody@example.org --vouched",
         "line 7: 'not-an-address' is not an e-mail address.",
         "line 8: =1+1: The name has the character '=' in it; only the letters a to z and A to Z, digits, '.', '_' and "
         "'-' can be used.",
     ]
-    assert refusal(write_file("\n".join(lines)), "--apply") == ["line 9: it names no account."]
+    assert refusal(write_file("\n".join(lines)), "--apply") == ["line 9: it names no Pulse user."]
     for nobody in ("unvouched@example.org", "unproven@example.org"):
         assert refusal(write_file(f"username,owners\n{fine},{nobody}\n"))[0].startswith(
             "line 2: no owner with access has"

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_no_other_module_imports_allauths_private_names():
-    apps = "accounts agents core guardian_site message_store notifications queues status tools"
+    apps = "Pulse users agents core guardian_site message_store notifications queues status tools"
     for app in apps.split():
         for path in (ROOT / app).rglob("*.py"):
             if "allauth" not in (text := path.read_text()):

@@ -1,4 +1,4 @@
-"""The REST API of RabbitMQ accounts, owners and tokens."""
+"""The REST API of Pulse users, owners and tokens."""
 
 import uuid
 from datetime import timedelta
@@ -18,14 +18,14 @@ from tests.support.toolbox import calling_first, wait_until
 
 @pytest.fixture
 def username(guarded, name):
-    """Return a name that no account has, with the broker configured."""
+    """Return a name that no Pulse user has, with the broker configured."""
     return name
 
 
-# RabbitMQ accounts
+# Pulse users
 
 
-def test_an_account_is_created_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
+def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
     program = Program(alice)
     created = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
     assert created.status_code == 201, created.text
@@ -80,7 +80,7 @@ def test_an_account_is_created_shown_changed_and_deleted(alice, bob, username, m
         ({"username": "a", "notification_emails": ["x"]}, "notification_emails"),
     ],
 )  # fmt: skip
-def test_an_invalid_account_field_is_refused(alice, guarded, management, body, field):
+def test_an_invalid_pulse_user_field_is_refused(alice, guarded, management, body, field):
     PulseUser.objects.create(username="taken", ready=True)
     before = management.users()
     answer = Program(alice).post("pulse-users/", body)
@@ -89,13 +89,13 @@ def test_an_invalid_account_field_is_refused(alice, guarded, management, body, f
 
 
 @pytest.fixture
-def shared_account(alice, bob):
+def shared_pulse_user(alice, bob):
     created = PulseUser.objects.create(username="alice", ready=True)
     created.owners.set([alice, bob])
     return created
 
 
-def test_an_owner_who_leaves_an_account_sees_it_one_last_time(alice, shared_account, away):
+def test_an_owner_who_leaves_a_pulse_user_sees_it_one_last_time(alice, shared_pulse_user, away):
     program = Program(alice)
     assert program.get("pulse-users/alice/").json()["permissions"] is None  # the broker is away
     answer = program.patch("pulse-users/alice/", {"owners": ["bob@example.org"]})
@@ -103,12 +103,12 @@ def test_an_owner_who_leaves_an_account_sees_it_one_last_time(alice, shared_acco
     assert program.get("pulse-users/alice/").status_code == 404
 
 
-def test_a_change_with_one_invalid_field_changes_nothing(alice, shared_account, away, settings):
+def test_a_change_with_one_invalid_field_changes_nothing(alice, shared_pulse_user, away, settings):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 100
     body = {"owners": ["alice@example.org"], "notification_emails": ["t@example.org"], "max_length": 10_000}
     answer = Program(alice).patch("pulse-users/alice/", body)
     assert answer.status_code == 400
-    assert (shared_account.owners.count(), shared_account.notification_addresses.count()) == (2, 0)
+    assert (shared_pulse_user.owners.count(), shared_pulse_user.notification_addresses.count()) == (2, 0)
 
 
 def test_connections_are_listed_and_closed(alice, username, broker, guarded):
@@ -187,13 +187,13 @@ def test_an_invalid_token_field_is_refused(alice, body, field):
 # Confirmation mails and concurrent changes
 
 
-def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account, away):
+def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_pulse_user, away):
     PulseUser.objects.update(warn_length=100, max_length=1000)
     with calling_first(thresholds, "set_thresholds", lambda: PulseUser.objects.update(warn_length=200)):
         data = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
-    shared_account.refresh_from_db()
+    shared_pulse_user.refresh_from_db()
     assert (
-        (shared_account.warn_length, shared_account.max_length)
+        (shared_pulse_user.warn_length, shared_pulse_user.max_length)
         == (data["warn_length"], data["max_length"])
         == (200, 5000)
     )

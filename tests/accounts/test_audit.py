@@ -34,25 +34,25 @@ from rabbit.fetching import Fetch
 from rabbit.management import Management
 from tests.site.test_commands import run
 from tests.support.api import Program
-from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal, raising, remove_account
+from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, mark_for_removal, raising, remove_as_a_person
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
-ACCOUNT = "audited"
+PULSE_USER = "audited"
 
 
 @pytest.fixture
-def account(guarded, create_account, alice):
-    """Return Alice's account, stored and on the broker."""
-    created = PulseUser.objects.create(username=create_account(ACCOUNT, exactly=True), ready=True)
+def pulse_user(guarded, create_pulse_user, alice):
+    """Return Alice's Pulse user, stored and on the broker."""
+    created = PulseUser.objects.create(username=create_pulse_user(PULSE_USER, exactly=True), ready=True)
     created.owners.set([alice])
     return created
 
 
 @pytest.fixture
-def queue(amqp, account):
-    """Return a queue of that account with 3 messages, as stored by a pass."""
-    amqp.queue(f"queue/{ACCOUNT}/builds", 3)
+def queue(amqp, pulse_user):
+    """Return a queue of that Pulse user with 3 messages, as stored by a pass."""
+    amqp.queue(f"queue/{PULSE_USER}/builds", 3)
     run_pass()
     return Queue.objects.get()
 
@@ -127,12 +127,12 @@ def test_an_entry_names_the_command(environment):
     assert entry.remote_addr is None
 
 
-def test_an_entry_names_the_task(account):
+def test_an_entry_names_the_task(pulse_user):
     mark_for_removal(*PulseUser.objects.all())
     clear_trail()
     finish_removals.apply()
     entry = AuditEntry.objects.get()
-    assert (entry.actor, entry.event, entry.object_repr) == (None, "deleted", ACCOUNT)
+    assert (entry.actor, entry.event, entry.object_repr) == (None, "deleted", PULSE_USER)
     assert entry.additional_data == {"task": "core.tasks.finish_removals"}
 
 
@@ -215,7 +215,7 @@ def test_broker_actions_are_recorded_with_their_outcome(
     settings.RABBIT_URL = broker.amqp_url
     amqp.queue(queue.name)
     do(queue, alice)
-    name = f"queue/{ACCOUNT}/builds in {queue.vhost}"
+    name = f"queue/{PULSE_USER}/builds in {queue.vhost}"
     assert trail() == [
         ("alice@example.org", event, name, "not-done"),
         ("alice@example.org", event, name, "unknown"),
@@ -225,7 +225,7 @@ def test_broker_actions_are_recorded_with_their_outcome(
     assert "no answer over AMQP" in why
 
 
-def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypatch):
+def test_an_action_that_lost_its_lock_is_recorded_as_not_done(pulse_user, monkeypatch):
     clear_trail()
     renew, times = locks.Lock.renew, []
 
@@ -237,8 +237,8 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
 
     monkeypatch.setattr(locks.Lock, "renew", late)
     with pytest.raises(ValidationError):
-        passwords.rotate_password(account)
-    assert [entry[1:] for entry in trail()] == [("changed the password", ACCOUNT, "not-done")]
+        passwords.rotate_password(pulse_user)
+    assert [entry[1:] for entry in trail()] == [("changed the password", PULSE_USER, "not-done")]
 
 
 def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice):
@@ -248,15 +248,15 @@ def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice):
     assert [entry[3] for entry in trail()] == ["unknown"]
 
 
-def test_a_password_rotation_is_recorded_without_the_password(account):
+def test_a_password_rotation_is_recorded_without_the_password(pulse_user):
     clear_trail()
-    password = passwords.rotate_password(account)
+    password = passwords.rotate_password(pulse_user)
     lost = BrokerUnavailable("no answer came")
     with raising(Management, "put_user", lost, after=True), pytest.raises(BrokerUnavailable):
-        passwords.rotate_password(account, "a password of my own 7")
+        passwords.rotate_password(pulse_user, "a password of my own 7")
     assert [entry[1:] for entry in trail()] == [
-        ("changed the password", ACCOUNT, "done"),
-        ("changed the password", ACCOUNT, "unknown"),
+        ("changed the password", PULSE_USER, "done"),
+        ("changed the password", PULSE_USER, "unknown"),
     ]
     assert password not in all_entries()
     assert "a password of my own 7" not in all_entries()
@@ -265,25 +265,25 @@ def test_a_password_rotation_is_recorded_without_the_password(account):
 # Recorded changes
 
 
-def test_changes_of_an_account_are_recorded(account, alice, operator, management, guarded, settings):
+def test_changes_of_a_pulse_user_are_recorded(pulse_user, alice, operator, management, guarded, settings):
     bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
     clear_trail()
-    ownership.add_owner(account, bob, operator)
-    ownership.remove_owner(account, bob, alice)
-    thresholds.set_thresholds(account, 6, 9, operator)
-    address = addresses.add_address(account, "team@example.org", alice)
+    ownership.add_owner(pulse_user, bob, operator)
+    ownership.remove_owner(pulse_user, bob, alice)
+    thresholds.set_thresholds(pulse_user, 6, 9, operator)
+    address = addresses.add_address(pulse_user, "team@example.org", alice)
     addresses.confirm_address(addresses.confirmation_token(address))
     addresses.remove_address(address)
-    remove_account(account)
+    remove_as_a_person(pulse_user)
     assert [(event, thing) for _, event, thing, _ in trail()] == [
-        ("changed", ACCOUNT),
-        ("changed", ACCOUNT),
-        ("changed", ACCOUNT),
-        ("created", f"team@example.org for {ACCOUNT}"),
-        ("confirmed", f"team@example.org for {ACCOUNT}"),
-        ("deleted", f"team@example.org for {ACCOUNT}"),
-        ("started the removal", ACCOUNT),
-        ("deleted", ACCOUNT),
+        ("changed", PULSE_USER),
+        ("changed", PULSE_USER),
+        ("changed", PULSE_USER),
+        ("created", f"team@example.org for {PULSE_USER}"),
+        ("confirmed", f"team@example.org for {PULSE_USER}"),
+        ("deleted", f"team@example.org for {PULSE_USER}"),
+        ("started the removal", PULSE_USER),
+        ("deleted", PULSE_USER),
     ]
     first, second, third = AuditEntry.objects.order_by("id")[:3]
     assert first.changes == {"owners": {"type": "m2m", "operation": "add", "objects": ["bob@example.org"]}}
@@ -291,9 +291,9 @@ def test_changes_of_an_account_are_recorded(account, alice, operator, management
     assert third.changes == {"warn_length": ["None", "6"], "max_length": ["None", "9"]}
 
 
-def test_creating_and_adopting_accounts_is_recorded(guarded, name, alice, operator, create_account, settings):
+def test_creating_and_adopting_pulse_users_is_recorded(guarded, name, alice, operator, create_pulse_user, settings):
     creation.create_pulse_user(name, [alice])
-    found = create_account("found")
+    found = create_pulse_user("found")
     creation.adopt_pulse_user(found, [alice], operator)
     assert [(event, thing) for _, event, thing, _ in trail(content_type__model="pulseuser")] == [
         ("created", name),
@@ -310,7 +310,7 @@ def test_creating_and_adopting_accounts_is_recorded(guarded, name, alice, operat
     assert [entry[1] for entry in trail()] == ["created", "changed", "deleted"]
 
 
-def test_vouching_and_withdrawing_are_recorded(account, alice, operator, settings):
+def test_vouching_and_withdrawing_are_recorded(pulse_user, alice, operator, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     shared = PulseUser.objects.create(username="shared", ready=True)
@@ -323,7 +323,7 @@ def test_vouching_and_withdrawing_are_recorded(account, alice, operator, setting
         ("changed", "bob@example.org"),
         ("changed", "alice@example.org"),
         ("revoked", "nightly"),
-        ("started the removal", ACCOUNT),
+        ("started the removal", PULSE_USER),
         ("removed an owner", "shared"),
     ]
     assert AuditEntry.objects.get(event="removed an owner").additional_data == {"owner": "alice@example.org"}
@@ -454,9 +454,9 @@ def test_registrations_deleted_by_a_person_are_recorded(admin, agents, settings)
 
 
 def test_the_page_says_in_words_who_did_what(admin, alice, operator):
-    account = PulseUser.objects.create(username="team", ready=True)
-    account.owners.set([alice])
-    thresholds.set_thresholds(account, 6, 9, operator)
+    pulse_user = PulseUser.objects.create(username="team", ready=True)
+    pulse_user.owners.set([alice])
+    thresholds.set_thresholds(pulse_user, 6, 9, operator)
     audit.record(operator, "requested a sweep of orphans", None, agreed_to=5, force=True)
     odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
     with audit.audited(alice, "purged", odd):
@@ -466,10 +466,10 @@ def test_the_page_says_in_words_who_did_what(admin, alice, operator):
     for words in (
         "warning threshold: none → 6", "with the owners alice@example.org", "agreed_to: 5",
         "requested a sweep of orphans", "queue/&lt;script&gt;", "nightly",
-        f'<a href="/admin/accounts/pulseuser/{account.pk}/change/">team</a>',
+        f'<a href="/admin/accounts/pulseuser/{pulse_user.pk}/change/">team</a>',
         "Guardian",
     ):  # fmt: skip
         assert words in page, words
     assert "<script>\u202e" not in page
-    history = admin.get(f"/admin/accounts/pulseuser/{account.pk}/history/", follow=True)
+    history = admin.get(f"/admin/accounts/pulseuser/{pulse_user.pk}/history/", follow=True)
     assert {entry.object_repr for entry in history.context["cl"].queryset} == {"team"}

@@ -1,4 +1,4 @@
-"""``import_pulseguardian``: from PulseGuardian's databases to owners, accounts and flags."""
+"""``import_pulseguardian``: from PulseGuardian's databases to owners, Pulse users and flags."""
 
 import hashlib
 import io
@@ -67,7 +67,7 @@ class Source:
     def person(self, number, email, admin=False):
         self.run("INSERT INTO users (id, email, admin) VALUES (?, ?, ?)", number, email, admin)
 
-    def account(self, number, username, *owners):
+    def pulse_user(self, number, username, *owners):
         self.run("INSERT INTO pulse_users (id, username) VALUES (?, ?)", number, username)
         for owner in owners:
             self.run("INSERT INTO pulse_user_owners (users_id, pulse_users_id) VALUES (?, ?)", owner, number)
@@ -107,11 +107,11 @@ def source(empty_source):
 
 
 @pytest.fixture
-def create_account(create_account, management, guarded):
-    """Return a function that creates an account with the permissions that PulseGuardian sets, or these."""
+def create_pulse_user(create_pulse_user, management, guarded):
+    """Return a function that creates a Pulse user with the permissions that PulseGuardian sets, or these."""
 
     def create(stem, tags=(), granted=None):
-        name = create_account(stem, tags)
+        name = create_pulse_user(stem, tags)
         own = f"^(queue/{name}/.*|exchange/{name}/.*)"
         management.set_permissions(guarded, name, granted or Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)"))
         return name
@@ -120,14 +120,14 @@ def create_account(create_account, management, guarded):
 
 
 @pytest.fixture
-def usernames(source, create_account):
-    """Return the names of two accounts: the first Alice's and O'Brien's, the second Alice's alone."""
+def usernames(source, create_pulse_user):
+    """Return the names of two Pulse users: the first Alice's and O'Brien's, the second Alice's alone."""
     source.person(1, "alice@example.org", admin=True)
     source.person(2, "o'brien@example.org")
     source.person(3, "carol@example.org")
-    names = create_account("builds"), create_account("tests")
-    source.account(1, names[0], 1, 2)
-    source.account(2, names[1], 1)
+    names = create_pulse_user("builds"), create_pulse_user("tests")
+    source.pulse_user(1, names[0], 1, 2)
+    source.pulse_user(2, names[1], 1)
     source.queue(f"queue/{names[0]}/archive", flag=True)
     source.queue(f'queue/{names[0]}/it\'s "quoted"', flag=True)
     source.queue(f"queue/{names[0]}/jobs")
@@ -157,7 +157,7 @@ def notes(report):
     return {step["name"]: " ".join(step["notes"]) for step in report["steps"]}
 
 
-def owners_by_account():
+def owners_by_pulse_user():
     return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
 
 
@@ -167,7 +167,7 @@ def all_rows():
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 
 
-def test_owners_accounts_and_flags_are_imported_once_without_changing_the_broker(
+def test_owners_pulse_users_and_flags_are_imported_once_without_changing_the_broker(
     usernames, source, broker, guarded, management
 ):
     address = broker.amqp_url.rpartition("@")[2]
@@ -177,7 +177,7 @@ def test_owners_accounts_and_flags_are_imported_once_without_changing_the_broker
     assert (planned["applied"], all_rows()) == (False, rows)
     report = run_import(source.url, "--apply")
     assert (report["applied"], report["steps"]) == (True, planned["steps"])
-    assert owners_by_account() == {
+    assert owners_by_pulse_user() == {
         usernames[0]: ["alice@example.org", "o'brien@example.org"],
         usernames[1]: ["alice@example.org"],
     }
@@ -204,14 +204,14 @@ def test_owners_accounts_and_flags_are_imported_once_without_changing_the_broker
 def test_an_import_keeps_changes_made_here_since(usernames, source):
     run_import(source.url, "--apply")
     alice, brien = (Owner.objects.get(email=email) for email in ("alice@example.org", "o'brien@example.org"))
-    account = PulseUser.objects.get(username=usernames[1])
-    account.owners.set([brien])
+    pulse_user = PulseUser.objects.get(username=usernames[1])
+    pulse_user.owners.set([brien])
     vouching.unvouch(alice, None)
     report = run_import(source.url, "--apply")
     assert report["applied"] is False
     assert steps_done(report)["owner", "alice@example.org"] == "left out"
     assert notes(report)[usernames[1]] == "It keeps its current owners."
-    assert list(account.owners.all()) == [brien]
+    assert list(pulse_user.owners.all()) == [brien]
     alice.refresh_from_db()
     assert not alice.vouched
 
@@ -258,8 +258,8 @@ def test_an_unbounded_flag_applies_in_every_vhost(usernames, source, amqp, broke
     assert sorted(rows) == sorted([(guarded, True), (other, True)])
 
 
-def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded, management):
-    administrator = create_account("root", tags=["administrator"])
+def test_invalid_rows_are_left_out_with_a_reason(source, create_pulse_user, guarded, management):
+    administrator = create_pulse_user("root", tags=["administrator"])
     withdrawn, closed = Owner.objects.create_user("w@example.org", vouched=True), "closed@example.org"
     vouching.unvouch(withdrawn, None)
     Owner.objects.create_user(closed, vouched=True, is_active=False)
@@ -269,31 +269,31 @@ def test_invalid_rows_are_left_out_with_a_reason(source, create_account, guarded
     for number, email in enumerate(people):
         if email is None or connection.vendor == "sqlite" or email == email.strip():
             source.person(number, email)
-    fine = create_account("fine")
+    fine = create_pulse_user("fine")
     agents = "a" * 32
     management.put_user(agents, None)
     names = [fine, administrator, "not-there", "1st", "it's", 'quoted"', "two\nlines", "", agents, "nobodys"]
     for number, name in enumerate(names):
         owners = {fine: (0, 1, 6, 7), "nobodys": ()}.get(name, (0,))
-        source.account(number, name, *owners)
-    of_others, nobodys = create_account("others"), create_account("nobodys")
-    source.account(100, of_others, 6, 7)
-    source.account(101, nobodys)
+        source.pulse_user(number, name, *owners)
+    of_others, nobodys = create_pulse_user("others"), create_pulse_user("nobodys")
+    source.pulse_user(100, of_others, 6, 7)
+    source.pulse_user(101, nobodys)
     source.queue("x" * 255, flag=True)
     try:
         report = run_import(source.url, "--apply")
     finally:
         management.delete_user(agents)
     notes_of = notes(report)
-    assert owners_by_account() == {fine: ["alice@example.org"]}
-    assert {name for name, emails in owners_by_account().items()} == {fine}
+    assert owners_by_pulse_user() == {fine: ["alice@example.org"]}
+    assert {name for name, emails in owners_by_pulse_user().items()} == {fine}
     assert "the same address as alice@example.org" in notes_of["ALICE@example.org"]
     assert "not a valid e-mail address" in notes_of["no address"]
     assert "withdrawn here" in notes_of["w@example.org"]
     assert "deactivated here" in notes_of[closed].lower()
     assert notes_of[fine] == "w@example.org can't own it. closed@example.org can't own it."
     assert "administrator of the broker" in notes_of[administrator]
-    assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such account."
+    assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such Pulse user."
     assert "must start with a letter" in notes_of["1st"]
     assert "character" in notes_of["it's"]
     assert "character" in notes_of['quoted"']
@@ -331,22 +331,22 @@ def test_administrators_become_operators_only_with_the_option(source):
     assert run_import(source.url, "--operators")["applied"] is False
 
 
-def test_permissions_that_differ_from_guardians_are_reported(source, create_account, management, guarded):
+def test_permissions_that_differ_from_guardians_are_reported(source, create_pulse_user, management, guarded):
     source.person(1, "alice@example.org")
-    escaped = create_account("with_a.dash-")  # older Pythons escape every special character
+    escaped = create_pulse_user("with_a.dash-")  # older Pythons escape every special character
     own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
     write = f"^(queue/{own}/.*|exchange/{own}/.*)"
     management.set_permissions(guarded, escaped, Permissions(write, write, f"^(queue/{own}/.*|exchange/.*)"))
     everything, elsewhere, nothing = (
-        create_account("all", granted=FULL_ACCESS),
-        create_account("two"),
-        create_account("none"),
+        create_pulse_user("all", granted=FULL_ACCESS),
+        create_pulse_user("two"),
+        create_pulse_user("none"),
     )
-    dots = create_account("dots.")
+    dots = create_pulse_user("dots.")
     management.set_permissions("/", elsewhere, Permissions("", "", ".*"))
     management.delete_permissions(guarded, nothing)
     for number, name in enumerate([escaped, everything, elsewhere, nothing, dots]):
-        source.account(number, name, 1)
+        source.pulse_user(number, name, 1)
     notes_of = notes(run_import(source.url))
     assert notes_of[escaped] == ""
     assert "It can create and delete all queues and exchanges, of all owners." in notes_of[everything]
@@ -355,19 +355,19 @@ def test_permissions_that_differ_from_guardians_are_reported(source, create_acco
     assert "match the pattern" in notes_of[dots]  # its dot stands for any character
 
 
-def test_an_account_listed_twice_is_adopted_once(create_account):
+def test_a_pulse_user_listed_twice_is_adopted_once(create_pulse_user):
     Owner.objects.create_user("alice@example.org", vouched=True)
-    wanted = adoption.Ownership(create_account("builds"), ("alice@example.org",))
+    wanted = adoption.Ownership(create_pulse_user("builds"), ("alice@example.org",))
     steps = adoption.plan([wanted, wanted], {"alice@example.org"})
     assert [step.do for step in steps] == ["adopt", "left out"]
     adoption.adopt(steps, notify=False)
-    assert owners_by_account() == {wanted.username: ["alice@example.org"]}
+    assert owners_by_pulse_user() == {wanted.username: ["alice@example.org"]}
 
 
 # Other versions
 
 
-def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_source, create_account):
+def test_a_version_with_one_owner_a_pulse_user_and_no_flags_is_imported(empty_source, create_pulse_user):
     empty_source.make(
         [
             TABLES[0],
@@ -377,17 +377,17 @@ def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_sour
             " warned BOOLEAN)",
         ]
     )
-    name, nobodys = create_account("builds"), create_account("free")
+    name, nobodys = create_pulse_user("builds"), create_pulse_user("free")
     empty_source.person(1, "alice@example.org")
     empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (1, 1, ?)", name)
     empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (2, NULL, ?)", nobodys)
     out = io.StringIO()
     call_command("import_pulseguardian", empty_source.url, "--apply", stdout=out)
-    assert owners_by_account() == {name: ["alice@example.org"]}
+    assert owners_by_pulse_user() == {name: ["alice@example.org"]}
     assert "This version of PulseGuardian has no unbounded queues." in out.getvalue()
 
 
-def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, create_account):
+def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, create_pulse_user):
     empty_source.make(
         [
             "CREATE TABLE emails (id INTEGER NOT NULL PRIMARY KEY, address VARCHAR(255) NOT NULL UNIQUE)",
@@ -396,12 +396,12 @@ def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, c
             *TABLES[1:],
         ]
     )
-    name = create_account("builds")
+    name = create_pulse_user("builds")
     empty_source.run("INSERT INTO emails (id, address) VALUES (7, 'alice@example.org')")
     empty_source.run("INSERT INTO users (id, email_id) VALUES (1, 7)")
-    empty_source.account(1, name, 1)
+    empty_source.pulse_user(1, name, 1)
     run_import(empty_source.url, "--apply")
-    assert owners_by_account() == {name: ["alice@example.org"]}
+    assert owners_by_pulse_user() == {name: ["alice@example.org"]}
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_an_oversized_cell_is_refused(tmp_path):
     assert "too big" in refusal(f"sqlite:///{tmp_path}/large.db")
 
 
-def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_path, create_account):
+def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_path, create_pulse_user):
     path: Path = tmp_path / "old.db"
     opened = sqlite3.connect(path)
     for table in TABLES:
@@ -582,12 +582,12 @@ def test_an_import_killed_anywhere_is_completed_by_the_next(usernames, source, m
         with pytest.raises(Killed):
             run_import(source.url, "--apply")
     whole = {usernames[0]: ["alice@example.org", "o'brien@example.org"], usernames[1]: ["alice@example.org"]}
-    assert owners_by_account().items() <= whole.items()
+    assert owners_by_pulse_user().items() <= whole.items()
     for owner in Owner.objects.exclude(email="carol@example.org"):
         assert owner.vouched
         assert owner.emailaddress_set.get().verified
     assert run_import(source.url, "--apply")["applied"] is True
-    assert owners_by_account() == whole
+    assert owners_by_pulse_user() == whole
     assert set(Owner.objects.values_list("email", "vouched")) == {
         (f"{name}@example.org", True) for name in ("alice", "o'brien", "carol")
     }
@@ -615,18 +615,18 @@ def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, 
         Owner.objects.update(vouched=True)
         Vouching.objects.all().delete()
     run_import(source.url, "--apply")
-    assert owners_by_account() == {
+    assert owners_by_pulse_user() == {
         usernames[0]: ["alice@example.org", "o'brien@example.org"],
         usernames[1]: ["alice@example.org"],
     }
 
 
-def test_a_locked_account_is_not_adopted(usernames, source):
+def test_a_locked_pulse_user_is_not_adopted(usernames, source):
     with locks.lock(usernames[1]):
         assert f"Another request is changing '{usernames[1]}' right now." in refusal(source.url, "--apply")
-    assert owners_by_account() == {}
+    assert owners_by_pulse_user() == {}
     run_import(source.url, "--apply")
-    assert set(owners_by_account()) == set(usernames)
+    assert set(owners_by_pulse_user()) == set(usernames)
 
 
 def test_an_import_waits_for_a_running_pass(usernames, source, monkeypatch):

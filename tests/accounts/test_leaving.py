@@ -96,9 +96,9 @@ def test_an_owner_who_left_leaves_only_what_the_documents_say(leaving, agents, o
 
 def test_texts_of_others_about_an_owner_who_left_stay(agents, operator, guarded):
     owner = agents.owner("leaving")
-    account = PulseUser.objects.create(username="others", ready=True)
-    account.owners.add(agents.owner("other"))
-    NotificationAddress.objects.create(pulse_user=account, email=ADDRESS, confirmed_at=timezone.now())
+    pulse_user = PulseUser.objects.create(username="others", ready=True)
+    pulse_user.owners.add(agents.owner("other"))
+    NotificationAddress.objects.create(pulse_user=pulse_user, email=ADDRESS, confirmed_at=timezone.now())
     Application.objects.create(name="shop")
     store().register("shop", "theirs", principals=[f"bid:{ADDRESS}"])
     owner.delete()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("guarded")
 
 @pytest.fixture
 def leftover(name, guarded, amqp):
-    """Leave a queue with a message on the broker, as an account deleted there does."""
+    """Leave a queue with a message on the broker, as a Pulse user deleted there does."""
     queue = f"queue/{name}/jobs"
     amqp.queue(queue, messages=1)
     return queue

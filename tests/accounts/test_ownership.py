@@ -1,4 +1,4 @@
-"""Owners of accounts: invited, assigned, removed. Nobody becomes responsible for queues without consent."""
+"""Owners of Pulse users: invited, assigned, removed. Nobody becomes responsible for queues without consent."""
 
 import re
 from datetime import timedelta
@@ -35,22 +35,22 @@ def carol(db):
 
 @pytest.fixture
 def shared(alice, bob):
-    """Return an account of Alice and Bob that only the database has."""
+    """Return a Pulse user of Alice and Bob that only the database has."""
     pulse_user = PulseUser.objects.create(username="shared", ready=True)
     pulse_user.owners.set([alice, bob])
     return pulse_user
 
 
 @pytest.fixture
-def invitation(account, alice, bob):
+def invitation(pulse_user, alice, bob):
     """Return Alice's invitation to Bob."""
-    add_owner(account, bob, alice)
+    add_owner(pulse_user, bob, alice)
     return Invitation.objects.get()
 
 
 @pytest.fixture
 def on_broker(guarded, name, alice, bob):
-    """Return an account of Alice and Bob on the broker, and its password."""
+    """Return a Pulse user of Alice and Bob on the broker, and its password."""
     return creation.create_pulse_user(name, [alice, bob])
 
 
@@ -103,11 +103,11 @@ def test_unknown_and_unvouched_owners_have_the_same_error(alice):
 # Inviting and answering
 
 
-def test_an_invited_person_owns_the_account_after_accepting(account, alice, bob, invitation):
-    assert owners_of(account) == {alice}
+def test_an_invited_person_owns_the_pulse_user_after_accepting(pulse_user, alice, bob, invitation):
+    assert owners_of(pulse_user) == {alice}
     with time_machine.travel(timezone.now() + 7 * DAY - timedelta(seconds=30)):
         invitations.accept(invitation)
-    assert owners_of(account) == {alice, bob}
+    assert owners_of(pulse_user) == {alice, bob}
     assert not Invitation.objects.exists()
     events = AuditEntry.objects.filter(event__contains="own").order_by("id").values_list("actor_email", "event")
     assert list(events) == [
@@ -121,7 +121,7 @@ ENDS = {
     "declined": invitations.decline,
     "withdrawn": lambda one: ownership.withdraw_invitation(one.pulse_user, one.invitee, one.inviter),
     "the inviter left": lambda one: remove_owner(one.pulse_user, one.inviter, by=one.inviter),
-    "the account is being removed": lambda one: PulseUser.objects.update(removing_since=timezone.now()),
+    "the Pulse user is being removed": lambda one: PulseUser.objects.update(removing_since=timezone.now()),
     "expired": lambda one: Invitation.objects.update(created=F("created") - 7 * DAY - timedelta(seconds=1)),
 }
 
@@ -138,8 +138,8 @@ def test_an_invitation_that_ended_cannot_be_answered(shared, alice, carol, end, 
     assert owners_of(shared) == before
 
 
-def test_a_second_invitation_changes_nothing_while_the_first_is_open(account, alice, bob, invitation):
-    add_owner(account, bob, alice)
+def test_a_second_invitation_changes_nothing_while_the_first_is_open(pulse_user, alice, bob, invitation):
+    add_owner(pulse_user, bob, alice)
     assert Invitation.objects.get() == invitation
     assert sent(bob.email) == ["invitation"]
 
@@ -152,17 +152,17 @@ def test_another_owner_can_invite_after_the_inviter_left(shared, alice, bob, car
     assert owners_of(shared) == {bob, carol}
 
 
-def test_a_person_who_declined_is_invited_again_a_day_later_at_the_earliest(account, alice, bob, invitation):
+def test_a_person_who_declined_is_invited_again_a_day_later_at_the_earliest(pulse_user, alice, bob, invitation):
     invitations.decline(invitation)
     with pytest.raises(ValidationError, match="You can invite them again after"):
-        add_owner(account, bob, alice)
+        add_owner(pulse_user, bob, alice)
     assert sent(bob.email) == ["invitation"]
     with time_machine.travel(timezone.now() + DAY + timedelta(seconds=1)):
-        add_owner(account, bob, alice)
+        add_owner(pulse_user, bob, alice)
     assert sent(bob.email) == ["invitation", "invitation"]
 
 
-def test_invitations_that_expired_are_pruned(account, invitation):
+def test_invitations_that_expired_are_pruned(pulse_user, invitation):
     prune_visitors()
     assert Invitation.objects.exists()
     with time_machine.travel(timezone.now() + 8 * DAY):
@@ -170,10 +170,10 @@ def test_invitations_that_expired_are_pruned(account, invitation):
     assert not Invitation.objects.exists()
 
 
-def test_an_invitation_accepted_twice_at_once_is_accepted_once(transactional_db, account, bob, invitation):
+def test_an_invitation_accepted_twice_at_once_is_accepted_once(transactional_db, pulse_user, bob, invitation):
     answers = in_parallel(*[partial(invitations.accept, invitation)] * 2)
     assert sorted(type(answer).__name__ for answer in answers) == ["DoesNotExist", "NoneType"]
-    assert bob in owners_of(account)
+    assert bob in owners_of(pulse_user)
     assert sent("alice@example.org") == ["invitation-answered"]
 
 
@@ -193,59 +193,59 @@ def test_an_invitation_accepted_while_its_inviter_is_removed_counts_before_or_no
 # Assigning
 
 
-def test_an_operator_assigns_an_owner_whose_open_invitation_ends(account, alice, bob, operator, invitation):
-    add_owner(account, bob, operator)
-    assert owners_of(account) == {alice, bob}
+def test_an_operator_assigns_an_owner_whose_open_invitation_ends(pulse_user, alice, bob, operator, invitation):
+    add_owner(pulse_user, bob, operator)
+    assert owners_of(pulse_user) == {alice, bob}
     assert sent(bob.email) == ["invitation", "owner-assigned"]
     assert not Invitation.objects.exists()
 
 
-def test_the_owners_of_an_adopted_account_are_notified(guarded, alice, operator, create_account):
-    creation.adopt_pulse_user(create_account("adopted"), [alice, operator], operator)
+def test_the_owners_of_an_adopted_pulse_user_are_notified(guarded, alice, operator, create_pulse_user):
+    creation.adopt_pulse_user(create_pulse_user("adopted"), [alice, operator], operator)
     assert sent(alice.email) == ["owner-assigned"]
     assert sent(operator.email) == []
 
 
-@pytest.mark.parametrize("change", [add_owner, lambda account, owner, by: set_owners(account, [by, owner], by)])
-def test_only_people_with_access_are_invited_or_assigned(account, alice, operator, change):
+@pytest.mark.parametrize("change", [add_owner, lambda pulse_user, owner, by: set_owners(pulse_user, [by, owner], by)])
+def test_only_people_with_access_are_invited_or_assigned(pulse_user, alice, operator, change):
     stranger = Owner.objects.create_user("stranger@example.org")
     for by in (alice, operator):
         with pytest.raises(NotVouched):
-            change(account, stranger, by)
-    assert owners_of(account) == {alice}
+            change(pulse_user, stranger, by)
+    assert owners_of(pulse_user) == {alice}
     assert not Invitation.objects.exists()
 
 
-def test_a_person_whose_access_was_just_withdrawn_is_not_invited(account, alice, bob, operator):
+def test_a_person_whose_access_was_just_withdrawn_is_not_invited(pulse_user, alice, bob, operator):
     [stale] = find_owners(["bob@example.org"])
     vouching.unvouch(bob, operator)
     with pytest.raises(NotVouched):
-        add_owner(account, stale, alice)
+        add_owner(pulse_user, stale, alice)
     Owner.objects.filter(pk=bob.pk).delete()
     with pytest.raises(NotVouched, match="no longer exists"):
-        add_owner(account, stale, alice)
+        add_owner(pulse_user, stale, alice)
     assert not Invitation.objects.exists()
 
 
-def test_an_account_has_a_hundred_owners_at_most_including_those_who_are_invited(account, alice, bob):
+def test_a_pulse_user_has_a_hundred_owners_at_most_including_those_who_are_invited(pulse_user, alice, bob):
     others = Owner.objects.bulk_create([Owner(email=f"o{number}@example.org") for number in range(98)])
-    account.owners.add(*others[:50])
+    pulse_user.owners.add(*others[:50])
     Invitation.objects.bulk_create(
-        [Invitation(pulse_user=account, invitee=other, inviter=alice) for other in others[50:]]
+        [Invitation(pulse_user=pulse_user, invitee=other, inviter=alice) for other in others[50:]]
     )
-    add_owner(account, bob, alice)
+    add_owner(pulse_user, bob, alice)
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     with pytest.raises(ValidationError, match="100 owners, including those who are invited"):
-        add_owner(account, carol, alice)
+        add_owner(pulse_user, carol, alice)
 
 
-def test_a_list_of_new_owners_counts_beside_the_present_ones(account, alice):
+def test_a_list_of_new_owners_counts_beside_the_present_ones(pulse_user, alice):
     people = Owner.objects.bulk_create([Owner(email=f"o{number}@example.org", vouched=True) for number in range(110)])
-    account.owners.add(*people[:50])
+    pulse_user.owners.add(*people[:50])
     with pytest.raises(ValidationError, match="100 owners, including those who are invited"):
-        set_owners(account, people[50:], alice)
-    set_owners(account, people[50:99], alice)
-    assert account.invitations.open().count() == 49
+        set_owners(pulse_user, people[50:], alice)
+    set_owners(pulse_user, people[50:99], alice)
+    assert pulse_user.invitations.open().count() == 49
 
 
 # Removing and leaving
@@ -321,12 +321,12 @@ def test_a_new_list_invites_removes_and_withdraws(shared, alice, bob, carol):
     assert [one.invitee for one in Invitation.objects.open()] == [dora]
 
 
-def test_an_account_keeps_its_owners_until_a_new_one_accepts(account, alice, bob):
-    set_owners(account, [bob], alice)
-    assert owners_of(account) == {alice}
+def test_a_pulse_user_keeps_its_owners_until_a_new_one_accepts(pulse_user, alice, bob):
+    set_owners(pulse_user, [bob], alice)
+    assert owners_of(pulse_user) == {alice}
     invitations.accept(Invitation.objects.get())
-    set_owners(account, [bob], alice)
-    assert owners_of(account) == {bob}
+    set_owners(pulse_user, [bob], alice)
+    assert owners_of(pulse_user) == {bob}
 
 
 # The password after an owner left
@@ -383,7 +383,7 @@ def test_a_withdrawal_sends_each_remaining_owner_one_mail(db, alice, bob, operat
         PulseUser.objects.create(username=f"shared-{number}", ready=True).owners.set([alice, bob])
     withdraw(bob, operator, remove=True)
     [mail] = mails_to(alice)
-    assert mail.subject == "[Guardian] bob@example.org no longer owns 5 RabbitMQ accounts: set a new password"
+    assert mail.subject == "[Guardian] bob@example.org no longer owns 5 Pulse users: set a new password"
     assert mail.body.count("/#password") == 5
     assert PulseUser.objects.filter(password_exposed_at=None).count() == 0
 
@@ -395,13 +395,13 @@ def test_the_deactivation_of_an_owner_exposes_the_passwords_and_notifies_the_oth
     alone.owners.add(bob)
     client.force_login(operator)
     assert client.post(f"/admin/accounts/owner/{bob.pk}/change/", {"email": bob.email}).status_code == 302
-    for account in (shared, alone):
-        account.refresh_from_db()
-        assert account.password_exposed_at
+    for pulse_user in (shared, alone):
+        pulse_user.refresh_from_db()
+        assert pulse_user.password_exposed_at
     assert set(shared.owners.all()) == {alice, bob}
     [mail] = mails_to(alice)
     assert mail.subject == "[Guardian] An owner of shared was deactivated: set a new password"
-    assert "ops@example.org deactivated bob@example.org, an owner of the RabbitMQ account shared." in mail.body
+    assert "ops@example.org deactivated bob@example.org, an owner of the Pulse user shared." in mail.body
     assert "bob@example.org may know the password" in mail.body
     assert sent(bob.email) == []
 
@@ -409,12 +409,12 @@ def test_the_deactivation_of_an_owner_exposes_the_passwords_and_notifies_the_oth
 # Mails about invitations
 
 
-def test_the_invitation_mail_links_to_the_page_and_is_not_sent_after_a_withdrawal(account, alice, bob, invitation):
+def test_the_invitation_mail_links_to_the_page_and_is_not_sent_after_a_withdrawal(pulse_user, alice, bob, invitation):
     [mail] = mails_to(bob)
     assert mail.subject == "[Guardian] alice@example.org invites you to own alice"
     assert f"/invitations/{invitation.uuid}/" in mail.body
     assert f"/invitations/{invitation.uuid}/" in mail.alternatives[0].content
-    ownership.withdraw_invitation(account, bob, alice)
+    ownership.withdraw_invitation(pulse_user, bob, alice)
     with pytest.raises(Obsolete):
         mails_to(bob)
 
@@ -426,7 +426,7 @@ def test_the_invitation_mail_links_to_the_page_and_is_not_sent_after_a_withdrawa
     ("answer", "subject"), [("accept", "accepted and owns alice now"), ("decline", "declined to own alice")]
 )
 def test_an_invitation_is_answered_on_its_page_by_post_only_and_the_inviter_is_notified(
-    account, alice, bob, invitation, away, answer, subject
+    pulse_user, alice, bob, invitation, away, answer, subject
 ):
     client = signed_in(bob)
     path = f"/invitations/{invitation.uuid}/"
@@ -435,13 +435,13 @@ def test_an_invitation_is_answered_on_its_page_by_post_only_and_the_inviter_is_n
         assert getattr(client, method)(path, {answer: "1"}).status_code == 200
     assert Invitation.objects.open().exists()
     client.post(path, {answer: "1"})
-    assert (bob in owners_of(account)) is (answer == "accept")
+    assert (bob in owners_of(pulse_user)) is (answer == "accept")
     assert not Invitation.objects.open().exists()
     [mail] = mails_to(alice)
     assert mail.subject == f"[Guardian] bob@example.org {subject}"
 
 
-def test_an_owner_invites_and_withdraws_on_the_accounts_page(account, alice, bob, away):
+def test_an_owner_invites_and_withdraws_on_the_pulse_users_page(pulse_user, alice, bob, away):
     client = signed_in(alice)
     invited = client.post("/pulse-users/alice/owners/", {"email": "Bob@Example.org"}, follow=True)
     assert "bob@example.org is invited" in invited.text
@@ -452,13 +452,13 @@ def test_an_owner_invites_and_withdraws_on_the_accounts_page(account, alice, bob
     assert not Invitation.objects.open().exists()
 
 
-def test_an_invitee_who_lost_access_cannot_accept_and_sees_why(account, alice, bob, invitation):
+def test_an_invitee_who_lost_access_cannot_accept_and_sees_why(pulse_user, alice, bob, invitation):
     client = signed_in(bob)
     Owner.objects.filter(pk=bob.pk).update(vouched=False)
     page = client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
     assert page.status_code == 403
     assert "bob@example.org has no access to the broker yet" in page.text
-    assert owners_of(account) == {alice}
+    assert owners_of(pulse_user) == {alice}
 
 
 def test_removing_an_owner_offers_a_new_password_ticked(on_broker, alice, bob, broker, guarded):
@@ -515,7 +515,7 @@ def test_removing_somebody_who_is_no_owner_says_so(shared, alice, carol, away, m
 
 
 @pytest.mark.parametrize("by", ["page", "API"])
-def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_account(
+def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_pulse_user(
     on_broker, alice, bob, broker, guarded, by
 ):
     pulse_user, password = on_broker
@@ -533,8 +533,8 @@ def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_account(
 # Case P2
 
 
-def test_an_account_is_handed_over_with_consent_and_a_new_password(guarded, name, broker, alice, bob):
-    """Alice creates an account, makes Bob its only owner, and keeps the password."""
+def test_a_pulse_user_is_handed_over_with_consent_and_a_new_password(guarded, name, broker, alice, bob):
+    """Alice creates a Pulse user, makes Bob its only owner, and keeps the password."""
     program = Program(alice)
     password = program.post("pulse-users/", {"username": name}).json()["password"]
     asked = program.patch(f"pulse-users/{name}/", {"owners": ["bob@example.org"]}).json()

@@ -60,7 +60,7 @@ from tests.support.toolbox import (
     mark_for_removal,
     queue_names,
     raising,
-    remove_account,
+    remove_as_a_person,
     wait_until,
 )
 from tools.benchmarks.passes import counted_requests
@@ -265,7 +265,7 @@ def test_a_killed_creation_is_finished_by_repeating_it(alice, name, broker, guar
 
 
 @pytest.mark.parametrize("unfinished", [True, False])
-def test_a_creation_does_not_take_over_a_manual_account(alice, name, management, guarded, unfinished):
+def test_a_creation_does_not_take_over_a_manual_pulse_user(alice, name, management, guarded, unfinished):
     if unfinished:
         PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
@@ -277,14 +277,14 @@ def test_a_creation_does_not_take_over_a_manual_account(alice, name, management,
     assert list(PulseUser.objects.values_list("ready", flat=True)) == [False] * unfinished
 
 
-def test_rotation_and_removal_do_not_take_over_a_manual_account(alice, name, management, guarded, removed):
+def test_rotation_and_removal_do_not_take_over_a_manual_pulse_user(alice, name, management, guarded, removed):
     pulse_user = PulseUser.objects.create(username=name)
     pulse_user.owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
     management.declare_queue(guarded, f"queue/{name}/theirs")
     with pytest.raises(ValidationError, match="created manually"):
         rotate_password(pulse_user)
-    remove_account(pulse_user)
+    remove_as_a_person(pulse_user)
     assert management.user(name).tags == {"monitoring"}
     assert queue_names(management, guarded) == {f"queue/{name}/theirs"}
     assert not PulseUser.objects.exists()
@@ -336,7 +336,7 @@ def test_rotating_a_password_keeps_permissions_tags_and_connections_unless_asked
     [known] = connections_of(pulse_user)
     assert known.vhost == guarded
     rotate_password(pulse_user, close_connections=True)
-    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="password of this account was changed"):
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="password of this Pulse user was changed"):
         live.connection.process_data_events(10)
 
 
@@ -366,7 +366,7 @@ def test_a_pulse_user_removed_during_rotation_is_not_recreated(pulse_user, name,
 
     def remove():
         with pytest.raises(RemovalPending, match="Guardian continues"):
-            remove_account(PulseUser.objects.get())
+            remove_as_a_person(PulseUser.objects.get())
 
     with calling_first(Management, "put_user", remove), pytest.raises(ValidationError, match="by another request"):
         rotate_password(pulse_user)
@@ -389,7 +389,7 @@ def test_one_of_two_concurrent_rotations_is_refused(pulse_user, alice, name, bro
     assert can_log_in(broker, guarded, name, slow.result())
 
 
-def test_a_locked_account_cannot_be_adopted(alice, name, management):
+def test_a_locked_pulse_user_cannot_be_adopted(alice, name, management):
     management.put_user(name, "by hand")
     with locks.lock(name), pytest.raises(NameTaken, match="right now"):
         adopt_pulse_user(name, [alice], Owner.objects.create_superuser("ops@example.org"))
@@ -401,7 +401,7 @@ def test_a_removal_of_a_locked_pulse_user_continues_later_and_page_and_api_say_s
     client.force_login(alice)
     with locks.lock(name):
         with pytest.raises(RemovalPending, match="is being removed, and Guardian continues"):
-            remove_account(PulseUser.objects.get())
+            remove_as_a_person(PulseUser.objects.get())
         assert finish_removals() == 0
         assert management.user(name)
         PulseUser.objects.update(removing_since=None)
@@ -422,7 +422,7 @@ def test_a_removal_that_lost_its_lock_keeps_the_next_owners_pulse_user(
     mark_for_removal(*PulseUser.objects.all())
     with paused_at(removal, place, finish_removals) as slow:
         Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if the lock had expired
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
         made, _ = create_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
     assert slow.result() == 0
@@ -491,7 +491,7 @@ def test_a_failed_creation_that_lost_its_lock_undoes_nothing(alice, name, broker
     ("tags", "error_text"),
     [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")],
 )
-def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
+def test_an_adopted_pulse_user_with_a_powerful_tag_is_not_changed_or_removed(
     alice, operator, name, guarded, management, tags, error_text
 ):
     management.put_user(name, "by hand", ["management", "monitoring"])
@@ -501,7 +501,7 @@ def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
     with pytest.raises(ValidationError, match=error_text):
         rotate_password(pulse_user)
     with pytest.raises(PermissionDenied, match=error_text):
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     assert PulseUser.objects.get().removing_since is None
     mark_for_removal(*PulseUser.objects.all())  # as a withdrawal does
     assert finish_removals() == 0
@@ -513,7 +513,7 @@ def test_an_adopted_account_with_a_powerful_tag_is_not_changed_or_removed(
         adopt_pulse_user(name, [alice], operator)
 
 
-def test_guardians_own_account_is_not_changed_or_removed(alice, operator, name, guarded, management, settings):
+def test_guardians_own_pulse_user_is_not_changed_or_removed(alice, operator, name, guarded, management, settings):
     management.put_user(name, "word")
     pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator"])
@@ -522,11 +522,11 @@ def test_guardians_own_account_is_not_changed_or_removed(alice, operator, name, 
     with pytest.raises(ValidationError, match="Guardian itself"):
         rotate_password(pulse_user)
     with pytest.raises(PermissionDenied, match="Guardian itself"):
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     assert management.user(name)
 
 
-def test_an_adopted_account_keeps_password_permissions_and_tags(
+def test_an_adopted_pulse_user_keeps_password_permissions_and_tags(
     alice, bob, operator, name, broker, guarded, management, settings
 ):
     management.put_user(name, "made by hand", ["monitoring"])
@@ -542,7 +542,7 @@ def test_an_adopted_account_keeps_password_permissions_and_tags(
     assert name not in adoptable()
 
 
-def test_adoption_is_refused_for_unsafe_accounts_and_wrong_owners(alice, operator, name, management, guarded):
+def test_adoption_is_refused_for_unsafe_pulse_users_and_wrong_owners(alice, operator, name, management, guarded):
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(PermissionDenied, match="Only operators can adopt"):
         adopt_pulse_user(name, [alice], alice)
@@ -567,9 +567,9 @@ def test_adoption_is_refused_for_unsafe_accounts_and_wrong_owners(alice, operato
     assert PulseUser.objects.count() == 1
 
 
-def test_an_agents_login_and_an_invalid_name_cannot_be_adopted(alice, operator, create_account, guarded):
-    login = create_account("f" + secrets.token_hex(16)[1:], exactly=True)
-    invalid = create_account("no name")
+def test_an_agents_login_and_an_invalid_name_cannot_be_adopted(alice, operator, create_pulse_user, guarded):
+    login = create_pulse_user("f" + secrets.token_hex(16)[1:], exactly=True)
+    invalid = create_pulse_user("no name")
     with pytest.raises(CannotAdopt, match="agent"):
         adopt_pulse_user(login, [alice], operator)
     assert not {login, invalid} & set(adoptable())
@@ -609,15 +609,15 @@ def test_a_confirmation_can_be_resent_once_an_hour(alice, confirmation_requests,
     assert confirmation_requests == ["team@example.org"] * 2
 
 
-def test_an_address_cannot_be_added_again_within_an_hour(account, alice, confirmation_requests):
-    remove_address(add_address(account, "team@example.org", alice))
+def test_an_address_cannot_be_added_again_within_an_hour(pulse_user, alice, confirmation_requests):
+    remove_address(add_address(pulse_user, "team@example.org", alice))
     with pytest.raises(ValidationError, match="less than an hour ago") as error:
-        add_address(account, "Team@example.org", alice)
+        add_address(pulse_user, "Team@example.org", alice)
     assert list(error.value.message_dict) == ["email"]
     with pytest.raises(ValidationError, match="less than an hour ago") as error:
-        set_addresses(account, ["fine@example.org", "team@example.org"], alice)
+        set_addresses(pulse_user, ["fine@example.org", "team@example.org"], alice)
     assert list(error.value.message_dict) == ["notification_emails"]
-    assert not account.notification_addresses.exists()
+    assert not pulse_user.notification_addresses.exists()
     add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
     assert confirmation_requests.count("team@example.org") == 2
 
@@ -637,11 +637,11 @@ def test_an_owner_sends_a_limited_number_of_requests_to_one_mailbox(
     assert confirmation_requests.count("team@example.org") == 3
 
 
-def test_a_rolled_back_address_can_be_added_immediately(account, alice, confirmation_requests):
+def test_a_rolled_back_address_can_be_added_immediately(pulse_user, alice, confirmation_requests):
     with transaction.atomic():
-        add_address(account, "team@example.org", alice)
+        add_address(pulse_user, "team@example.org", alice)
         transaction.set_rollback(True)
-    assert add_address(account, "team@example.org", alice).pk
+    assert add_address(pulse_user, "team@example.org", alice).pk
 
 
 def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
@@ -660,9 +660,9 @@ def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
     assert NotificationAddress.objects.get().confirmed_at is None
 
 
-def test_a_confirmation_token_expires_after_seven_days(account, alice, time_machine):
+def test_a_confirmation_token_expires_after_seven_days(pulse_user, alice, time_machine):
     began = timezone.now()
-    token = confirmation_token(add_address(account, "team@example.org", alice))
+    token = confirmation_token(add_address(pulse_user, "team@example.org", alice))
     time_machine.move_to(began + timedelta(days=7, seconds=10))
     with pytest.raises(SignatureExpired):
         confirm_address(token)
@@ -671,8 +671,8 @@ def test_a_confirmation_token_expires_after_seven_days(account, alice, time_mach
 
 
 @pytest.mark.parametrize("token", ["", "x", "a:b:c", "é", "\0", "x" * 10_000])
-def test_an_invalid_token_confirms_nothing(account, alice, token):
-    good = confirmation_token(add_address(account, "team@example.org", alice))
+def test_an_invalid_token_confirms_nothing(pulse_user, alice, token):
+    good = confirmation_token(add_address(pulse_user, "team@example.org", alice))
     for wrong in (token, good[:-1], good + token + "x"):
         with pytest.raises(BadSignature):
             confirm_address(wrong)
@@ -691,68 +691,68 @@ def test_an_invalid_token_confirms_nothing(account, alice, token):
         ("a@exam\u200bple.org", "not an e-mail address"),
     ],
 )
-def test_an_invalid_address_is_refused_with_the_reason(account, alice, confirmation_requests, email, error_text):
-    add_address(account, "team@example.org", alice)
+def test_an_invalid_address_is_refused_with_the_reason(pulse_user, alice, confirmation_requests, email, error_text):
+    add_address(pulse_user, "team@example.org", alice)
     with pytest.raises(ValidationError, match=error_text) as error:
-        add_address(account, email, alice)
+        add_address(pulse_user, email, alice)
     assert list(error.value.message_dict) == ["email"]
     assert confirmation_requests == ["team@example.org"]
 
 
-def test_a_pulse_user_has_at_most_ten_addresses(account, alice, confirmation_requests):
+def test_a_pulse_user_has_at_most_ten_addresses(pulse_user, alice, confirmation_requests):
     ten = [f"team-{number}@example.org" for number in range(10)]
-    set_addresses(account, ten, alice)
+    set_addresses(pulse_user, ten, alice)
     with pytest.raises(ValidationError, match="10 further addresses"):
-        add_address(account, "one-more@example.org", alice)
+        add_address(pulse_user, "one-more@example.org", alice)
     with pytest.raises(ValidationError, match="you gave 11"):
-        set_addresses(account, [*ten, "one-more@example.org"], alice)
+        set_addresses(pulse_user, [*ten, "one-more@example.org"], alice)
     assert confirmation_requests == ten
 
 
-def test_setting_addresses_keeps_confirmed_ones(account, alice, confirmation_requests):
-    kept = add_address(account, "kept@example.org", alice)
-    add_address(account, "gone@example.org", alice)
+def test_setting_addresses_keeps_confirmed_ones(pulse_user, alice, confirmation_requests):
+    kept = add_address(pulse_user, "kept@example.org", alice)
+    add_address(pulse_user, "gone@example.org", alice)
     confirm_address(confirmation_token(kept))
-    set_addresses(account, ["new@example.org", "KEPT@example.org"], alice)
-    addresses = {address.email: address.confirmed_at is not None for address in account.notification_addresses.all()}
+    set_addresses(pulse_user, ["new@example.org", "KEPT@example.org"], alice)
+    addresses = {address.email: address.confirmed_at is not None for address in pulse_user.notification_addresses.all()}
     assert addresses == {"kept@example.org": True, "new@example.org": False}
     assert confirmation_requests == ["kept@example.org", "gone@example.org", "new@example.org"]
     with pytest.raises(ValidationError):
-        set_addresses(account, ["fine@example.org", "nonsense"], alice)
-    assert account.notification_addresses.count() == 2
+        set_addresses(pulse_user, ["fine@example.org", "nonsense"], alice)
+    assert pulse_user.notification_addresses.count() == 2
 
 
 # Thresholds
 
 
-def test_operators_set_any_thresholds_and_owners_within_the_settings(account, alice, operator, settings):
+def test_operators_set_any_thresholds_and_owners_within_the_settings(pulse_user, alice, operator, settings):
     with pytest.raises(PermissionDenied):
-        set_thresholds(account, 6, 9, alice)
-    set_thresholds(account, 100_000, 200_000, operator)
+        set_thresholds(pulse_user, 6, 9, alice)
+    set_thresholds(pulse_user, 100_000, 200_000, operator)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
-    set_thresholds(account, 50_000, 200_000, alice)  # the operator's maximum is unchanged
+    set_thresholds(pulse_user, 50_000, 200_000, alice)  # the operator's maximum is unchanged
     with pytest.raises(ValidationError, match="at most 50 messages"):
-        set_thresholds(account, 6, 51, alice)
-    set_thresholds(account, 6, 50, alice)
-    set_thresholds(account, 7, None, alice)
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (7, None)
+        set_thresholds(pulse_user, 6, 51, alice)
+    set_thresholds(pulse_user, 6, 50, alice)
+    set_thresholds(pulse_user, 7, None, alice)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
 
 
-def test_an_omitted_threshold_keeps_its_stored_value(account, operator):
+def test_an_omitted_threshold_keeps_its_stored_value(pulse_user, operator):
     PulseUser.objects.update(warn_length=3, max_length=8)
-    set_thresholds(account, UNCHANGED, 9, operator)
-    assert (account.warn_length, account.max_length) == (3, 9)
+    set_thresholds(pulse_user, UNCHANGED, 9, operator)
+    assert (pulse_user.warn_length, pulse_user.max_length) == (3, 9)
     with pytest.raises(ValidationError):
-        set_thresholds(account, 9, UNCHANGED, operator)
+        set_thresholds(pulse_user, 9, UNCHANGED, operator)
 
 
 @pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
-def test_invalid_thresholds_are_refused(account, operator, pair):
+def test_invalid_thresholds_are_refused(pulse_user, operator, pair):
     with pytest.raises(ValidationError):
-        set_thresholds(account, *pair, operator)
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (None, None)
+        set_thresholds(pulse_user, *pair, operator)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
 
 
 # Removal
@@ -767,7 +767,7 @@ def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name,
     management.declare_queue(guarded, f"queue/{name}2/builds")
     goes = belongings_of(pulse_user)
     assert goes == Belongings([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
-    remove_account(pulse_user)
+    remove_as_a_person(pulse_user)
     assert queue_names(management, guarded) == {f"queue/{name}2/builds"}
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
     assert not PulseUser.objects.exists()
@@ -779,7 +779,7 @@ def test_a_removal_deletes_the_pulse_users_own_queues_and_exchanges(alice, name,
 def test_a_removal_without_the_broker_changes_nothing(pulse_user, settings, removed):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     with pytest.raises(BrokerUnavailable):
         belongings_of(pulse_user)
     assert PulseUser.objects.get().removing_since is None
@@ -796,7 +796,7 @@ def test_a_killed_removal_is_finished_by_the_task(alice, name, broker, guarded, 
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
     client = {"delete_queue": Fetch, "delete_exchange": Session}.get(step, Management)
     with raising(client, step, Killed, after=done), pytest.raises(Killed):
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     assert PulseUser.objects.get().removing_since is not None
     finish_removals()
     assert not PulseUser.objects.exists()
@@ -810,7 +810,7 @@ def test_a_removal_continues_while_a_queue_is_listed(alice, name, broker, guarde
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
     with raising(Fetch, "delete_queue", NotOnBroker("not there, or its node is down")):
         with pytest.raises(RemovalPending, match=f"Still there: 'queue/{name}/builds'"):
-            remove_account(pulse_user)
+            remove_as_a_person(pulse_user)
         assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
     assert removed == []
@@ -826,7 +826,7 @@ def test_a_removal_does_not_trust_a_list_while_nodes_change(alice, name, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
         with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
-            remove_account(pulse_user)
+            remove_as_a_person(pulse_user)
     assert PulseUser.objects.exists()
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -838,7 +838,7 @@ def test_a_removal_does_not_trust_a_list_while_the_vhost_is_stopped(alice, name,
     pulse_user, _ = create_pulse_user(name, [alice])
     broker.node.eval(f'rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"{guarded}">>)')
     with pytest.raises(RemovalPending, match="a node that has just stopped or started"):
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     assert PulseUser.objects.exists()
     broker.node.eval(f'rabbit_vhost_sup_sup:start_vhost(<<"{guarded}">>)')
     assert finish_removals() == 1
@@ -857,7 +857,7 @@ def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broke
     pulse_user, password = create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
     rotate_password(pulse_user)
-    remove_account(pulse_user)
+    remove_as_a_person(pulse_user)
     assert {method for method, _ in requests} == {"GET", "PUT", "DELETE"}
     assert not any(in_transaction for _, in_transaction in requests)
 
@@ -871,7 +871,7 @@ def test_no_transaction_is_open_during_requests_to_the_broker(alice, name, broke
 )
 def test_a_failed_removal_keeps_the_row_and_is_retried(pulse_user, name, error, reason):
     with raising(Management, "nodes", error), pytest.raises(RemovalPending, match=reason):
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     assert Removal.objects.filter(kind="account", name=name).exists()
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -887,7 +887,7 @@ def test_a_removal_stops_when_its_time_is_over(alice, name, guarded, management,
     assert finish_removals() == 1
 
 
-def test_accounts_do_not_delay_the_removals_of_agents(name, guarded, management):
+def test_pulse_users_do_not_delay_the_removals_of_agents(name, guarded, management):
     mark_for_removal(PulseUser.objects.create(username=name))
     management.declare_queue(guarded, "subscription_x")
     Removal.objects.create(kind="queue", vhost=guarded, name="subscription_x")
@@ -899,7 +899,7 @@ def test_accounts_do_not_delay_the_removals_of_agents(name, guarded, management)
     assert seen == [0]
 
 
-def test_a_removal_of_an_unmarked_account_is_dropped(alice, name, management):
+def test_a_removal_of_an_unmarked_pulse_user_is_dropped(alice, name, management):
     create_pulse_user(name, [alice])
     Removal.objects.create(kind="account", name=name)
     assert finish_removals() == 0
@@ -926,14 +926,14 @@ def test_the_requests_of_a_removal_do_not_grow_with_others_queues(pulse_user, gu
     for number in range(30):
         management.declare_queue(guarded, f"queue/other-{number}/q")
     with counted_requests() as requests:
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     assert len(requests) <= 8, requests
 
 
 def test_a_pulse_user_without_a_vhost_can_be_removed(pulse_user, guarded, management):
     management.delete_vhost(guarded)
     try:
-        remove_account(pulse_user)
+        remove_as_a_person(pulse_user)
     finally:
         management.create_vhost(guarded)
     assert not PulseUser.objects.exists()

@@ -32,7 +32,7 @@ def two_of_each(settings):
     settings.GUARDIAN_MAX_CHANNELS = 2
 
 
-def own_accounts(owner, *names):
+def own_pulse_users(owner, *names):
     for name in names:
         PulseUser.objects.create(username=name, ready=True).owners.add(owner)
 
@@ -47,46 +47,46 @@ def own_tokens(owner, number):
         tokens.create_token(owner, f"token {one}")
 
 
-# RabbitMQ accounts
+# Pulse users
 
 
-def test_an_owner_with_the_maximum_of_accounts_creates_no_more(alice, two_of_each, guarded):
-    own_accounts(alice, "a", "b")
+def test_an_owner_with_the_maximum_of_pulse_users_creates_no_more(alice, two_of_each, guarded):
+    own_pulse_users(alice, "a", "b")
     refused = Program(alice).post("pulse-users/", {"username": "c"})
     assert (refused.status_code, list(refused.json())) == (400, ["non_field_errors"])
-    assert "at most 2 RabbitMQ accounts" in refused.text
+    assert "at most 2 Pulse users" in refused.text
     page = Visitor(alice).client.post("/pulse-users/", {"username": "c"})
     assert page.status_code == 200
-    assert "at most 2 RabbitMQ accounts" in page.text
+    assert "at most 2 Pulse users" in page.text
     assert not PulseUser.objects.filter(username="c").exists()
 
 
 def test_an_invitation_past_the_maximum_stays_open(alice, bob, two_of_each):
-    own_accounts(bob, "a", "b")
-    own_accounts(alice, "shared")
+    own_pulse_users(bob, "a", "b")
+    own_pulse_users(alice, "shared")
     with transaction.atomic():
         invitations.invite(PulseUser.objects.locked(alice.pulse_users.get()), [bob], by=alice)
     invitation = Invitation.objects.get()
     refused = Program(bob).post(f"invitations/{invitation.uuid.hex}/accept/")
-    assert (refused.status_code, "at most 2 RabbitMQ accounts" in refused.text) == (400, True)
+    assert (refused.status_code, "at most 2 Pulse users" in refused.text) == (400, True)
     page = Visitor(bob).client.post(f"/invitations/{invitation.uuid}/", {"accept": ""})
-    assert (page.status_code, "at most 2 RabbitMQ accounts" in page.text) == (400, True)
+    assert (page.status_code, "at most 2 Pulse users" in page.text) == (400, True)
     bob.pulse_users.get(username="a").delete()
     assert Program(bob).post(f"invitations/{invitation.uuid.hex}/accept/").status_code == 204
 
 
 def test_an_unfinished_creation_can_be_finished_at_the_maximum(alice, two_of_each, agents, name):
-    own_accounts(alice, "a")
+    own_pulse_users(alice, "a")
     PulseUser.objects.create(username=name).owners.add(alice)  # a crash left it
     creation.create_pulse_user(name, [alice], by=alice)
     assert PulseUser.objects.get(username=name).ready
 
 
-def test_operators_are_exempt_and_create_accounts_for_owners_with_the_maximum(
+def test_operators_are_exempt_and_create_pulse_users_for_owners_with_the_maximum(
     alice, operator, two_of_each, agents, name
 ):
-    own_accounts(operator, "a", "b")
-    own_accounts(alice, "c", "d")
+    own_pulse_users(operator, "a", "b")
+    own_pulse_users(alice, "c", "d")
     own_channels(operator, 3)
     own_tokens(operator, 3)
     for owner in (operator, alice):
@@ -221,7 +221,7 @@ def test_concurrent_requests_do_not_exceed_a_quota(transactional_db, two_of_each
     assert all(re.search("at most 2 ", str(outcome)) for outcome in refused)
 
 
-def test_concurrent_creations_of_accounts_do_not_exceed_the_quota(transactional_db, guarded, settings, name):
+def test_concurrent_creations_of_pulse_users_do_not_exceed_the_quota(transactional_db, guarded, settings, name):
     settings.GUARDIAN_MAX_PULSE_USERS = 2
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     program = Program(alice)
@@ -235,8 +235,8 @@ def test_concurrent_creations_of_accounts_do_not_exceed_the_quota(transactional_
 def test_two_invitations_accepted_at_once_do_not_exceed_the_quota(transactional_db, settings):
     settings.GUARDIAN_MAX_PULSE_USERS = 2
     alice, bob = (Owner.objects.create_user(f"{name}@example.org", vouched=True) for name in ("alice", "bob"))
-    own_accounts(alice, "a", "b", "c")
-    own_accounts(bob, "d")
+    own_pulse_users(alice, "a", "b", "c")
+    own_pulse_users(bob, "d")
     received = [
         Invitation.objects.create(pulse_user=one, invitee=bob, inviter=alice) for one in alice.pulse_users.all()
     ]

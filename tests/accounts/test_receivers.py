@@ -1,4 +1,4 @@
-"""Notifications about addresses, access and accounts, written with their cause."""
+"""Notifications about addresses, access and Pulse users, written with their cause."""
 
 import pytest
 from django.db import transaction
@@ -20,12 +20,12 @@ def operators(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
-def test_an_added_address_gets_a_mail_with_its_confirmation_link(account, alice, mailbox):
-    addresses.add_address(account, "team@example.org", alice)
+def test_an_added_address_gets_a_mail_with_its_confirmation_link(pulse_user, alice, mailbox):
+    addresses.add_address(pulse_user, "team@example.org", alice)
     stored = str(list(Notification.objects.values()))
     assert send_due().sent == 1
     (mail,) = mailbox.to("team@example.org")
-    assert "alice@example.org added this address to the RabbitMQ account" in mail.text
+    assert "alice@example.org added this address to the Pulse user" in mail.text
     token = mail.text.partition("/addresses/")[2].partition("/")[0]
     assert token not in stored + str(list(Notification.objects.values()))
     assert addresses.confirm_address(token).confirmed_at is not None
@@ -62,8 +62,8 @@ def test_a_vouched_owner_is_notified_by_whom_and_of_the_next_step(alice, mailbox
     assert "/pulse-users/" in mail.text
 
 
-def test_the_queues_of_a_removed_account_are_gone(account):
-    stored_queue("queue/alice/builds", pulse_user=account)
+def test_the_queues_of_a_removed_pulse_user_are_gone(pulse_user):
+    stored_queue("queue/alice/builds", pulse_user=pulse_user)
     with transaction.atomic():
-        signals.pulse_user_removed.send(PulseUser, pulse_user=account)
+        signals.pulse_user_removed.send(PulseUser, pulse_user=pulse_user)
     assert Queue.objects.get().state == "gone"

@@ -239,14 +239,14 @@ def test_withdrawing_access_can_remove_tokens_and_pulse_users(guarded, broker, b
 def test_concurrent_withdrawals_leave_no_pulse_user_without_an_owner(guarded, bob, operator, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
-    accounts = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
-    for account in accounts:
-        account.owners.set([bob, carol])
+    pulse_users = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
+    for pulse_user in pulse_users:
+        pulse_user.owners.set([bob, carol])
     outcomes = in_parallel(*(partial(withdraw, owner, operator, remove=True) for owner in (bob, carol)))
     assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    for account in accounts:
-        account.refresh_from_db()
-        assert (account.owners.count(), account.removing_since is not None) == (1, True)
+    for pulse_user in pulse_users:
+        pulse_user.refresh_from_db()
+        assert (pulse_user.owners.count(), pulse_user.removing_since is not None) == (1, True)
 
 
 # The admin

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.sqlite]
 
 FIELDS = (
     "uuid", "vhost", "name", "type", "durable", "auto_delete", "exclusive", "node", "ready", "unacknowledged", "state",
-    "misses", "notified_state", "recovery_notified", "folded", "registered", "unbounded", "first_seen", "last_seen",
+    "misses", "notified_state", "recovery_notified", "merged", "registered", "unbounded", "first_seen", "last_seen",
 )  # fmt: skip
 NOW = timezone.now()
 
@@ -70,7 +70,7 @@ def test_values_equal_in_all_rows_are_written_to_each():
     )
     after = set(
         Queue.objects.values_list(
-            "ready", "unacknowledged", "notified_state", "quiet_until", "recovery_notified", "folded"
+            "ready", "unacknowledged", "notified_state", "quiet_until", "recovery_notified", "merged"
         )
     )
     assert after == {(5, None, "warned", NOW, True, 0)}

@@ -151,7 +151,7 @@ def test_the_help_of_a_mail_is_a_section_of_the_documents(kind, complete):
 
 
 def test_a_confirmation_mail_links_to_the_confirmation_of_its_address(address):
-    text = part(compose(notification("confirm-address", address=str(address.uuid), account="alice")), "plain")
+    text = part(compose(notification("confirm-address", address=str(address.uuid), pulse_user="alice")), "plain")
     token = re.search(r"/addresses/([^/\s]+)/", text)[1]
     assert addresses.address_for_token(token) == address
 

@@ -1,4 +1,4 @@
-"""Owners choose which notifications about an account's queues they get, and in which channels."""
+"""Owners choose which notifications about a Pulse user's queues they get, and in which channels."""
 
 import pytest
 from django.test import Client
@@ -20,30 +20,30 @@ def chat(alice):
     return Channel.objects.create(owner=alice, name="chat", service="Slack", sealed_url="")
 
 
-def sent_to(account, kind):
+def sent_to(pulse_user, kind):
     """Return the recipients and channels of a notification of this kind."""
     Notification.objects.all().delete()
-    enqueue([Notice(kind, {}, subject="queue 1", pulse_user_id=account.pk)], timezone.now())
+    enqueue([Notice(kind, {}, subject="queue 1", pulse_user_id=pulse_user.pk)], timezone.now())
     return set(Notification.objects.values_list("recipient", "channel"))
 
 
-def test_a_muted_topic_is_not_sent_to_that_owner_in_that_channel(account, alice, bob, chat):
-    account.owners.add(bob)
-    mutes.set_muted(alice, account, {("length", "email")})
+def test_a_muted_topic_is_not_sent_to_that_owner_in_that_channel(pulse_user, alice, bob, chat):
+    pulse_user.owners.add(bob)
+    mutes.set_muted(alice, pulse_user, {("length", "email")})
     chat_of_alice = (alice.email, chat.uuid.hex)
-    assert sent_to(account, WARNING) == {(bob.email, "email"), chat_of_alice}
+    assert sent_to(pulse_user, WARNING) == {(bob.email, "email"), chat_of_alice}
     everybody = {(alice.email, "email"), chat_of_alice, (bob.email, "email")}
-    assert sent_to(account, DELETION) == everybody
-    assert sent_to(account, NO_CONSUMERS) == everybody
+    assert sent_to(pulse_user, DELETION) == everybody
+    assert sent_to(pulse_user, NO_CONSUMERS) == everybody
 
 
-def test_operators_and_added_addresses_get_what_an_owner_muted(account, alice, settings):
+def test_operators_and_added_addresses_get_what_an_owner_muted(pulse_user, alice, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org", alice.email]
     NotificationAddress.objects.create(
-        pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=timezone.now()
+        pulse_user=pulse_user, email="team@example.org", added_by=alice, confirmed_at=timezone.now()
     )
-    mutes.set_muted(alice, account, {("length", "email")})
-    addresses = {address for address, _ in sent_to(account, WARNING)}
+    mutes.set_muted(alice, pulse_user, {("length", "email")})
+    addresses = {address for address, _ in sent_to(pulse_user, WARNING)}
     assert addresses == {"ops@example.org", "team@example.org", alice.email}
 
 
@@ -52,41 +52,41 @@ def test_every_topic_is_one_of_a_kind_and_news_of_the_broker_cannot_be_muted():
     assert mutes.topic_of(kinds.get(OUTAGE)) == ""
 
 
-def test_the_page_shows_and_saves_the_choices(account, alice, chat):
+def test_the_page_shows_and_saves_the_choices(pulse_user, alice, chat):
     client = Client()
     client.force_login(alice)
     path = "/pulse-users/alice/notifications/"
     assert client.get(path).text.count(" checked>") == 2 * len(mutes.TOPICS)
     client.post(path, {"wanted": ["deletion email", f"length {chat.uuid.hex}", "nonsense", "length"]})
     assert client.get(path).text.count(" checked>") == 2
-    assert mutes.muted(alice, account).isdisjoint({("deletion", "email"), ("length", chat.uuid.hex)})
+    assert mutes.muted(alice, pulse_user).isdisjoint({("deletion", "email"), ("length", chat.uuid.hex)})
     assert path in client.get("/settings/").text
     client.post(path, {"nothing": "1", "wanted": ["deletion email"]})
     assert client.get(path).text.count(" checked>") == 0
 
 
-def test_choices_end_with_the_account_and_the_owner(account, alice, bob):
-    account.owners.add(bob)
+def test_choices_end_with_the_pulse_user_and_the_owner(pulse_user, alice, bob):
+    pulse_user.owners.add(bob)
     for owner in (alice, bob):
-        mutes.set_muted(owner, account, {("length", "email")})
+        mutes.set_muted(owner, pulse_user, {("length", "email")})
     bob.delete()
     assert Mute.objects.count() == 1
-    account.delete()
+    pulse_user.delete()
     assert not Mute.objects.exists()
 
 
-def test_an_owner_chooses_through_the_api(account, alice, bob, chat):
+def test_an_owner_chooses_through_the_api(pulse_user, alice, bob, chat):
     program, path = Program(alice), "pulse-users/alice/notifications/"
     muted = [{"topic": "deletion", "channel": "email"}, {"topic": "length", "channel": chat.uuid.hex}]
     assert program.put(path, {"muted": muted}).json() == program.get(path).json() == {"muted": muted}
-    assert sent_to(account, DELETION) == {(alice.email, chat.uuid.hex)}
+    assert sent_to(pulse_user, DELETION) == {(alice.email, chat.uuid.hex)}
     chat.delete()
     assert program.get(path).json() == {"muted": muted[:1]}
     assert Program(bob).get(path).status_code == 404
 
 
 @pytest.mark.parametrize("choice", [{"topic": "weather", "channel": "email"}, {"topic": "length", "channel": "pigeon"}])
-def test_the_api_refuses_unknown_topics_and_channels(account, alice, choice):
+def test_the_api_refuses_unknown_topics_and_channels(pulse_user, alice, choice):
     answer = Program(alice).put("pulse-users/alice/notifications/", {"muted": [choice]})
     assert (answer.status_code, list(answer.json())) == (400, ["muted"])
     assert not Mute.objects.exists()

@@ -347,58 +347,60 @@ WARNING = {
 }  # fmt: skip
 
 
-def notify_owners(account, *kinds):
-    return notify(*(Notice(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds))
+def notify_owners(pulse_user, *kinds):
+    return notify(*(Notice(kind, {**WARNING}, pulse_user_id=pulse_user.id) for kind in kinds))
 
 
 def destinations():
     return sorted(Notification.objects.values_list("recipient", "channel"))
 
 
-def test_owners_operators_and_confirmed_addresses_are_notified(account, alice, mailbox):
+def test_owners_operators_and_confirmed_addresses_are_notified(pulse_user, alice, mailbox):
     confirmed = timezone.now()
     NotificationAddress.objects.create(
-        pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=confirmed
+        pulse_user=pulse_user, email="team@example.org", added_by=alice, confirmed_at=confirmed
     )
-    NotificationAddress.objects.create(pulse_user=account, email="waiting@example.org", added_by=alice)
-    notify_owners(account, "warning")
+    NotificationAddress.objects.create(pulse_user=pulse_user, email="waiting@example.org", added_by=alice)
+    notify_owners(pulse_user, "warning")
     send_due()
     texts = {mail.recipients[0]: (mail.text, mail.html) for mail in mailbox.mails}
     assert sorted(texts) == ["alice@example.org", "ops@example.org", "team@example.org"]
     for text in texts["alice@example.org"]:
-        assert "because the queue belongs to your RabbitMQ account" in text
+        assert "because the queue belongs to your Pulse user" in text
         assert "/settings/" in text
     for text in texts["ops@example.org"]:
         assert "as an operator" in text
     for text in texts["team@example.org"]:
-        assert "because alice@example.org added your address to the RabbitMQ account" in text
+        assert "because alice@example.org added your address to the Pulse user" in text
         assert "To be removed, ask its owners: alice@example.org" in text
 
 
-def test_an_address_with_several_roles_gets_one_mail(account, alice, settings):
+def test_an_address_with_several_roles_gets_one_mail(pulse_user, alice, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org", "ALICE@example.org", "team@example.org"]
     for email in ("alice@example.org", "team@example.org"):
-        NotificationAddress.objects.create(pulse_user=account, email=email, confirmed_at=timezone.now())
-    assert notify_owners(account, "warning") == 2
+        NotificationAddress.objects.create(pulse_user=pulse_user, email=email, confirmed_at=timezone.now())
+    assert notify_owners(pulse_user, "warning") == 2
 
 
 @pytest.mark.parametrize("many", [1, 8])
 def test_the_statements_of_enqueue_do_not_grow_with_the_notices(django_assert_num_queries, many, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(many)]
-    accounts = []
+    pulse_users = []
     for number in range(many):
         owner = Owner.objects.create_user(f"o{number}@example.org")
-        account = PulseUser.objects.create(username=f"u{number}")
-        account.owners.add(owner)
-        NotificationAddress.objects.create(pulse_user=account, email="a@example.org", confirmed_at=timezone.now())
+        pulse_user = PulseUser.objects.create(username=f"u{number}")
+        pulse_user.owners.add(owner)
+        NotificationAddress.objects.create(pulse_user=pulse_user, email="a@example.org", confirmed_at=timezone.now())
         for name in "ab":
             Channel.objects.create(owner=owner, name=name, service="x", sealed_url="x")
-        accounts.append(account)
-    notices = [Notice("warning", {}, pulse_user_id=account.id) for account in accounts]
+        pulse_users.append(pulse_user)
+    notices = [Notice("warning", {}, pulse_user_id=pulse_user.id) for pulse_user in pulse_users]
     with transaction.atomic(), django_assert_num_queries(4):
         assert enqueue.enqueue(notices, timezone.now()) == many * (4 + many)
     with transaction.atomic(), django_assert_num_queries(4):
-        enqueue.enqueue([Notice("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
+        enqueue.enqueue(
+            [Notice("deletion", {}, pulse_user_id=pulse_user.id) for pulse_user in pulse_users], timezone.now()
+        )
 
 
 def agents_queue(owner, **fields):
@@ -410,8 +412,8 @@ def notify_agents_owner(queue, *kinds):
     notify(*(Notice(kind, facts, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds))
 
 
-def test_a_queue_of_agents_notifies_their_present_owner_and_operators_only(account, alice, mailbox):
-    NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
+def test_a_queue_of_agents_notifies_their_present_owner_and_operators_only(pulse_user, alice, mailbox):
+    NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", confirmed_at=timezone.now())
     channel = Channel.objects.create(owner=alice, name="chat", service="x", sealed_url="x")
     notify_agents_owner(agents_queue(alice), "warning")
     assert destinations() == sorted(
@@ -438,7 +440,7 @@ def test_an_unowned_queue_notifies_operators_only(settings):
     assert not audience.has_recipients(Ownership(), {})
 
 
-def test_named_recipients_are_notified_once_and_alone(account, mailbox):
+def test_named_recipients_are_notified_once_and_alone(pulse_user, mailbox):
     Owner.objects.create_user("bob@example.org")
     assert notify(Notice("vouched", {"by": ""}, recipients=["bob@example.org", "bob@example.org"])) == 1
     assert send_due().sent == 1
@@ -449,8 +451,8 @@ def test_named_recipients_are_notified_once_and_alone(account, mailbox):
 
 
 @pytest.fixture
-def queue(account):
-    return stored_queue("queue/alice/builds", pulse_user=account)
+def queue(pulse_user):
+    return stored_queue("queue/alice/builds", pulse_user=pulse_user)
 
 
 def notify_about_queue(queue, *kinds):
@@ -465,13 +467,13 @@ def obsolete():
     return sorted(Notification.objects.filter(state="failed").values_list("recipient", "last_error"))
 
 
-def test_a_removed_owner_or_address_is_not_notified(account, alice, queue, webhook, mailbox):
+def test_a_removed_owner_or_address_is_not_notified(pulse_user, alice, queue, webhook, mailbox):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
-    account.owners.add(bob)
+    pulse_user.owners.add(bob)
     channels.create_channel(bob, "room", webhook.url("/bob"))
-    NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
+    NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", confirmed_at=timezone.now())
     notify_about_queue(queue, "warning")
-    account.owners.remove(bob)
+    pulse_user.owners.remove(bob)
     NotificationAddress.objects.all().delete()
     delivery = send_due()
     assert (delivery.sent, delivery.failed) == (2, 0)
@@ -481,20 +483,20 @@ def test_a_removed_owner_or_address_is_not_notified(account, alice, queue, webho
     assert obsolete() == [("bob@example.org", why), ("bob@example.org", why), ("team@example.org", why)]
 
 
-def test_a_deletion_is_notified_after_its_account_is_deleted(account, queue, mailbox):
+def test_a_deletion_is_notified_after_its_pulse_user_is_deleted(pulse_user, queue, mailbox):
     notify_about_queue(queue, "warning", "deletion")
-    account.delete()
+    pulse_user.delete()
     send_due()
     assert recipients(mailbox) == ["alice@example.org", "ops@example.org"]
     assert ["Deleted" in mail.subject for mail in mailbox.mails] == [True, True]
 
 
-def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
+def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(pulse_user, alice, queue, room, webhook, mailbox):
     notify_about_queue(queue, "deletion")
     notify(Notice("vouched", {"by": ""}, recipients=["alice@example.org"]))
     Owner.objects.update(is_active=False)
     notify_about_queue(queue, "warning")  # to operators only
-    account.delete()
+    pulse_user.delete()
     send_due()
     assert set(recipients(mailbox)) == {"ops@example.org"}
     assert webhook.received == []
@@ -502,7 +504,7 @@ def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(account, alice, 
 
 
 def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(
-    queue, account, settings, django_assert_num_queries
+    queue, pulse_user, settings, django_assert_num_queries
 ):
     for number in range(8):
         owner = Owner.objects.create_user(f"o{number}@example.org")
@@ -525,10 +527,10 @@ def room(alice, webhook):
     return channels.create_channel(alice, "room", webhook.url())
 
 
-def test_a_notification_goes_to_mail_and_channels_of_each_owner(account, room, webhook, mailbox):
+def test_a_notification_goes_to_mail_and_channels_of_each_owner(pulse_user, room, webhook, mailbox):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     channels.create_channel(bob, "not an owner's", webhook.url("/bob"))
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
     assert destinations() == sorted(
         [("alice@example.org", "email"), ("alice@example.org", room.uuid.hex), ("ops@example.org", "email")]
     )
@@ -540,11 +542,11 @@ def test_a_notification_goes_to_mail_and_channels_of_each_owner(account, room, w
     assert room.last_sent_at is not None
 
 
-def test_a_failed_channel_is_retried_in_order(account, room, webhook, mailbox):
+def test_a_failed_channel_is_retried_in_order(pulse_user, room, webhook, mailbox):
     webhook.status = 503
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
     assert (send_due().sent, len(webhook.received)) == (2, 1)
-    notify_owners(account, "no-consumers")
+    notify_owners(pulse_user, "no-consumers")
     assert (send_due().sent, len(webhook.received)) == (2, 1)
     room.refresh_from_db()
     assert "it answered 503" in room.last_error
@@ -556,17 +558,17 @@ def test_a_failed_channel_is_retried_in_order(account, room, webhook, mailbox):
     assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
 
 
-def test_a_channel_is_tried_once_per_run_after_a_failure(account, alice, room, webhook, mailbox):
+def test_a_channel_is_tried_once_per_run_after_a_failure(pulse_user, alice, room, webhook, mailbox):
     webhook.status = 503
-    notify_owners(account, "warning", "warning", "warning")
+    notify_owners(pulse_user, "warning", "warning", "warning")
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"queue {number}")
     assert send_due().postponed == 3
     assert len(webhook.received) == 1
 
 
-def test_notifications_to_a_removed_channel_are_given_up(account, room, webhook, mailbox, caplog):
-    notify_owners(account, "warning")
+def test_notifications_to_a_removed_channel_are_given_up(pulse_user, room, webhook, mailbox, caplog):
+    notify_owners(pulse_user, "warning")
     channels.delete_channel(room)
     delivery = send_due()
     assert (delivery.sent, delivery.failed) == (2, 0)
@@ -576,7 +578,7 @@ def test_notifications_to_a_removed_channel_are_given_up(account, room, webhook,
 
 
 def test_hanging_channels_delay_neither_mails_nor_other_channels(
-    account, alice, webhook, mailbox, certificate, monkeypatch
+    pulse_user, alice, webhook, mailbox, certificate, monkeypatch
 ):
     monkeypatch.setattr(public_https, "READ_SECONDS", 1)
     with Webhook(certificate) as stuck:
@@ -584,7 +586,7 @@ def test_hanging_channels_delay_neither_mails_nor_other_channels(
         for number in range(5):
             channels.create_channel(alice, f"stuck {number}", stuck.url())
         channels.create_channel(alice, "room", webhook.url())
-        notify_owners(account, "warning")
+        notify_owners(pulse_user, "warning")
         began = time.monotonic()
         background = in_background(send_due)
         mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
@@ -614,13 +616,13 @@ def clock(monkeypatch):
     return clock
 
 
-def test_channels_beyond_the_time_limit_wait_for_the_next_call(account, alice, webhook, mailbox, monkeypatch, clock):
+def test_channels_beyond_the_time_limit_wait_for_the_next_call(pulse_user, alice, webhook, mailbox, monkeypatch, clock):
     monkeypatch.setattr(channel_sending, "MAX_SENDING_SECONDS", 2)
     monkeypatch.setattr(channel_sending, "MAX_CONCURRENT_CHANNELS", 1)
     webhook.slowly = lambda write: (clock.sleep(1), write(b"HTTP/1.0 200 OK\r\n\r\n"))
     for number in range(4):
         channels.create_channel(alice, f"room {number}", webhook.url())
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
     assert [send_due().sent for _ in range(3)] == [2 + 2, 2, 0]  # two mails first, and two channels per call
     assert set(Notification.objects.values_list("state", "attempts")) == {("sent", 0)}
     assert len(webhook.received) == 4
@@ -642,8 +644,8 @@ def test_mails_beyond_the_time_limit_wait_for_the_next_call_and_the_command_send
     assert capsys.readouterr().out == "7 sent, 0 to be retried, 0 given up.\n"
 
 
-def test_channels_have_one_sender_at_a_time(account, room, webhook, mailbox):
-    notify_owners(account, "warning")
+def test_channels_have_one_sender_at_a_time(pulse_user, room, webhook, mailbox):
+    notify_owners(pulse_user, "warning")
     with lease("channels"):
         began = time.monotonic()
         assert send_due().sent == 2
@@ -653,7 +655,7 @@ def test_channels_have_one_sender_at_a_time(account, room, webhook, mailbox):
     assert send_due().claimed == 0
 
 
-def test_hanging_channels_occupy_one_worker_for_a_limited_time(account, mailbox, monkeypatch, clock):
+def test_hanging_channels_occupy_one_worker_for_a_limited_time(pulse_user, mailbox, monkeypatch, clock):
     hanging, timed_out = [], threading.Event()
 
     def hang(channel, title, body):
@@ -663,10 +665,10 @@ def test_hanging_channels_occupy_one_worker_for_a_limited_time(account, mailbox,
 
     monkeypatch.setattr(channels, "post", hang)
     owners = [Owner.objects.create_user(f"o{number}@example.org", vouched=True) for number in range(60)]
-    account.owners.add(*owners)
+    pulse_user.owners.add(*owners)
     for owner in owners:
         Channel.objects.create(owner=owner, name="room", service="x", sealed_url="x")
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
     Notification.objects.filter(channel="email").delete()
     first = in_background(send_due)
     wait_until_equal(lambda: len(hanging), channel_sending.MAX_CONCURRENT_CHANNELS)
@@ -678,7 +680,7 @@ def test_hanging_channels_occupy_one_worker_for_a_limited_time(account, mailbox,
 
 
 def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
-    account, alice, room, webhook, mailbox, monkeypatch, caplog
+    pulse_user, alice, room, webhook, mailbox, monkeypatch, caplog
 ):
     bad = channels.create_channel(alice, "bad", webhook.url("/bad"))
     post = channels.post
@@ -689,7 +691,7 @@ def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
         post(channel, title, body)
 
     monkeypatch.setattr(channels, "post", fail_for_one)
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (3, 1)
     bad.refresh_from_db()
@@ -700,13 +702,13 @@ def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
     assert "s3cr3t" not in caplog.text
 
 
-def test_a_delivery_is_recorded_before_the_next_one_ends(account, room, mailbox, monkeypatch):
+def test_a_delivery_is_recorded_before_the_next_one_ends(pulse_user, room, mailbox, monkeypatch):
     seen, may_arrive = [], threading.Event()
     monkeypatch.setattr(
         channels, "post", lambda *_: seen.append(1) or (may_arrive.wait(30) if len(seen) == 2 else None)
     )
-    notify_owners(account, "warning")
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
+    notify_owners(pulse_user, "warning")
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"thing {number}")
     states = Notification.objects.filter(channel=room.uuid.hex).values_list("state", flat=True)
@@ -737,8 +739,8 @@ def pass_time(**delta):
         row.save()
 
 
-def test_quiet_hours_defer_mails_and_channels_but_not_operators(account, quiet, room, webhook, mailbox):
-    notify_owners(account, "warning")
+def test_quiet_hours_defer_mails_and_channels_but_not_operators(pulse_user, quiet, room, webhook, mailbox):
+    notify_owners(pulse_user, "warning")
     assert send_due().sent == 1
     assert mailbox.mails[0].recipients[0] == "ops@example.org"
     assert webhook.received == []
@@ -747,9 +749,9 @@ def test_quiet_hours_defer_mails_and_channels_but_not_operators(account, quiet, 
     assert len(webhook.received) == 1
 
 
-def test_an_operators_copy_is_not_deferred_for_an_owner(account, quiet, settings):
+def test_an_operators_copy_is_not_deferred_for_an_owner(pulse_user, quiet, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
-    notify_owners(account, "warning")
+    notify_owners(pulse_user, "warning")
     assert list(Notification.objects.values_list("deferred_until", flat=True)) == [None]
 
 
@@ -765,10 +767,10 @@ def test_a_deletion_of_an_agents_queue_is_not_deferred(alice, quiet):
     assert [(one.kind, one.deferred_until is None) for one in hers] == [("warning", False), ("deletion", True)]
 
 
-def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(account, quiet, room, webhook, mailbox):
-    notify_owners(account, "warning", "recovery", "no-consumers")
+def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(pulse_user, quiet, room, webhook, mailbox):
+    notify_owners(pulse_user, "warning", "recovery", "no-consumers")
     assert send_due().sent == 2  # the operator's recovery, and the missing consumer
-    notify_owners(account, "deletion")
+    notify_owners(pulse_user, "deletion")
     send_due()
     subjects = [mail.subject for mail in mailbox.to("alice@example.org")]
     assert [subject.split(":")[0] for subject in subjects] == ["[Guardian] Deleted"]
@@ -780,33 +782,33 @@ def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(account,
     ]
 
 
-def test_a_notification_is_not_replaced_by_one_of_another_topic(account, mailbox):
-    notify_owners(account, "warning", "no-consumers", "stalled")
+def test_a_notification_is_not_replaced_by_one_of_another_topic(pulse_user, mailbox):
+    notify_owners(pulse_user, "warning", "no-consumers", "stalled")
     send_due()
     send_due()
     kinds = [mail.message["X-Guardian-Kind"] for mail in mailbox.to("alice@example.org")]
     assert kinds == ["warning", "no-consumers", "stalled"]
 
 
-def test_a_notification_is_not_replaced_by_one_about_another_queue_or_to_another_channel(account, room, mailbox):
-    notify_owners(account, "warning")
+def test_a_notification_is_not_replaced_by_one_about_another_queue_or_to_another_channel(pulse_user, room, mailbox):
+    notify_owners(pulse_user, "warning")
     Notification.objects.update(about="queue 7")
-    notify_owners(account, "recovery")
+    notify_owners(pulse_user, "recovery")
     Notification.objects.filter(kind="recovery", channel="email").delete()
     send_due()
     assert ["Warning" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
 
 
-def test_each_deletion_of_a_queue_is_notified(account, mailbox):
-    notify_owners(account, "deletion", "deletion")
+def test_each_deletion_of_a_queue_is_notified(pulse_user, mailbox):
+    notify_owners(pulse_user, "deletion", "deletion")
     send_due()
     assert ["Deleted" in mail.subject for mail in mailbox.to("alice@example.org")] == [True, True]
 
 
-def test_a_notification_waits_for_one_being_sent_even_if_it_replaces_it(account, mailbox):
-    notify_owners(account, "warning")
+def test_a_notification_waits_for_one_being_sent_even_if_it_replaces_it(pulse_user, mailbox):
+    notify_owners(pulse_user, "warning")
     assert len(claims.claim(10)) == 2
-    notify_owners(account, "recovery")
+    notify_owners(pulse_user, "recovery")
     assert send_due().sent == 0
     pass_time(seconds=claims.CLAIM_SECONDS)
     send_due()
@@ -821,10 +823,10 @@ def test_a_warning_about_a_queue_that_is_gone_is_not_sent(queue, mailbox):
     assert left() == [("warning", "failed", "The queue is gone."), ("no-consumers", "failed", "The queue is gone.")]
 
 
-def test_an_unreplaced_notification_after_quiet_hours_waits_for_deferred_ones(account, alice, quiet, mailbox):
-    notify_owners(account, "warning")
+def test_an_unreplaced_notification_after_quiet_hours_waits_for_deferred_ones(pulse_user, alice, quiet, mailbox):
+    notify_owners(pulse_user, "warning")
     Owner.objects.update(quiet_from=None, quiet_until=None)
-    notify_owners(account, "no-consumers")
+    notify_owners(pulse_user, "no-consumers")
     send_due()
     assert mailbox.to("alice@example.org") == []
     pass_time(minutes=61)

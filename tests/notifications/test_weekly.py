@@ -26,14 +26,14 @@ def operators(settings):
 
 def owner_of(name, **fields):
     owner = Owner.objects.create_user(f"{name}@example.org", **{"date_joined": timezone.now() - FOUR_WEEKS, **fields})
-    account = PulseUser.objects.create(username=name)
-    account.owners.add(owner)
-    return owner, account
+    pulse_user = PulseUser.objects.create(username=name)
+    pulse_user.owners.add(owner)
+    return owner, pulse_user
 
 
-def queue(account, name, **fields):
-    defaults = {"ready": 0, "unacknowledged": 0, "pulse_user": account}
-    return stored_queue(f"queue/{account.username}/{name}", **{**defaults, **fields})
+def queue(pulse_user, name, **fields):
+    defaults = {"ready": 0, "unacknowledged": 0, "pulse_user": pulse_user}
+    return stored_queue(f"queue/{pulse_user.username}/{name}", **{**defaults, **fields})
 
 
 def event(of, kind, days=1):
@@ -50,9 +50,9 @@ def facts():
 
 
 def test_each_owner_with_queues_gets_one_summary_a_week_and_operators_none(mailbox):
-    _, account = owner_of("alice")
-    account.owners.add(owner_of("bob")[0])
-    queue(account, "builds")
+    _, pulse_user = owner_of("alice")
+    pulse_user.owners.add(owner_of("bob")[0])
+    queue(pulse_user, "builds")
     assert enqueue_weekly_summaries() == 2
     assert enqueue_weekly_summaries() == 0
     assert recipients() == ["alice@example.org", "bob@example.org"]
@@ -63,11 +63,11 @@ def test_each_owner_with_queues_gets_one_summary_a_week_and_operators_none(mailb
 
 
 def test_a_summary_has_states_events_and_the_longest_queues():
-    _, account = owner_of("alice")
-    long = queue(account, "long", ready=900, unacknowledged=100, state="warned", consumers=0)
-    short = queue(account, "short", ready=3, consumers=2)
-    queue(account, "unknown", ready=None, unacknowledged=None)
-    gone = queue(account, "gone", state="gone", ready=5000, consumers=0)
+    _, pulse_user = owner_of("alice")
+    long = queue(pulse_user, "long", ready=900, unacknowledged=100, state="warned", consumers=0)
+    short = queue(pulse_user, "short", ready=3, consumers=2)
+    queue(pulse_user, "unknown", ready=None, unacknowledged=None)
+    gone = queue(pulse_user, "gone", state="gone", ready=5000, consumers=0)
     for kind in ("warned", "warned", "recovered"):
         event(long, kind)
     event(short, "warned", days=8)
@@ -87,14 +87,14 @@ def test_a_summary_has_states_events_and_the_longest_queues():
 
 
 def test_a_summary_includes_queues_of_agents():
-    alice, account = owner_of("alice")
+    alice, pulse_user = owner_of("alice")
     bob, _ = owner_of("bob")
-    queue(account, "builds", ready=1)
+    queue(pulse_user, "builds", ready=1)
     agents = {"pulse_user": None, "registered": True, "consumers": 0}
-    hers = queue(account, "x", vhost=alice.uuid.hex, owner=alice, ready=2100, state="warned", **agents)
-    lost = queue(account, "y", vhost=alice.uuid.hex, owner=alice, state="gone", **agents)
-    queue(account, "z", vhost=bob.uuid.hex, owner=bob, **agents)
-    dead_letters = queue(account, "w", vhost=alice.uuid.hex, owner=alice, ready=3, **agents)
+    hers = queue(pulse_user, "x", vhost=alice.uuid.hex, owner=alice, ready=2100, state="warned", **agents)
+    lost = queue(pulse_user, "y", vhost=alice.uuid.hex, owner=alice, state="gone", **agents)
+    queue(pulse_user, "z", vhost=bob.uuid.hex, owner=bob, **agents)
+    dead_letters = queue(pulse_user, "w", vhost=alice.uuid.hex, owner=alice, ready=3, **agents)
     Queue.objects.filter(pk=dead_letters.pk).update(name="guardian.dlq")
     event(hers, "warned")
     event(lost, "deleted")
@@ -109,11 +109,11 @@ def test_a_summary_includes_queues_of_agents():
 
 
 def test_long_lists_of_a_summary_are_cut_with_a_count():
-    owner, account = owner_of("alice")
+    owner, pulse_user = owner_of("alice")
     second = PulseUser.objects.create(username="alice-2")
     second.owners.add(owner)
     for number in range(15):
-        for of in (account, second):
+        for of in (pulse_user, second):
             event(queue(of, f"{number}", ready=number, consumers=0), "warned")
     enqueue_weekly_summaries()
     week = facts()
@@ -125,8 +125,8 @@ def test_long_lists_of_a_summary_are_cut_with_a_count():
 
 def test_an_owner_without_queues_or_events_gets_no_summary():
     owner_of("empty")
-    _, account = owner_of("lost")
-    event(queue(account, "gone", state="gone"), "deleted")
+    _, pulse_user = owner_of("lost")
+    event(queue(pulse_user, "gone", state="gone"), "deleted")
     assert enqueue_weekly_summaries() == 1
     assert recipients() == ["lost@example.org"]
 
@@ -135,8 +135,8 @@ def test_an_owner_without_queues_or_events_gets_no_summary():
     "fields", [{"weekly_summary": False}, {"is_active": False}, {"date_joined": timezone.now() + timedelta(minutes=1)}]
 )
 def test_disabled_deactivated_and_new_owners_get_no_summary(fields):
-    _, account = owner_of("alice", **fields)
-    queue(account, "builds")
+    _, pulse_user = owner_of("alice", **fields)
+    queue(pulse_user, "builds")
     assert enqueue_weekly_summaries() == 0
 
 
@@ -160,10 +160,10 @@ def test_a_summary_is_due_on_monday_at_eight_in_the_owners_zone(now, zone, monda
 
 def test_a_summary_is_deferred_in_quiet_hours():
     now = datetime.now(UTC)
-    _, account = owner_of(
+    _, pulse_user = owner_of(
         "alice", quiet_from=(now - timedelta(hours=1)).time(), quiet_until=(now + timedelta(hours=1)).time()
     )
-    queue(account, "builds")
+    queue(pulse_user, "builds")
     enqueue_weekly_summaries()
     assert Notification.objects.get().deferred_until is not None
 
@@ -171,8 +171,8 @@ def test_a_summary_is_deferred_in_quiet_hours():
 @pytest.mark.parametrize("owners", [1, 10])
 def test_the_statements_of_summaries_do_not_grow_with_the_owners(django_assert_num_queries, owners):
     for number in range(owners):
-        _, account = owner_of(f"o{number}")
-        event(queue(account, "builds", ready=3, consumers=0), "warned")
+        _, pulse_user = owner_of(f"o{number}")
+        event(queue(pulse_user, "builds", ready=3, consumers=0), "warned")
     with django_assert_num_queries(11):
         assert enqueue_weekly_summaries() == owners
 
@@ -188,15 +188,15 @@ def test_concurrent_runs_enqueue_each_summary_once_in_several_batches(monkeypatc
 def test_a_changed_time_zone_causes_no_second_summary(days, expected_count):
     moment = datetime(2026, 6, 8, 8, 30, tzinfo=UTC)
     with time_machine.travel(moment, tick=False):
-        _, account = owner_of("alice", weekly_summary_at=moment - timedelta(days=days))
-        queue(account, "builds")
+        _, pulse_user = owner_of("alice", weekly_summary_at=moment - timedelta(days=days))
+        queue(pulse_user, "builds")
         assert enqueue_weekly_summaries() == expected_count
 
 
 def test_several_time_zones_on_a_monday_cause_one_summary():
     with time_machine.travel(datetime(2026, 6, 7, 20, 30, tzinfo=UTC), tick=False) as clock:
-        _, account = owner_of("alice", time_zone="Pacific/Auckland")
-        queue(account, "builds")
+        _, pulse_user = owner_of("alice", time_zone="Pacific/Auckland")
+        queue(pulse_user, "builds")
         summaries = [enqueue_weekly_summaries()]
         for hours, zone in ((12, "UTC"), (10, "Pacific/Honolulu"), (1, "Pacific/Pago_Pago")):
             Owner.objects.update(time_zone=zone)

@@ -17,7 +17,7 @@ def consumer_settings(broker, vhost):
 
 @pytest.fixture
 def pulse_settings(broker, management, vhost):
-    """Return such a function for a new account with only the permissions of a Pulse user."""
+    """Return such a function for a new Pulse user with only the permissions of a Pulse user."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.put_user(name, "sekret-word")
     management.set_permissions(vhost, name, for_pulse_user(name))

@@ -151,8 +151,8 @@ def scrape_or_none(port):
 
 def test_all_queues_of_a_pulse_users_consumer_have_its_owner(guarded, consumer_settings):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
-    account = PulseUser.objects.create(username="alice", ready=True)
-    account.owners.add(alice)
+    pulse_user = PulseUser.objects.create(username="alice", ready=True)
+    pulse_user.owners.add(alice)
     with consuming(
         Consumer(consumer_settings(pulse_user="alice", queue_type="quorum"), "orders", lambda message: None)
     ):

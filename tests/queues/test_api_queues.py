@@ -21,18 +21,18 @@ FIELDS = {
 }  # fmt: skip
 
 
-def row(name, account=None, vhost="/", **facts):
+def row(name, pulse_user=None, vhost="/", **facts):
     """Store a queue as a pass does."""
-    return stored_queue(name, vhost=vhost, pulse_user=account, **{"ready": 1, "unacknowledged": 0, **facts})
+    return stored_queue(name, vhost=vhost, pulse_user=pulse_user, **{"ready": 1, "unacknowledged": 0, **facts})
 
 
 # Queues
 
 
-def test_a_queue_is_shown_with_all_its_fields(alice, account, settings):
-    account.warn_length = 5
-    account.save()
-    queue = row("queue/alice/q", account, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
+def test_a_queue_is_shown_with_all_its_fields(alice, pulse_user, settings):
+    pulse_user.warn_length = 5
+    pulse_user.save()
+    queue = row("queue/alice/q", pulse_user, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
     program = Program(alice)
     data = program.get(f"queues/{queue.uuid}/").json()
     assert set(data) == FIELDS
@@ -65,7 +65,7 @@ def test_unknown_values_of_a_queue_are_null(alice, operator):
     assert Program(alice).get("queues/").json() == []
 
 
-def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, account):
+def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, pulse_user):
     listed_at = timezone.now()
     Watch.objects.update_or_create(id=1, defaults={"listed_at": listed_at})
     old = listed_at - timedelta(hours=1)
@@ -75,7 +75,7 @@ def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, accoun
         ("gone", {"state": "gone"}, old),
         ("written later", {"last_seen": listed_at + timedelta(seconds=1)}, listed_at + timedelta(seconds=1)),
     ]:
-        queue = row(f"queue/alice/{name}", account, **{"last_seen": old, **facts})
+        queue = row(f"queue/alice/{name}", pulse_user, **{"last_seen": old, **facts})
         data = Program(alice).get(f"queues/{queue.uuid}/").json()["last_seen"]
         assert timezone.datetime.fromisoformat(data) == expected, name
 
@@ -90,21 +90,21 @@ def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, accoun
         ({"ordering": "length"}, ["other", "short", "long"]),
     ],
 )
-def test_queues_are_filtered_and_ordered(operator, account, query, names):
-    row("queue/alice/short", account, ready=2)
-    row("queue/alice/long", account, ready=900, state="warned")
+def test_queues_are_filtered_and_ordered(operator, pulse_user, query, names):
+    row("queue/alice/short", pulse_user, ready=2)
+    row("queue/alice/long", pulse_user, ready=900, state="warned")
     row("elsewhere/other", vhost="elsewhere")
-    row("queue/alice/went", account, state="gone", ready=None)
+    row("queue/alice/went", pulse_user, state="gone", ready=None)
     answer = Program(operator).get("queues/", **query)
     assert [data["name"].rpartition("/")[2] for data in answer.json()] == names
     assert answer["X-Result-Count"] == str(len(names))
 
 
 @pytest.fixture
-def real(guarded, amqp, account, vhost):
+def real(guarded, amqp, pulse_user, vhost):
     """Return a queue on the broker with three messages."""
     amqp.queue("queue/alice/<b>%2F é", 3)
-    return row("queue/alice/<b>%2F é", account, vhost=vhost, ready=3)
+    return row("queue/alice/<b>%2F é", pulse_user, vhost=vhost, ready=3)
 
 
 def test_a_queue_is_inspected_purged_and_deleted(alice, real, amqp, management, vhost):
@@ -142,9 +142,9 @@ def test_deleting_or_purging_a_vanished_queue_answers_404(alice, real, managemen
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
 
 
-def test_a_refusal_by_the_broker_answers_409_with_its_reason(alice, account, guarded, amqp, vhost):
+def test_a_refusal_by_the_broker_answers_409_with_its_reason(alice, pulse_user, guarded, amqp, vhost):
     amqp.channel.queue_declare("queue/alice/mine", exclusive=True)
-    queue = row("queue/alice/mine", account, vhost=vhost, exclusive=True)
+    queue = row("queue/alice/mine", pulse_user, vhost=vhost, exclusive=True)
     answer = Program(alice).delete(f"queues/{queue.uuid}/")
     assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
     assert "exclusive" in answer.json()["detail"]
@@ -158,15 +158,15 @@ def test_a_refusal_by_the_broker_answers_409_with_its_reason(alice, account, gua
         ({"max_length": 10**30}, 400, (False, None, None)),
     ],
 )
-def test_operators_set_limits_of_a_queue(operator, account, body, status, limits):
-    queue = row("queue/alice/q", account)
+def test_operators_set_limits_of_a_queue(operator, pulse_user, body, status, limits):
+    queue = row("queue/alice/q", pulse_user)
     assert Program(operator).patch(f"queues/{queue.uuid}/", body).status_code == status
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == limits
 
 
-def test_samples_cover_the_time_span_and_the_one_before_it(alice, account):
-    queue = row("queue/alice/q", account)
+def test_samples_cover_the_time_span_and_the_one_before_it(alice, pulse_user):
+    queue = row("queue/alice/q", pulse_user)
     now = timezone.now()
     for minutes in (1, 30, 90, 60 * 30, 60 * 24 * 8):
         QueueSample.objects.create(queue=queue, at=now - timedelta(minutes=minutes), length=minutes)
@@ -183,8 +183,8 @@ def test_samples_cover_the_time_span_and_the_one_before_it(alice, account):
     assert lengths(since="2000-01-01") == lengths(since="2000-01-01T00:00:00Z") == lengths(span="week")
 
 
-def test_at_most_5000_samples_are_returned(alice, account):
-    queue = row("queue/alice/q", account)
+def test_at_most_5000_samples_are_returned(alice, pulse_user):
+    queue = row("queue/alice/q", pulse_user)
     now = timezone.now()
     QueueSample.objects.bulk_create(
         QueueSample(queue=queue, at=now - timedelta(seconds=second), length=second) for second in range(5200)
@@ -193,8 +193,8 @@ def test_at_most_5000_samples_are_returned(alice, account):
     assert (len(samples), samples[0]["length"], samples[-1]["length"]) == (5000, 4999, 0)
 
 
-def test_events_have_pages_with_the_newest_first(alice, account, operator):
-    queue = row("queue/alice/q", account)
+def test_events_have_pages_with_the_newest_first(alice, pulse_user, operator):
+    queue = row("queue/alice/q", pulse_user)
     now = timezone.now()
     for number in range(30):
         QueueEvent.objects.create(
@@ -210,7 +210,7 @@ def test_events_have_pages_with_the_newest_first(alice, account, operator):
 # Exchanges
 
 
-def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, guarded, management, vhost, settings):
+def test_exchanges_with_any_name_are_listed_and_deleted(alice, pulse_user, guarded, management, vhost, settings):
     strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
     names = [f"exchange/alice/{name}" for name in strange]
     for name in names:
@@ -235,7 +235,7 @@ def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, guarded,
 
 
 @pytest.mark.parametrize("query", ["", "?name=", "?nam=exchange/alice/x"])
-def test_deleting_an_exchange_needs_its_name(alice, account, query):
+def test_deleting_an_exchange_needs_its_name(alice, pulse_user, query):
     answer = Program(alice).delete(f"exchanges/{query}")
     assert (answer.status_code, list(answer.json())) == (400, ["name"])
 
@@ -310,8 +310,8 @@ def test_invalid_settings_are_refused_on_their_field(alice, body, field):
 # Concurrent changes
 
 
-def test_concurrent_changes_of_limits_are_both_kept(operator, account, monkeypatch):
-    queue = row("queue/alice/q", account, warn_length=100, max_length=1000)
+def test_concurrent_changes_of_limits_are_both_kept(operator, pulse_user, monkeypatch):
+    queue = row("queue/alice/q", pulse_user, warn_length=100, max_length=1000)
     set_limits = single.set_limits
 
     def in_between(*args, **limits):
@@ -338,8 +338,8 @@ def test_concurrent_changes_of_settings_are_both_kept(alice, monkeypatch):
     assert alice.quiet_from == time(22)
 
 
-def test_bindings_of_a_gone_queue_answer_404(alice, account, guarded):
-    queue = row("queue/alice/gone", account, vhost=guarded, state="gone")
+def test_bindings_of_a_gone_queue_answer_404(alice, pulse_user, guarded):
+    queue = row("queue/alice/gone", pulse_user, vhost=guarded, state="gone")
     answer = Program(alice).get(f"queues/{queue.uuid}/bindings/")
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
     Queue.objects.update(state="ok")  # as before the next pass

@@ -32,13 +32,13 @@ NAME = "queue/alice/builds"
 
 
 @pytest.fixture(autouse=True)
-def account(guarded, alice):
+def pulse_user(guarded, alice):
     PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
 
 
 @pytest.fixture
 def listed(amqp, alice):
-    """Return a queue with 8 messages of Alice's account."""
+    """Return a queue with 8 messages of Alice's Pulse user."""
     amqp.queue(NAME, 8)
     run_pass()
     return Queue.objects.get()
@@ -272,7 +272,7 @@ def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, 
     assert len(bodies(kept)) == 8
 
 
-def test_a_deletion_by_an_owner_is_archived_for_the_account(listed, alice):
+def test_a_deletion_by_an_owner_is_archived_for_the_pulse_user(listed, alice):
     removed = single.delete_queue(listed, alice)
     kept = Archive.objects.seen_by(alice).get()
     assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
@@ -296,7 +296,7 @@ def test_archives_are_deleted_when_they_expire(listed, alice):
     assert not ArchiveChunk.objects.exists()
 
 
-def test_the_oldest_archives_of_an_account_make_room_for_new_ones(amqp, alice, settings):
+def test_the_oldest_archives_of_a_pulse_user_make_room_for_new_ones(amqp, alice, settings):
     for number in range(4):
         amqp.queue(f"{NAME}/{number}", 5)
     run_pass()
@@ -311,7 +311,7 @@ def test_the_oldest_archives_of_an_account_make_room_for_new_ones(amqp, alice, s
     assert [one.queue_name for one in Archive.objects.all()] == [f"{NAME}/3"]
 
 
-def test_only_operators_see_the_archives_of_a_deleted_account_and_no_new_one_of_its_name(listed, alice, operator):
+def test_only_operators_see_the_archives_of_a_deleted_pulse_user_and_no_new_one_of_its_name(listed, alice, operator):
     single.delete_queue(listed, alice)
     PulseUser.objects.all().delete()
     assert Archive.objects.seen_by(alice).count() == 0

@@ -522,7 +522,7 @@ ODD_BODIES = (
 
 
 @pytest.mark.parametrize("part", ["", *[f"messages/{position}/" for position in range(1, len(ODD_BODIES) + 1)]])
-def test_odd_messages_break_no_page(page: Page, account, alice, live_server, part):
+def test_odd_messages_break_no_page(page: Page, pulse_user, alice, live_server, part):
     headers = {"h" * 100: "v" * 900, "table": {"a": list(range(200))}}
     messages = [
         Fetched(body, {"content_type": "c" * 200, "correlation_id": "\u202e" * 60}, headers, "e" * 200, "r" * 250, True)

@@ -120,9 +120,9 @@ def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp,
     with monkeypatch.context() as patch:
         patch.setattr(monitor.snapshot, "take", lambda *arguments: take(*arguments)._replace(exact=False))
         look = monitor.run_pass(dry_run=True)
-        condemned = {line.key for line in look.condemned}
-        assert condemned == {*long_queues(blocked), (blocked, "unsure")}
-        brake.release_brake(operator, condemned)
+        deletable = {line.key for line in look.deletable}
+        assert deletable == {*long_queues(blocked), (blocked, "unsure")}
+        brake.release_brake(operator, deletable)
         report = monitor.run_pass()
         assert (report.deleted, report.kept, report.brake_held) == (3, 1, False)
     assert monitor.run_pass().deleted == 1
@@ -173,13 +173,15 @@ def test_all_groups_are_blocked_if_blocking_three_is_not_enough():
 
 
 @pytest.fixture
-def bobs_account(bob):
+def bobs_pulse_user(bob):
     pulse_user = PulseUser.objects.create(username="bob", ready=True)
     pulse_user.owners.add(bob)
     return pulse_user
 
 
-def test_only_the_owner_who_exceeds_the_brake_is_blocked(guarded, account, bobs_account, amqp, settings, management):
+def test_only_the_owner_who_exceeds_the_brake_is_blocked(
+    guarded, pulse_user, bobs_pulse_user, amqp, settings, management
+):
     settings.GUARDIAN_DELETE_BRAKE = 2
     alices = {f"queue/alice/{number}" for number in range(3)}
     for name in (*alices, "queue/bob/runaway", "unowned"):
@@ -190,7 +192,9 @@ def test_only_the_owner_who_exceeds_the_brake_is_blocked(guarded, account, bobs_
     assert block_reasons() == dict.fromkeys(alices, "brake")
 
 
-def test_a_new_queue_of_a_blocked_owner_is_blocked_too(guarded, account, bobs_account, amqp, settings, management):
+def test_a_new_queue_of_a_blocked_owner_is_blocked_too(
+    guarded, pulse_user, bobs_pulse_user, amqp, settings, management
+):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for name in ("queue/alice/0", "queue/alice/1", "queue/alice/2"):
         amqp.queue(name, 11)
@@ -203,7 +207,9 @@ def test_a_new_queue_of_a_blocked_owner_is_blocked_too(guarded, account, bobs_ac
     assert other_notifications() == ["brake"]
 
 
-def test_operators_are_notified_of_each_owner_who_exceeds_the_brake(guarded, account, bobs_account, amqp, settings):
+def test_operators_are_notified_of_each_owner_who_exceeds_the_brake(
+    guarded, pulse_user, bobs_pulse_user, amqp, settings
+):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for owner in ("alice", "bob"):
         for number in range(3):
@@ -311,7 +317,7 @@ def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(released, 
 
 @pytest.mark.soak
 def test_other_queues_are_guarded_while_2_500_released_ones_are_deleted(
-    guarded, account, bobs_account, operator, amqp, management, monkeypatch
+    guarded, pulse_user, bobs_pulse_user, operator, amqp, management, monkeypatch
 ):
     names = [f"queue/alice/{number}" for number in range(2_500)]
     for name in names:
@@ -369,7 +375,7 @@ def test_a_lowered_limit_that_is_raised_again_blocks_nothing(earlier, settings):
     assert (block_reasons(), brake.brake()) == ({}, brake.Brake())
 
 
-def test_the_old_limit_counts_with_a_queues_own_and_its_accounts_limits(guarded, account, amqp, settings):
+def test_the_old_limit_counts_with_a_queues_own_and_its_pulse_users_limits(guarded, pulse_user, amqp, settings):
     amqp.queue("queue/alice/builds", 8)
     monitor.run_pass()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 9
@@ -424,7 +430,7 @@ def test_the_first_pass_over_a_broker_deletes_nothing_and_then_other_queues_are_
 def test_a_dry_run_before_the_first_pass_shows_what_is_blocked(unseen, amqp):
     amqp.queue("long", 11)
     report = monitor.run_pass(dry_run=True)
-    assert ([line.reason for line in report.condemned], report.would_delete) == (["settings"], [])
+    assert ([line.reason for line in report.deletable], report.would_delete) == (["settings"], [])
     assert not Watch.objects.exists()
 
 
@@ -488,7 +494,9 @@ def test_changed_settings_count_as_new_until_all_vhosts_could_be_listed(
 # What people read
 
 
-def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(as_alice, unseen, account, amqp, mailbox):
+def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(
+    as_alice, unseen, pulse_user, amqp, mailbox
+):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("queue/alice/short")
     monitor.run_pass()
@@ -506,7 +514,7 @@ def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(as_a
     assert as_alice.get("/api/queues/?search=short").json()[0]["blocked"] is False
 
 
-def test_the_json_of_a_dry_run_has_the_table(blocked, account, amqp, capsys):
+def test_the_json_of_a_dry_run_has_the_table(blocked, pulse_user, amqp, capsys):
     amqp.queue("queue/alice/longer", 12)
     with pytest.raises(SystemExit) as ended:
         call_command("monitor_queues", "--dry-run", "--json")

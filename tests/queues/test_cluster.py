@@ -54,7 +54,7 @@ def nodes():
 
 
 @pytest.fixture
-def empty_cluster(nodes, transactional_db, settings, account):
+def empty_cluster(nodes, transactional_db, settings, pulse_user):
     """Guard a cluster without queues."""
     guard(nodes.nodes[0], settings)
     settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = nodes.management_url, nodes.amqp_url
@@ -73,7 +73,7 @@ def empty_cluster(nodes, transactional_db, settings, account):
 
 
 @pytest.fixture
-def cluster(empty_cluster, settings, account):
+def cluster(empty_cluster, settings, pulse_user):
     """Guard a cluster with 120 queues: classic ones, quorum queues with three members and with one, and streams.
 
     Some are over their warning threshold, and some over their deletion limit but unbounded.
@@ -82,7 +82,7 @@ def cluster(empty_cluster, settings, account):
         amqp = Amqp(node.amqp_url, "/")
         for name, count, arguments in KINDS:
             for index in range(count):
-                queue = f"queue/{account.username}/{name}-{number}-{index}"
+                queue = f"queue/{pulse_user.username}/{name}-{number}-{index}"
                 amqp.queue(queue, arguments=arguments)
                 for _ in range(LENGTHS[index % len(LENGTHS)]):
                     amqp.channel.basic_publish("", queue, b"", PERSISTENT)

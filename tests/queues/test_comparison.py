@@ -14,9 +14,9 @@ from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     NO_REGISTRATIONS,
     Earlier,
-    PulseAccount,
     Registrations,
     Rules,
+    StoredPulseUser,
     from_listed,
     with_exact_lengths,
 )
@@ -28,7 +28,7 @@ from rabbit.snapshot import MQTT_QOS_0, ListedQueue, Snapshot
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = frozenset({"rabbit@one"})
 RULES = Rules(Static(Thresholds(5, 10)), "/", None, re.compile("^keep-"), "report", 50, 900)
-ALICE = {"alice": PulseAccount(1, None, None)}
+ALICE = {"alice": StoredPulseUser(1, None, None)}
 
 
 def listed_queue(name, length, **fields):
@@ -43,8 +43,8 @@ def snapshot(*queues, **fields):
 class InMemoryMonitor:
     """A monitor without a database: each pass starts with the rows of the one before."""
 
-    def __init__(self, rules=RULES, accounts=ALICE, agents=NO_REGISTRATIONS):
-        self.rules, self.accounts, self.agents = rules, accounts, agents
+    def __init__(self, rules=RULES, pulse_users=ALICE, agents=NO_REGISTRATIONS):
+        self.rules, self.pulse_users, self.agents = rules, pulse_users, agents
         self.rows = {}
         self.earlier = Earlier(NODES, 0)
         self.now = START
@@ -54,7 +54,7 @@ class InMemoryMonitor:
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
         earlier = self.earlier._replace(rules=rules_before)
-        observation = Observation(shot, known, self.accounts, self.agents, earlier, **fields)
+        observation = Observation(shot, known, self.pulse_users, self.agents, earlier, **fields)
         changes = compare(observation, self.rules, now=self.now, force=force)
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
@@ -99,7 +99,7 @@ def test_only_queues_with_an_owner_are_notified_to_an_owner(history):
     st.sampled_from(["report", "delete-misnamed", "delete-unpatterned"]),
     st.booleans(),
 )
-def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy, force):
+def test_exempt_queues_are_never_deletable_for_their_length(history, why, policy, force):
     ignored = re.compile("") if why == "ignored" else None
     monitor = InMemoryMonitor(replace(RULES, ignored=ignored, namespace_policy=policy))
     for queues in history:
@@ -114,7 +114,7 @@ def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy
         if why == "registered":
             monitor.agents = Registrations(queues={("/", name): 7 for name in queues})
         new = {name for name in queues if ("/", name) not in monitor.rows}
-        for one in monitor.run(shot, force=force).condemned:
+        for one in monitor.run(shot, force=force).deletable:
             # Operators set the flag, so a new queue does not have it yet.
             first_time = why == "unbounded" and one.queue.name in new
             assert first_time or (one.for_its_name and why == "unknown")
@@ -195,26 +195,26 @@ def test_a_stream_without_a_type_is_not_deleted_for_its_length():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", None, type="stream")))
     changes = monitor.run(snapshot(listed_queue("a", 11, type="unknown")))
-    assert (changes.condemned, monitor.row("a").length) == ([], None)
+    assert (changes.deletable, monitor.row("a").length) == ([], None)
 
 
 def test_an_mqtt_subscription_without_a_type_is_not_deleted_for_its_name():
     monitor = InMemoryMonitor(replace(RULES, namespace_policy="delete-unpatterned"))
     monitor.run(snapshot(listed_queue("a", None, type=MQTT_QOS_0, exclusive=True)))
     changes = monitor.run(snapshot(listed_queue("a", None, type="unknown")))
-    assert (changes.condemned, monitor.row("a").exclusive) == ([], True)
+    assert (changes.deletable, monitor.row("a").exclusive) == ([], True)
 
 
 def short_queues(count, **fields):
     return [listed_queue(f"q{number}", 0, **fields) for number in range(count)]
 
 
-def test_a_much_shorter_list_must_repeat_three_times_and_condemns_nothing_meanwhile():
+def test_a_much_shorter_list_must_repeat_three_times_and_deletes_nothing_meanwhile():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(*short_queues(300)))
     half = snapshot(listed_queue("q0", 11), *short_queues(150)[1:])
     changes = [monitor.run(half) for _ in range(3)]
-    assert [(len(one.gone), len(one.condemned)) for one in changes] == [(0, 0), (0, 0), (150, 1)]
+    assert [(len(one.gone), len(one.deletable)) for one in changes] == [(0, 0), (0, 0), (150, 1)]
     assert len(monitor.run(snapshot(*short_queues(1)), force=True).gone) == 149
 
 
@@ -238,23 +238,23 @@ def queues_of_alice(count, **fields):
     return [listed_queue(f"queue/alice/{number}", 0, **fields) for number in range(count)]
 
 
-@pytest.mark.parametrize("accounts", [{"alice": PulseAccount(1, None, None, removing=True)}, {}])
+@pytest.mark.parametrize("accounts", [{"alice": StoredPulseUser(1, None, None, removing=True)}, {}])
 @pytest.mark.parametrize("left", [[], [listed_queue("a", 11)]])
-def test_queues_of_a_removed_account_do_not_make_a_list_short(accounts, left):
+def test_queues_of_a_removed_pulse_user_do_not_make_a_list_short(pulse_users, left):
     monitor = InMemoryMonitor()
     monitor.run(snapshot(*queues_of_alice(300), *left))
-    monitor.accounts = accounts
+    monitor.pulse_users = pulse_users
     looks = [monitor.run(snapshot(*left)) for _ in range(2)]
-    assert [(one_pass.short, len(one_pass.gone), len(one_pass.condemned)) for one_pass in looks] == [
+    assert [(one_pass.short, len(one_pass.gone), len(one_pass.deletable)) for one_pass in looks] == [
         (0, 0, len(left)),
         (0, 300, len(left)),
     ]
 
 
-def test_other_missing_queues_beside_a_removed_account_make_a_list_short():
+def test_other_missing_queues_beside_a_removed_pulse_user_make_a_list_short():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(*short_queues(300), *queues_of_alice(100)))
-    monitor.accounts = {"alice": PulseAccount(1, None, None, removing=True)}
+    monitor.pulse_users = {"alice": StoredPulseUser(1, None, None, removing=True)}
     changes = monitor.run(snapshot(*short_queues(100)))
     assert (changes.short, changes.gone) == (200, [])
 
@@ -292,23 +292,23 @@ def test_a_later_registration_is_stored_once():
 
 
 @pytest.mark.parametrize("policy", ["report", "delete-unpatterned"])
-def test_a_registered_queue_is_warned_about_but_never_condemned(policy):
+def test_a_registered_queue_is_warned_about_but_never_deletable(policy):
     agents, _ = of_agents(registered=["consumer_1"])
     monitor = InMemoryMonitor(replace(RULES, pulse_vhost=AGENTS, namespace_policy=policy), agents=agents)
     changes = monitor.run(snapshot(listed_queue("consumer_1", 11, vhost=AGENTS)), force=True)
     assert [(message.kind, message.queue.ownership) for message in changes.messages] == [
         (MessageKind.WARNING, (None, BOB))
     ]
-    assert not changes.condemned
+    assert not changes.deletable
 
 
-def test_a_long_orphan_is_condemned_until_it_is_registered():
+def test_a_long_orphan_is_deletable_until_it_is_registered():
     agents, _ = of_agents(registered=["consumer_1"])
     monitor = InMemoryMonitor(agents=Registrations(vhosts=agents.vhosts))
     shot = snapshot(listed_queue("consumer_1", 11, vhost=AGENTS))
-    assert [one.queue.owner_id for one in monitor.run(shot).condemned] == [BOB]
+    assert [one.queue.owner_id for one in monitor.run(shot).deletable] == [BOB]
     monitor.agents = agents
-    assert not monitor.run(shot).condemned
+    assert not monitor.run(shot).deletable
     assert monitor.rows[AGENTS, "consumer_1"].state == WARNED
 
 
@@ -364,7 +364,7 @@ def test_a_quorum_queue_that_the_broker_may_be_deleting_is_not_judged(length):
     monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now, notified_state=WARNED)
     listing = snapshot(listed_queue("a", length, type="quorum"), listed_queue("b", 0))
     changes = monitor.run(listing, seconds=59)
-    assert (changes.messages, changes.condemned, changes.events) == ([], [], [])
+    assert (changes.messages, changes.deletable, changes.events) == ([], [], [])
     assert monitor.row("a").state == DELETING
 
 
@@ -373,10 +373,10 @@ def test_a_quorum_queue_that_the_broker_did_not_delete_is_judged_again():
     monitor.run(snapshot(listed_queue("a", 11, type="quorum")))
     monitor.rows["/", "a"] = monitor.row("a")._replace(delete_sent_at=monitor.now)
     changes = monitor.run(snapshot(listed_queue("a", 11, type="quorum")), seconds=90)
-    assert [one.queue.name for one in changes.condemned] == ["a"]
+    assert [one.queue.name for one in changes.deletable] == ["a"]
 
 
-def test_a_missing_condemned_queue_without_a_sent_deletion_is_gone():
+def test_a_missing_deletable_queue_without_a_sent_deletion_is_gone():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 0)))
     assert monitor.row("a").state == DELETING
@@ -385,10 +385,10 @@ def test_a_missing_condemned_queue_without_a_sent_deletion_is_gone():
     assert [row.name for row in second.gone] == ["a"]
 
 
-def test_past_the_brake_no_queue_is_condemned_and_all_are_warned_about():
+def test_past_the_brake_no_queue_is_deletable_and_all_are_warned_about():
     monitor = InMemoryMonitor(replace(RULES, brake=2))
     changes = monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 11), listed_queue("c", 11)))
-    assert (changes.condemned, len(changes.blocked)) == ([], 3)
+    assert (changes.deletable, len(changes.blocked)) == ([], 3)
     assert [message.kind for message in changes.messages] == [MessageKind.WARNING] * 3
 
 
@@ -419,32 +419,32 @@ def with_limits(warn, limit, **fields):
     st.sampled_from([RULES, NOTHING_GUARDED, with_limits(5, 20), with_limits(3, 8), replace(RULES, ignored=None)]),
     st.sampled_from(["report", "delete-misnamed", "delete-unpatterned"]),
 )
-def test_a_change_of_the_settings_condemns_no_queue_that_the_earlier_ones_allowed(history, before, policy):
+def test_a_change_of_the_settings_deletes_no_queue_that_the_earlier_ones_allowed(history, before, policy):
     monitor = InMemoryMonitor(replace(RULES, namespace_policy=policy))
     queues = [listed_queue(name, length) for name, length in history[0].items()]
-    would_condemn = {one.key for one in InMemoryMonitor(before).run(snapshot(*queues)).condemned}
+    would_be_deletable = {one.key for one in InMemoryMonitor(before).run(snapshot(*queues)).deletable}
     changes = monitor.run(snapshot(*queues), rules_before=before)
-    assert {one.key for one in changes.condemned} <= would_condemn
+    assert {one.key for one in changes.deletable} <= would_be_deletable
     blocked = {one.key for one in changes.blocked}
     for there in history[1:]:
         changes = monitor.run(snapshot(*(listed_queue(name, length) for name, length in there.items())))
-        assert blocked.isdisjoint(one.key for one in changes.condemned)
+        assert blocked.isdisjoint(one.key for one in changes.deletable)
         blocked = {key for key in blocked if monitor.rows[key].block_reason}
 
 
 def test_a_queue_of_unknown_length_when_the_settings_change_is_blocked():
     monitor = InMemoryMonitor()
     changes = monitor.run(snapshot(listed_queue("a", None)), rules_before=NOTHING_GUARDED)
-    assert (changes.condemned, changes.blocked) == ([], [])
+    assert (changes.deletable, changes.blocked) == ([], [])
     changes = monitor.run(snapshot(listed_queue("a", 11)))
-    assert (changes.condemned, len(changes.blocked)) == ([], 1)
+    assert (changes.deletable, len(changes.blocked)) == ([], 1)
 
 
 def test_a_queue_of_unknown_length_that_turns_out_to_be_short_is_not_blocked():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", None)), rules_before=NOTHING_GUARDED)
     monitor.run(snapshot(listed_queue("a", 1)))
-    assert len(monitor.run(snapshot(listed_queue("a", 11))).condemned) == 1
+    assert len(monitor.run(snapshot(listed_queue("a", 11))).deletable) == 1
 
 
 def test_a_stream_is_not_blocked():
@@ -458,9 +458,9 @@ def test_a_queue_in_a_list_that_is_too_short_is_blocked_when_the_settings_change
     monitor.run(snapshot(listed_queue("a", 8), *short_queues(3)))
     monitor.rules = with_limits(5, 7, brake=0)
     changes = monitor.run(snapshot(listed_queue("a", 8)), rules_before=RULES)
-    assert (changes.short, changes.condemned) == (3, [])
+    assert (changes.short, changes.deletable) == (3, [])
     changes = monitor.run(snapshot(listed_queue("a", 8), *short_queues(3)))
-    assert (changes.condemned, len(changes.blocked)) == ([], 1)
+    assert (changes.deletable, len(changes.blocked)) == ([], 1)
 
 
 def test_a_queue_over_its_limit_with_unacknowledged_messages_is_blocked_when_the_settings_change():
@@ -469,7 +469,7 @@ def test_a_queue_over_its_limit_with_unacknowledged_messages_is_blocked_when_the
     monitor.run(snapshot(queue), rules_before=NOTHING_GUARDED)
     for _ in range(4):
         changes = monitor.run(snapshot(queue))
-        assert changes.condemned == []
+        assert changes.deletable == []
     assert len(changes.blocked) == 1
 
 
@@ -478,10 +478,10 @@ def test_a_policy_that_lowers_limits_under_memory_pressure_is_a_change_and_the_p
     pressure = {"memory": {"rabbit@one": NodeMemory(1000, 1000)}, "held": {("/", "a"): 500}}
     monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
     changes = monitor.run(snapshot(queue), rules_before=RULES, **pressure)
-    assert (changes.condemned, len(changes.blocked)) == ([], 1)
+    assert (changes.deletable, len(changes.blocked)) == ([], 1)
     monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
     monitor.run(snapshot(queue))
-    assert len(monitor.run(snapshot(queue), **pressure).condemned) == 1
+    assert len(monitor.run(snapshot(queue), **pressure).deletable) == 1
 
 
 def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
@@ -489,7 +489,7 @@ def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
     changes = monitor.run(
         snapshot(listed_queue("queue/alice/a", 0, vhost="other"), listed_queue("stray", 0, vhost="other"))
     )
-    assert not changes.condemned
+    assert not changes.deletable
     assert monitor.rows["other", "queue/alice/a"].pulse_user_id is None
 
 
@@ -505,11 +505,11 @@ def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
 class TestOutdatedLengths:
     """Quorum queues are listed as of their last tick; only their ready count can be queried."""
 
-    def test_a_queue_over_the_limit_only_with_unacked_messages_is_condemned_after_12_s(self):
+    def test_a_queue_over_the_limit_only_with_unacked_messages_is_deletable_after_12_s(self):
         monitor = InMemoryMonitor()
         held = listed_queue("queue/alice/a", 3, type="quorum", unacknowledged=40)
         changes = [monitor.run(snapshot(held), seconds=4) for _ in range(4)]
-        assert [len(one.condemned) for one in changes] == [0, 0, 0, 1]
+        assert [len(one.deletable) for one in changes] == [0, 0, 0, 1]
         assert [message.kind for one in changes for message in one.messages] == [MessageKind.WARNING]
 
     @pytest.mark.parametrize("other", [3, 11, None])
@@ -518,12 +518,12 @@ class TestOutdatedLengths:
         held = listed_queue("queue/alice/a", 3, type="quorum", unacknowledged=40)
         monitor.run(snapshot(held), seconds=8)
         monitor.run(snapshot(listed_queue("queue/alice/a", other, type="quorum")), seconds=8)
-        assert not monitor.run(snapshot(held), seconds=8).condemned
+        assert not monitor.run(snapshot(held), seconds=8).deletable
 
-    def test_a_classic_queue_is_condemned_at_once(self):
+    def test_a_classic_queue_is_deletable_at_once(self):
         held = listed_queue("queue/alice/a", 3, unacknowledged=40)
         changes = InMemoryMonitor().run(snapshot(held))
-        assert len(changes.condemned) == 1
+        assert len(changes.deletable) == 1
         assert changes.unconfirmed == []
 
     def test_only_deletions_and_recoveries_need_a_confirmed_length(self):

@@ -435,14 +435,14 @@ def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, row, consumers):
 def test_counting_takes_one_request_and_constant_statements(
     amqp, broker_proxy, guarded, queues, row, consumers, django_assert_num_queries
 ):
-    account = PulseUser.objects.get()
+    pulse_user = PulseUser.objects.get()
     names = [f"queue/alice/{number}" for number in range(queues)]
     for name in names:
         amqp.queue(name)
         for _ in range(consumers):
             amqp.channel.basic_consume(name, lambda *_: None)
     Queue.objects.bulk_create(
-        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
+        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=pulse_user) for name in names
     )
     answer(broker_proxy, listing())
     count_consumers()  # the first count creates rows

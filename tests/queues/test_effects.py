@@ -35,8 +35,8 @@ def store(name="queue/alice/builds", ready=LONG, **fields):
 
 
 @pytest.fixture
-def queue(account):
-    return store(pulse_user=account)
+def queue(pulse_user):
+    return store(pulse_user=pulse_user)
 
 
 def names_in(effect):
@@ -71,14 +71,14 @@ def test_a_lowered_limit_deletes_a_queue_above_it_but_not_one_at_it(operator, qu
     ],
     ids=["unbounded", "exclusive", "registered", "a stream", "gone", "over its limit already"],
 )
-def test_a_lowered_limit_does_not_delete_a_queue_that_is(operator, account, fields):
-    queue = store(pulse_user=account, **{"warn_length": 10, **fields})
+def test_a_lowered_limit_does_not_delete_a_queue_that_is(operator, pulse_user, fields):
+    queue = store(pulse_user=pulse_user, **{"warn_length": 10, **fields})
     single.set_limits(queue, operator, max_length=20)
     assert limits_of(queue)[2] == 20
 
 
-def test_a_queue_of_unknown_length_may_be_deleted_by_a_lower_limit(operator, account):
-    queue = store(pulse_user=account, unacknowledged=None, warn_length=10, max_length=100)
+def test_a_queue_of_unknown_length_may_be_deleted_by_a_lower_limit(operator, pulse_user):
+    queue = store(pulse_user=pulse_user, unacknowledged=None, warn_length=10, max_length=100)
     single.set_limits(queue, operator, max_length=200)
     with pytest.raises(ConfirmationRequired, match="an unknown number in 1 queue"):
         single.set_limits(queue, operator, max_length=20)
@@ -88,18 +88,18 @@ def test_a_queue_of_unknown_length_may_be_deleted_by_a_lower_limit(operator, acc
     assert limits_of(queue) == (True, 10, 200)
 
 
-def test_a_limit_that_is_removed_is_replaced_by_the_accounts_or_the_policys(operator, account):
+def test_a_limit_that_is_removed_is_replaced_by_the_pulse_users_or_the_policys(operator, pulse_user):
     PulseUser.objects.update(warn_length=10, max_length=20)
-    account.refresh_from_db()
-    queue = store(pulse_user=account, warn_length=10, max_length=1000)
+    pulse_user.refresh_from_db()
+    queue = store(pulse_user=pulse_user, warn_length=10, max_length=1000)
     unowned = store("loose", 9000, warn_length=10, max_length=10_000)
     for one in (queue, unowned):
         with pytest.raises(ConfirmationRequired):
             single.set_limits(one, operator, max_length=None)
 
 
-def test_a_long_queue_that_is_no_longer_unbounded_is_deleted(operator, account):
-    queue = store(pulse_user=account, ready=9000, unbounded=True)
+def test_a_long_queue_that_is_no_longer_unbounded_is_deleted(operator, pulse_user):
+    queue = store(pulse_user=pulse_user, ready=9000, unbounded=True)
     with pytest.raises(ConfirmationRequired):
         single.set_limits(queue, operator, unbounded=False)
     single.set_limits(queue, operator, unbounded=False, max_length=10_000)
@@ -112,50 +112,52 @@ def test_a_queue_that_is_no_longer_unbounded_may_be_deleted_for_its_name(operato
     single.set_limits(store("queue/bob/builds", 0, unbounded=True), operator, unbounded=False)
 
 
-def test_thresholds_of_an_account_delete_its_queues_without_limits_of_their_own(operator, account, queue):
-    store("queue/alice/own", max_length=1000, pulse_user=account)
-    store("queue/alice/short", 5, pulse_user=account)
+def test_thresholds_of_a_pulse_user_delete_its_queues_without_limits_of_their_own(operator, pulse_user, queue):
+    store("queue/alice/own", max_length=1000, pulse_user=pulse_user)
+    store("queue/alice/short", 5, pulse_user=pulse_user)
     store("queue/bob/other")
     answer = Program(operator).patch("pulse-users/alice/", {"warn_length": 10, "max_length": 20})
     assert answer.json()["effect"]["examples"] == [{"name": queue.name, "vhost": "/", "messages": LONG}]
 
 
-def test_queues_of_an_account_adopted_since_the_last_pass_are_affected(operator, account):
+def test_queues_of_a_pulse_user_adopted_since_the_last_pass_are_affected(operator, pulse_user):
     store("queue/alice/builds")
-    assert names_in(effects.of_removal([account])) == ["queue/alice/builds"]
+    assert names_in(effects.of_removal([pulse_user])) == ["queue/alice/builds"]
     answer = Program(operator).patch("pulse-users/alice/", {"warn_length": 10, "max_length": 20})
     assert (answer.status_code, answer.json()["effect"]["queues"]) == (409, 1)
 
 
-def test_an_adopted_account_has_the_policys_thresholds_as_its_queues_had_before(operator, alice, guarded, management):
+def test_an_adopted_pulse_user_has_the_policys_thresholds_as_its_queues_had_before(
+    operator, alice, guarded, management
+):
     management.put_user("effects-adopted", "irrelevant")
     try:
-        account = adopt_pulse_user("effects-adopted", [alice], operator)
+        pulse_user = adopt_pulse_user("effects-adopted", [alice], operator)
     finally:
         management.delete_user("effects-adopted")
-    assert (account.warn_length, account.max_length) == (None, None)
+    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
 
 
-def test_an_account_is_removed_with_all_its_queues_once(account, queue):
-    store("queue/alice/unknown", pulse_user=account, unacknowledged=None, unbounded=True)
-    store("queue/alice/gone", pulse_user=account, state="gone")
-    effect = effects.of_removal([account])
+def test_a_pulse_user_is_removed_with_all_its_queues_once(pulse_user, queue):
+    store("queue/alice/unknown", pulse_user=pulse_user, unacknowledged=None, unbounded=True)
+    store("queue/alice/gone", pulse_user=pulse_user, state="gone")
+    effect = effects.of_removal([pulse_user])
     assert names_in(effect) == ["queue/alice/builds", "queue/alice/unknown"]
     assert effect.sentence == "This deletes 2 queues with 420 messages, and an unknown number in 1 queue."
-    account.removing_since = timezone.now()
-    assert names_in(effects.of_removal([account])) == []
+    pulse_user.removing_since = timezone.now()
+    assert names_in(effects.of_removal([pulse_user])) == []
 
 
-def test_the_longest_queues_are_the_examples(operator, account):
+def test_the_longest_queues_are_the_examples(operator, pulse_user):
     for number in range(MAX_EXAMPLES + 5):
-        store(f"queue/alice/{number}", 100 + number, pulse_user=account)
+        store(f"queue/alice/{number}", 100 + number, pulse_user=pulse_user)
     effect = Program(operator).patch("pulse-users/alice/", {"warn_length": 10, "max_length": 20}).json()["effect"]
     assert effect["queues"] == MAX_EXAMPLES + 5
     assert effect["messages"] == sum(range(100, 100 + MAX_EXAMPLES + 5))
     assert [one["messages"] for one in effect["examples"]] == list(range(124, 104, -1))
 
 
-def test_the_next_pass_deletes_what_was_shown_after_it_is_confirmed(operator, account, amqp, guarded, management):
+def test_the_next_pass_deletes_what_was_shown_after_it_is_confirmed(operator, pulse_user, amqp, guarded, management):
     for name, messages in (("long", 8), ("longer", 9), ("short", 3)):
         amqp.queue(f"queue/alice/{name}", messages)
     run_pass()
@@ -246,8 +248,8 @@ def test_a_confirmation_signed_with_another_key_asks_again(change, settings):
 ANOTHER = "The confirmation is for another change, or was given to another person."
 
 
-def test_a_confirmation_is_for_one_person_and_these_values_of_these_objects_only(operator, account, queue):
-    other = store("queue/alice/other", pulse_user=account)
+def test_a_confirmation_is_for_one_person_and_these_values_of_these_objects_only(operator, pulse_user, queue):
+    other = store("queue/alice/other", pulse_user=pulse_user)
     program, path = Program(operator), f"queues/{queue.uuid}/"
     confirmation = asked_by(program, path, {"max_length": 400, "warn_length": 10})
     for where, body in (
@@ -264,8 +266,8 @@ def test_a_confirmation_is_for_one_person_and_these_values_of_these_objects_only
 
 
 @pytest.fixture
-def lower(operator, account, queue):
-    """Return a function that lowers the account's thresholds, with a confirmation or without one."""
+def lower(operator, pulse_user, queue):
+    """Return a function that lowers the Pulse user's thresholds, with a confirmation or without one."""
     program = Program(operator)
     return lambda confirmation="": program.patch(
         "pulse-users/alice/", {"warn_length": 10, "max_length": 20, "confirm": confirmation}
@@ -278,27 +280,27 @@ def test_another_number_of_messages_does_not_ask_again(lower):
     assert lower(confirmation).status_code == 200
 
 
-def test_another_queue_in_the_effect_asks_again(lower, account):
-    short = store("queue/alice/short", 5, pulse_user=account)
+def test_another_queue_in_the_effect_asks_again(lower, pulse_user):
+    short = store("queue/alice/short", 5, pulse_user=pulse_user)
     confirmation = lower().json()["confirm"]
     Queue.objects.filter(pk=short.pk).update(ready=21)
     asked = lower(confirmation)
     assert reason_of(asked) == "The change now deletes 1 more queue than you confirmed."
     assert asked.json()["effect"]["queues"] == 2
-    account.refresh_from_db()
-    assert account.max_length is None
+    pulse_user.refresh_from_db()
+    assert pulse_user.max_length is None
     assert lower(asked.json()["confirm"]).status_code == 200
 
 
-def test_fewer_queues_than_confirmed_do_not_ask_again(lower, account, queue):
-    store("queue/alice/second", pulse_user=account)
+def test_fewer_queues_than_confirmed_do_not_ask_again(lower, pulse_user, queue):
+    store("queue/alice/second", pulse_user=pulse_user)
     confirmation = lower().json()["confirm"]
     Queue.objects.filter(pk=queue.pk).update(ready=5)
     assert lower(confirmation).status_code == 200
 
 
-def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(operator, transactional_db, account):
-    queue = store(pulse_user=account, ready=5)
+def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(operator, transactional_db, pulse_user):
+    queue = store(pulse_user=pulse_user, ready=5)
     with transaction.atomic():
         Queue.objects.filter(pk=queue.pk).update(ready=LONG)
         setting = in_background(partial(single.set_limits, queue, operator, warn_length=10, max_length=20))
@@ -307,15 +309,15 @@ def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(
         setting.result(timeout=30)
 
 
-def test_a_confirmation_of_100_000_queues_is_accepted(operator, account):
+def test_a_confirmation_of_100_000_queues_is_accepted(operator, pulse_user):
     effect = Effect([AffectedQueue(number, "/", str(number), 1) for number in range(0, 700_000, 7)])
-    confirmation = removal_of([account], operator).question(effect).confirm
+    confirmation = removal_of([pulse_user], operator).question(effect).confirm
     body = ConfirmSerializer(data={"confirm": confirmation})
     assert body.is_valid()
-    removal_of([account], operator, body.validated_data["confirm"]).require_confirmed(effect)
+    removal_of([pulse_user], operator, body.validated_data["confirm"]).require_confirmed(effect)
 
 
-def test_two_operators_confirm_the_same_change_at_once(operator, transactional_db, account, queue):
+def test_two_operators_confirm_the_same_change_at_once(operator, transactional_db, pulse_user, queue):
     programs = [Program(operator), Program(Owner.objects.create_superuser("ops2@example.org"))]
     path, body = f"queues/{queue.uuid}/", {"warn_length": 10, "max_length": 20}
     confirmations = [asked_by(program, path, body) for program in programs]
@@ -333,43 +335,45 @@ def test_two_operators_confirm_the_same_change_at_once(operator, transactional_d
 # The API
 
 
-def test_an_unconfirmed_change_of_an_account_leaves_its_other_fields(operator, alice, bob, account, queue):
+def test_an_unconfirmed_change_of_a_pulse_user_leaves_its_other_fields(operator, alice, bob, pulse_user, queue):
     body = {"owners": ["bob@example.org"], "notification_emails": ["team@example.org"], "max_length": 20}
     program = Program(operator)
     confirmation = asked_by(program, "pulse-users/alice/", {**body, "warn_length": 10})
-    assert list(account.owners.all()) == [alice]
-    assert not account.notification_addresses.exists()
+    assert list(pulse_user.owners.all()) == [alice]
+    assert not pulse_user.notification_addresses.exists()
     body |= {"warn_length": 10, "confirm": confirmation}
     assert program.patch("pulse-users/alice/", body).status_code == 200
-    assert list(account.owners.all()) == [bob]
+    assert list(pulse_user.owners.all()) == [bob]
 
 
 @pytest.fixture
-def live_account(account, management, guarded, amqp):
-    """Return Alice's account on the broker, with a queue that a pass has listed."""
+def live_pulse_user(pulse_user, management, guarded, amqp):
+    """Return Alice's Pulse user on the broker, with a queue that a pass has listed."""
     management.put_user("alice", "irrelevant")
     amqp.queue("queue/alice/builds", 3)
     run_pass()
-    yield account
+    yield pulse_user
     if "alice" in {user.name for user in management.users()}:
         management.delete_user("alice")
 
 
-def test_an_account_with_queues_is_deleted_after_a_confirmation(live_account, operator, alice, management, guarded):
+def test_a_pulse_user_with_queues_is_deleted_after_a_confirmation(
+    live_pulse_user, operator, alice, management, guarded
+):
     program = Program(alice)
     confirmation = asked_by(Program(operator), "pulse-users/alice/", {"warn_length": 1, "max_length": 2})
     assert reason_of(Program(operator).delete("pulse-users/alice/", {"confirm": confirmation})) == ANOTHER
     asked = program.delete("pulse-users/alice/")
     assert (asked.status_code, asked.json()["effect"]["messages"]) == (409, 3)
-    live_account.refresh_from_db()
-    assert live_account.removing_since is None
+    live_pulse_user.refresh_from_db()
+    assert live_pulse_user.removing_since is None
     assert queue_names(management, guarded) == {"queue/alice/builds"}
     assert program.delete("pulse-users/alice/", {"confirm": asked.json()["confirm"]}).status_code == 204
     assert queue_names(management, guarded) == set()
 
 
 @pytest.mark.parametrize("body", [[], {"confirm": ["x"]}, {"confirm": "\0"}])
-def test_an_invalid_body_of_a_deletion_is_refused(alice, account, queue, away, body):
+def test_an_invalid_body_of_a_deletion_is_refused(alice, pulse_user, queue, away, body):
     assert Program(alice).delete("pulse-users/alice/", body).status_code == 400
 
 
@@ -380,7 +384,9 @@ def agents_queue(alice, compute):  # noqa: F811
     return store_queue_row(subscription.queues.get())
 
 
-def test_a_withdrawal_with_removal_deletes_queues_of_accounts_and_of_agents(operator, alice, queue, agents_queue, away):
+def test_a_withdrawal_with_removal_deletes_queues_of_pulse_users_and_of_agents(
+    operator, alice, queue, agents_queue, away
+):
     create_token(alice, "agent")
     program, path = Program(operator), f"owners/{alice.uuid}/withdraw/"
     asked = program.post(path, {"remove": True})
@@ -420,8 +426,8 @@ def test_a_program_revokes_its_own_token_without_a_question(alice, agents_queue)
     assert program.delete(f"tokens/{AuthToken.objects.get().uuid}/").status_code == 204
 
 
-def test_a_shared_account_stays_without_a_question(operator, alice, bob, account, queue):
-    account.owners.add(bob)
+def test_a_shared_pulse_user_stays_without_a_question(operator, alice, bob, pulse_user, queue):
+    pulse_user.owners.add(bob)
     assert Program(operator).post(f"owners/{alice.uuid}/withdraw/", {"remove": True}).status_code == 200
 
 
@@ -433,7 +439,7 @@ def test_only_who_may_make_a_change_learns_its_effect(change, alice, bob, queue)
     assert limits_of(queue) == (False, None, None)
 
 
-def test_owners_who_may_set_thresholds_confirm_them(alice, account, queue, settings):
+def test_owners_who_may_set_thresholds_confirm_them(alice, pulse_user, queue, settings):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 1000
     program, body = Program(alice), {"warn_length": 10, "max_length": 20}
     confirmation = asked_by(program, "pulse-users/alice/", body)
@@ -468,8 +474,8 @@ def stored():
 
 
 @pytest.mark.parametrize(("path", "form", "typed"), FACES)
-def test_pages_ask_before_queues_of_pulse_users_are_deleted(admin, alice, account, queue, away, path, form, typed):
-    path, typed = (text.format(queue=queue, alice=alice, account=account) for text in (path, typed))
+def test_pages_ask_before_queues_of_pulse_users_are_deleted(admin, alice, pulse_user, queue, away, path, form, typed):
+    path, typed = (text.format(queue=queue, alice=alice, pulse_user=pulse_user) for text in (path, typed))
     before = stored()
     page = admin.post(path, form)
     assert "This deletes 1 queue with 420 messages." in page.text
@@ -482,7 +488,7 @@ def test_pages_ask_before_queues_of_pulse_users_are_deleted(admin, alice, accoun
     assert stored() != before
 
 
-def test_the_page_of_a_deletion_shows_the_messages_first(as_alice, live_account, amqp, management, guarded):
+def test_the_page_of_a_deletion_shows_the_messages_first(as_alice, live_pulse_user, amqp, management, guarded):
     path = "/pulse-users/alice/delete/"
     page = as_alice.get(path)
     assert "This deletes 1 queue with 3 messages." in page.text
@@ -528,11 +534,11 @@ def test_the_admin_asks_before_agents_lose_their_queues(admin, alice, compute, a
     ],
 )
 def test_the_actions_of_lists_ask_before_queues_are_deleted(
-    admin, alice, account, queue, agents_queue, away, model, action, answers
+    admin, alice, pulse_user, queue, agents_queue, away, model, action, answers
 ):
     token, _ = create_token(alice, "nightly")
     before = stored()
-    page = choose_action(admin, model, action, {PulseUser: account, Owner: alice, AuthToken: token}[model])
+    page = choose_action(admin, model, action, {PulseUser: pulse_user, Owner: alice, AuthToken: token}[model])
     page = confirm(admin, page, **answers)
     assert re.search("This deletes [12] queues? with", page.text)
     assert stored() == before
@@ -540,15 +546,15 @@ def test_the_actions_of_lists_ask_before_queues_are_deleted(
     assert stored() != before
 
 
-def test_the_action_that_removes_accounts_shows_the_messages_first(admin, live_account, management, guarded):
-    page = choose_action(admin, PulseUser, "remove", live_account)
+def test_the_action_that_removes_pulse_users_shows_the_messages_first(admin, live_pulse_user, management, guarded):
+    page = choose_action(admin, PulseUser, "remove", live_pulse_user)
     assert "This deletes 1 queue with 3 messages." in page.text
     assert messages_of(confirm(admin, page)) == ["1 is removed, with queues and exchanges: alice."]
     assert queue_names(management, guarded) == set()
 
 
-def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, account, queue):
-    queues = [queue, store("queue/alice/second", 500, pulse_user=account), store("queue/alice/short", 5)]
+def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, pulse_user, queue):
+    queues = [queue, store("queue/alice/second", 500, pulse_user=pulse_user), store("queue/alice/short", 5)]
     page = confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="10", max_length="20")
     assert "This deletes 2 queues with 920 messages." in page.text
     assert set(Queue.objects.values_list("max_length", flat=True)) == {None}
@@ -574,15 +580,15 @@ def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(as_alic
 # Callers inside Guardian
 
 
-def test_one_confirmed_removal_covers_several_accounts(operator, account, queue):
+def test_one_confirmed_removal_covers_several_pulse_users(operator, pulse_user, queue):
     other = PulseUser.objects.create(username="other", ready=True)
     store("queue/other/builds", 1, pulse_user=other)
-    question = removal_of([account, other], operator).question(effects.of_removal([account, other]))
-    together = removal_of([other, account], operator, question.confirm)
-    for one in (account, other):
+    question = removal_of([pulse_user, other], operator).question(effects.of_removal([pulse_user, other]))
+    together = removal_of([other, pulse_user], operator, question.confirm)
+    for one in (pulse_user, other):
         together.require_confirmed(effects.of_removal([one]))
     with pytest.raises(ConfirmationRequired):
-        removal_of([account], operator, question.confirm).require_confirmed(effects.of_removal([account]))
+        removal_of([pulse_user], operator, question.confirm).require_confirmed(effects.of_removal([pulse_user]))
 
 
 def test_rows_of_two_models_with_one_key_are_two_changes(operator, queue):

@@ -41,13 +41,13 @@ def test_an_operator_sees_all_exchanges_of_pulse_users(exchange_name, operator):
     assert names == ["exchange/alice/events", "exchange/bob/events"]
 
 
-def test_an_owner_without_an_account_sees_no_exchanges(client):
+def test_an_owner_without_a_pulse_user_sees_no_exchanges(client):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     with counted_requests() as sent:
         assert exchanges.own_exchanges(bob) == []
     assert sent == []
     client.force_login(bob)
-    assert "First you need an account on RabbitMQ." in client.get("/exchanges/").text
+    assert "First you need a Pulse user on RabbitMQ." in client.get("/exchanges/").text
 
 
 def test_the_page_lists_exchanges_and_bindings(exchange_name, as_alice):
@@ -59,14 +59,14 @@ def test_the_page_lists_exchanges_and_bindings(exchange_name, as_alice):
 
 
 @pytest.mark.parametrize(("bound", "folded", "more"), [(5, False, 0), (6, True, 0), (53, True, 3)])
-def test_many_bindings_are_collapsed_and_the_rest_counted(amqp, as_alice, bound, folded, more):
+def test_many_bindings_are_collapsed_and_the_rest_counted(amqp, as_alice, bound, merged, more):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.queue("queue/alice/builds")
     for number in range(bound):
         amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", f"build.{number}")
     page = as_alice.get("/exchanges/").text
     assert page.count("routing key <code") == bound - more
-    assert (f"<summary>{bound} bindings</summary>" in page) is folded
+    assert (f"<summary>{bound} bindings</summary>" in page) is merged
     assert (f"and {more} more" in page) is bool(more)
     assert "<summary>" not in as_alice.get("/exchanges/delete/", {"name": "exchange/alice/events"}).text
 

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 @pytest.fixture
-def builds(guarded, account, amqp):
+def builds(guarded, pulse_user, amqp):
     """Declare a queue of Alice's that is over its limit, and return its name."""
     amqp.queue("queue/alice/builds", 11)
     return "queue/alice/builds"
@@ -158,7 +158,7 @@ def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(bu
     assert queue_events(builds) == ["condemned", "gone"]
 
 
-@pytest.mark.parametrize("by", ["the queue's limit", "the account's limit", "unbounded"])
+@pytest.mark.parametrize("by", ["the queue's limit", "the Pulse user's limit", "unbounded"])
 def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, management, guarded, by):
     monkeypatch.setattr(deletion, "SPARED_CHECK_SECONDS", 0)
     for name, length in (("first", 12), ("second", 11)):
@@ -167,7 +167,7 @@ def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, manage
     delete = Fetch.delete_queue
 
     def delete_and_spare(self):
-        if by == "the account's limit":
+        if by == "the Pulse user's limit":
             PulseUser.objects.update(max_length=20)
         else:
             Queue.objects.update(**({"unbounded": True} if by == "unbounded" else {"max_length": 20}))
@@ -395,8 +395,8 @@ def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
 
 
 @pytest.fixture
-def guardian_account(guarded, settings, broker, management):
-    """Let Guardian use an account of its own, with password ``first``, and return its name."""
+def guardia_pulse_user(guarded, settings, broker, management):
+    """Let Guardian use a Pulse user of its own, with password ``first``, and return its name."""
     name = f"guardian-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "first", ["administrator"])
     management.set_permissions(guarded, name, FULL_ACCESS)
@@ -408,23 +408,23 @@ def guardian_account(guarded, settings, broker, management):
 
 
 @pytest.mark.parametrize("what", ["its permissions", "itself"])
-def test_guardians_account_that_is_restored_on_the_broker_lost_nothing(
-    guardian_account, amqp, guarded, management, mailbox, what
+def test_guardians_pulse_user_that_is_restored_on_the_broker_lost_nothing(
+    guardia_pulse_user, amqp, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)
     monitor.run_pass()
     amqp.queue("queue/alice/builds", 11)
     if what == "its permissions":
-        management.delete_permissions(guarded, guardian_account)
+        management.delete_permissions(guarded, guardia_pulse_user)
     else:
-        management.delete_user(guardian_account)
+        management.delete_user(guardia_pulse_user)
     reports = [monitor.run_pass() for _ in range(3)]
     assert all("401" in report.errors[0] or "refused" in report.errors[0] for report in reports)
     assert queue_names(management, guarded) == {"queue/alice/builds", "queue/alice/short"}
     assert Queue.objects.get(name="queue/alice/short").misses == 0
     assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
-    management.put_user(guardian_account, "first", ["administrator"])
-    management.set_permissions(guarded, guardian_account, FULL_ACCESS)
+    management.put_user(guardia_pulse_user, "first", ["administrator"])
+    management.set_permissions(guarded, guardia_pulse_user, FULL_ACCESS)
     run_scheduled_work()
     assert breaches(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}

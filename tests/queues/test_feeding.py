@@ -65,7 +65,7 @@ NAME = "queue/alice/orders"
 
 
 @pytest.fixture
-def fed(amqp, guarded, account):
+def fed(amqp, guarded, pulse_user):
     """Declare a queue behind a headers exchange and two more exchanges, in a cycle, and return its name."""
     channel = amqp.channel
     for name, type_ in (("first", "topic"), ("middle", "fanout"), ("last", "headers")):
@@ -114,7 +114,7 @@ def limit_on_broker(management, vhost, **definition):
     management._exchange("PUT", ("policies", vhost, "bounded"), json={"pattern": "^queue/", "definition": definition})
 
 
-def test_a_warning_says_that_the_broker_limits_the_queue(amqp, guarded, account, management, mailbox):
+def test_a_warning_says_that_the_broker_limits_the_queue(amqp, guarded, pulse_user, management, mailbox):
     limit_on_broker(management, guarded, max_length=7)
     amqp.queue(NAME, 30)
     monitor.run_pass()
@@ -136,7 +136,7 @@ def test_a_warning_says_that_the_broker_limits_the_queue(amqp, guarded, account,
     ],
 )
 def test_a_warning_says_what_the_broker_does_past_its_limit(
-    amqp, guarded, account, management, mailbox, definition, sentence
+    amqp, guarded, pulse_user, management, mailbox, definition, sentence
 ):
     limit_on_broker(management, guarded, **definition)
     amqp.queue(NAME, 6)
@@ -145,7 +145,7 @@ def test_a_warning_says_what_the_broker_does_past_its_limit(
     assert sentence in mailbox.to("alice@example.org")[0].text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, account, as_alice):
+def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, pulse_user, as_alice):
     amqp.queue(NAME, 6, arguments={"x-max-length": 7})
     monitor.run_pass()
     page = as_alice.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()

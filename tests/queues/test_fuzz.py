@@ -35,7 +35,7 @@ from message_store.models import Application
 from message_store.queues import MessageInput
 from tests.site import test_who_may
 from tests.site.test_api_schema import ALL_OPERATIONS, OPERATIONS
-from tests.site.test_who_may import ACCOUNT, SCOPES, VISITORS, restore_broker, routes, undone
+from tests.site.test_who_may import PULSE_USER, SCOPES, VISITORS, restore_broker, routes, undone
 from tests.support.api import answer_to, keeping_connections
 from tests.support.proxy import Proxy
 
@@ -116,7 +116,7 @@ class World(test_who_may.World):
         named = re.fullmatch(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path), address)
         case.path_parameters |= named.groupdict() if named else {}
         if path.startswith("/api/exchanges/"):
-            case.query["name"] = f"exchange/{ACCOUNT}/events"
+            case.query["name"] = f"exchange/{PULSE_USER}/events"
         body = case.body if isinstance(case.body, dict) else {}
         for field in {"offering", "offering_uuid"} & set(body):
             body[field] = self.offering.uuid.hex

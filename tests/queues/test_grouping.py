@@ -31,7 +31,7 @@ def operators(settings):
 
 
 @pytest.fixture
-def fill(amqp, guarded, account, settings):
+def fill(amqp, guarded, pulse_user, settings):
     """Return a function that declares this number of Alice's queues, with this number of messages in each."""
     settings.GUARDIAN_DELETE_BRAKE = 1000
 
@@ -92,8 +92,8 @@ def test_the_line_of_a_deletion_says_how_many_messages_were_lost(facts, text):
     assert kinds.get("deletion").brief(facts) == (text, "deleted")
 
 
-def test_a_table_says_which_deletions_are_blocked(account, mailbox):
-    write(queues_of(account, MANY), length=30, blocked=True)
+def test_a_table_says_which_deletions_are_blocked(pulse_user, mailbox):
+    write(queues_of(pulse_user, MANY), length=30, blocked=True)
     send_due()
     (mail,) = mailbox.to("alice@example.org")
     assert mail.text.count("10, blocked") == MANY
@@ -116,7 +116,7 @@ def test_many_queues_without_a_consumer_are_one_message(fill, mailbox, settings,
     assert "no consumer for 6 minutes" in mailbox.mails[0].text
 
 
-def test_a_table_shows_the_brokers_limit(amqp, guarded, account, mailbox):
+def test_a_table_shows_the_brokers_limit(amqp, guarded, pulse_user, mailbox):
     for number in range(MANY):
         amqp.queue(f"queue/alice/{number}", 6, arguments={"x-max-length": 7})
     run_and_send()
@@ -128,9 +128,9 @@ def test_a_table_shows_the_brokers_limit(amqp, guarded, account, mailbox):
 # From here on, without a broker.
 
 
-def queues_of(account, number):
-    names = [f"queue/{account.username}/{one}" for one in range(number)]
-    return [stored_queue(name, pulse_user=account, state="warned") for name in names]
+def queues_of(pulse_user, number):
+    names = [f"queue/{pulse_user.username}/{one}" for one in range(number)]
+    return [stored_queue(name, pulse_user=pulse_user, state="warned") for name in names]
 
 
 FACTS = {
@@ -160,8 +160,8 @@ def pass_time(**delta):
         row.save()
 
 
-def test_a_group_is_not_sent_before_its_pass_ends(account, mailbox):
-    queues = queues_of(account, MANY)
+def test_a_group_is_not_sent_before_its_pass_ends(pulse_user, mailbox):
+    queues = queues_of(pulse_user, MANY)
     with leases.lease("pass") as held:
         for some in (queues[:2], queues[2:]):
             with transaction.atomic():
@@ -171,8 +171,8 @@ def test_a_group_is_not_sent_before_its_pass_ends(account, mailbox):
     assert len(mailbox.mails) == 2
 
 
-def test_queues_whose_state_moved_on_are_left_out(account, mailbox):
-    queues = queues_of(account, MANY + 3)
+def test_queues_whose_state_moved_on_are_left_out(pulse_user, mailbox):
+    queues = queues_of(pulse_user, MANY + 3)
     write(queues)
     write(queues[:1], "recovery", state="ok")
     write(queues[1:2], "deletion")
@@ -186,8 +186,8 @@ def test_queues_whose_state_moved_on_are_left_out(account, mailbox):
         assert (f"queue/alice/{number}" in group.text) == (number >= 3)
 
 
-def test_if_few_queues_of_a_group_are_left_each_gets_a_mail_and_if_none_is_no_mail_is_sent(account, mailbox):
-    queues = queues_of(account, MANY)
+def test_if_few_queues_of_a_group_are_left_each_gets_a_mail_and_if_none_is_no_mail_is_sent(pulse_user, mailbox):
+    queues = queues_of(pulse_user, MANY)
     write(queues)
     Queue.objects.filter(pk=queues[0].pk).update(state="gone")
     send_due()
@@ -200,17 +200,17 @@ def test_if_few_queues_of_a_group_are_left_each_gets_a_mail_and_if_none_is_no_ma
     assert mailbox.mails == []
 
 
-def test_passes_are_separate_groups(account, mailbox):
-    write(queues_of(account, 3))
+def test_passes_are_separate_groups(pulse_user, mailbox):
+    write(queues_of(pulse_user, 3))
     other = PulseUser.objects.create(username="other")
-    other.owners.set(account.owners.all())
+    other.owners.set(pulse_user.owners.all())
     write(queues_of(other, 3))
     send_due()
     assert len(mailbox.to("alice@example.org")) == 6
 
 
-def test_a_refused_group_is_sent_again_with_the_same_message_id(account, mailbox):
-    write(queues_of(account, MANY))
+def test_a_refused_group_is_sent_again_with_the_same_message_id(pulse_user, mailbox):
+    write(queues_of(pulse_user, MANY))
     mailbox.refuse(True)
     assert send_due().postponed == 2 * MANY
     mailbox.refuse(False)
@@ -223,15 +223,15 @@ def test_a_refused_group_is_sent_again_with_the_same_message_id(account, mailbox
     assert len(ids) == 1
 
 
-def test_concurrent_senders_send_a_group_as_one_message(account, mailbox, monkeypatch):
+def test_concurrent_senders_send_a_group_as_one_message(pulse_user, mailbox, monkeypatch):
     monkeypatch.setattr(claims, "MAX_CLAIMED", 2)
-    write(queues_of(account, 30))
+    write(queues_of(pulse_user, 30))
     in_parallel(*[send_due] * 4)
     assert len(mailbox.mails) == 2
 
 
-def test_a_group_is_claimed_with_its_first_notification(account):
-    write(queues_of(account, 30))
+def test_a_group_is_claimed_with_its_first_notification(pulse_user):
+    write(queues_of(pulse_user, 30))
     with transaction.atomic():
         first = claims.claim(1)
         other = in_background(claims.claim, 1)
@@ -241,7 +241,7 @@ def test_a_group_is_claimed_with_its_first_notification(account):
 
 
 @pytest.mark.parametrize("server", ["works", "refuses", "is away"])
-def test_sending_a_group_takes_constant_statements(account, mailbox, server):
+def test_sending_a_group_takes_constant_statements(pulse_user, mailbox, server):
     mailbox.refuse(server == "refuses")
     if server == "is away":
         mailbox.stop()
@@ -260,9 +260,9 @@ def test_sending_a_group_takes_constant_statements(account, mailbox, server):
     assert taken[0] == taken[1]
 
 
-def test_a_channel_gets_the_first_lines_of_a_table(account, alice, webhook, mailbox):
+def test_a_channel_gets_the_first_lines_of_a_table(pulse_user, alice, webhook, mailbox):
     channels.create_channel(alice, "room", webhook.url())
-    write(queues_of(account, 25))
+    write(queues_of(pulse_user, 25))
     send_due()
     (request,) = webhook.received
     assert request.json["title"] == "[Guardian] 25 queues: 25 over the warning threshold"
@@ -272,8 +272,8 @@ def test_a_channel_gets_the_first_lines_of_a_table(account, alice, webhook, mail
     assert len(lines) == 12
 
 
-def test_a_long_table_is_cut_off(account, mailbox):
-    write(queues_of(account, grouping.MAX_LINES + 5))
+def test_a_long_table_is_cut_off(pulse_user, mailbox):
+    write(queues_of(pulse_user, grouping.MAX_LINES + 5))
     send_due()
     for text in (mailbox.mails[0].text, mailbox.mails[0].html):
         assert text.count("queue/alice/") == grouping.MAX_LINES
@@ -281,8 +281,8 @@ def test_a_long_table_is_cut_off(account, mailbox):
         assert len(text.encode()) < 100_000
 
 
-def test_an_operators_table_names_the_owners(account, mailbox):
-    write([*queues_of(account, 3), stored_queue("lonely", state="warned")])
+def test_an_operators_table_names_the_owners(pulse_user, mailbox):
+    write([*queues_of(pulse_user, 3), stored_queue("lonely", state="warned")])
     send_due()
     (copy,) = mailbox.to("ops@example.org")
     assert "queue/alice/0 (alice@example.org)" in copy.text
@@ -291,22 +291,22 @@ def test_an_operators_table_names_the_owners(account, mailbox):
     assert len(mailbox.to("alice@example.org")) == 3
 
 
-def test_an_added_address_gets_a_table_without_links(account, alice, mailbox):
+def test_an_added_address_gets_a_table_without_links(pulse_user, alice, mailbox):
     NotificationAddress.objects.create(
-        pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=timezone.now()
+        pulse_user=pulse_user, email="team@example.org", added_by=alice, confirmed_at=timezone.now()
     )
-    write(queues_of(account, MANY))
+    write(queues_of(pulse_user, MANY))
     send_due()
     (mail,) = mailbox.to("team@example.org")
-    assert "because alice@example.org added your address to the RabbitMQ account alice" in mail.text
+    assert "because alice@example.org added your address to the Pulse user alice" in mail.text
     assert "/queues/" not in mail.html
     assert "/queues/" in mailbox.to("alice@example.org")[0].html
 
 
-def test_quiet_hours_defer_the_warnings_of_a_group_but_not_its_deletions(account, alice, mailbox):
+def test_quiet_hours_defer_the_warnings_of_a_group_but_not_its_deletions(pulse_user, alice, mailbox):
     now = timezone.now().astimezone(UTC)
     Owner.objects.update(quiet_from=(now - timedelta(hours=1)).time(), quiet_until=(now + timedelta(hours=1)).time())
-    queues = queues_of(account, 2 * MANY)
+    queues = queues_of(pulse_user, 2 * MANY)
     with leases.lease("pass") as held, transaction.atomic():
         for kind, some in (("warning", queues[:MANY]), ("deletion", queues[MANY:])):
             enqueue.enqueue(notices(some, kind), timezone.now(), held)
@@ -331,8 +331,8 @@ def threads(mailbox, address="alice@example.org"):
     return {mail.subject: mail.message["References"] for mail in mailbox.to(address)}
 
 
-def test_mails_about_one_queue_to_one_recipient_share_a_thread(account, mailbox):
-    queues = queues_of(account, 2)
+def test_mails_about_one_queue_to_one_recipient_share_a_thread(pulse_user, mailbox):
+    queues = queues_of(pulse_user, 2)
     write(queues[:1])
     send_due()
     write(queues[:1], "recovery", state="ok")
@@ -346,7 +346,7 @@ def test_mails_about_one_queue_to_one_recipient_share_a_thread(account, mailbox)
     assert not set(copies.values()) & set(hers.values())
 
 
-def test_a_table_has_a_thread_of_its_own(account, mailbox):
-    write(queues_of(account, MANY))
+def test_a_table_has_a_thread_of_its_own(pulse_user, mailbox):
+    write(queues_of(pulse_user, MANY))
     send_due()
     assert list(threads(mailbox).values()) == [None]

@@ -91,9 +91,9 @@ def test_a_deletion_or_warning_without_its_notification_is_found(after_pass):
 
 
 @pytest.mark.soak
-def test_a_folded_change_that_was_never_notified_is_found(after_pass):
+def test_a_merged_change_that_was_never_notified_is_found(after_pass):
     queues = Queue.objects.filter(name="queue/alice/long")
-    queues.update(state="ok", folded=1)
+    queues.update(state="ok", merged=1)
     assert invariants.missing_notifications() == []  # its quiet period continues
     queues.update(quiet_until=timezone.now() - timedelta(seconds=1))
     assert len(invariants.missing_notifications()) == 1

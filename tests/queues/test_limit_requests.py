@@ -16,9 +16,9 @@ NAME = "queue/alice/builds"
 
 
 @pytest.fixture
-def queue(account, settings):
+def queue(pulse_user, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
-    return stored_queue(NAME, pulse_user=account, ready=3, unacknowledged=0)
+    return stored_queue(NAME, pulse_user=pulse_user, ready=3, unacknowledged=0)
 
 
 def test_the_operators_mail_leads_to_the_form_with_the_wanted_limit(queue, alice, operator, client):
@@ -100,9 +100,9 @@ def test_an_invalid_request_says_what_is_wrong(queue, as_alice, body, text):
     assert not Notification.objects.exists()
 
 
-def test_an_owner_asks_at_most_five_times_an_hour(account, queue, as_alice):
+def test_an_owner_asks_at_most_five_times_an_hour(pulse_user, queue, as_alice):
     body = {"max_length": 50_000, "reason": "x"}
-    queues = [stored_queue(f"queue/alice/{number}", pulse_user=account) for number in range(6)]
+    queues = [stored_queue(f"queue/alice/{number}", pulse_user=pulse_user) for number in range(6)]
     pages = [as_alice.post(f"/queues/{one.uuid}/limits/ask/", body) for one in queues]
     assert [page.status_code for page in pages] == [302] * 5 + [200]
     assert "Too many" in pages[-1].text

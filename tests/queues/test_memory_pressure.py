@@ -8,7 +8,7 @@ from django.utils import timezone
 from queues.guard import monitor
 from queues.models import Watch
 from queues.rules import thresholds
-from queues.rules.rows import PulseAccount, Registrations, Rules
+from queues.rules.rows import Registrations, Rules, StoredPulseUser
 from queues.rules.thresholds import MemoryPressure, Thresholds
 from rabbit import memory
 from rabbit.errors import BrokerUnavailable
@@ -22,27 +22,29 @@ FULL = {"rabbit@one": NodeMemory(1000 * MIB, 1000 * MIB)}
 RULES = Rules(MemoryPressure(Thresholds(5, 100)), "/", None, None, "report", 50, 900)
 
 
-def condemned(queues, *, nodes=FULL, accounts=None, agents=None, rows=None):
-    """Return the names of the condemned ones of these queues, given by name with their messages and bytes in memory."""
+def deletable(queues, *, nodes=FULL, pulse_users=None, agents=None, rows=None):
+    """Return the names of the deletable ones of these queues, given by name with their messages and bytes in memory."""
     agents = agents or Registrations()
-    passes = InMemoryMonitor(RULES, {"alice": PulseAccount(1, None, None)} if accounts is None else accounts, agents)
+    passes = InMemoryMonitor(
+        RULES, {"alice": StoredPulseUser(1, None, None)} if pulse_users is None else pulse_users, agents
+    )
     listing = snapshot(*(listed_queue(name, messages) for name, (messages, _) in queues.items()))
     passes.run(listing)
     for name, changed in (rows or {}).items():
         passes.rows["/", name] = passes.row(name)._replace(**changed)
     held = {("/", name): size for name, (_, size) in queues.items()}
     changes = passes.run(listing, memory=nodes, held=held)
-    names = {one.queue.name for one in changes.condemned}
+    names = {one.queue.name for one in changes.deletable}
     assert {name for _, name in changes.for_memory} == names
     return names
 
 
-def test_the_queue_that_holds_the_memory_is_condemned_and_not_the_longest():
-    assert condemned({"heavy": (40, 160 * MIB), "light": (90, MIB)}) == {"heavy"}
+def test_the_queue_that_holds_the_memory_is_deletable_and_not_the_longest():
+    assert deletable({"heavy": (40, 160 * MIB), "light": (90, MIB)}) == {"heavy"}
 
 
 def test_a_queue_within_its_warning_threshold_stays_and_others_relieve_the_node():
-    assert condemned({"short": (5, 500 * MIB), "long": (50, 100 * MIB)}) == {"long"}
+    assert deletable({"short": (5, 500 * MIB), "long": (50, 100 * MIB)}) == {"long"}
 
 
 @pytest.mark.parametrize(
@@ -50,18 +52,18 @@ def test_a_queue_within_its_warning_threshold_stays_and_others_relieve_the_node(
     [
         {"rows": {"queue/alice/a": {"unbounded": True}}},
         {"rows": {"queue/alice/a": {"max_length": 1000}}},
-        {"accounts": {"alice": PulseAccount(1, None, 1000)}},
+        {"accounts": {"alice": StoredPulseUser(1, None, 1000)}},
         {"agents": Registrations(queues={("/", "queue/alice/a"): 7})},
     ],
-    ids=["unbounded", "own limit", "limit of its account", "registered"],
+    ids=["unbounded", "own limit", "limit of its Pulse user", "registered"],
 )
 def test_a_queue_that_the_policy_does_not_limit_stays_and_others_relieve_the_node(exempt):
-    assert condemned({"queue/alice/a": (50, 500 * MIB), "other": (50, 100 * MIB)}, **exempt) == {"other"}
+    assert deletable({"queue/alice/a": (50, 500 * MIB), "other": (50, 100 * MIB)}, **exempt) == {"other"}
 
 
-def test_only_queues_on_the_node_under_pressure_are_condemned():
+def test_only_queues_on_the_node_under_pressure_are_deletable():
     nodes = {"rabbit@one": NodeMemory(700 * MIB, 1000 * MIB), "rabbit@two": NodeMemory(1000 * MIB, 1000 * MIB)}
-    assert condemned({"heavy": (50, 500 * MIB)}, nodes=nodes) == set()
+    assert deletable({"heavy": (50, 500 * MIB)}, nodes=nodes) == set()
 
 
 # With a broker

@@ -42,7 +42,7 @@ def test_a_body_is_shown_as_json_text_or_hex(body, format_, shown):
     assert found.size == len(body)
 
 
-def test_a_long_body_is_folded_at_the_end_of_a_line():
+def test_a_long_body_is_merged_at_the_end_of_a_line():
     text = "\n".join("x" * 70 for _ in range(100))
     found = body_shown(text.encode())
     assert len(found.start) <= UNFOLDED_CHARACTERS

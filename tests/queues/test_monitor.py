@@ -21,7 +21,7 @@ from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.pages import trends
 from queues.rules import listing
 from tests.support.faults import once_after, once_before
-from tests.support.toolbox import queue_events, queue_names, queue_row, remove_account, sent
+from tests.support.toolbox import queue_events, queue_names, queue_row, remove_as_a_person, sent
 from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
@@ -198,7 +198,7 @@ def test_queues_are_reported_or_deleted_by_name(amqp, settings, management, guar
     assert report.misnamed_exchanges == ["queue/alice/events"]
 
 
-def test_an_account_without_the_administrator_tag_is_an_outage(amqp, settings, management, broker):
+def test_a_pulse_user_without_the_administrator_tag_is_an_outage(amqp, settings, management, broker):
     amqp.queue("one")
     monitor.run_pass()
     management.put_user("watcher", "secret", ["monitoring"])
@@ -229,7 +229,7 @@ def test_a_queue_of_any_name_is_guarded(amqp, management, guarded):
 
 
 @pytest.fixture
-def builds(guarded, account, amqp):
+def builds(guarded, pulse_user, amqp):
     """Return a queue of Alice's with one message, after a pass. Another queue stays, so that no list is empty."""
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 1)
@@ -237,15 +237,15 @@ def builds(guarded, account, amqp):
     return Queue.objects.get(name="queue/alice/builds")
 
 
-def test_an_account_can_be_removed_during_a_pass(amqp, management, monkeypatch):
+def test_a_pulse_user_can_be_removed_during_a_pass(amqp, management, monkeypatch):
     amqp.queue("queue/alice/old", 1)
     monitor.run_pass()
     amqp.queue("queue/alice/new", 1)
     amqp.queue("queue/alice/warned", 6)
     amqp.queue("stray", 11)
     amqp.publish("queue/alice/old", 1)
-    account = PulseUser.objects.get()
-    once_before(monkeypatch, "the decision", lambda: remove_account(account))
+    pulse_user = PulseUser.objects.get()
+    once_before(monkeypatch, "the decision", lambda: remove_as_a_person(pulse_user))
     report = monitor.run_pass()
     assert (report.errors, report.deleted) == ([], 1)
     assert not PulseUser.objects.exists()
@@ -271,7 +271,7 @@ def test_a_queue_deleted_manually_during_a_pass_stays_gone(builds, amqp, alice, 
 
 
 @pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete"])
-def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alice, monkeypatch, step):
+def test_a_manual_deletion_of_a_deletable_queue_is_recorded_as_manual(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)
     at_that_step = getattr(Deletion, step)
@@ -289,7 +289,7 @@ def test_a_manual_deletion_of_a_condemned_queue_is_recorded_as_manual(amqp, alic
     assert sent("alice@example.org") == []
 
 
-def test_a_condemned_queue_that_was_redeclared_is_not_deleted(amqp, alice, monkeypatch, management, vhost):
+def test_a_deletable_queue_that_was_redeclared_is_not_deleted(amqp, alice, monkeypatch, management, vhost):
     amqp.queue("queue/alice/builds", 11)
 
     def delete_and_declare():
@@ -311,7 +311,7 @@ def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, am
     assert sent("alice@example.org") == []
 
 
-def test_removing_an_account_with_many_queues_is_not_a_short_list(amqp, settings):
+def test_removing_a_pulse_user_with_many_queues_is_not_a_short_list(amqp, settings):
     settings.GUARDIAN_DELETE_BRAKE = 5
     names = [f"queue/alice/{number}" for number in range(30)]
     for name in names:
@@ -326,7 +326,7 @@ def test_removing_an_account_with_many_queues_is_not_a_short_list(amqp, settings
     assert (report.errors, report.deleted, sent("ops@example.org")) == ([], 1, ["deletion"])
 
 
-def test_an_accounts_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, monkeypatch):
+def test_a_pulse_users_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
     monitor.run_pass()
     once_after(monkeypatch, "the list", lambda: PulseUser.objects.update(warn_length=2))

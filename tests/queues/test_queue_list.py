@@ -15,8 +15,8 @@ from tests.support.toolbox import queue_row
 pytestmark = pytest.mark.django_db
 
 
-def new_queue(name, *, account=None, **fields):
-    return queue_row(name, pulse_user=account, **{"ready": 3, "unacknowledged": 0, **fields})
+def new_queue(name, *, pulse_user=None, **fields):
+    return queue_row(name, pulse_user=pulse_user, **{"ready": 3, "unacknowledged": 0, **fields})
 
 
 def make_queue(name="queue/alice/builds", **fields):
@@ -48,32 +48,32 @@ def test_a_refresh_without_a_session_reloads_the_page(client):
 
 def test_without_a_pulse_user_the_list_says_to_create_one(visit):
     page = visit()
-    assert "First you need an account on RabbitMQ." in page.text
+    assert "First you need a Pulse user on RabbitMQ." in page.text
     assert 'href="/pulse-users/"' in page.text
 
 
-def test_without_a_queue_the_list_says_how_to_create_one(visit, account):
+def test_without_a_queue_the_list_says_how_to_create_one(visit, pulse_user):
     page = visit()
     assert "No queue yet." in page.text
     assert "queue/alice/jobs" in page.text
 
 
-def test_an_owner_sees_own_queues_and_an_operator_all(visit, account, client):
-    make_queue(account=account)
-    make_queue("queue/bob/jobs", account=PulseUser.objects.create(username="bob", ready=True))
+def test_an_owner_sees_own_queues_and_an_operator_all(visit, pulse_user, client):
+    make_queue(pulse_user=pulse_user)
+    make_queue("queue/bob/jobs", pulse_user=PulseUser.objects.create(username="bob", ready=True))
     make_queue("celery")
     assert names(visit()) == ["queue/alice/builds"]
     client.force_login(Owner.objects.create_superuser("ops@example.org"))
     assert sorted(names(visit())) == ["celery", "queue/alice/builds", "queue/bob/jobs"]
 
 
-def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, account):
-    make_queue("a", account=account, ready=10)
-    make_queue("b", account=account, ready=4_000, state="warned")
-    make_queue("c", account=account, ready=9_000, state="deleting")
-    make_queue("d", account=account, ready=5_000, state="warned")
-    make_queue("e", account=account, ready=20)
-    make_queue("f", account=account, ready=None)
+def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, pulse_user):
+    make_queue("a", pulse_user=pulse_user, ready=10)
+    make_queue("b", pulse_user=pulse_user, ready=4_000, state="warned")
+    make_queue("c", pulse_user=pulse_user, ready=9_000, state="deleting")
+    make_queue("d", pulse_user=pulse_user, ready=5_000, state="warned")
+    make_queue("e", pulse_user=pulse_user, ready=20)
+    make_queue("f", pulse_user=pulse_user, ready=None)
     assert names(visit()) == ["c", "d", "b", "e", "a", "f"]
 
 
@@ -84,11 +84,11 @@ def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, acco
         ("share", "acbd"), ("state", "cbad"), ("-state", "abdc"),
     ],
 )  # fmt: skip
-def test_the_list_can_be_sorted_with_unknown_lengths_last(visit, account, ordering, order):
-    make_queue("a", account=account, ready=20)
-    make_queue("b", account=account, ready=10, max_length=20, warn_length=15)
-    make_queue("c", account=account, ready=3_000, state="warned")
-    make_queue("d", account=account, ready=None)
+def test_the_list_can_be_sorted_with_unknown_lengths_last(visit, pulse_user, ordering, order):
+    make_queue("a", pulse_user=pulse_user, ready=20)
+    make_queue("b", pulse_user=pulse_user, ready=10, max_length=20, warn_length=15)
+    make_queue("c", pulse_user=pulse_user, ready=3_000, state="warned")
+    make_queue("d", pulse_user=pulse_user, ready=None)
     assert "".join(names(visit(ordering=ordering))) == order
 
 
@@ -109,11 +109,11 @@ def test_the_list_can_be_sorted_with_unknown_lengths_last(visit, account, orderi
         ({"search": "e", "vhost": "/"}, ["queue/alice/builds"]),
     ],
 )
-def test_the_list_can_be_filtered(visit, account, query, found):
-    make_queue(account=account, consumers=2)
-    make_queue("100%", account=account, state="warned", consumers=0)
-    make_queue("old", account=account, state="gone", ready=None, unacknowledged=None)
-    make_queue("elsewhere", account=account, vhost="other")
+def test_the_list_can_be_filtered(visit, pulse_user, query, found):
+    make_queue(pulse_user=pulse_user, consumers=2)
+    make_queue("100%", pulse_user=pulse_user, state="warned", consumers=0)
+    make_queue("old", pulse_user=pulse_user, state="gone", ready=None, unacknowledged=None)
+    make_queue("elsewhere", pulse_user=pulse_user, vhost="other")
     page = visit(**query, ordering="name")
     assert names(page) == found
     if not found:
@@ -124,16 +124,16 @@ def test_the_list_can_be_filtered(visit, account, query, found):
     "query", [{"search": "\0"}, {"state": "nonsense"}, {"ordering": "password"}, {"page": "0"}, {"page": "x"},
               {"page": "9999999999"}, {"vhost": "\0"}]
 )  # fmt: skip
-def test_an_invalid_filter_is_ignored(visit, account, query):
-    make_queue(account=account)
-    make_queue("old", account=account, state="gone")
+def test_an_invalid_filter_is_ignored(visit, pulse_user, query):
+    make_queue(pulse_user=pulse_user)
+    make_queue("old", pulse_user=pulse_user, state="gone")
     page = visit(**query)
     assert page.status_code == 200
     assert names(page) == ["queue/alice/builds"]
 
 
-def test_the_filter_by_pulse_user_is_a_choice_or_a_text_field(visit, account, alice):
-    make_queue(account=account)
+def test_the_filter_by_pulse_user_is_a_choice_or_a_text_field(visit, pulse_user, alice):
+    make_queue(pulse_user=pulse_user)
     assert 'name="pulse_user"' not in visit().text
     others = PulseUser.objects.bulk_create(PulseUser(username=f"robot-{number}", ready=True) for number in range(51))
     alice.pulse_users.add(*others[:2])
@@ -144,12 +144,12 @@ def test_the_filter_by_pulse_user_is_a_choice_or_a_text_field(visit, account, al
     assert "robot-1" not in text
 
 
-def test_the_list_starts_with_counts_by_state(visit, account):
+def test_the_list_starts_with_counts_by_state(visit, pulse_user):
     for number in range(3):
-        make_queue(f"long {number}", account=account, state="warned", consumers=0)
-    make_queue("condemned", account=account, state="deleting")
-    make_queue("fine", account=account)
-    make_queue("old", account=account, state="gone", consumers=None)
+        make_queue(f"long {number}", pulse_user=pulse_user, state="warned", consumers=0)
+    make_queue("condemned", pulse_user=pulse_user, state="deleting")
+    make_queue("fine", pulse_user=pulse_user)
+    make_queue("old", pulse_user=pulse_user, state="gone", consumers=None)
     text = visit().text
     assert "4 of 5 queues need attention." in text
     assert 'href="?state=warned">3 over the warning threshold</a>' in text
@@ -171,8 +171,8 @@ def test_the_list_starts_with_counts_by_state(visit, account):
         ({"state": "warned"}, False),
     ],
 )
-def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, account, fields, healthy):
-    make_queue(**{"account": account, "consumers": 1, **fields})
+def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, pulse_user, fields, healthy):
+    make_queue(**{"account": pulse_user, "consumers": 1, **fields})
     verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
     assert f'<p class="verdict">{verdict}.</p>' in visit().text
     assert f"<h1>{verdict}</h1>" in client.get("/").text
@@ -183,9 +183,9 @@ def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, accou
     assert (row.state == "healthy") is healthy
 
 
-def test_a_row_has_state_length_size_and_bar(visit, account):
+def test_a_row_has_state_length_size_and_bar(visit, pulse_user):
     facts = {"consumers": 0, "bytes": 3_500_000, "max_length": 5_000}
-    make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", **facts)
+    make_queue(pulse_user=pulse_user, ready=2_000, unacknowledged=500, state="warned", **facts)
     text = visit().text
     assert '<td class="wide number">3.3\N{NO-BREAK SPACE}MB</td>' in text
     assert '<span class="state warned">over warning threshold</span>' in text
@@ -197,34 +197,34 @@ def test_a_row_has_state_length_size_and_bar(visit, account):
     assert "style=" not in text
 
 
-def test_a_gone_queue_has_no_bar_and_cannot_be_selected(visit, account):
-    make_queue(account=account, ready=9_000, state="gone", consumers=None)
+def test_a_gone_queue_has_no_bar_and_cannot_be_selected(visit, pulse_user):
+    make_queue(pulse_user=pulse_user, ready=9_000, state="gone", consumers=None)
     text = visit(state="gone").text
     assert '<span class="count faint">none</span>' in text
     assert 'type="checkbox" name="uuid"' not in text
     assert "Purge selected" not in text
 
 
-def test_names_are_escaped(visit, account):
-    make_queue("queue/alice/<script>\u202e'\"\x07", account=account)
-    make_queue("\N{PILE OF POO}" * 63 + "abc", account=account, ready=0)
+def test_names_are_escaped(visit, pulse_user):
+    make_queue("queue/alice/<script>\u202e'\"\x07", pulse_user=pulse_user)
+    make_queue("\N{PILE OF POO}" * 63 + "abc", pulse_user=pulse_user, ready=0)
     assert names(visit()) == [
         "queue/alice/&lt;script&gt;\\u202e&#x27;&quot;\\x07",
         "\N{PILE OF POO}" * 63 + "abc",
     ]
 
 
-def test_the_vhost_is_shown_if_there_are_several(visit, account):
-    make_queue(account=account)
+def test_the_vhost_is_shown_if_there_are_several(visit, pulse_user):
+    make_queue(pulse_user=pulse_user)
     assert 'title="/"' not in visit().text
-    make_queue(account=account, vhost="other")
+    make_queue(pulse_user=pulse_user, vhost="other")
     assert 'in <span class="name" title="other">other</span>' in visit().text
 
 
-def test_pages_of_fifty_queues_keep_the_filters(visit, account):
+def test_pages_of_fifty_queues_keep_the_filters(visit, pulse_user):
     for number in range(120):
-        make_queue(f"jobs {number:03}", account=account)
-    make_queue("other", account=account)
+        make_queue(f"jobs {number:03}", pulse_user=pulse_user)
+    make_queue("other", pulse_user=pulse_user)
     page = visit(search="jobs", ordering="-name", page=2)
     assert names(page) == [f"jobs {number:03}" for number in range(69, 19, -1)]
     assert "51 to 100 of 120; page 2 of 3" in page.text
@@ -238,8 +238,8 @@ def refresh(client, *queues):
     return client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
 
 
-def test_a_refresh_returns_only_the_shown_rows(visit, account, client):
-    queue, other = make_queue(account=account), make_queue("other", account=account)
+def test_a_refresh_returns_only_the_shown_rows(visit, pulse_user, client):
+    queue, other = make_queue(pulse_user=pulse_user), make_queue("other", pulse_user=pulse_user)
     assert f'{{"shown": "{queue.uuid.hex},{other.uuid.hex}"}}' in visit(ordering="name").text.replace(
         f"{other.uuid.hex},{queue.uuid.hex}", f"{queue.uuid.hex},{other.uuid.hex}"
     )
@@ -253,7 +253,7 @@ def test_a_refresh_returns_only_the_shown_rows(visit, account, client):
         assert what not in text
 
 
-def test_a_refresh_shows_no_queues_of_others_and_ignores_unknown_ones(visit, account, client):
+def test_a_refresh_shows_no_queues_of_others_and_ignores_unknown_ones(visit, pulse_user, client):
     others = make_queue("queue/bob/jobs", ready=7_777_777)
     for shown in (others.uuid.hex, "", ",", "x", "0" * 32 + ",1", "\0", "'" * 300):
         answer = client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
@@ -263,8 +263,8 @@ def test_a_refresh_shows_no_queues_of_others_and_ignores_unknown_ones(visit, acc
 
 
 @pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
-def test_outdated_figures_are_marked(visit, account, settings, polls, noted):
-    make_queue(account=account)
+def test_outdated_figures_are_marked(visit, pulse_user, settings, polls, noted):
+    make_queue(pulse_user=pulse_user)
     since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
     Watch.objects.update(listed_at=since)
     text = visit().text
@@ -274,16 +274,16 @@ def test_outdated_figures_are_marked(visit, account, settings, polls, noted):
 
 
 @pytest.fixture
-def agents_queue(alice, account):
+def agents_queue(alice, pulse_user):
     """Give a queue of Alice's agents; Alice has a Pulse user too."""
     return make_queue("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
 
 
-def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, account):
-    account.owners.add(Owner.objects.create_user("bob@example.org"))
+def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, pulse_user):
+    pulse_user.owners.add(Owner.objects.create_user("bob@example.org"))
     make_queue("consumer_2", vhost=alice.uuid.hex, owner=alice)
     make_queue("consumer_3", vhost="other", owner=Owner.objects.create_user("carol@example.org"), registered=True)
-    make_queue(account=account)
+    make_queue(pulse_user=pulse_user)
     page = visit()
     assert sorted(names(page)) == ["consumer_1", "consumer_2", "queue/alice/builds"]
     assert "agents of alice@example.org" in page.text
@@ -299,11 +299,11 @@ def test_the_dead_letter_queue_needs_no_consumer(visit, agents_queue, alice):
     assert names(visit(without_consumers="true")) == ["consumer_1"]
 
 
-def test_parking_and_retry_queues_need_no_consumer(visit, alice, account):
+def test_parking_and_retry_queues_need_no_consumer(visit, alice, pulse_user):
     lonely = ["shop.parked.here", "shop.PARKED", "shop.retry.soon", "shop.retry.5s\n", "parked", "guardian.dlq"]
     for name in [*lonely, "shop.parked", "shop.retry.10s", "shop.retry.250ms"]:
-        make_queue(name, account=account, consumers=0)
-    make_queue("reply", account=account, consumers=0, exclusive=True)
+        make_queue(name, pulse_user=pulse_user, consumers=0)
+    make_queue("reply", pulse_user=pulse_user, consumers=0, exclusive=True)
     shown = [name.replace("\n", "\\x0a") for name in lonely]
     assert sorted(names(visit(without_consumers="true"))) == sorted(shown)
     page = visit()

@@ -46,9 +46,9 @@ def test_changes_of_state_lead_to_few_messages(states, expected):
     assert play(states)[0] == expected
 
 
-def test_the_summary_counts_folded_changes():
+def test_the_summary_counts_merged_changes():
     _, quiet, *_ = play([WARNED, OK, WARNED, OK, WARNED])
-    assert quiet.folded == 3
+    assert quiet.merged == 3
 
 
 def test_without_a_quiet_period_every_change_is_notified():

@@ -23,7 +23,7 @@ FIRST_BATCH = "the first batch of a replay"
 
 
 @pytest.fixture(autouse=True)
-def account(guarded, alice, settings):
+def pulse_user(guarded, alice, settings):
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10_000
     PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
 

@@ -17,7 +17,7 @@ NAMES = ("queue/alice/a", "queue/alice/b", "queue/alice/c")
 
 
 @pytest.fixture
-def listed(guarded, account, amqp):
+def listed(guarded, pulse_user, amqp):
     """Return Alice's three listed queues, with three messages each."""
     for name in NAMES:
         amqp.queue(name, 3)
@@ -76,16 +76,16 @@ def test_the_api_names_the_selected_queue_that_failed_and_goes_on(listed, alice,
     assert "The broker doesn't list the queue at the moment." in done["failed"][0]["detail"]
 
 
-def test_the_api_refuses_queues_of_others_and_too_many(account, bob):
-    queue = stored_queue(NAMES[0], pulse_user=account, ready=3, unacknowledged=0)
+def test_the_api_refuses_queues_of_others_and_too_many(pulse_user, bob):
+    queue = stored_queue(NAMES[0], pulse_user=pulse_user, ready=3, unacknowledged=0)
     program = Program(bob)
     for uuids in (selected([queue]), ["0" * 32], ["x"], [], selected([queue]) * (MAX_SELECTED + 1)):
         answer = program.post("queues/selected/delete/", {"uuids": uuids})
         assert (answer.status_code, list(answer.json())) == (400, ["uuids"])
 
 
-def test_operators_set_the_limits_of_selected_queues_through_the_api(account, operator):
-    queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, warn_length=1) for name in NAMES]
+def test_operators_set_the_limits_of_selected_queues_through_the_api(pulse_user, operator):
+    queues = [stored_queue(name, pulse_user=pulse_user, ready=3, unacknowledged=0, warn_length=1) for name in NAMES]
     program, body = Program(operator), {"uuids": selected(queues[:2]), "max_length": 2}
     asked = program.post("queues/selected/limits/", body)
     assert asked.status_code == 409
@@ -95,9 +95,9 @@ def test_operators_set_the_limits_of_selected_queues_through_the_api(account, op
     assert [queue.max_length for queue in Queue.objects.order_by("name")] == [2, 2, None]
 
 
-def test_operators_release_blocked_queues_through_the_api(account, operator):
+def test_operators_release_blocked_queues_through_the_api(pulse_user, operator):
     blocked, other = (
-        stored_queue(name, pulse_user=account, ready=3, unacknowledged=0, block_reason=reason)
+        stored_queue(name, pulse_user=pulse_user, ready=3, unacknowledged=0, block_reason=reason)
         for name, reason in zip(NAMES[:2], ("brake", ""), strict=True)
     )
     Watch.objects.create(id=1)
@@ -120,8 +120,8 @@ def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, as_ali
     assert queue_names(management, vhost) == set(NAMES)
 
 
-def test_operators_set_the_limits_of_selected_queues(account, alice, operator, client):
-    queues = [stored_queue(name, pulse_user=account, ready=3, unacknowledged=0) for name in NAMES]
+def test_operators_set_the_limits_of_selected_queues(pulse_user, alice, operator, client):
+    queues = [stored_queue(name, pulse_user=pulse_user, ready=3, unacknowledged=0) for name in NAMES]
     body = {"action": "limits", "uuid": selected(queues[:2]), "set": "1", "max_length": 20_000}
     client.force_login(alice)
     assert client.post("/queues/selected/", body).status_code == 403
@@ -132,8 +132,8 @@ def test_operators_set_the_limits_of_selected_queues(account, alice, operator, c
     assert [queue.max_length for queue in Queue.objects.order_by("name")] == [20_000, 20_000, None]
 
 
-def test_without_a_selection_of_own_queues_the_page_says_so(client, bob, account):
-    queue = stored_queue(NAMES[0], pulse_user=account)
+def test_without_a_selection_of_own_queues_the_page_says_so(client, bob, pulse_user):
+    queue = stored_queue(NAMES[0], pulse_user=pulse_user)
     client.force_login(bob)
     for uuids in ([], ["x"], ["0" * 32], selected([queue])):
         body = {"action": "delete", "uuid": uuids}

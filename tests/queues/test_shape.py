@@ -56,8 +56,8 @@ def counted(do):
 @pytest.fixture
 def alice(guarded):
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    account = PulseUser.objects.create(username="alice", ready=True)
-    account.owners.add(owner)
+    pulse_user = PulseUser.objects.create(username="alice", ready=True)
+    pulse_user.owners.add(owner)
     return owner
 
 

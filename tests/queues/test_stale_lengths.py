@@ -67,5 +67,5 @@ def test_a_quorum_queue_with_a_hanging_leader_is_neither_deleted_nor_recovered(g
     assert (report.deleted, report.recovered, report.unknown) == (0, 0, 1)
     assert queue_events("shrinking") == ["warned"]
     assert monitor.run_pass().deleted == 1
-    # While a node settles after its start, shorter quorum queues on it are not believed.
+    # While a node recovers after its start, shorter quorum queues on it are not believed.
     wait_until(lambda: monitor.run_pass() and Queue.objects.get(name="shrinking").state == "ok")

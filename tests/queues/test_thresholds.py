@@ -95,7 +95,7 @@ def test_thresholds_come_from_the_queue_then_the_user_then_the_policy():
 
 
 def test_the_warning_threshold_is_at_most_the_deletion_limit():
-    # An owner lowers the maximum of an account below what an operator set for one of its queues.
+    # An owner lowers the maximum of a Pulse user below what an operator set for one of its queues.
     assert resolve((9, None), (2, 6), LIMITS) == Thresholds(6, 6)
     assert resolve((None, 3), (None, None), LIMITS) == Thresholds(3, 3)
 

@@ -34,9 +34,9 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(amqp, management, vhost, qu
     for number in range(queues):
         amqp.queue(f"queue/alice/{number}")
     run_pass()
-    account = PulseUser.objects.get()
+    pulse_user = PulseUser.objects.get()
     with django_assert_max_num_queries(5):  # two of them start and end the transaction
-        assert tombstones.forget_queues_of(account) == queues
+        assert tombstones.forget_queues_of(pulse_user) == queues
     assert Queue.objects.filter(state="gone").count() == queues
     assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
     assert Queue.objects.get(name="celery").state == "ok"
@@ -48,10 +48,10 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(amqp, management, vhost, qu
 
 
 def test_a_gone_queue_is_not_removed_again():
-    account = PulseUser.objects.get()
-    rows("/", ["queue/alice/a"], state="gone", pulse_user=account)
+    pulse_user = PulseUser.objects.get()
+    rows("/", ["queue/alice/a"], state="gone", pulse_user=pulse_user)
     Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))
-    assert tombstones.forget_queues_of(account) == 0
+    assert tombstones.forget_queues_of(pulse_user) == 0
     assert removed() == []
 
 

@@ -31,7 +31,7 @@ def found(rule):
 # A name with a NUL
 
 
-def test_a_name_with_a_nul_is_readable_in_mails(amqp, account, guarded, alice):
+def test_a_name_with_a_nul_is_readable_in_mails(amqp, pulse_user, guarded, alice):
     amqp.channel.exchange_declare("exchange/alice/a\0b")
     amqp.queue(NUL, 6)
     amqp.channel.queue_bind(NUL, "exchange/alice/a\0b", "key\0")
@@ -45,7 +45,7 @@ def test_a_name_with_a_nul_is_readable_in_mails(amqp, account, guarded, alice):
 
 
 def test_a_name_with_a_nul_is_readable_on_pages_and_in_the_audit_trail_and_exact_in_the_api(
-    amqp, account, guarded, admin, management
+    amqp, pulse_user, guarded, admin, management
 ):
     amqp.queue(NUL, 6)
     monitor.run_pass()

@@ -39,7 +39,7 @@ ACTIONS = {
 
 
 @pytest.fixture
-def hanging(broker, guarded, amqp, account, operator):
+def hanging(broker, guarded, amqp, pulse_user, operator):
     """List a queue, then suspend the broker's process until the test ends. Return the queue."""
     if broker.node is None:
         pytest.skip("nobody can suspend a broker that was named")
@@ -78,7 +78,7 @@ def test_pages_answer_with_what_is_stored_and_say_so(ask):
     assert "3 messages" in text("/queues/{uuid}/") or ">3<" in text("/queues/{uuid}/")
     assert "unknown: the broker did not answer" in text("/queues/{uuid}/")
     assert "The broker doesn't answer now. The figures are from the last list" in text("/queues/{uuid}/delete/")
-    assert "the account had 1 queue." in text("/pulse-users/alice/delete/")
+    assert "the Pulse user had 1 queue." in text("/pulse-users/alice/delete/")
     assert "The exchanges could not be listed, because the broker does not answer." in text("/exchanges/")
     assert json.loads(text("/api/queues/{uuid}/live/"))["ready"] is None
 

@@ -54,7 +54,7 @@ NOW = timezone.now()
 # What the admin's forms may do to a row: add, change, delete. And the reason.
 # fmt: off
 ALLOWED = {
-    "accounts.Owner": ("add change delete", "a person; who owns an account isn't deleted, nor is oneself"),
+    "accounts.Owner": ("add change delete", "a person; who owns a Pulse user isn't deleted, nor is oneself"),
     "accounts.Vouching": ("", "a record; it goes with its owner"),
     "accounts.AuthToken": ("", "made by its owner, who sees it once; revoked by an action"),
     "accounts.PulseUser": ("change", "made and removed with the broker; here its thresholds"),
@@ -112,16 +112,16 @@ def make_owner():
     return Owner.objects.create_user(f"owner-{next(numbers)}@example.org", vouched=True, last_login=NOW)
 
 
-def make_account():
-    account = PulseUser.objects.create(username=f"account-{next(numbers)}", ready=True)
-    account.owners.set([make_owner(), make_owner()])
-    make_queue(pulse_user=account)
-    return account
+def make_pulse_user():
+    pulse_user = PulseUser.objects.create(username=f"account-{next(numbers)}", ready=True)
+    pulse_user.owners.set([make_owner(), make_owner()])
+    make_queue(pulse_user=pulse_user)
+    return pulse_user
 
 
 def make_invitation():
-    account = make_account()
-    return Invitation.objects.create(pulse_user=account, inviter=account.owners.first(), invitee=make_owner())
+    pulse_user = make_pulse_user()
+    return Invitation.objects.create(pulse_user=pulse_user, inviter=pulse_user.owners.first(), invitee=make_owner())
 
 
 def make_notification(**fields):
@@ -160,7 +160,7 @@ def make_token():
 
 def make_archive():
     return Archive.objects.create(
-        queue=make_queue(), pulse_user=make_account(), vhost="/", queue_name="q", reason="length", state="kept",
+        queue=make_queue(), pulse_user=make_pulse_user(), vhost="/", queue_name="q", reason="length", state="kept",
         by=make_owner(), created=NOW, expires=NOW,
     )  # fmt: skip
 
@@ -181,9 +181,9 @@ MAKE = {
     "accounts.Owner": make_owner,
     "accounts.Vouching": lambda: Vouching.objects.create(owner=make_owner(), by=make_owner(), vouched=True),
     "accounts.AuthToken": make_token,
-    "accounts.PulseUser": make_account,
+    "accounts.PulseUser": make_pulse_user,
     "accounts.NotificationAddress": lambda: NotificationAddress.objects.create(
-        pulse_user=make_account(), email="team@example.org", added_by=make_owner()
+        pulse_user=make_pulse_user(), email="team@example.org", added_by=make_owner()
     ),
     "accounts.Invitation": make_invitation,
     "accounts.AuditEntry": make_entry,
@@ -191,7 +191,7 @@ MAKE = {
     "socialaccount.SocialAccount": lambda: SocialAccount.objects.create(
         user=make_owner(), provider="oidc", uid=str(next(numbers)), extra_data={"secret": SECRET}
     ),
-    "queues.Queue": lambda: make_queue(pulse_user=make_account(), owner=make_owner()),
+    "queues.Queue": lambda: make_queue(pulse_user=make_pulse_user(), owner=make_owner()),
     "queues.QueueEvent": lambda: QueueEvent.objects.create(
         queue=make_queue(), vhost="/", queue_name="q", kind="warned", at=NOW, by=make_owner()
     ),
@@ -404,7 +404,7 @@ def test_operators_cannot_delete_themselves(admin, operator):
 
 
 def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
-    owner, account = make_owner(), make_account()
+    owner, pulse_user = make_owner(), make_pulse_user()
     save = Owner.save
 
     def slow(self, *args, **options):
@@ -420,14 +420,14 @@ def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
     clean = PulseUser.full_clean
 
     def late(self, *args, **options):
-        PulseUser.objects.filter(pk=account.pk).update(removing_since=NOW)
+        PulseUser.objects.filter(pk=pulse_user.pk).update(removing_since=NOW)
         return clean(self, *args, **options)
 
     monkeypatch.setattr(PulseUser, "full_clean", late)
     form = {"warn_length": "6", "max_length": "9"}
-    assert admin.post(f"/admin/accounts/pulseuser/{account.pk}/change/", form).status_code == 302
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length, account.removing_since) == (6, 9, NOW)
+    assert admin.post(f"/admin/accounts/pulseuser/{pulse_user.pk}/change/", form).status_code == 302
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length, pulse_user.removing_since) == (6, 9, NOW)
 
 
 # Queues, on a real broker
@@ -508,14 +508,14 @@ def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
     page = choose_action(admin, Queue, "set_limits", *queues)
     assert "Deletion limit (messages)" in page.text
     assert "the deletion limit 10" in confirm(admin, page, warn_length="20", max_length="10").text
-    account = make_account()
-    PulseUser.objects.filter(pk=account.pk).update(max_length=15)
-    Queue.objects.filter(pk=queues[0].pk).update(pulse_user=account)
+    pulse_user = make_pulse_user()
+    PulseUser.objects.filter(pk=pulse_user.pk).update(max_length=15)
+    Queue.objects.filter(pk=queues[0].pk).update(pulse_user=pulse_user)
     [failed, done] = messages_of(confirm(admin, page, warn_length="20", max_length=""))
     assert failed.startswith(f"'{queues[0]}': ")
     assert "the deletion limit 15" in failed
     assert done == f"1 is updated: {queues[1]}."
-    account.queues.all().delete()
+    pulse_user.queues.all().delete()
     queues[0].save(force_insert=True)
     assert messages_of(confirm(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are updated")
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
@@ -540,9 +540,9 @@ def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, m
     assert {(entry.actor_email, *entry.changes["unbounded"]) for entry in entries} == {
         ("ops@example.org", "False", "True")
     }
-    account = make_account()
-    PulseUser.objects.filter(pk=account.pk).update(max_length=15)
-    Queue.objects.update(pulse_user=account)
+    pulse_user = make_pulse_user()
+    PulseUser.objects.filter(pk=pulse_user.pk).update(max_length=15)
+    Queue.objects.update(pulse_user=pulse_user)
     monkeypatch.setattr("accounts.pulse_users.each.MAX_ROWS_SHOWN", 3)
     texts = messages_of(
         confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="20", max_length="")
@@ -593,7 +593,7 @@ def fields_of(page):
     return fields
 
 
-@pytest.mark.parametrize(("make", "label"), [(make_queue, "queue"), (lambda: make_account(), "pulseuser")])
+@pytest.mark.parametrize(("make", "label"), [(make_queue, "queue"), (lambda: make_pulse_user(), "pulseuser")])
 def test_a_limit_larger_than_its_column_is_refused(admin, db, make, label):
     row = make()
     path = f"{path_of(row._meta.label)}{row.pk}/change/"
@@ -606,13 +606,13 @@ def test_a_limit_larger_than_its_column_is_refused(admin, db, make, label):
 
 
 def test_an_action_on_rows_deleted_meanwhile_says_so(admin, db):
-    account, token, queue = make_account(), make_token(), make_queue()
+    pulse_user, token, queue = make_pulse_user(), make_token(), make_queue()
     pages = [
-        (choose_action(admin, PulseUser, "set_thresholds", account), {"warn_length": "6", "max_length": "9"}),
+        (choose_action(admin, PulseUser, "set_thresholds", pulse_user), {"warn_length": "6", "max_length": "9"}),
         (choose_action(admin, AuthToken, "revoke", token), {}),
         (choose_action(admin, Queue, "set_limits", queue), {"warn_length": "6", "max_length": "9"}),
     ]
-    account.delete()
+    pulse_user.delete()
     token.delete()
     queue.delete()
     for page, answers in pages:
@@ -637,21 +637,21 @@ def test_the_history_of_an_unknown_audit_entry_is_404(admin, db, key):
     assert admin.get(f"/admin/accounts/auditentry/{key}/history/").status_code == 404
 
 
-# Accounts
+# Pulse users
 
 
 @pytest.fixture
-def create_account(guarded, management):
-    """Return a function that creates an account on the broker, with a queue, and its row."""
+def create_pulse_user(guarded, management):
+    """Return a function that creates a Pulse user on the broker, with a queue, and its row."""
     created = []
 
     def create(username):
         management.put_user(username, "irrelevant")
         management.declare_queue(guarded, f"queue/{username}/builds")
         created.append(username)
-        account = PulseUser.objects.create(username=username, ready=True)
-        account.owners.set([make_owner()])
-        return account
+        pulse_user = PulseUser.objects.create(username=username, ready=True)
+        pulse_user.owners.set([make_owner()])
+        return pulse_user
 
     yield create
     for username in created:
@@ -661,10 +661,10 @@ def create_account(guarded, management):
             continue
 
 
-def test_an_operator_removes_accounts_with_their_queues(admin, operator, create_account, management, guarded):
-    accounts = [create_account("remove-1"), create_account("remove-2")]
+def test_an_operator_removes_pulse_users_with_their_queues(admin, operator, create_pulse_user, management, guarded):
+    pulse_users = [create_pulse_user("remove-1"), create_pulse_user("remove-2")]
     run_pass()
-    page = choose_action(admin, PulseUser, "remove", *accounts)
+    page = choose_action(admin, PulseUser, "remove", *pulse_users)
     assert "remove-1" in page.text
     assert "Their queues and exchanges" in page.text
     assert PulseUser.objects.count() == 2
@@ -672,14 +672,14 @@ def test_an_operator_removes_accounts_with_their_queues(admin, operator, create_
     assert messages_of(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
     assert not PulseUser.objects.exists()
     assert queue_names(management, guarded) == set()
-    for account in accounts:
+    for pulse_user in pulse_users:
         with pytest.raises(NotOnBroker):
-            management.user(account.username)
+            management.user(pulse_user.username)
 
 
-def test_a_busy_removal_of_an_account_continues_later(admin, create_account):
-    accounts = [create_account("remove-1"), create_account("remove-2")]
-    page = choose_action(admin, PulseUser, "remove", *accounts)
+def test_a_busy_removal_of_a_pulse_user_continues_later(admin, create_pulse_user):
+    pulse_users = [create_pulse_user("remove-1"), create_pulse_user("remove-2")]
+    page = choose_action(admin, PulseUser, "remove", *pulse_users)
     with locks.lock("remove-1"):
         busy, done = messages_of(confirm(admin, page))
     assert busy.endswith("Guardian continues until all is gone. Another process is changing it.")
@@ -687,18 +687,18 @@ def test_a_busy_removal_of_an_account_continues_later(admin, create_account):
     assert PulseUser.objects.get().removing_since is not None
 
 
-def test_the_brake_limits_the_queues_of_removed_accounts(admin, settings):
+def test_the_brake_limits_the_queues_of_removed_pulse_users(admin, settings):
     settings.GUARDIAN_DELETE_BRAKE = 2
-    accounts = [make_account(), make_account()]
-    make_queue(pulse_user=accounts[0])
-    [text] = messages_of(choose_action(admin, PulseUser, "remove", *accounts, post="yes"))
+    pulse_users = [make_pulse_user(), make_pulse_user()]
+    make_queue(pulse_user=pulse_users[0])
+    [text] = messages_of(choose_action(admin, PulseUser, "remove", *pulse_users, post="yes"))
     assert text.startswith("These are 3 queues, and at most 2 may be deleted at once")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
 
-def test_an_operator_sets_thresholds_of_accounts(admin):
-    accounts = [make_account(), make_account()]
-    page = choose_action(admin, PulseUser, "set_thresholds", *accounts)
+def test_an_operator_sets_thresholds_of_pulse_users(admin):
+    pulse_users = [make_pulse_user(), make_pulse_user()]
+    page = choose_action(admin, PulseUser, "set_thresholds", *pulse_users)
     assert "below the deletion limit" in confirm(admin, page, warn_length="9", max_length="6").text
     assert messages_of(confirm(admin, page, warn_length="6", max_length="9"))[0].startswith("2 are updated")
     assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
@@ -713,15 +713,15 @@ def test_an_operator_withdraws_access_with_a_reason(admin, operator):
     page = choose_action(admin, Owner, "withdraw", owner)
     assert owner.email in page.text
     answer = confirm(admin, page, **{"reason": "has left"})
-    assert messages_of(answer)[0].startswith("1 is no longer able to create accounts and tokens")
+    assert messages_of(answer)[0].startswith("1 is no longer able to create Pulse users and tokens")
     assert owner.vouchings.get().reason == "has left"
     assert AuthToken.objects.filter(user=owner).exists()
 
 
 def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    account = make_account()
-    owners = list(account.owners.all())
+    pulse_user = make_pulse_user()
+    owners = list(pulse_user.owners.all())
     page = confirm(admin, choose_action(admin, Owner, "withdraw", *owners), remove="on")
     assert "removed for one owner at a time" in page.text
     assert all(Owner.objects.values_list("vouched", flat=True))
@@ -729,9 +729,9 @@ def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
         answer = confirm(admin, choose_action(admin, Owner, "withdraw", owner), remove="on")
         if owner == owners[-1]:
             answer = confirm(admin, answer, remove="on")  # it deletes a queue
-        assert "Guardian removes the accounts that only they owned" in messages_of(answer)[0]
-    account.refresh_from_db()
-    assert (account.owners.count(), account.removing_since is not None) == (1, True)
+        assert "Guardian removes the Pulse users that only they owned" in messages_of(answer)[0]
+    pulse_user.refresh_from_db()
+    assert (pulse_user.owners.count(), pulse_user.removing_since is not None) == (1, True)
 
 
 def test_an_operator_is_skipped_when_access_is_withdrawn_in_bulk(admin, operator):
@@ -749,13 +749,13 @@ def test_operators_cannot_deactivate_themselves(admin, operator):
     assert (operator.full_name, operator.is_active, operator.is_staff) == ("Ops", True, True)
 
 
-def test_an_owner_who_just_got_an_account_is_not_deleted(admin, monkeypatch):
+def test_an_owner_who_just_got_a_pulse_user_is_not_deleted(admin, monkeypatch):
     owner = make_owner()
     lock_existing = vouching.lock_existing
 
     def late(owners):
-        account = PulseUser.objects.create(username="late", ready=True)
-        account.owners.set([owner])
+        pulse_user = PulseUser.objects.create(username="late", ready=True)
+        pulse_user.owners.set([owner])
         return lock_existing(owners)
 
     monkeypatch.setattr(vouching, "lock_existing", late)

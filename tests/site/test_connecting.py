@@ -26,8 +26,8 @@ def public(settings, broker):
 
 
 @pytest.fixture
-def new_account(guarded, alice, management):
-    """Create an account of Alice's, and return its name."""
+def new_pulse_user(guarded, alice, management):
+    """Create a Pulse user of Alice's, and return its name."""
     name = f"connects-{uuid4().hex[:8]}"
     create_pulse_user(name, [alice], PASSWORD, by=alice)
     yield name
@@ -36,7 +36,7 @@ def new_account(guarded, alice, management):
 
 @pytest.fixture
 def run_in_python(guarded, public):
-    """Run an account's example in Python, and return its first line of output."""
+    """Run a Pulse user's example in Python, and return its first line of output."""
 
     def run(name: str, queue: str, exchange: str = "") -> str:
         code = next(example.code for example in connecting.examples(name, guarded, queue, exchange))
@@ -54,13 +54,16 @@ def run_in_python(guarded, public):
     return run
 
 
-def test_the_example_of_a_new_account_publishes_a_message_and_consumes_it(run_in_python, new_account):
-    assert run_in_python(new_account, f"queue/{new_account}/example", f"exchange/{new_account}/example") == "Hello"
+def test_the_example_of_a_new_pulse_user_publishes_a_message_and_consumes_it(run_in_python, new_pulse_user):
+    assert (
+        run_in_python(new_pulse_user, f"queue/{new_pulse_user}/example", f"exchange/{new_pulse_user}/example")
+        == "Hello"
+    )
 
 
-def test_the_example_of_an_agent_consumes_its_queue(run_in_python, new_account, amqp):
-    amqp.queue(f"queue/{new_account}/example", 1)
-    assert run_in_python(new_account, f"queue/{new_account}/example")
+def test_the_example_of_an_agent_consumes_its_queue(run_in_python, new_pulse_user, amqp):
+    amqp.queue(f"queue/{new_pulse_user}/example", 1)
+    assert run_in_python(new_pulse_user, f"queue/{new_pulse_user}/example")
 
 
 def test_names_are_quoted_in_every_example(settings):
@@ -72,7 +75,7 @@ def test_names_are_quoted_in_every_example(settings):
         assert "5671" in example.code, example.name
 
 
-def test_the_account_page_shows_the_public_address_and_never_the_internal_one(guarded, settings, account, alice):
+def test_the_pulse_user_page_shows_the_public_address_and_never_the_internal_one(guarded, settings, pulse_user, alice):
     settings.GUARDIAN_PUBLIC_AMQP_URL = "amqps://rabbit.example.org:5700"
     settings.RABBIT_URL = AWAY_AMQP
     client = Client()
@@ -83,7 +86,7 @@ def test_the_account_page_shows_the_public_address_and_never_the_internal_one(gu
     assert "127.0.0.1:1" not in page
 
 
-def test_without_a_public_address_the_page_says_what_to_ask(guarded, account, alice):
+def test_without_a_public_address_the_page_says_what_to_ask(guarded, pulse_user, alice):
     client = Client()
     client.force_login(alice)
     page = client.get("/pulse-users/alice/").content.decode()

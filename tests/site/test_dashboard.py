@@ -13,8 +13,8 @@ from tests.support.toolbox import queue_row
 pytestmark = pytest.mark.django_db
 
 
-def new_queue(name, account, **fields):
-    row = queue_row(name, pulse_user=account, **{"ready": 3, "unacknowledged": 0, "consumers": 1, **fields})
+def new_queue(name, pulse_user, **fields):
+    row = queue_row(name, pulse_user=pulse_user, **{"ready": 3, "unacknowledged": 0, "consumers": 1, **fields})
     row.save()
     return row
 
@@ -27,26 +27,26 @@ def visit(client, alice):
 
 
 def test_an_owner_with_nothing_sees_the_first_steps(visit):
-    assert "Create an account" in visit().text
+    assert "Create a Pulse user" in visit().text
 
 
-def test_an_owner_with_an_account_and_no_queue_sees_how_to_connect(visit, account):
+def test_an_owner_with_a_pulse_user_and_no_queue_sees_how_to_connect(visit, pulse_user):
     assert "Connect with it, and declare a queue" in visit().text
 
 
-def test_healthy_queues_are_one_sentence(visit, account):
-    new_queue("queue/alice/builds", account)
+def test_healthy_queues_are_one_sentence(visit, pulse_user):
+    new_queue("queue/alice/builds", pulse_user)
     page = visit().text
     assert "<h1>1 queue, healthy</h1>" in page
     assert "queue/alice/builds" not in page
 
 
-def test_queues_that_need_attention_are_named_the_worst_first(visit, account):
-    new_queue("queue/alice/fine", account)
-    new_queue("queue/alice/long", account, ready=3_000, state=Queue.State.WARNED)
-    new_queue("queue/alice/over", account, ready=9_000, state=Queue.State.DELETING)
-    new_queue("queue/alice/unread", account, consumers=0)
-    new_queue("queue/alice/gone", account, consumers=0, state=Queue.State.GONE)
+def test_queues_that_need_attention_are_named_the_worst_first(visit, pulse_user):
+    new_queue("queue/alice/fine", pulse_user)
+    new_queue("queue/alice/long", pulse_user, ready=3_000, state=Queue.State.WARNED)
+    new_queue("queue/alice/over", pulse_user, ready=9_000, state=Queue.State.DELETING)
+    new_queue("queue/alice/unread", pulse_user, consumers=0)
+    new_queue("queue/alice/gone", pulse_user, consumers=0, state=Queue.State.GONE)
     page = visit().text
     assert "<h1>3 of 4 queues need attention</h1>" in page
     positions = [page.index(f">queue/alice/{name}<") for name in ("over", "long", "unread")]
@@ -54,8 +54,8 @@ def test_queues_that_need_attention_are_named_the_worst_first(visit, account):
     assert "queue/alice/fine" not in page
 
 
-def test_a_queue_shows_its_rate_and_the_time_to_its_limit(visit, account):
-    queue = new_queue("queue/alice/long", account, ready=3_000, state=Queue.State.WARNED)
+def test_a_queue_shows_its_rate_and_the_time_to_its_limit(visit, pulse_user):
+    queue = new_queue("queue/alice/long", pulse_user, ready=3_000, state=Queue.State.WARNED)
     QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=2_800)
     page = visit().text
     assert re.search(r"\+1[12]\d/min", page)
@@ -63,8 +63,8 @@ def test_a_queue_shows_its_rate_and_the_time_to_its_limit(visit, account):
     assert '<svg class="sparkline"' in page
 
 
-def test_events_are_those_of_own_queues(visit, account):
-    mine = new_queue("queue/alice/builds", account)
+def test_events_are_those_of_own_queues(visit, pulse_user):
+    mine = new_queue("queue/alice/builds", pulse_user)
     other = new_queue("queue/bob/jobs", None)
     for queue in (mine, other):
         QueueEvent.objects.create(
@@ -95,8 +95,8 @@ def test_an_operator_sees_alarms_an_outage_and_blocked_deletions(client, operato
         assert sentence in page
 
 
-def test_an_owner_sees_what_concerns_publishers(visit, account):
-    new_queue("queue/alice/jobs", account)
+def test_an_owner_sees_what_concerns_publishers(visit, pulse_user):
+    new_queue("queue/alice/jobs", pulse_user)
     alarms = [["disk", node, timezone.now().isoformat()] for node in ("rabbit@a", "rabbit@b")]
     Watch.objects.create(id=1, nodes=["rabbit@a"], alarms=[*alarms, ["node", "rabbit@c", timezone.now().isoformat()]])
     page = visit().text
@@ -104,7 +104,7 @@ def test_an_owner_sees_what_concerns_publishers(visit, account):
     assert "rabbit@" not in page
 
 
-def test_an_invitation_is_the_first_thing_that_its_recipient_sees(client, account, bob):
-    Invitation.objects.create(pulse_user=account, invitee=bob, inviter=account.owners.get())
+def test_an_invitation_is_the_first_thing_that_its_recipient_sees(client, pulse_user, bob):
+    Invitation.objects.create(pulse_user=pulse_user, invitee=bob, inviter=pulse_user.owners.get())
     client.force_login(bob)
     assert "alice@example.org invites you to own" in client.get("/").text

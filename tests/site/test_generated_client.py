@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 PACKAGE = "generated_guardian_client"
 EXISTING = ("q", "purged", "deleted")
-"""The queues of the account."""
+"""The queues of the Pulse user."""
 
 
 class World:
@@ -155,7 +155,7 @@ def result(operation: str, name: str = "uuid") -> Callable[[World], Any]:
     return found
 
 
-def account(world: World) -> str:
+def pulse_user(world: World) -> str:
     return world.username
 
 
@@ -222,22 +222,22 @@ CALLS = [
     call("invitations_retrieve", "bob", "Invitation", uuid=lambda world: world.invitations[0]),
     call("invitations_accept", "bob", status=204, uuid=lambda world: world.invitations[0]),
     call("invitations_decline", "bob", status=204, uuid=lambda world: world.invitations[1]),
-    # Accounts
+    # Pulse users
     call("pulse_users_create", answer="MadePulseUser", status=201,
          body=body("NewPulseUser", username=lambda world: world.second)),
     call("pulse_users_list", answer="list", search="alice", page=1, page_size=2),
-    call("pulse_users_retrieve", answer="PulseUserDetail", username=account),
-    call("pulse_users_partial_update", "operator", "PulseUserDetail", username=account,
+    call("pulse_users_retrieve", answer="PulseUserDetail", username=pulse_user),
+    call("pulse_users_partial_update", "operator", "PulseUserDetail", username=pulse_user,
          body=body("PatchedPulseUserChanges", max_length=5000, warn_length=None)),
-    call("pulse_users_rotate_password", answer="Password", username=account, body=body("NewPassword")),
-    call("pulse_users_connections", answer="list", username=account),
-    call("pulse_users_close_connection", answer="Problem", status=404, username=account, name="127.0.0.1:1 -> …"),
-    call("pulse_users_belongings", answer="Belongings", username=account),
-    call("pulse_users_ask_again", answer="FieldErrors", status=400, username=account,
+    call("pulse_users_rotate_password", answer="Password", username=pulse_user, body=body("NewPassword")),
+    call("pulse_users_connections", answer="list", username=pulse_user),
+    call("pulse_users_close_connection", answer="Problem", status=404, username=pulse_user, name="127.0.0.1:1 -> …"),
+    call("pulse_users_belongings", answer="Belongings", username=pulse_user),
+    call("pulse_users_ask_again", answer="FieldErrors", status=400, username=pulse_user,
          body=body("Address", email="team@example.org")),
-    call("pulse_users_notifications_update", answer="Mutes", username=account,
+    call("pulse_users_notifications_update", answer="Mutes", username=pulse_user,
          body=body("Mutes", muted=[{"topic": "length", "channel": "email"}])),
-    call("pulse_users_notifications_retrieve", answer="Mutes", username=account),
+    call("pulse_users_notifications_retrieve", answer="Mutes", username=pulse_user),
     # Queues
     call("queues_list", answer="list", ordering=lambda world: world.enum("QueuesListOrdering", "name"), page_size=1),
     call("queues_retrieve", answer="Queue", uuid=queue()),
@@ -278,8 +278,8 @@ CALLS = [
     call("exchanges_list", answer="list", name=lambda world: world.exchange),
     call("exchanges_destroy", status=204, name=lambda world: world.exchange),
     call("queues_destroy", status=204, uuid=queue(), body=body("Keep", archive=False)),
-    call("pulse_users_destroy", answer="ConfirmationRequired", status=409, username=account, body=body("Confirm")),
-    call("pulse_users_destroy", status=204, username=account,
+    call("pulse_users_destroy", answer="ConfirmationRequired", status=409, username=pulse_user, body=body("Confirm")),
+    call("pulse_users_destroy", status=204, username=pulse_user,
          body=body("Confirm", confirm=confirmation("pulse_users_destroy"))),
     # Channels, settings and tokens
     call("channels_create", answer="Channel", status=201,

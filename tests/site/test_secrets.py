@@ -164,12 +164,14 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
     made = ask(visitor, "POST", "/api/tokens/", {"name": "two", "scope": "all"}, shows=["the token"], status=201)
     program = Client(headers={"Authorization": f"Token {search.plant('the token', made.json()['token'])}"})
     ask(visitor, "GET", "/tokens/", status=200)
-    # Accounts on the broker.
+    # Pulse users on the broker.
     own, name = search.plant("a password of ones own"), f"marked-{uuid.uuid4().hex[:8]}"
-    account = {"username": name, "password": own, "notification_emails": ["team@example.org"]}
-    ask(program, "POST", "/api/pulse-users/", {**account, "username": "no/name"}, status=400)
-    ask(program, "POST", "/api/pulse-users/", {**account, "password": search.plant("a bad password")[:7]}, status=400)
-    ask(program, "POST", "/api/pulse-users/", account, status=201)
+    pulse_user = {"username": name, "password": own, "notification_emails": ["team@example.org"]}
+    ask(program, "POST", "/api/pulse-users/", {**pulse_user, "username": "no/name"}, status=400)
+    ask(
+        program, "POST", "/api/pulse-users/", {**pulse_user, "password": search.plant("a bad password")[:7]}, status=400
+    )
+    ask(program, "POST", "/api/pulse-users/", pulse_user, status=201)
     try:
         path = f"/api/pulse-users/{name}/"
         made = ask(program, "POST", f"{path}rotate-password/", {}, shows=["a made password"], status=200)
@@ -232,7 +234,7 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
         monitor.run_pass()
         sending.send_due()
         assert Notification.objects.exclude(last_error="").exists()
-        ask(program, "POST", "/api/pulse-users/", {**account, "username": f"{name}-2"}, status=503)
+        ask(program, "POST", "/api/pulse-users/", {**pulse_user, "username": f"{name}-2"}, status=503)
         ask(program, "POST", f"{path}rotate-password/", {"password": own}, status=503)
         ask(visitor, "POST", page, {"password": own}, form=True, status=503)
         ask(program, "POST", f"{of_agent}register_queue/", {}, status=503)

@@ -23,7 +23,7 @@ from message_store.queues import MessageInput
 from queues.models import QueueEvent, QueueSample
 from rabbit.management import Management
 from tests.site.test_admin import MAKE, path_of
-from tests.site.test_who_may import ACCOUNT, TABLE, VISITORS, World, world  # noqa: F401
+from tests.site.test_who_may import PULSE_USER, TABLE, VISITORS, World, world  # noqa: F401
 from tests.support.archives import store_archive
 from tests.support.toolbox import stored_queue
 from tools.benchmarks.passes import counted_requests
@@ -49,34 +49,34 @@ def add_rows(world: World, management: Management, number: int) -> None:
         make()
     now, owner = timezone.now(), world.people["owner"]
 
-    account = PulseUser.objects.create(username=f"{ACCOUNT}-{number}", ready=True)
-    account.owners.add(owner)
+    pulse_user = PulseUser.objects.create(username=f"{PULSE_USER}-{number}", ready=True)
+    pulse_user.owners.add(owner)
     guest = Owner.objects.create_user(f"guest-{number}@example.org", vouched=True, vouch_requested_at=now)
-    world.account.owners.add(guest)
+    world.pulse_user.owners.add(guest)
     offered = PulseUser.objects.create(username=f"offered-{number}", ready=True)
     offered.owners.add(guest)
     Invitation.objects.create(pulse_user=offered, inviter=guest, invitee=owner)
-    Invitation.objects.create(pulse_user=world.account, inviter=owner, invitee=guest)
+    Invitation.objects.create(pulse_user=world.pulse_user, inviter=owner, invitee=guest)
     copied(world.address, email=f"team-{number}@example.org", added_by=guest)
     copied(world.token, digest=f"digest-{number}", name=f"token-{number}")
     copied(world.channel, name=f"chat-{number}")
 
-    names = {"pulse_user": f"queue/{ACCOUNT}/{number}", "owner": f"consumer_{number}", "": f"nobody's-{number}"}
+    names = {"pulse_user": f"queue/{PULSE_USER}/{number}", "owner": f"consumer_{number}", "": f"nobody's-{number}"}
     for field, name in names.items():
-        owned = {"pulse_user": world.account, "owner": owner}.get(field)
+        owned = {"pulse_user": world.pulse_user, "owner": owner}.get(field)
         stored_queue(
             name, vhost=world.vhost, ready=10_000 + number, unacknowledged=0, consumers=0, state="warned",
             block_reason="brake", registered=field == "owner", **({field: owned} if field else {}),
         )  # fmt: skip
         management.declare_queue(world.vhost, name)
-    management.declare_exchange(world.vhost, f"exchange/{ACCOUNT}/{number}")
+    management.declare_exchange(world.vhost, f"exchange/{PULSE_USER}/{number}")
     for queue in (world.queue.name, names["pulse_user"]):
-        management.bind_queue(world.vhost, f"exchange/{ACCOUNT}/events", queue, f"{number}")
+        management.bind_queue(world.vhost, f"exchange/{PULSE_USER}/events", queue, f"{number}")
     QueueSample.objects.create(queue=world.queue, at=now, length=number)
     QueueEvent.objects.create(
         queue=world.queue, vhost=world.vhost, queue_name=world.queue.name, kind="warned", at=now, by=guest
     )
-    archive = store_archive(b"1", pulse_user=world.account, queue=world.queue, by=guest)
+    archive = store_archive(b"1", pulse_user=world.pulse_user, queue=world.queue, by=guest)
     copied(world.replay, archive=archive, by=guest)
     copied(world.replay, by=guest)
 

@@ -33,7 +33,7 @@ SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
 
 
 @pytest.fixture
-def account(management: Management):
+def pulse_user(management: Management):
     """Give a name of a Pulse user whose RabbitMQ user is deleted afterwards."""
     name = f"walker-{time.time_ns():x}"
     yield name
@@ -44,11 +44,11 @@ def account(management: Management):
 class Program:
     """An owner's program: declares a queue and an exchange, and publishes messages."""
 
-    def __init__(self, broker: Broker, vhost: str, account: str, password: str) -> None:
-        address = f"amqp://{account}:{password}@{broker.amqp_url.rpartition('@')[2]}"
+    def __init__(self, broker: Broker, vhost: str, pulse_user: str, password: str) -> None:
+        address = f"amqp://{pulse_user}:{password}@{broker.amqp_url.rpartition('@')[2]}"
         self.channel = Amqp(address, vhost).channel
-        self.exchange = f"exchange/{account}/events"
-        self.queue = f"queue/{account}/builds"
+        self.exchange = f"exchange/{pulse_user}/events"
+        self.queue = f"queue/{pulse_user}/builds"
         self.channel.exchange_declare(self.exchange, "topic", durable=True)
         self.channel.queue_declare(self.queue, durable=True)
         self.channel.queue_bind(self.queue, self.exchange, "#")
@@ -59,7 +59,7 @@ class Program:
 
 
 def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
-    page: Page, guarded, mailbox, broker, management, settings, live_server, account
+    page: Page, guarded, mailbox, broker, management, settings, live_server, pulse_user
 ):
     settings.GUARDIAN_BASE_URL = live_server.url
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
@@ -77,16 +77,16 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     expect(page).to_have_url(f"{live_server.url}/")
 
     # The empty list links to the first step.
-    page.get_by_role("main").get_by_role("link", name=re.compile("Pulse user|account", re.IGNORECASE)).first.click()
-    page.get_by_label("Name", exact=True).fill(account)
-    page.get_by_role("button", name="Create account").click()
+    page.get_by_role("main").get_by_role("link", name=re.compile("Pulse user|Pulse user", re.IGNORECASE)).first.click()
+    page.get_by_label("Name", exact=True).fill(pulse_user)
+    page.get_by_role("button", name="Create Pulse user").click()
     password = page.locator("#password").text_content()
-    page.get_by_role("link", name="Go to the account").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text(account)
+    page.get_by_role("link", name="Go to the Pulse user").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(pulse_user)
     assert password not in page.content()
 
     # A program's queue appears on the page and grows without a reload.
-    program = Program(broker, guarded, account, password)
+    program = Program(broker, guarded, pulse_user, password)
     name = program.queue
     program.publish(2)
     run_pass()
@@ -132,11 +132,11 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
 
 
 @pytest.fixture
-def populated(guarded, amqp: Amqp, broker, management, account):
+def populated(guarded, amqp: Amqp, broker, management, pulse_user):
     """Create something to show on every page, and give an operator."""
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
-    pulse_user, _ = create_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
+    pulse_user, _ = create_pulse_user(pulse_user, [alice, operator], notification_emails=["team@example.org"])
     Invitation.objects.create(pulse_user=pulse_user, invitee=operator, inviter=alice)
     token, _ = create_token(operator, "for the builds")
     offering = Offering.objects.create(name="Compute")
@@ -150,16 +150,16 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     stored = stored_queues.create("notices", ODD.replace("/", "") + "x" * 20, principals="bid:ops@example.org")
     (posted,) = stored_queues.post_all(stored, [MessageInput(f"{ODD} {'x' * 400}".encode(), content_type="text/plain")])
     stored_queues.set_positions(stored, "mailer", {"1": posted.id.hex})
-    amqp.queue(f"queue/{account}/builds", messages=7)
-    amqp.queue(f'queue/{account}/<b>"odd"&\u202e', messages=1)
-    amqp.channel.exchange_declare(f"exchange/{account}/events", "topic", durable=True)
-    amqp.channel.queue_bind(f"queue/{account}/builds", f"exchange/{account}/events", "linux.#")
+    amqp.queue(f"queue/{pulse_user}/builds", messages=7)
+    amqp.queue(f'queue/{pulse_user}/<b>"odd"&\u202e', messages=1)
+    amqp.channel.exchange_declare(f"exchange/{pulse_user}/events", "topic", durable=True)
+    amqp.channel.queue_bind(f"queue/{pulse_user}/builds", f"exchange/{pulse_user}/events", "linux.#")
     run_pass()
     archived = Fetched(b'{"a": 1}', {"content_type": ODD}, {ODD: {"n": 1}}, "", ODD, False)
-    archive = store_archive(archived, archived, name=f"queue/{account}/{ODD}", vhost=guarded)
+    archive = store_archive(archived, archived, name=f"queue/{pulse_user}/{ODD}", vhost=guarded)
     archive.replays.create(to_queue="queue", first=1, last=2, sent=1, by=operator, created=archive.created)
     archive.replays.create(to_queue=ODD, first=1, last=2, state="failed", error=ODD, created=archive.created)
-    gone = stored_queue(f"queue/{account}/gone", vhost=guarded, state="gone", pulse_user=pulse_user)
+    gone = stored_queue(f"queue/{pulse_user}/gone", vhost=guarded, state="gone", pulse_user=pulse_user)
     gone.events.create(
         vhost=guarded, queue_name=gone.name, kind="deleted", at=archive.created, details={"length": 11, "max": 10}
     )
@@ -197,9 +197,9 @@ def addresses_of_pages() -> dict[str, str]:
         "replay, failed": f"/archives/{archive.uuid}/replays/{archive.replays.get(state='failed').uuid}/",
         "accounts": "/pulse-users/",
         "account": f"/pulse-users/{username}/",
-        "account, delete": f"/pulse-users/{username}/delete/",
-        "account, remove an owner": f"/pulse-users/{username}/owners/{alice.uuid}/remove/",
-        "account, leave": f"/pulse-users/{username}/owners/{token.user.uuid}/remove/",
+        "Pulse user, delete": f"/pulse-users/{username}/delete/",
+        "Pulse user, remove an owner": f"/pulse-users/{username}/owners/{alice.uuid}/remove/",
+        "Pulse user, leave": f"/pulse-users/{username}/owners/{token.user.uuid}/remove/",
         "invitation": f"/invitations/{Invitation.objects.get().uuid}/",
         "invitation, not open": f"/invitations/{alice.uuid}/",
         "exchanges": "/exchanges/",

@@ -36,9 +36,9 @@ from tests.support.agents import broker_restored
 
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
 METHODS = ("get", "post", "put", "patch", "delete")
-ACCOUNT = "who-may"
-NEW_ACCOUNT = "who-may-new"
-ADOPTABLE_ACCOUNT = "who-may-adopt"
+PULSE_USER = "who-may"
+NEW_PULSE_USER = "who-may-new"
+ADOPTABLE_PULSE_USER = "who-may-adopt"
 SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
 QUEUE = UUID("5a3e0f9d2b764c1c8d5e6f7a8b9c0d1e")
 OFFERING = UUID("1f6a0c1d6c0f4d0e8a53c3f8b5d1a7e2")
@@ -70,22 +70,22 @@ get                 302 403 403 403 403 200 -       owners/<uuid:uuid>/
 post                302 403 403 403 403 302 -       owners/<uuid:uuid>/
 get                 302 200 200 200 200 200 -       pulse-users/
 post                302 403 200 200 200 200 -       pulse-users/
-get                 302 404 200 200 404 200 -       pulse-users/<account:username>/
-get                 302 404 302 302 404 302 -       pulse-users/<account:username>/password/
-post                302 404 200 200 404 200 -       pulse-users/<account:username>/password/
-get,post            302 404 302 302 404 302 -       pulse-users/<account:username>/owners/
-get                 302 404 200 200 404 200 -       pulse-users/<account:username>/owners/<uuid:uuid>/remove/
-post                302 404 302 302 404 302 -       pulse-users/<account:username>/owners/<uuid:uuid>/remove/
-get,post            302 404 302 302 404 302 -       pulse-users/<account:username>/connections/
-get                 302 404 200 200 404 404 -       pulse-users/<account:username>/notifications/
-post                302 404 302 302 404 404 -       pulse-users/<account:username>/notifications/
-get                 302 404 302 302 404 302 -       pulse-users/<account:username>/addresses/
-post                302 404 200 200 404 200 -       pulse-users/<account:username>/addresses/
-get                 302 404 302 302 404 302 -       pulse-users/<account:username>/thresholds/
-post                302 404 403 403 404 302 -       pulse-users/<account:username>/thresholds/
-get,post            302 404 302 302 404 302 -       pulse-users/<account:username>/archives/
+get                 302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/
+get                 302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/password/
+post                302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/password/
+get,post            302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/owners/
+get                 302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/owners/<uuid:uuid>/remove/
+post                302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/owners/<uuid:uuid>/remove/
+get,post            302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/connections/
+get                 302 404 200 200 404 404 -       pulse-users/<Pulse user:username>/notifications/
+post                302 404 302 302 404 404 -       pulse-users/<Pulse user:username>/notifications/
+get                 302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/addresses/
+post                302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/addresses/
+get                 302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/thresholds/
+post                302 404 403 403 404 302 -       pulse-users/<Pulse user:username>/thresholds/
+get,post            302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/archives/
 # It has a queue, so It asks first.: see test_effects.py.
-get,post            302 404 200 200 404 200 -       pulse-users/<account:username>/delete/
+get,post            302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/delete/
 get                 302 404 404 404 200 404 -       invitations/<uuid:uuid>/
 post                302 404 404 404 302 404 -       invitations/<uuid:uuid>/
 get,post            200 200 200 200 200 200 -       addresses/<str:token>/
@@ -344,25 +344,25 @@ QUEUE_WANTED = {"offering_uuid": OFFERING.hex, "object_type": "call"}
 
 # Bodies of requests that need one to succeed; API endpoints get JSON.
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
-    ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
-    ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{ACCOUNT}/builds"},
+    ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
+    ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
     ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
     ("archives/<uuid:uuid>/replay/", "post"): {"to": "back", "first": 1, "last": 1},
-    ("exchanges/delete/", "post"): {"typed": f"exchange/{ACCOUNT}/events"},
-    ("pulse-users/<account:username>/delete/", "post"): {"name": ACCOUNT},
-    ("pulse-users/<account:username>/owners/", "post"): {"email": "operator@example.org"},
+    ("exchanges/delete/", "post"): {"typed": f"exchange/{PULSE_USER}/events"},
+    ("pulse-users/<pulse_user:username>/delete/", "post"): {"name": PULSE_USER},
+    ("pulse-users/<pulse_user:username>/owners/", "post"): {"email": "operator@example.org"},
     ("invitations/<uuid:uuid>/", "post"): {"accept": "1"},
     ("subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},
     ("subscriptions/agents/<uuid:uuid>/remove/", "post"): {"typed": "cellar"},
     ("subscriptions/consumers/<uuid:uuid>/remove/", "post"): {"typed": "consumer_1"},
     ("tokens/", "post"): {"name": "another", "days": 7},
     ("vouching/", "post"): {"reason": "I build things"},
-    ("api/pulse-users/", "post"): {"username": NEW_ACCOUNT},
+    ("api/pulse-users/", "post"): {"username": NEW_PULSE_USER},
     ("api/pulse-users/<str:username>/", "patch"): {"owners": ["owner@example.org"]},
     ("api/pulse-users/<str:username>/ask-again/", "post"): {"email": "team@example.org"},
     ("api/vouching/ask/", "post"): {"reason": "I build things"},
     ("api/owners/vouch/", "post"): {"email": "unvouched@example.org"},
-    ("api/owners/adopt/", "post"): {"username": ADOPTABLE_ACCOUNT, "owners": ["owner@example.org"]},
+    ("api/owners/adopt/", "post"): {"username": ADOPTABLE_PULSE_USER, "owners": ["owner@example.org"]},
     ("api/tokens/", "post"): {"name": "another"},
     ("api/queues/<str:uuid>/", "patch"): {"unbounded": True},
     ("api/queues/selected/delete/", "post"): {"uuids": [QUEUE.hex]},
@@ -372,7 +372,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/queues/<str:uuid>/limits/decline/", "post"): {"reason": "no memory left"},
     ("api/queues/<str:uuid>/limits/ask/", "post"): {"max_length": 1_000_000, "reason": "a nightly import"},
     ("api/pulse-users/<str:username>/notifications/", "put"): {"muted": [{"topic": "length", "channel": "email"}]},
-    ("api/archives/<str:uuid>/replay/", "post"): {"to": {"queue": f"queue/{ACCOUNT}/builds"}},
+    ("api/archives/<str:uuid>/replay/", "post"): {"to": {"queue": f"queue/{PULSE_USER}/builds"}},
     ("api/channels/", "post"): {"name": "another", "url": "https://1.1.1.1/hook"},
     ("api/settings/", "patch"): {"weekly_summary": False},
     ("api/offerings/<str:uuid>/events/", "post"): {"object_type": "order", "payload": {}},
@@ -436,15 +436,15 @@ class World:
         }
         self.cookies: dict[str, SimpleCookie] = {}
         owner = self.people["owner"]
-        self.account = PulseUser.objects.create(username=ACCOUNT, ready=True)
-        self.account.owners.set([owner, self.people["co-owner"]])
+        self.pulse_user = PulseUser.objects.create(username=PULSE_USER, ready=True)
+        self.pulse_user.owners.set([owner, self.people["co-owner"]])
         self.queue = Queue.objects.create(
-            uuid=QUEUE, vhost=vhost, name=f"queue/{ACCOUNT}/builds", type="classic", durable=True, auto_delete=False,
-            exclusive=False, ready=1, unacknowledged=0, pulse_user=self.account,
+            uuid=QUEUE, vhost=vhost, name=f"queue/{PULSE_USER}/builds", type="classic", durable=True, auto_delete=False,
+            exclusive=False, ready=1, unacknowledged=0, pulse_user=self.pulse_user,
             first_seen=timezone.now(), last_seen=timezone.now(),
         )  # fmt: skip
         self.archive = Archive.objects.create(
-            vhost=vhost, queue_name=self.queue.name, pulse_user=self.account, queue=self.queue, reason="length",
+            vhost=vhost, queue_name=self.queue.name, pulse_user=self.pulse_user, queue=self.queue, reason="length",
             state="kept", messages=1, created=timezone.now(), expires=timezone.now(),
         )  # fmt: skip
         message = Fetched(b"1", {}, {}, "", self.queue.name, False)
@@ -453,9 +453,9 @@ class World:
             archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
         )
         self.invitation = Invitation.objects.create(
-            pulse_user=self.account, inviter=owner, invitee=self.people["other"]
+            pulse_user=self.pulse_user, inviter=owner, invitee=self.people["other"]
         )
-        self.address = NotificationAddress.objects.create(pulse_user=self.account, email="team@example.org")
+        self.address = NotificationAddress.objects.create(pulse_user=self.pulse_user, email="team@example.org")
         self.token, _ = create_token(owner, "theirs")
         self.channel = Channel.objects.create(owner=owner, name="chat", service="json", sealed_url="")
         self.offering = Offering.objects.create(uuid=OFFERING, name="theirs")
@@ -510,7 +510,8 @@ class World:
                 uuid = thing.uuid
         token = confirmation_token(self.address) if route.startswith("addresses/") else "no-such-token"
         for placeholder, value in (
-            ("<uuid:uuid>", uuid), ("<str:uuid>", uuid), ("<account:username>", ACCOUNT), ("<str:username>", ACCOUNT),
+            ("<uuid:uuid>", uuid), ("<str:uuid>", uuid),
+            ("<pulse_user:username>", PULSE_USER), ("<str:username>", PULSE_USER),
             ("<str:replay_uuid>", self.replay.uuid), ("<uuid:replay_uuid>", self.replay.uuid),
             ("<int:position>", 1), ("<str:token>", token),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
@@ -518,16 +519,16 @@ class World:
             ("<slug:name>", "owners"), ("<str:name>", "shop.py"),
         ):  # fmt: skip
             route = route.replace(placeholder, str(value))
-        return f"/{route}?name=exchange/{ACCOUNT}/events" if "exchanges/" in route else f"/{route}"
+        return f"/{route}?name=exchange/{PULSE_USER}/events" if "exchanges/" in route else f"/{route}"
 
 
 def restore_broker(management: Management, vhost: str) -> None:
-    """Restore the account with its queue and exchange on the broker, and delete the new account."""
-    management.put_user(ACCOUNT, "irrelevant")
-    management.declare_queue(vhost, f"queue/{ACCOUNT}/builds")
-    management.declare_exchange(vhost, f"exchange/{ACCOUNT}/events")
+    """Restore the Pulse user with its queue and exchange on the broker, and delete the new Pulse user."""
+    management.put_user(PULSE_USER, "irrelevant")
+    management.declare_queue(vhost, f"queue/{PULSE_USER}/builds")
+    management.declare_exchange(vhost, f"exchange/{PULSE_USER}/events")
     with contextlib.suppress(NotOnBroker):
-        management.delete_user(NEW_ACCOUNT)
+        management.delete_user(NEW_PULSE_USER)
 
 
 @pytest.fixture
@@ -539,10 +540,10 @@ def world(db, settings, broker, management: Management, vhost) -> Iterator[World
     world = World(vhost)
     world.sign_in()
     with broker_restored(management):
-        management.put_user(ADOPTABLE_ACCOUNT, "irrelevant")
+        management.put_user(ADOPTABLE_PULSE_USER, "irrelevant")
         restore_broker(management, vhost)
         yield world
-        for name in (ACCOUNT, ADOPTABLE_ACCOUNT):
+        for name in (PULSE_USER, ADOPTABLE_PULSE_USER):
             management.delete_user(name)
 
 

@@ -94,7 +94,7 @@ def test_a_good_installation_has_no_problems_and_is_not_changed(good_installatio
     assert {
         "settings", "secret key", "debug", "address", "folder", "database", "migrations", "passes", "other tasks",
         "operators", "outbox", "leases", "task queue", "task queue apart", "broker", "broker version",
-        "broker account", "broker statistics", "broker plugins", "vhosts", "permissions", "nodes", "memory alarm",
+        "broker user", "broker statistics", "broker plugins", "vhosts", "permissions", "nodes", "memory alarm",
         "broker over AMQP", "broker clock", "mail server",
     } <= found.keys()  # fmt: skip
     assert ("database clock" if connection.vendor == "postgresql" else "database journal") in found
@@ -154,8 +154,8 @@ def test_a_wrong_password_is_a_problem(good_installation, settings, broker):
 
 
 @pytest.fixture
-def create_account(management, broker, settings):
-    """Return a function that creates an account with these tags for Guardian."""
+def create_pulse_user(management, broker, settings):
+    """Return a function that creates a Pulse user with these tags for Guardian."""
     name = f"doctor-{os.getpid()}"
 
     def make(*tags, **permissions):
@@ -170,23 +170,23 @@ def create_account(management, broker, settings):
     management.delete_user(name)
 
 
-def test_an_account_that_is_no_administrator_is_a_problem(good_installation, guarded, create_account):
-    name = create_account("management", **{guarded: FULL_ACCESS})
-    assert_problem("broker account", name, f"rabbitmqctl set_user_tags {name} administrator")
+def test_a_pulse_user_that_is_no_administrator_is_a_problem(good_installation, guarded, create_pulse_user):
+    name = create_pulse_user("management", **{guarded: FULL_ACCESS})
+    assert_problem("broker user", name, f"rabbitmqctl set_user_tags {name} administrator")
 
 
 @pytest.mark.parametrize(
     "granted", [Permissions("^queue/.*", ".*", ".*"), Permissions(".*", "^queue/", ".*"), Permissions(".*", ".*", "^$")]
 )
-def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good_installation, guarded, create_account, granted):
-    name = create_account("administrator", **{guarded: granted})
+def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good_installation, guarded, create_pulse_user, granted):
+    name = create_pulse_user("administrator", **{guarded: granted})
     assert_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
 
 
 def test_missing_permissions_over_amqp_are_a_problem(
-    good_installation, guarded, create_account, settings, broker, management
+    good_installation, guarded, create_pulse_user, settings, broker, management
 ):
-    name = create_account(**{guarded: Permissions("^$", "^$", "^$")})
+    name = create_pulse_user(**{guarded: Permissions("^$", "^$", "^$")})
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     found = examine()
     assert found["permissions over AMQP"].status is Status.PROBLEM
@@ -196,7 +196,7 @@ def test_missing_permissions_over_amqp_are_a_problem(
         assert found["broker over AMQP"].status is Status.OK
     else:
         assert "ACCESS_REFUSED" in found["broker over AMQP"].found
-        assert "passive declare only to an account with a permission" in found["broker over AMQP"].advice
+        assert "passive declare only to a Pulse user with a permission" in found["broker over AMQP"].advice
 
 
 def test_denied_features_of_rabbitmq_are_explained(good_installation, settings, guarded, management):
@@ -214,13 +214,13 @@ def test_denied_features_of_rabbitmq_are_explained(good_installation, settings, 
         assert "deprecated_features.permit.management_metrics_collection" in found["broker statistics"].advice
 
 
-def test_permissions_of_an_external_account_are_a_warning(guarded, management):
+def test_permissions_of_an_external_pulse_user_are_a_warning(guarded, management):
     finding = doctor_broker._permissions(management, "somebody-of-ldap", [guarded], set())
-    assert (finding.status, "none of RabbitMQ's own accounts" in finding.found) == (Status.WARNING, True)
+    assert (finding.status, "none of RabbitMQ's own Pulse users" in finding.found) == (Status.WARNING, True)
 
 
-def test_a_guarded_vhost_the_account_cannot_access_is_a_problem(good_installation, guarded, create_account):
-    create_account("administrator")
+def test_a_guarded_vhost_the_pulse_user_cannot_access_is_a_problem(good_installation, guarded, create_pulse_user):
+    create_pulse_user("administrator")
     found = examine()
     assert found["permissions"].status is Status.PROBLEM
     assert found["broker over AMQP"].status is Status.PROBLEM
@@ -228,7 +228,7 @@ def test_a_guarded_vhost_the_account_cannot_access_is_a_problem(good_installatio
 
 
 class GrantsNothing:
-    def permissions_of(self, account):
+    def permissions_of(self, pulse_user):
         return {}
 
 
@@ -319,10 +319,10 @@ def test_each_of_several_addresses_is_checked(good_installation, settings, broke
     assert "secret-word" not in str(doctor_examine.examine())
 
 
-def test_an_address_with_another_account_is_reported(good_installation, settings, broker, create_account):
-    create_account("administrator")
+def test_an_address_with_another_pulse_user_is_reported(good_installation, settings, broker, create_pulse_user):
+    create_pulse_user("administrator")
     two_addresses(settings, broker, management=settings.RABBITMQ_MANAGEMENT_URL)
-    assert ("one account", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
+    assert ("one Pulse user", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
 
 
 def test_an_address_of_another_cluster_is_a_problem(good_installation, settings, broker, another):
@@ -622,7 +622,7 @@ def test_advice_is_not_masked(settings):
 
 def test_guest_as_a_name_is_not_masked(settings):
     settings.RABBIT_URL = settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:guest@127.0.0.1:1"
-    masked = doctor_findings.without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
+    masked = doctor_findings.without_passwords(Finding("broker user", Status.OK, "'guest' is an administrator"))
     assert masked.found == "'guest' is an administrator"
 
 

@@ -94,11 +94,11 @@ def test_an_empty_installation_has_every_gauge_at_zero():
 
 
 def test_queues_are_counted_by_state_and_owner(registered):
-    account = PulseUser.objects.create(username="alice", ready=True)
+    pulse_user = PulseUser.objects.create(username="alice", ready=True)
     Queue.objects.bulk_create(
         [
-            make_queue(1, pulse_user=account),
-            make_queue(20, pulse_user=account, state="warned"),
+            make_queue(1, pulse_user=pulse_user),
+            make_queue(20, pulse_user=pulse_user, state="warned"),
             make_queue(300, registered=True),
             make_queue(4000, owner=registered.owner, state="deleting"),
             make_queue(5, ready=None),
@@ -154,7 +154,7 @@ def test_the_last_pass_is_shown_and_pruning_does_not_lower_the_total():
 def test_problems_of_the_broker_are_gauges():
     now = timezone.now()
     Watch.objects.create(
-        failures=3, outage_since=now, brake_since=now, braked=60, refused_since=now, unresponsive_since=now,
+        failures=3, outage_since=now, brake_since=now, blocked=60, refused_since=now, unresponsive_since=now,
         listed_at=now,
     )  # fmt: skip
     figures = scrape()
@@ -220,8 +220,8 @@ def test_archives_and_replays_are_counted():
 
 
 def test_no_queue_and_no_owner_is_named(registered):
-    account = PulseUser.objects.create(username="pulse-alice", ready=True)
-    Queue.objects.bulk_create([make_queue(7, pulse_user=account)])
+    pulse_user = PulseUser.objects.create(username="pulse-alice", ready=True)
+    Queue.objects.bulk_create([make_queue(7, pulse_user=pulse_user)])
     Client().get("/api/queues/secret-name/", headers={"Authorization": "Token wrong"})
     text = Client().get("/metrics", headers={"Host": "localhost"}).text
     for name in ("alice", "example.org", "queue 7", "secret-name", "compute", "cellar"):

@@ -116,7 +116,7 @@ def test_a_release_without_a_selected_queue_is_400_and_an_expired_one_409(admin,
     assert brake().released == 0
 
 
-def test_the_brakes_page_lists_figures_and_totals(admin, guarded, account, amqp, settings):
+def test_the_brakes_page_lists_figures_and_totals(admin, guarded, pulse_user, amqp, settings):
     settings.GUARDIAN_DELETE_BRAKE = 0
     amqp.queue("queue/alice/builds", 12)
     amqp.queue("queue/alice/more", 11)

@@ -126,7 +126,7 @@ def test_a_problem_of_guardian_is_shown_once_with_its_cause(changed, words):
 
 
 def test_a_brake_links_to_its_release_and_a_released_one_names_the_operator():
-    brake = {"brake_since": minutes_ago(5), "braked": 312}
+    brake = {"brake_since": minutes_ago(5), "blocked": 312}
     assert of_guardian(guardian(brake)).worst.page == "operate_brake"
     names = [["/", str(number)] for number in range(312)]
     released = of_guardian(guardian({**brake, "released": names, "released_at": NOW, "released_by": "ops@example.org"}))
@@ -199,10 +199,10 @@ def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
 
 def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded, management, broker):
     now = timezone.now()
-    account = PulseUser.objects.create(username="alice", ready=True, max_length=1_000)
+    pulse_user = PulseUser.objects.create(username="alice", ready=True, max_length=1_000)
     lengths = {"slow": (10, 20), "fast": (0, 600), "shrinks": (50, 5), "stands": (7, 7), "over": (100, 2_000)}
     for name, (first, last) in lengths.items():
-        queue = make_queue(name, account=account, ready=last)
+        queue = make_queue(name, pulse_user=pulse_user, ready=last)
         for minutes, length in ((3, 10_000), (1.5, first), (0.5, 3)):  # samples older than two minutes do not count
             QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
     made = {queue.name: queue for queue in Queue.objects.all()}
@@ -269,9 +269,9 @@ def test_the_page_links_to_queues_and_filtered_lists(visit, guarded):
 
 def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit, guarded, settings):
     now = timezone.now()
-    account = PulseUser.objects.create(username="alice", ready=True)
+    pulse_user = PulseUser.objects.create(username="alice", ready=True)
     for name, minutes, more in (
-        ("later", 7, {}), ("builds", 12, {"account": account, "ready": 3}), ("deserted", 9, {"consumers": 0}),
+        ("later", 7, {}), ("builds", 12, {"account": pulse_user, "ready": 3}), ("deserted", 9, {"consumers": 0}),
     ):  # fmt: skip
         since = minutes_ago(minutes, now)
         make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
@@ -325,7 +325,7 @@ def test_the_front_page_is_accessible_and_refreshes_itself(page: Page, guarded, 
     page.clock.install()
     page.goto("/admin/")
     expect(page.get_by_role("region", name="Guardian")).to_contain_text("Guardian is healthy")
-    Watch.objects.update(brake_since=timezone.now(), braked=90)
+    Watch.objects.update(brake_since=timezone.now(), blocked=90)
     page.clock.fast_forward("00:10")
     expect(page.get_by_role("region", name="Guardian")).to_contain_text("The deletion of 90 queues has been blocked")
     settings.RABBITMQ_MANAGEMENT_URL = AWAY

@@ -85,7 +85,7 @@ def delay_passes_in_an_outage(seconds):
 def release_the_brake(number):
     names = [["/", f"queue {index}"] for index in range(number)]
     release = {"released": names or None, "released_at": NOW if names else None}
-    Watch.objects.update(brake_since=NOW, braked=number, **release)
+    Watch.objects.update(brake_since=NOW, blocked=number, **release)
 
 
 def brake_a_sweep(kind):
@@ -117,7 +117,7 @@ CAUSES = {
     rules.PASS_SECONDS: lambda seconds: Pass.objects.update(seconds=seconds),
     rules.PASS_ERRORS: lambda number: Pass.objects.update(errors=["oh"] * number),
     rules.OUTAGE: set_since("outage_since"),
-    rules.BRAKE: set_since("brake_since", braked=90),
+    rules.BRAKE: set_since("brake_since", blocked=90),
     rules.BRAKE_RELEASE: release_the_brake,
     rules.SHORT_LISTS: lambda number: Watch.objects.update(short_lists=number),
     rules.REFUSED: set_since("refused_since"),

@@ -51,7 +51,7 @@ def as_alice(client: Client, alice: Owner) -> Client:
 
 
 @pytest.fixture
-def account(alice: Owner) -> PulseUser:
+def pulse_user(alice: Owner) -> PulseUser:
     """Return Alice's Pulse user "alice"."""
     pulse_user = PulseUser.objects.create(username="alice", ready=True)
     pulse_user.owners.add(alice)
@@ -69,7 +69,7 @@ def unused_name(management: Management) -> Iterator[str]:
 
 
 @pytest.fixture
-def create_account(management: Management) -> Iterator[Callable[..., str]]:
+def create_pulse_user(management: Management) -> Iterator[Callable[..., str]]:
     """Return a function that creates a RabbitMQ user with a unique name, or exactly this one."""
     created = []
 

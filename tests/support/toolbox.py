@@ -42,15 +42,15 @@ POLL_SECONDS = 0.02
 
 
 def mark_for_removal(*pulse_users: PulseUser) -> None:
-    """Mark these accounts as a removal does that is killed right after its commit."""
+    """Mark these Pulse users as a removal does that is killed right after its commit."""
     PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(removing_since=timezone.now())
     Removal.objects.bulk_create(
-        [Removal(kind=Removal.Kind.ACCOUNT, name=one.username) for one in pulse_users], ignore_conflicts=True
+        [Removal(kind=Removal.Kind.PULSE_USER, name=one.username) for one in pulse_users], ignore_conflicts=True
     )
 
 
-def remove_account(pulse_user: PulseUser) -> None:
-    """Remove an account as a person does who confirms that its queues are deleted."""
+def remove_as_a_person(pulse_user: PulseUser) -> None:
+    """Remove a Pulse user as a person does who confirms that its queues are deleted."""
     person = Owner(pk=0, is_staff=True)
     question = removal_of([pulse_user], person).question(effects.of_removal([pulse_user]))
     remove_pulse_user(pulse_user, removal_of([pulse_user], person, question.confirm if question else ""), person)
@@ -333,7 +333,7 @@ def is_refused(opened: pika.BlockingConnection, action: Callable[[Any], Any]) ->
 
 @contextmanager
 def login_without_configure(management: Management, vhost: str, broker: Any) -> Iterator[str]:
-    """Yield the AMQP URL of an account that may not delete queues."""
+    """Yield the AMQP URL of a Pulse user that may not delete queues."""
     name = f"limited-{uuid.uuid4().hex}"
     management.put_user(name, "secret")
     management.set_permissions(vhost, name, Permissions(configure="^$", write=".*", read=".*"))

@@ -15,7 +15,7 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from queues.models import Queue, Watch
 
-ACCOUNTS = 20
+PULSE_USERS = 20
 WARM_UPS = 5
 
 Statement = tuple[str, Any]
@@ -33,24 +33,24 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
 
 
 def _fill(vhost: str, queues: int) -> tuple[Owner, Owner]:
-    """Insert the rows of queues, most of them OK, evenly distributed over the accounts."""
+    """Insert the rows of queues, most of them OK, evenly distributed over the Pulse users."""
     owner = Owner.objects.create_user("owner@example.org", vouched=True)
     operator = Owner.objects.create_superuser("operator@example.org")
-    accounts = PulseUser.objects.bulk_create(
-        PulseUser(username=f"user-{number:02}", ready=True) for number in range(ACCOUNTS)
+    pulse_users = PulseUser.objects.bulk_create(
+        PulseUser(username=f"user-{number:02}", ready=True) for number in range(PULSE_USERS)
     )
-    accounts[0].owners.add(owner)
+    pulse_users[0].owners.add(owner)
     now = timezone.now()
     Queue.objects.bulk_create(
         Queue(
             vhost=vhost,
-            name=f"queue/{accounts[number % ACCOUNTS].username}/jobs-{number:06}",
+            name=f"queue/{pulse_users[number % PULSE_USERS].username}/jobs-{number:06}",
             type="classic",
             durable=True,
             auto_delete=False,
             exclusive=False,
             node="rabbit@node-1",
-            pulse_user=accounts[number % ACCOUNTS],
+            pulse_user=pulse_users[number % PULSE_USERS],
             ready=number * 7919 % 2_000 + (3_000 if number % 37 == 0 else 0),
             unacknowledged=number % 11,
             state=Queue.State.WARNED if number % 37 == 0 else Queue.State.OK,

@@ -14,11 +14,11 @@ from rabbit.names import readable
 
 
 class Command(BaseCommand):
-    """Assign owners to accounts that exist on the broker."""
+    """Assign owners to Pulse users that exist on the broker."""
 
     help = (
-        "Print the accounts of the broker that have no owner here, as a CSV file to fill in. With the filled file, "
-        "show which accounts would be adopted; with --apply, adopt them. Nothing changes on the broker."
+        "Print the Pulse users of the broker that have no owner here, as a CSV file to fill in. With the filled file, "
+        "show which Pulse users would be adopted; with --apply, adopt them. Nothing changes on the broker."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -30,11 +30,11 @@ class Command(BaseCommand):
             metavar="CSV",
             help="a file with the columns username and owners; without it, print such a file",
         )
-        parser.add_argument("--apply", action="store_true", help="adopt the accounts")
+        parser.add_argument("--apply", action="store_true", help="adopt the Pulse users")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print the CSV file, or adopt the accounts of the given file. The exit code is 1 after a failure."""
+        """Print the CSV file, or adopt the Pulse users of the given file. The exit code is 1 after a failure."""
         if options["csv"] is None and options["apply"]:
             raise CommandError("--apply needs the filled file.")
         try:
@@ -56,8 +56,8 @@ class Command(BaseCommand):
     def _propose(self, *, as_json: bool) -> None:
         proposals = adoption.propose()
         if as_json:
-            accounts = [account._asdict() for account in proposals.adoptable]
-            self.stdout.write(json.dumps({"accounts": accounts, "left_out": proposals.left_out}))
+            pulse_users = [pulse_user._asdict() for pulse_user in proposals.adoptable]
+            self.stdout.write(json.dumps({"accounts": pulse_users, "left_out": proposals.left_out}))
             return
         self.stdout.write(adoption.as_csv(proposals.adoptable))
         for name, reason in proposals.left_out.items():
@@ -76,4 +76,6 @@ class Command(BaseCommand):
         elif not to_do:
             self.stdout.write("There is nothing to do.")
         else:
-            self.stdout.write("Done." if apply else "Nothing was changed. Run it with --apply to adopt the accounts.")
+            self.stdout.write(
+                "Done." if apply else "Nothing was changed. Run it with --apply to adopt the Pulse users."
+            )

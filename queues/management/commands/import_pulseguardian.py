@@ -21,7 +21,7 @@ class Command(BaseCommand):
     """Import from a PulseGuardian database."""
 
     help = (
-        "Show which owners, accounts and unbounded queues of a PulseGuardian database would be imported; --apply "
+        "Show which owners, Pulse users and unbounded queues of a PulseGuardian database would be imported; --apply "
         "imports them. That database is only read, and nothing changes on the broker. You can run it repeatedly."
     )
 

@@ -96,7 +96,7 @@ def as_text(report: Report) -> str:
     if report.another_pass:
         return "Another pass is running; nothing was done."
     lines = [f"Error: {readable(error)}" for error in report.errors]
-    if report.condemned:
+    if report.deletable:
         lines += _table(report)
     if not report.away:
         lines.append(
@@ -113,8 +113,8 @@ HEADINGS = ("Decision", "Queue", "Vhost", "Owner", "Messages", "Limit", "Rate", 
 def _table(report: Report) -> list[str]:
     """Return the table of the queues to delete, with their totals."""
     would_delete = {(queue["vhost"], queue["queue"]) for queue in report.would_delete}
-    rows = [HEADINGS, *(_row(line, would_delete) for line in report.condemned)]
-    all_ = totals(report.condemned)
+    rows = [HEADINGS, *(_row(line, would_delete) for line in report.deletable)]
+    all_ = totals(report.deletable)
     rows.append(
         ("", f"{all_.queues:,} in all", "", "", _number(all_.messages), "", _rate(all_.per_second),
          _number(all_.consumers))

@@ -10,7 +10,7 @@ class SettingsError(ConsumerError):
 
 
 class Refused(ConsumerError):
-    """The broker refuses permanently: the account, its permissions, or a queue that exists with other arguments."""
+    """The broker refuses permanently: the user, its permissions, or a queue that exists with other arguments."""
 
 
 class Halted(ConsumerError):

@@ -37,7 +37,7 @@ STABLE_SECONDS = 10.0
 """A connection that lasts this long resets the backoff."""
 
 REFUSAL_CODES = {403, 530}
-"""Reply codes for a wrong account, password, permission or vhost while connecting."""
+"""Reply codes for a wrong RabbitMQ user, password, permission or vhost while connecting."""
 
 DECLARE_REFUSAL_CODES = {403, 406}
 """Reply codes for a declaration without permission or with other arguments."""
@@ -56,7 +56,7 @@ _CLOSE_CODE = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
 """If the broker closes a connection that isn't open yet, pika has the reply code only in this text."""
 
 _CONNECTION_LIMIT = re.compile(r"limit \(\d+\) is reached")
-"""The broker also uses the refusal codes if a vhost, an account or a node has too many connections."""
+"""The broker also uses the refusal codes if a vhost, a RabbitMQ user or a node has too many connections."""
 
 _DISCONNECTED = re.compile(r"Transport indicated EOF|Connection(Reset|Aborted)Error|BrokenPipeError")
 """pika's texts for a disconnection without an answer, as by a proxy whose broker is down."""

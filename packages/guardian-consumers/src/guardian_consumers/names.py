@@ -19,7 +19,7 @@ _PULSE_USER_BYTES = 100
 class Names:
     """The names for one exchange. ``project`` is ``{project}_{environment}``, the value of RABBIT_EXCHANGE_NAME.
 
-    ``pulse_user``: the account whose names to use; None for names without a prefix.
+    ``pulse_user``: the Pulse user whose names to use; None for names without a prefix.
     Raises SettingsError for an invalid name.
     """
 

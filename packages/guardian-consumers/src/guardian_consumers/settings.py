@@ -26,7 +26,7 @@ class Settings:
 
     - ``url``: amqp(s)://user:password@host:port/vhost; or several, separated by commas, of nodes of one cluster.
     - ``exchange``: ``{project}_{environment}``.
-    - ``pulse_user``: the account, if it may only use its own names.
+    - ``pulse_user``: the Pulse user, if it may only use its own names.
     - ``prefetch``: "young" (1), "grown" (20), "growing" (1 until ``grows_after`` messages in a row succeed, then 20) or
       a number.
     - ``threads``: concurrent callbacks. The default is the prefetch; with ranges of priorities one and a half times the
