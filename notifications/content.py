@@ -116,7 +116,7 @@ def why_added(notification: "Notification", pulse_users: Sequence[str]) -> Why:
     facts = notification.facts
     ask = f"its owners: {', '.join(facts['owners'])}" if facts.get("owners") else "an operator"
     return Why(
-        f"You get this because {facts.get('added_by') or 'an owner'} added your address to the RabbitMQ "
+        f"You get this because {facts.get('added_by') or 'an owner'} added your address to the "
         f"Pulse user{'' if len(pulse_users) == 1 else 's'} {', '.join(pulse_users)}. To be removed, ask {ask}."
     )
 

@@ -143,7 +143,7 @@ def _settings(
         request,
         "settings/settings.html",
         {
-            "accounts": owner.pulse_users.order_by("username"),
+            "pulse_users": owner.pulse_users.order_by("username"),
             "channels": list(owner.channels.all()),
             "may_add": may_use_broker(owner) and may_have_more,
             "is_full": not may_have_more,

@@ -65,8 +65,8 @@ def set_thresholds_of_all(
         change.require_confirmed(queue_effects.provider().of_thresholds(changed))
     for pulse_user in pulse_users:
         if pulse_user.pk in after:
-            pulse_user = after[pulse_user.pk]
-            pulse_user.warn_length, pulse_user.max_length = pulse_user.warn_length, pulse_user.max_length
+            stored = after[pulse_user.pk]
+            pulse_user.warn_length, pulse_user.max_length = stored.warn_length, stored.max_length
     return [pulse_user for pulse_user in pulse_users if pulse_user.pk not in after]
 
 

@@ -200,7 +200,7 @@ class AccountAdapter(DefaultAccountAdapter):
         super().send_mail(template_prefix, email, {**context, "address": settings.GUARDIAN_BASE_URL})
 
     def respond_user_inactive(self, request: HttpRequest, user: Any) -> HttpResponse:
-        """Return the page that says that the Pulse user is closed."""
+        """Return the page that says that the account is closed."""
         return render(request, "signin/closed.html", status=403)
 
     def login(self, request: HttpRequest, user: Any) -> None:

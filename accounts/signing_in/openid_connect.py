@@ -130,11 +130,11 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
         with _parsing("claims"):
             login = super().complete_login(request, app, token, **kwargs)
             userinfo, id_token = (
-                login.pulse_user.extra_data["userinfo"],
-                login.pulse_user.extra_data.get("id_token", {}),
+                login.account.extra_data["userinfo"],
+                login.account.extra_data.get("id_token", {}),
             )
             login.claims = Claims(self.openid_config["issuer"], userinfo, id_token)
-        login.pulse_user.uid, login.pulse_user.extra_data = login.claims.uid, {}
+        login.account.uid, login.account.extra_data = login.claims.uid, {}
         return login
 
 
@@ -152,7 +152,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     The owner is determined before allauth does it: the owner connected to the provider's identifier, else the one with
     the verified address. If the provider did not verify the address, a code must verify it first, so that nobody takes
-    over another person's Pulse user.
+    over another person's account.
     """
 
     def get_requests_session(self) -> Session:

@@ -53,8 +53,9 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
-        deletable = [line._asdict() for line in self.deletable]
-        return {**asdict(self), "at": self.at.isoformat(), "condemned": deletable}
+        fields = asdict(self)
+        del fields["deletable"]
+        return {**fields, "at": self.at.isoformat(), "condemned": [line._asdict() for line in self.deletable]}
 
 
 def guarded_vhosts(agents: Iterable[str] | None = None, values: Mapping[str, Any] | None = None) -> list[str] | None:
@@ -140,5 +141,5 @@ class PassRun:
 def save_report(report: Report) -> None:
     """Save the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    excluded = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "notifications", *lists)
+    excluded = ("dry_run", "deletable", "would_delete", "another_pass", "away", "given_up", "notifications", *lists)
     Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in excluded})

@@ -41,7 +41,7 @@ def _exchange_shown(exchange: OwnExchange) -> ExchangeShown:
 @require_safe
 def exchanges_page(request: Request) -> HttpResponse:
     """Show the visitor's exchanges and their bindings, as they are on the broker now."""
-    context: dict[str, Any] = {"accounts": PulseUser.objects.seen_by(request.user).exists()}
+    context: dict[str, Any] = {"pulse_users": PulseUser.objects.seen_by(request.user).exists()}
     try:
         found = exchanges.own_exchanges(request.user)
     except BrokerError as error:

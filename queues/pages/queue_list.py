@@ -171,7 +171,7 @@ def queues_page(request: Request) -> HttpResponse:
     pulse_users = PulseUser.objects.seen_by(request.user)
     names = list(pulse_users.values_list("username", flat=True)[: PULSE_USERS_TO_CHOOSE_FROM + 1])
     if not groups:
-        return render(request, "queues/none.html", {**context, "accounts": names})
+        return render(request, "queues/none.html", {**context, "pulse_users": names})
     vhosts = sorted({group.vhost for group in groups})
     filtered = QueueFilter(request.GET, mine)
     form = _with_choices(filtered.form, vhosts, names)

@@ -182,7 +182,7 @@ def _permissions(management: Management, user: str, vhosts: list[str], agents: s
         granted = management.permissions_of(user)
     except NotOnBroker:
         advice = "Check its permissions where they are kept, such as in LDAP. Guardian needs all on the guarded vhosts."
-        return Finding(name, Status.WARNING, f"'{user}' is none of RabbitMQ's own RabbitMQ users", advice)
+        return Finding(name, Status.WARNING, f"'{user}' is none of RabbitMQ's own users", advice)
     lacking = [
         vhost
         for vhost in dict.fromkeys([*vhosts, *(vhost for vhost in agents if vhost in granted)])

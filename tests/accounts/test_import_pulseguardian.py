@@ -192,7 +192,7 @@ def test_owners_pulse_users_and_flags_are_imported_once_without_changing_the_bro
     assert not Notification.objects.exists()
     entries = {entry.event: entry.additional_data for entry in AuditEntry.objects.all()}
     assert entries["imported owners"]["owners"] == ["alice@example.org", "o'brien@example.org", "carol@example.org"]
-    assert entries["adopted"]["accounts"][1] == f"{usernames[1]}: alice@example.org"
+    assert entries["adopted"]["pulse_users"][1] == f"{usernames[1]}: alice@example.org"
     assert len(entries["made unbounded"]["queues"]) == 2
     before = all_rows()
     report = run_import(source.url, "--apply")

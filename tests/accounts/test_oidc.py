@@ -232,7 +232,7 @@ def test_an_inactive_owner_cannot_sign_in(client, provider):
     Owner.objects.create_user("alice@example.org", is_active=False)
     for _ in range(2):
         page = provider.sign_in(client, "ninth")
-        assert (page.status_code, "You are deactivated" in page.text) == (403, True)
+        assert (page.status_code, "This account is deactivated" in page.text) == (403, True)
         assert not is_signed_in(client)
 
 

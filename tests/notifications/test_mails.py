@@ -129,7 +129,7 @@ def test_the_text_and_the_html_of_a_mail_have_the_same_words(kind, complete):
 
 
 PLACEHOLDERS = {
-    r"queue/alice/builds": "QUEUE", r"\w+@example\.org": "ADDRESS", "rabbit@a": "NODE", "alice": "ACCOUNT",
+    r"queue/alice/builds": "QUEUE", r"\w+@example\.org": "ADDRESS", "rabbit@a": "NODE", "alice": "NAME",
     r"\d[\d,]*": "N",
 }  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_the_help_of_a_mail_is_a_section_of_the_documents(kind, complete):
 
 
 def test_a_confirmation_mail_links_to_the_confirmation_of_its_address(address):
-    text = part(compose(notification("confirm-address", address=str(address.uuid), pulse_user="alice")), "plain")
+    text = part(compose(notification("confirm-address", address=str(address.uuid), account="alice")), "plain")
     token = re.search(r"/addresses/([^/\s]+)/", text)[1]
     assert addresses.address_for_token(token) == address
 

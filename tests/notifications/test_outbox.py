@@ -215,7 +215,7 @@ def test_a_batch_of_mails_is_recorded_in_one_statement(mailbox, settings, number
 def test_no_second_task_is_started_while_the_mail_server_is_unavailable(mailbox, settings, monkeypatch):
     monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     asked = []
-    monkeypatch.setattr(enqueue, "nudge", asked.append)
+    monkeypatch.setattr(enqueue, "wake", asked.append)
     settings.EMAIL_PORT = free_port()
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(12)]
     notify_operators("one")

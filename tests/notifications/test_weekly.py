@@ -31,9 +31,9 @@ def owner_of(name, **fields):
     return owner, pulse_user
 
 
-def queue(pulse_user, name, **fields):
-    defaults = {"ready": 0, "unacknowledged": 0, "pulse_user": pulse_user}
-    return stored_queue(f"queue/{pulse_user.username}/{name}", **{**defaults, **fields})
+def queue(owned_by, name, **fields):
+    defaults = {"ready": 0, "unacknowledged": 0, "pulse_user": owned_by}
+    return stored_queue(f"queue/{owned_by.username}/{name}", **{**defaults, **fields})
 
 
 def event(of, kind, days=1):

@@ -14,7 +14,7 @@ from rabbit.arguments import differences
 from rabbit.errors import BrokerUnavailable
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, in_parallel, queue_names
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 
 @pytest.fixture

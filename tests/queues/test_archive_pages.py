@@ -23,7 +23,7 @@ from tests.support.toolbox import AWAY_AMQP, in_parallel
 NAME = "queue/alice/builds"
 MARKUP = "<script>alert(1)</script>\u202e"
 
-pytestmark = pytest.mark.usefixtures("account")
+pytestmark = pytest.mark.usefixtures("pulse_user")
 
 
 @pytest.fixture

@@ -238,7 +238,7 @@ def queues_of_alice(count, **fields):
     return [listed_queue(f"queue/alice/{number}", 0, **fields) for number in range(count)]
 
 
-@pytest.mark.parametrize("accounts", [{"alice": StoredPulseUser(1, None, None, removing=True)}, {}])
+@pytest.mark.parametrize("pulse_users", [{"alice": StoredPulseUser(1, None, None, removing=True)}, {}])
 @pytest.mark.parametrize("left", [[], [listed_queue("a", 11)]])
 def test_queues_of_a_removed_pulse_user_do_not_make_a_list_short(pulse_users, left):
     monitor = InMemoryMonitor()

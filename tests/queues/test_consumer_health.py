@@ -20,7 +20,7 @@ from queues.models import Queue, Watch
 from tests.support.proxy import Proxy, http_answer
 from tests.support.toolbox import queue_row, sent
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 NOW = timezone.now()
 NAME = "queue/alice/builds"

@@ -462,7 +462,7 @@ FACES = [
     ("/pulse-users/alice/thresholds/", LOW, "alice"),
     ("/owners/{alice.uuid}/", {"remove": "on", "reason": "Left the team."}, "{alice.email}"),
     ("/admin/queues/queue/{queue.pk}/change/", LOW, ""),
-    ("/admin/accounts/pulseuser/{account.pk}/change/", LOW, ""),
+    ("/admin/accounts/pulseuser/{pulse_user.pk}/change/", LOW, ""),
 ]
 """The forms that delete queues of Pulse users: their addresses, what is sent, and what is to be typed."""
 

@@ -9,7 +9,7 @@ from rabbit.names import readable
 from tests.support.toolbox import amqp_answers_lost
 from tools.benchmarks.passes import counted_requests
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 
 @pytest.fixture

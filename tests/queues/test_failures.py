@@ -41,7 +41,7 @@ from tests.support.toolbox import (
 )
 from tools.invariants import breaches
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 
 @pytest.fixture

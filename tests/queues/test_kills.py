@@ -25,7 +25,7 @@ from tests.support.faults import killed_after, let_time_pass, run_scheduled_work
 from tests.support.toolbox import queue_names
 from tools.invariants import breaches, count_resent_mails
 
-pytestmark = [pytest.mark.usefixtures("guarded", "account"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("guarded", "pulse_user"), pytest.mark.slow]
 
 
 ARCHIVE_UPDATED = 'UPDATE "queues_archive" SET'

@@ -52,7 +52,7 @@ def test_a_queue_within_its_warning_threshold_stays_and_others_relieve_the_node(
     [
         {"rows": {"queue/alice/a": {"unbounded": True}}},
         {"rows": {"queue/alice/a": {"max_length": 1000}}},
-        {"accounts": {"alice": StoredPulseUser(1, None, 1000)}},
+        {"pulse_users": {"alice": StoredPulseUser(1, None, 1000)}},
         {"agents": Registrations(queues={("/", "queue/alice/a"): 7})},
     ],
     ids=["unbounded", "own limit", "limit of its Pulse user", "registered"],

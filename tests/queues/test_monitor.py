@@ -24,7 +24,7 @@ from tests.support.faults import once_after, once_before
 from tests.support.toolbox import queue_events, queue_names, queue_row, remove_as_a_person, sent
 from tools.benchmarks.passes import counted_requests
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 
 def test_owner_and_operators_are_notified_once_of_a_warning_and_once_of_its_end(amqp):

@@ -41,7 +41,7 @@ from tools.invariants import (
     undelivered_mails,
 )
 
-pytestmark = [pytest.mark.usefixtures("guarded", "account"), pytest.mark.sqlite, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("guarded", "pulse_user"), pytest.mark.sqlite, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = "queue/alice/builds"

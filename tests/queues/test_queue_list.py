@@ -172,7 +172,7 @@ def test_the_list_starts_with_counts_by_state(visit, pulse_user):
     ],
 )
 def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, pulse_user, fields, healthy):
-    make_queue(**{"account": pulse_user, "consumers": 1, **fields})
+    make_queue(**{"pulse_user": pulse_user, "consumers": 1, **fields})
     verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
     assert f'<p class="verdict">{verdict}.</p>' in visit().text
     assert f"<h1>{verdict}</h1>" in client.get("/").text

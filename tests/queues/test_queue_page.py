@@ -15,7 +15,7 @@ from queues.rules.thresholds import FETCH_PAUSE
 from rabbit.names import readable
 from tests.support.toolbox import AWAY, AWAY_AMQP, queue_lengths, queue_names, stored_queue, wait_until
 
-pytestmark = pytest.mark.usefixtures("account")
+pytestmark = pytest.mark.usefixtures("pulse_user")
 
 
 @pytest.fixture

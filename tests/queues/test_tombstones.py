@@ -12,7 +12,7 @@ from queues.guard.monitor import run_pass
 from queues.models import Queue, QueueEvent
 from tests.support.toolbox import queue_row
 
-pytestmark = pytest.mark.usefixtures("guarded", "account")
+pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 
 def rows(vhost, names, **fields):

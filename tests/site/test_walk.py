@@ -33,7 +33,7 @@ SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
 
 
 @pytest.fixture
-def pulse_user(management: Management):
+def username(management: Management):
     """Give a name of a Pulse user whose RabbitMQ user is deleted afterwards."""
     name = f"walker-{time.time_ns():x}"
     yield name
@@ -132,11 +132,11 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
 
 
 @pytest.fixture
-def populated(guarded, amqp: Amqp, broker, management, pulse_user):
+def populated(guarded, amqp: Amqp, broker, management, username):
     """Create something to show on every page, and give an operator."""
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
-    pulse_user, _ = create_pulse_user(pulse_user, [alice, operator], notification_emails=["team@example.org"])
+    pulse_user, _ = create_pulse_user(username, [alice, operator], notification_emails=["team@example.org"])
     Invitation.objects.create(pulse_user=pulse_user, invitee=operator, inviter=alice)
     token, _ = create_token(operator, "for the builds")
     offering = Offering.objects.create(name="Compute")
@@ -195,8 +195,8 @@ def addresses_of_pages() -> dict[str, str]:
         "replay, check": f"/archives/{archive.uuid}/replay/?step=3&first=1&last=2&to=queue&name={quote(queue.name)}",
         "replay, running": f"/archives/{archive.uuid}/replays/{archive.replays.get(state='running').uuid}/",
         "replay, failed": f"/archives/{archive.uuid}/replays/{archive.replays.get(state='failed').uuid}/",
-        "accounts": "/pulse-users/",
-        "account": f"/pulse-users/{username}/",
+        "Pulse users": "/pulse-users/",
+        "Pulse user": f"/pulse-users/{username}/",
         "Pulse user, delete": f"/pulse-users/{username}/delete/",
         "Pulse user, remove an owner": f"/pulse-users/{username}/owners/{alice.uuid}/remove/",
         "Pulse user, leave": f"/pulse-users/{username}/owners/{token.user.uuid}/remove/",

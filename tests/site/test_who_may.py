@@ -70,22 +70,22 @@ get                 302 403 403 403 403 200 -       owners/<uuid:uuid>/
 post                302 403 403 403 403 302 -       owners/<uuid:uuid>/
 get                 302 200 200 200 200 200 -       pulse-users/
 post                302 403 200 200 200 200 -       pulse-users/
-get                 302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/
-get                 302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/password/
-post                302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/password/
-get,post            302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/owners/
-get                 302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/owners/<uuid:uuid>/remove/
-post                302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/owners/<uuid:uuid>/remove/
-get,post            302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/connections/
-get                 302 404 200 200 404 404 -       pulse-users/<Pulse user:username>/notifications/
-post                302 404 302 302 404 404 -       pulse-users/<Pulse user:username>/notifications/
-get                 302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/addresses/
-post                302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/addresses/
-get                 302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/thresholds/
-post                302 404 403 403 404 302 -       pulse-users/<Pulse user:username>/thresholds/
-get,post            302 404 302 302 404 302 -       pulse-users/<Pulse user:username>/archives/
+get                 302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/
+get                 302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/password/
+post                302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/password/
+get,post            302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/owners/
+get                 302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/owners/<uuid:uuid>/remove/
+post                302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/owners/<uuid:uuid>/remove/
+get,post            302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/connections/
+get                 302 404 200 200 404 404 -       pulse-users/<pulse_user:username>/notifications/
+post                302 404 302 302 404 404 -       pulse-users/<pulse_user:username>/notifications/
+get                 302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/addresses/
+post                302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/addresses/
+get                 302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/thresholds/
+post                302 404 403 403 404 302 -       pulse-users/<pulse_user:username>/thresholds/
+get,post            302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/archives/
 # It has a queue, so It asks first.: see test_effects.py.
-get,post            302 404 200 200 404 200 -       pulse-users/<Pulse user:username>/delete/
+get,post            302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/delete/
 get                 302 404 404 404 200 404 -       invitations/<uuid:uuid>/
 post                302 404 404 404 302 404 -       invitations/<uuid:uuid>/
 get,post            200 200 200 200 200 200 -       addresses/<str:token>/

@@ -216,7 +216,7 @@ def test_denied_features_of_rabbitmq_are_explained(good_installation, settings, 
 
 def test_permissions_of_an_external_pulse_user_are_a_warning(guarded, management):
     finding = doctor_broker._permissions(management, "somebody-of-ldap", [guarded], set())
-    assert (finding.status, "none of RabbitMQ's own Pulse users" in finding.found) == (Status.WARNING, True)
+    assert (finding.status, "none of RabbitMQ's own users" in finding.found) == (Status.WARNING, True)
 
 
 def test_a_guarded_vhost_the_pulse_user_cannot_access_is_a_problem(good_installation, guarded, create_pulse_user):
@@ -322,7 +322,7 @@ def test_each_of_several_addresses_is_checked(good_installation, settings, broke
 def test_an_address_with_another_pulse_user_is_reported(good_installation, settings, broker, create_pulse_user):
     create_pulse_user("administrator")
     two_addresses(settings, broker, management=settings.RABBITMQ_MANAGEMENT_URL)
-    assert ("one Pulse user", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
+    assert ("one RabbitMQ user", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
 
 
 def test_an_address_of_another_cluster_is_a_problem(good_installation, settings, broker, another):

@@ -271,7 +271,7 @@ def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit,
     now = timezone.now()
     pulse_user = PulseUser.objects.create(username="alice", ready=True)
     for name, minutes, more in (
-        ("later", 7, {}), ("builds", 12, {"account": pulse_user, "ready": 3}), ("deserted", 9, {"consumers": 0}),
+        ("later", 7, {}), ("builds", 12, {"pulse_user": pulse_user, "ready": 3}), ("deserted", 9, {"consumers": 0}),
     ):  # fmt: skip
         since = minutes_ago(minutes, now)
         make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
