@@ -44,11 +44,11 @@ def username(management: Management):
 class Program:
     """An owner's program: declares a queue and an exchange, and publishes messages."""
 
-    def __init__(self, broker: Broker, vhost: str, pulse_user: str, password: str) -> None:
-        address = f"amqp://{pulse_user}:{password}@{broker.amqp_url.rpartition('@')[2]}"
+    def __init__(self, broker: Broker, vhost: str, username: str, password: str) -> None:
+        address = f"amqp://{username}:{password}@{broker.amqp_url.rpartition('@')[2]}"
         self.channel = Amqp(address, vhost).channel
-        self.exchange = f"exchange/{pulse_user}/events"
-        self.queue = f"queue/{pulse_user}/builds"
+        self.exchange = f"exchange/{username}/events"
+        self.queue = f"queue/{username}/builds"
         self.channel.exchange_declare(self.exchange, "topic", durable=True)
         self.channel.queue_declare(self.queue, durable=True)
         self.channel.queue_bind(self.queue, self.exchange, "#")
@@ -59,7 +59,7 @@ class Program:
 
 
 def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
-    page: Page, guarded, mailbox, broker, management, settings, live_server, pulse_user
+    page: Page, guarded, mailbox, broker, management, settings, live_server, username
 ):
     settings.GUARDIAN_BASE_URL = live_server.url
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
@@ -78,15 +78,15 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
 
     # The empty list links to the first step.
     page.get_by_role("main").get_by_role("link", name=re.compile("Pulse user|Pulse user", re.IGNORECASE)).first.click()
-    page.get_by_label("Name", exact=True).fill(pulse_user)
+    page.get_by_label("Name", exact=True).fill(username)
     page.get_by_role("button", name="Create Pulse user").click()
     password = page.locator("#password").text_content()
     page.get_by_role("link", name="Go to the Pulse user").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text(pulse_user)
+    expect(page.get_by_role("heading", level=1)).to_contain_text(username)
     assert password not in page.content()
 
     # A program's queue appears on the page and grows without a reload.
-    program = Program(broker, guarded, pulse_user, password)
+    program = Program(broker, guarded, username, password)
     name = program.queue
     program.publish(2)
     run_pass()
