@@ -82,7 +82,7 @@ class PulseUserForm(Form):
         help_text="One a line. An address gets notifications once its recipient has confirmed it.",
     )
 
-    def clea_username(self) -> str:
+    def clean_username(self) -> str:
         """Check the name without a request to the broker."""
         username: str = self.cleaned_data["username"]
         try:

@@ -76,7 +76,7 @@ def check_name(username: str) -> None:
         NameTaken: a Pulse user here has the name.
     """
     names.check_user_name(username)
-    of_guardian = {name.casefold() for name in guardia_usernames()}
+    of_guardian = {name.casefold() for name in guardian_usernames()}
     if is_reserved(username) or username.casefold() in of_guardian:
         raise NameReserved(f"'{username}' is reserved; choose another name.")
     if names.is_agents_login(username):
@@ -155,7 +155,7 @@ def require_operator(by: Owner) -> None:
 
 def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
     """Return why a Pulse user with these tags must not have owners, or "" if it may."""
-    if username in guardia_usernames():
+    if username in guardian_usernames():
         return f"'{username}' is the RabbitMQ user that Guardian itself uses."
     if names.is_agents_login(username):
         return f"'{username}' has the name of an agent's login. Guardian creates and removes these with registrations."
@@ -170,7 +170,7 @@ def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
     return ""
 
 
-def guardia_usernames() -> set[str]:
+def guardian_usernames() -> set[str]:
     """Return the names of the RabbitMQ users that Guardian itself uses."""
     urls = split_addresses(settings.RABBITMQ_MANAGEMENT_URL) + split_addresses(settings.RABBIT_URL)
     return {unquote(urlsplit(url).username or "guest") for url in urls}

@@ -767,7 +767,7 @@ def test_a_worker_waits_for_an_unavailable_store_and_its_delay(transactional_db,
         assert job.messages == []
         Fragile.delay = 0
         wait_until(lambda: job.messages)
-    assert [record.getMessage() for record in caplog.records if record.name == worker.__name__] == [
+    assert [record.getMessage() for record in caplog.records if record.name == guardian_store_deployment.__name__] == [
         "The worker waits: storage: no route to host",
         "The worker continues.",
     ]

@@ -113,7 +113,7 @@ def test_many_queues_without_a_consumer_are_one_message(fill, mailbox, settings,
     consumer_health.count_consumers()
     send_due()
     assert subjects(mailbox) == ["[Guardian] 4 queues: 4 without a consumer"]
-    assert "no consumer for 6 minutes" in mailbox.mails[0].text
+    assert "no consumer for 6 minutes" in mailbox.to("alice@example.org")[0].text
 
 
 def test_a_table_shows_the_brokers_limit(amqp, guarded, pulse_user, mailbox):

@@ -393,7 +393,7 @@ def test_a_refused_connection_never_reached_the_broker():
 
 def test_a_wrong_password_is_refused_without_showing_it(broker, caplog):
     publisher = Publisher(f"amqp://guardian:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}")
-    with pytest.raises(Refused, match="check the Pulse user and the password") as raised:
+    with pytest.raises(Refused, match="check the user and the password") as raised:
         publisher.publish([("/", "a"), ("/", "b")], message())
     assert raised.value.status == 403
     assert "sekret-word" not in str(raised.value) + caplog.text
