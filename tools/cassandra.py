@@ -27,7 +27,7 @@ DATACENTER = "datacenter1"
 """The data centre of all nodes."""
 
 USER = PASSWORD = "cassandra"
-"""The first Pulse user of every Cassandra."""
+"""The first user of every Cassandra."""
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 

@@ -112,7 +112,7 @@ class Action(NamedTuple):
 
     weight: int
     do: Callable[[Person, random.Random], None]
-    to: Literal["", "accounts", "agents"] = ""
+    to: Literal["", "pulse_users", "agents"] = ""
     least: int = 1
 
 
@@ -132,10 +132,10 @@ class Crowd:
             Action(8, self._view_pages),
             Action(1, self._sign_in),
             Action(3, self._create_pulse_user),
-            Action(1, self._remove_pulse_user, "accounts", MIN_TO_REMOVE),
-            Action(1, self._change_password, "accounts"),
-            Action(1, self._purge_queue, "accounts"),
-            Action(1, self._delete_queue, "accounts"),
+            Action(1, self._remove_pulse_user, "pulse_users", MIN_TO_REMOVE),
+            Action(1, self._change_password, "pulse_users"),
+            Action(1, self._purge_queue, "pulse_users"),
+            Action(1, self._delete_queue, "pulse_users"),
             Action(5, self._register),
             Action(2, self._remove_agent, "agents", MIN_TO_REMOVE),
             Action(6, self._publish),
@@ -211,7 +211,7 @@ class Crowd:
         return answer
 
     def _create_pulse_user(self, person: Person, chance: random.Random) -> None:
-        name = f"Pulse user{next(self._numbers)}"
+        name = f"user-{next(self._numbers)}"
         owners = {person.email, chance.choice(self.people).email}
         body = {"username": name, "owners": sorted(owners)}
         person.client(chance).ask("POST", "/api/pulse-users/", body, what="create Pulse users")

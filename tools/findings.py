@@ -151,7 +151,7 @@ class Checks:
         breaches += [f"{name} was created, and is not on the broker" for name in outcome.pulse_users.keys() - users]
         breaches += [f"{name} was removed, and still exists" for name in outcome.removed_pulse_users & (rows | users)]
         counts = f"{len(outcome.pulse_users)} created and kept, {len(outcome.removed_pulse_users)} removed"
-        return Finding("Accounts", counts, breaches + self._required(outcome.pulse_users, "accounts"))
+        return Finding("Pulse users", counts, breaches + self._required(outcome.pulse_users, "Pulse users"))
 
     def _agents(self) -> Finding:
         outcome = self.crowd.outcome
