@@ -32,9 +32,9 @@ from queues.models import Queue, QueueEvent
 from rabbit.permissions import FULL_ACCESS, Permissions
 from tests.conftest import Amqp
 from tests.site.test_commands import run
+from tests.support.counting import counted_requests
 from tests.support.proxy import Proxy
 from tests.support.toolbox import Killed, calling_first, queue_names
-from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
 

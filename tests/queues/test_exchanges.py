@@ -7,8 +7,8 @@ from queues.actions import exchanges
 from queues.actions.single import Gone
 from rabbit.errors import BrokerUnavailable
 from rabbit.names import readable
+from tests.support.counting import counted_requests
 from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost
-from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
