@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
-from typing import Any
 
 import orjson
 import pika
@@ -25,7 +24,7 @@ from rabbit.names import DEAD_LETTER_QUEUE, QueueName, subscription_queue
 from rabbit.permissions import for_subscription
 from rabbit.snapshot import NAMES_ONLY
 from tools.benchmarks import load
-from tools.benchmarks.figures import Figure, in_turn, seconds
+from tools.benchmarks.figures import Figure, in_turn, seconds, timed
 from tools.benchmarks.running import size
 
 TYPE = "order"
@@ -132,9 +131,7 @@ def orphan_sweep() -> list[Figure]:
 
     def sweep() -> float:
         store(orphans())
-        reports: list[Any] = []
-        took = seconds(lambda: reports.append(sweep_orphans()))
-        report = reports[0]
+        took, report = timed(sweep_orphans)
         found = (report.found, report.deleted, report.kept, report.repaired, report.logins)
         if report.another_sweep or report.errors or found != (ORPHANS, ORPHANS, 0, 0, 0):
             raise AssertionError(f"unexpected report of a sweep: {report}")

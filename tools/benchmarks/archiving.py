@@ -20,7 +20,7 @@ from queues.guard.monitor import run_pass
 from queues.guard.pass_run import Report
 from queues.models import Archive, Replay
 from tools.benchmarks import load
-from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds
+from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds, timed
 from tools.benchmarks.running import size
 
 NAME = "queue/bench/jobs"
@@ -190,12 +190,14 @@ def passes_over_many() -> list[float]:
     took: list[float] = []
     reports: list[Report] = []
     while sum(report.deleted for report in reports) < QUEUES:
-        took.append(seconds(lambda: reports.append(run_pass())))
-        assert reports[-1].deleted, reports[-1]
+        one, report = timed(run_pass)
+        took.append(one)
+        reports.append(report)
+        assert report.deleted, report
         if len(reports) == 1:
             fill(GROWING, QUEUE_MESSAGES // 2, BYTES)
         elif len(reports) == 2:
-            assert reports[-1].warned == 1, reports[-1]
+            assert report.warned == 1, report
     archived = sum(Archive.objects.values_list("messages", flat=True))
     assert archived == QUEUES * QUEUE_MESSAGES, archived
     return took

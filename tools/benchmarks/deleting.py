@@ -11,11 +11,10 @@ from django.test import override_settings
 from accounts.models import Owner, PulseUser
 from core import broker
 from queues.guard.monitor import run_pass
-from queues.guard.pass_run import Report
 from rabbit import amqp
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks import load
-from tools.benchmarks.figures import Figure, in_turn, seconds
+from tools.benchmarks.figures import Figure, in_turn, seconds, timed
 from tools.benchmarks.passes import REST_SECONDS
 from tools.benchmarks.running import size
 
@@ -79,9 +78,7 @@ def in_parallel(do: Callable[[str], Any], names: Sequence[str]) -> None:
 
 def delete_by_pass(names: Sequence[str]) -> float:
     """Return the seconds of a pass that deletes these queues."""
-    reports: list[Report] = []
-    took = seconds(lambda: reports.append(run_pass()))
-    report = reports[0]
+    took, report = timed(run_pass)
     if report.errors or (report.deleted, report.queues) != (len(names), QUEUES + EXCESS):
         raise AssertionError(f"unexpected report of a pass: {report}")
     return took

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,17 @@ def in_turn(
     return found
 
 
-def seconds(do: Callable[[], Any]) -> float:
-    """Return the duration of a call."""
+def timed(do: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds and the result of a call."""
     gc.collect()  # so that no call pays for the garbage of an earlier one
     began = time.perf_counter()
-    do()
-    return time.perf_counter() - began
+    result = do()
+    return time.perf_counter() - began, result
+
+
+def seconds(do: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    return timed(do)[0]
 
 
 def peak_megabytes() -> float:

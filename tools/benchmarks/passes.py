@@ -9,12 +9,11 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from core import broker
 from queues.guard.monitor import FIGURES_LAG, run_pass
-from queues.guard.pass_run import Report
 from queues.models import Queue, QueueSample, Watch
 from rabbit import snapshot
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks import load
-from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds
+from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds, timed
 from tools.benchmarks.running import size
 
 QUEUES = size(10_000, 200)
@@ -82,10 +81,8 @@ class Guarded:
 
     def run_pass(self, new: int = 0, changed: int = 0) -> float:
         """Return the seconds of a pass. Check its report."""
-        reports: list[Report] = []
         time.sleep(self.rest_seconds)
-        took = seconds(lambda: reports.append(run_pass()))
-        report = reports[0]
+        took, report = timed(run_pass)
         found = (report.queues, report.new, report.changed, report.gone, report.unknown, report.warned)
         if report.another_pass or report.errors or found != (self.queues, new, changed, 0, 0, 0):
             raise AssertionError(f"unexpected report of a pass: {report}")

@@ -2,7 +2,6 @@
 
 from functools import partial
 from statistics import quantiles
-from typing import Any
 
 from django.conf import settings
 from django.test import Client
@@ -11,7 +10,7 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from queues.models import Queue, Watch
-from tools.benchmarks.figures import Figure, in_turn, seconds
+from tools.benchmarks.figures import Figure, in_turn, timed
 from tools.benchmarks.passes import vacuum
 from tools.benchmarks.running import size
 
@@ -62,9 +61,8 @@ def _visit(name: str, visitor: Owner) -> list[Figure]:
     assert shown.count(",") == 49, "the page doesn't show fifty queues"
 
     def milliseconds(data: dict[str, str], **headers: str) -> float:
-        answers: list[Any] = []
-        took = seconds(lambda: answers.append(client.get(address, data, headers=headers)))
-        assert answers[0].status_code == 200, answers[0]
+        took, answer = timed(lambda: client.get(address, data, headers=headers))
+        assert answer.status_code == 200, answer
         return took * 1000
 
     found = in_turn(

@@ -70,7 +70,9 @@ class Agents:
     def __init__(self, port: int) -> None:
         self._port = port
         self._owner = Owner.objects.create_user("agents@example.org", vouched=True)
-        self._presented = PresentedToken(*AuthToken.objects.create(user=self._owner))  # type: ignore[no-untyped-call]
+        # With the scope of agents, EMPTY would answer 403.
+        made = AuthToken.objects.create(user=self._owner, scope=AuthToken.Scope.ALL)  # type: ignore[no-untyped-call]
+        self._presented = PresentedToken(*made)
 
     def subscribe(self) -> EventSubscription:
         """Create a subscription with its login."""

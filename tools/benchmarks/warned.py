@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,33 +30,27 @@ TIMEOUT_SECONDS = 120.0
 
 
 class Mails:
-    """The arrival times of mails of a kind. It parses them afterwards, since many arrive at once."""
+    """The mails that came, with their monotonic times."""
 
     def __init__(self) -> None:
         self._came: list[tuple[float, Mail]] = []
-        self._changed = threading.Condition()
-        self._kind = b""
 
     def note(self, mail: Mail) -> None:
         """Record a mail in the server's thread."""
-        at = time.monotonic()
-        with self._changed:
-            if self._kind in mail.content:
-                self._came.append((at, mail))
-                if len(self._came) == WARNED:  # a notification for each mail would slow the mail server down
-                    self._changed.notify_all()
+        self._came.append((time.monotonic(), mail))
 
-    def expect(self, kind: str) -> None:
-        """Discard all mails, and expect those of a kind."""
-        with self._changed:
-            self._came, self._kind = [], f"X-Guardian-Kind: {kind}\r\n".encode()
-
-    def wait(self) -> dict[str, float]:
-        """Return the arrival times of the mails by queue."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._came) >= WARNED, TIMEOUT_SECONDS):
-                raise TimeoutError(f"{len(self._came)} mails of {WARNED} within {TIMEOUT_SECONDS:.0f} s")
-            return {re.search(r"queue/\S+", mail.subject)[0]: at for at, mail in self._came}  # type: ignore[index]
+    def wait(self, kind: str) -> dict[str, float]:
+        """Wait for all mails of a kind, and return their times by queue. Forget all that came."""
+        header = f"X-Guardian-Kind: {kind}\r\n".encode()
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            found = [(at, mail.subject) for at, mail in self._came if header in mail.content]
+            if len(found) >= WARNED:
+                self._came.clear()
+                return {re.search(r"queue/\S+", subject)[0]: at for at, subject in found}  # type: ignore[index]
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(found)} mails of {WARNED} within {TIMEOUT_SECONDS:.0f} s")
+            time.sleep(0.5)
 
 
 @contextmanager
@@ -109,16 +102,14 @@ def warned() -> list[Figure]:
             load.publish_one_each("/", names)
             load.wait_for_messages("/", queues=QUEUES, messages=WARNED)
             time.sleep((began + number * POLL_SECONDS / ROUNDS - time.monotonic()) % POLL_SECONDS)
-            mails.expect("warning")
             passed = load.publish_one_each("/", names)
-            came = mails.wait()
+            came = mails.wait("warning")
             if number >= 0:
                 delays += [came[name] - passed[name] for name in names]
-            mails.expect("recovery")
             with broker.session("/") as session:
                 for name in names:
                     session.purge_queue(name)
-            mails.wait()
+            mails.wait("recovery")
             while Notification.objects.exclude(state=Notification.State.SENT).exists():
                 time.sleep(0.1)
             catcher.clear()
