@@ -7,6 +7,7 @@ BROKER =
 ONLY =
 SECONDS =
 SEED =
+SMALL =
 STORE =
 WEB =
 WORKERS =
@@ -62,7 +63,7 @@ help:
 	@echo "             Cassandra, agents of all versions, SQLite or RabbitMQ 4.3"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
 	@echo "make audit   check the installed packages for known vulnerabilities"
-	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them)"
+	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them; make bench SMALL=yes: only try them)"
 	@echo "make docs    write docs/settings.md from .env.example and the settings"
 	@echo "make pictures  take the screenshots of docs/ in the running application"
 	@echo "make lock    compile requirements*.lock, and the agents' in tests/site_agents, again"
@@ -112,7 +113,7 @@ audit: var/audit/installed
 	@$(PYTHON) -m tools.audit
 
 bench: setup rabbitmq-server postgresql redis-server cassandra
-	$(PYTHON) -m tools.benchmarks $(ONLY)
+	$(PYTHON) -m tools.benchmarks $(if $(SMALL),--small) $(ONLY)
 
 docs: .venv/installed
 	@$(PYTHON) -m tools.pages

@@ -49,6 +49,7 @@ from rabbit.names import InvalidUserName
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
 from tests.conftest import Amqp
 from tests.support.api import Program
+from tests.support.counting import counted_requests
 from tests.support.toolbox import (
     AWAY,
     Killed,
@@ -63,7 +64,6 @@ from tests.support.toolbox import (
     remove_as_a_person,
     wait_until,
 )
-from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
 

@@ -46,6 +46,7 @@ from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.support.agents import make_removals_due
+from tests.support.counting import counted_requests
 from tests.support.proxy import Proxy
 from tests.support.toolbox import (
     AWAY,
@@ -59,7 +60,6 @@ from tests.support.toolbox import (
     stored_queue,
     wait_until_blocked,
 )
-from tools.benchmarks.passes import counted_requests
 
 KIND = Removal.Kind
 

@@ -29,9 +29,9 @@ from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
 from tests.conftest import Amqp
 from tests.support.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due
+from tests.support.counting import counted_requests
 from tests.support.proxy import http_answer
 from tests.support.toolbox import AWAY, AWAY_AMQP, Killed, in_background, raising, stored_queue, wait_until_blocked
-from tools.benchmarks.passes import counted_requests
 
 
 def call_after_listing(monkeypatch, act):

@@ -19,8 +19,8 @@ from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBuc
 from guardian_consumers.rate import SCRIPT, validate_rate
 from guardian_consumers.workers import RateLimited, Workers
 from tests.support.consumers import QUEUE, consuming, length, publish_raw, settings_at
+from tests.support.rates import max_excess, rate_deviation, taken
 from tests.support.toolbox import in_parallel, wait_until
-from tools.benchmarks.consumers_rate import max_excess, rate_deviation, taken
 from tools.redis import PrivateRedis
 
 RATES = st.one_of(st.sampled_from([0.1, 1, 50, 5000]), st.floats(0.01, 100_000))
@@ -320,9 +320,7 @@ def test_a_process_can_fall_back_to_its_own_rate_without_redis(caplog):
 
 @pytest.mark.slow
 def test_four_processes_keep_to_one_rate(server):
-    """For two seconds on a shared processor. `make bench ONLY=consumers_rate` takes ten."""
-    shared = {"rate": 500, "redis_url": server.url, "name": "four"}
-    times, processor = taken([shared] * 4, 3.5)
+    times, processor = taken(4, 3.5, rate=500, redis_url=server.url, name="four")
     assert rate_deviation(times, 500, 2) < 0.05
     assert max_excess(times, 500) <= 50
     assert max(processor) < 0.25  # no busy waiting

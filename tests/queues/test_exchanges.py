@@ -6,8 +6,8 @@ from accounts.models import AuditEntry, Owner
 from queues.actions import exchanges
 from queues.actions.single import Gone
 from rabbit.names import readable
+from tests.support.counting import counted_requests
 from tests.support.toolbox import amqp_answers_lost
-from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 

@@ -7,7 +7,7 @@ import pytest
 from queues.guard import facts
 from queues.guard.facts import fetch_feeds
 from rabbit.management import Management
-from tools.benchmarks.passes import counted_requests
+from tests.support.counting import counted_requests
 
 QUEUES = facts.MAX_SINGLE_REQUESTS + 1
 

@@ -14,8 +14,8 @@ from rabbit import memory
 from rabbit.errors import BrokerUnavailable
 from rabbit.memory import NodeMemory
 from tests.queues.test_comparison import InMemoryMonitor, listed_queue, snapshot
+from tests.support.counting import counted_requests
 from tests.support.toolbox import broker_version, queue_names, wait_until
-from tools.benchmarks.passes import counted_requests
 
 MIB = 2**20
 FULL = {"rabbit@one": NodeMemory(1000 * MIB, 1000 * MIB)}

@@ -20,9 +20,9 @@ from queues.guard.deletion import Deletion
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.pages import trends
 from queues.rules import listing
+from tests.support.counting import counted_requests
 from tests.support.faults import once_after, once_before
 from tests.support.toolbox import queue_events, queue_names, queue_row, remove_as_a_person, sent
-from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 

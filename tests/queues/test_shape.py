@@ -24,7 +24,7 @@ from notifications.models import Notification
 from queues.guard import deletion, monitor
 from queues.models import Queue, QueueEvent
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
-from tools.benchmarks.passes import counted_requests
+from tests.support.counting import counted_requests
 
 FEW, MANY = 100, 300
 

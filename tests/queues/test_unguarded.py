@@ -14,8 +14,8 @@ from queues.models import Queue, Watch
 from rabbit import amqp as rabbit_amqp
 from rabbit import prometheus, streams
 from status import facts, overview, rules
+from tests.support.counting import counted_requests
 from tests.support.toolbox import broker_version, queue_names, sent, stored_queue, wait_until, wait_until_equal
-from tools.benchmarks.passes import counted_requests
 from tools.stack import PROJECT
 
 NUL = "queue/alice/jobs\0"

@@ -16,8 +16,8 @@ from queues.guard import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import prometheus
 from rabbit.errors import BrokerUnavailable, MalformedResponse
+from tests.support.counting import counted_requests
 from tests.support.toolbox import wait_until_equal
-from tools.benchmarks.passes import counted_requests
 
 IDENTITY = 'rabbitmq_identity_info{{rabbitmq_node="{node}",rabbitmq_cluster="c"}} 1\n'
 

@@ -7,7 +7,7 @@ import pytest
 from rabbit import snapshot
 from rabbit.management import Management
 from rabbit.snapshot import ListedName
-from tools.benchmarks.passes import counted_requests
+from tests.support.counting import counted_requests
 
 pytestmark = pytest.mark.rabbitmq
 

@@ -25,8 +25,8 @@ from rabbit.management import Management
 from tests.site.test_admin import MAKE, path_of
 from tests.site.test_who_may import PULSE_USER, TABLE, VISITORS, World, world  # noqa: F401
 from tests.support.archives import store_archive
+from tests.support.counting import counted_requests
 from tests.support.toolbox import stored_queue
-from tools.benchmarks.passes import counted_requests
 
 FEW, MANY = 2, 12
 MODELS = list(admin.site._registry)

@@ -24,8 +24,8 @@ from status.overview import Line, of_broker, of_guardian
 from status.verdicts import Level
 from tests.queues.test_queue_list import make_queue
 from tests.support.chromium import sign_in, violations
+from tests.support.counting import counted_requests
 from tests.support.toolbox import AWAY
-from tools.benchmarks.passes import counted_requests
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())

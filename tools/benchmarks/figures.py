@@ -1,13 +1,19 @@
-"""Results of benchmarks as lines of a table and as JSON."""
+"""Figures of benchmarks, and how they are measured and printed."""
 
-from collections.abc import Mapping, Sequence
+import gc
+import re
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,8 +21,7 @@ class Figure:
     """A line of the table: a measurement and its floor.
 
     ``values`` and ``floor`` are in ``unit``. The floor is the least work that is possible, measured in the same run.
-    ``limit`` is the target: the largest ratio of the medians, or without a floor the largest median. ``exact``: the
-    target must be met exactly.
+    ``limit`` is the target: the largest ratio of the medians, or without a floor the largest median.
     """
 
     where: str
@@ -25,81 +30,88 @@ class Figure:
     values: Sequence[float]
     floor: Sequence[float] = ()
     limit: float | None = None
-    exact: bool = False
-
-    @property
-    def median(self) -> float:
-        """The median, in ``unit``."""
-        return median(self.values)
 
     @property
     def ratio(self) -> float | None:
         """The ratio of the median to the floor's."""
-        return self.median / median(self.floor) if self.floor else None
+        return median(self.values) / median(self.floor) if self.floor else None
 
     @property
-    def met(self) -> bool | None:
-        """Whether the target was met; None without a target."""
-        if self.limit is None:
-            return None
-        reached = self.median if self.ratio is None else self.ratio
-        return reached == self.limit if self.exact else reached <= self.limit
+    def missed(self) -> bool:
+        """Whether there is a target, and it was missed."""
+        return self.limit is not None and (self.ratio or median(self.values)) > self.limit
 
     @property
     def target(self) -> str:
         """The target as text; empty without a target."""
         if self.limit is None:
             return ""
-        target = f"{'=' if self.exact else '≤'} {self.limit:g}"
-        return target if self.floor else f"{target} {self.unit}".rstrip()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the line with all measurements, in order."""
-        return {
-            "where": self.where,
-            "what": self.what,
-            "unit": self.unit,
-            "median": self.median,
-            "lowest": min(self.values),
-            "highest": max(self.values),
-            "values": list(self.values),
-            "floor": median(self.floor) if self.floor else None,
-            "floor_values": list(self.floor),
-            "ratio": self.ratio,
-            "target": self.target,
-            "met": self.met,
-        }
+        return f"≤ {self.limit:.3g}" if self.floor else f"≤ {self.limit:g} {self.unit}".rstrip()
 
 
-def show(console: Console, measured: Mapping[str, Sequence[Figure]]) -> None:
-    """Print a table for each benchmark."""
-    for name, figures in measured.items():
-        title = f"{name} (ratio: of the median to the floor's)"
-        table = Table(title=title, title_justify="left", box=None, collapse_padding=True, pad_edge=False)
-        table.add_column("", no_wrap=True)
-        for heading in ("median", "min-max", "floor", "ratio", "target"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        for where, lines in groupby(figures, key=lambda figure: figure.where):
-            table.add_row(f"[bold]{where}[/bold]")
-            for figure in lines:
-                table.add_row(*_cells(figure))
-        console.print(table)
+def show(console: Console, title: str, figures: Sequence[Figure]) -> None:
+    """Print a table."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("median", "min-max", "floor", "ratio", "target"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for where, lines in groupby(figures, key=lambda figure: figure.where):
+        table.add_row(f"[bold]{where}[/bold]")
+        for figure in lines:
+            table.add_row(*_cells(figure))
+    console.print(table)
 
 
 def _cells(figure: Figure) -> list[str]:
-    unit = figure.unit
-    lowest, highest = min(figure.values), max(figure.values)
+    met = "" if figure.limit is None else "[green]met[/green]"
     return [
         f"  {figure.what}",
-        f"{_number(figure.median, unit)} {unit}".rstrip(),
-        "" if lowest == highest else f"{_number(lowest, unit)}-{_number(highest, unit)}",
-        f"{_number(median(figure.floor), unit)} {unit}".rstrip() if figure.floor else "",
+        f"{_number(figure, median(figure.values))} {figure.unit}".rstrip(),
+        f"{_number(figure, min(figure.values))}-{_number(figure, max(figure.values))}",
+        f"{_number(figure, median(figure.floor))} {figure.unit}".rstrip() if figure.floor else "",
         "" if figure.ratio is None else f"{figure.ratio:.2f}",
         figure.target,
-        {None: "", True: "[green]met[/green]", False: "[bold red]missed[/bold red]"}[figure.met],
+        "[bold red]missed[/bold red]" if figure.missed else met,
     ]
 
 
-def _number(value: float, unit: str) -> str:
-    return f"{value:.3f}" if unit == "s" else f"{value:.0f}"
+def _number(figure: Figure, value: float) -> str:
+    return f"{value:.3f}" if figure.unit == "s" else f"{value:.0f}"
+
+
+def in_turn(
+    rounds: int, *, warm_ups: int = 1, before: Callable[[], object] = lambda: None, **measurements: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Return what each of the measurements returns in each round. They alternate, so that all have the same noise.
+
+    ``before`` is called at the beginning of each round. The results of the first ``warm_ups`` rounds don't count.
+    """
+    found: dict[str, list[float]] = {name: [] for name in measurements}
+    for number in range(-warm_ups, rounds):
+        before()
+        for name in found if number % 2 else reversed(found):
+            value = measurements[name]()
+            if number >= 0:
+                found[name].append(value)
+    return found
+
+
+def timed(do: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds and the result of a call."""
+    gc.collect()  # so that no call pays for the garbage of an earlier one
+    began = time.perf_counter()
+    result = do()
+    return time.perf_counter() - began, result
+
+
+def seconds(do: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    return timed(do)[0]
+
+
+def peak_megabytes() -> float:
+    """Return the peak memory of this process in MB of a million bytes."""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert peak is not None
+    return int(peak[1]) * 1024 / 1e6

@@ -1,105 +1,202 @@
 """The message store on three Cassandra nodes: a million queues, ten million messages in a queue, and batches."""
 
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cassandra import ConsistencyLevel
+from cassandra.query import BatchStatement, BatchType
+from django.test import override_settings
+
+from guardian_store.ids import TICKS_PER_SECOND, Place, message_id, now, random_rests
+from message_store.cassandra import buckets, cql, setup
+from message_store.cassandra.cluster import ERRORS, batch, open_cluster
+from message_store.cassandra.reading import SIGNED_OFFSET
+from message_store.cassandra.store import CassandraStore
+from message_store.store import NewMessage, StoredQueue, StoreUnavailable
 from tools.benchmarks.figures import Figure
-from tools.benchmarks.services import Services
+from tools.benchmarks.message_store import DAY_SECONDS, DEEP, FEW, MANY, MESSAGES_EACH, deep_queue, many_queues, pushes
 from tools.cassandra import PrivateRing
 
-FEW, MANY = 1_000, 1_000_000
-MESSAGES_EACH = 3
-DEEP = 10_000_000
 BYTES = 100
 """The size of a message."""
 
-BATCH = 100
-ROUNDS = 200
+TTL = 30 * DAY_SECONDS
+DEEP_TICKS = 10 * DAY_SECONDS * TICKS_PER_SECOND
+"""The time in which the messages of the deep queue came."""
 
-MAX_GROWTH = 1.2
-"""The limit for the ratio of the time with very many queues or messages to that with a thousand."""
+QUEUES_PER_REQUEST, REQUESTS = 30, 32
+MESSAGES_PER_PUSH, PUSHES = 100, 8
+"""The second of each is how many are in flight."""
 
-MAX_PUSH = 2
-"""The limit for the ratio of the time of a push to that of the same statements with the bare driver."""
+ATTEMPTS = 10
 
 JOIN_SECONDS = 900
 """How long a node may take to copy the data of the first one."""
 
+COMPACTION_SECONDS = 600
+"""How long to wait at most until the nodes compact nothing."""
 
-def measure(services: Services) -> list[Figure]:
+
+def message_store_cassandra() -> list[Figure]:
     """Fill one node, let two others join and copy its data, and measure on all three."""
     ring = PrivateRing(copies_data=True)
     try:
         first = ring.nodes[0]
-        settings = {
-            "MESSAGE_STORE": "cassandra",
-            "CASSANDRA_HOSTS": first.hosts,
-            "CASSANDRA_REPLICATION": "1",
-            "MESSAGE_STORE_DELAY_SECONDS": "30",  # a busy node takes seconds
-        }
         first.start(JOIN_SECONDS)
-        services.say(f"filling Cassandra: {MANY:,} queues, and one of {DEEP:,} messages")
-        services.measure(
-            "tools.benchmarks.message_store_cassandra_fill",
-            "SQLite",
-            "/",
-            settings=settings,
-            few=FEW,
-            many=MANY,
-            each=MESSAGES_EACH,
-            deep=DEEP,
-            size=BYTES,
-        )
-        services.say("two more nodes join")
+        with override_settings(CASSANDRA_HOSTS=[first.hosts], CASSANDRA_REPLICATION="1"):
+            fill()
+        print("two more nodes join", flush=True)
         ring.start(JOIN_SECONDS)
-        services.say("measuring")
-        measured = services.measure(
-            "tools.benchmarks.message_store_cassandra_child",
-            "SQLite",
-            "/",
-            settings=settings | {"CASSANDRA_HOSTS": ring.hosts, "CASSANDRA_REPLICATION": "3"},
-            few=FEW,
-            many=MANY,
-            each=MESSAGES_EACH,
-            batch=BATCH,
-            size=BYTES,
-            rounds=ROUNDS,
-        )
-        copy = ring.nodes[1].directory / "data"
-        return [*_times(measured), *_sizes(copy)]
+        with override_settings(CASSANDRA_HOSTS=ring.hosts.split(","), MESSAGE_STORE_DELAY_SECONDS=30):
+            return [*times(), *sizes(ring.nodes[1].directory / "data")]
     finally:
         ring.stop()
 
 
-def _times(measured: dict[str, Any]) -> list[Figure]:
-    queues, deep = measured["queues"], measured["deep"]
-    where = f"{MANY:,} queues of {MESSAGES_EACH} messages on Cassandra (floor: {FEW:,})"
-    figures = [
-        Figure(where, what, "µs", queues["many"][what], queues["few"][what], limit=MAX_GROWTH)
-        for what in ("create", "post", "read")
-    ]
-    where = f"{BATCH} of {DEEP:,} messages in a queue on Cassandra (floor: of {FEW:,})"
-    figures += [
-        Figure(where, f"read {what}", "µs", times, deep["few"], limit=MAX_GROWTH)
-        for what, times in deep["many"].items()
-    ]
-    where = f"{BATCH} messages of {BYTES} bytes on Cassandra (floor: the bare driver)"
-    return [*figures, Figure(where, "push", "µs", measured["push"]["push"], measured["push"]["bare"], limit=MAX_PUSH)]
+def using(keyspace: str) -> Any:
+    """Return a context in which stores use a keyspace."""
+    return override_settings(CASSANDRA_KEYSPACE=keyspace)
 
 
-def _sizes(data: Path) -> list[Figure]:
+def fill() -> None:
+    """Write the rows that the store writes. Each keyspace then wants three replicas.
+
+    ``few`` and ``many`` have queues of three messages, ``deep`` a small and a large queue. Queues are created without
+    lightweight transactions, and many in a request.
+    """
+    for keyspace in ("few", "many", "deep"):
+        print(f"filling the keyspace {keyspace}", flush=True)
+        with using(keyspace):
+            list(setup.set_up())
+            if keyspace == "deep":
+                push_in_the_past("small", FEW)
+                push_in_the_past("large", DEEP)
+            else:
+                add_queues(FEW if keyspace == "few" else MANY)
+            CassandraStore()._connection.session.execute(
+                f"ALTER KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', 'datacenter1': 3}}"
+            )
+
+
+def add_queues(queues: int) -> None:
+    """Add queues with their messages."""
+    store = CassandraStore()
+    connection = store._connection
+    add_queue = cql.CREATE_QUEUE.replace("IF NOT EXISTS", "")
+    connection.prepare(add_queue)
+
+    def rows_of(number: int) -> Iterator[Any]:
+        key, listing, ticks = store._new_id(), store._new_id(), store.now()
+        queue = StoredQueue("bench", f"queue-{number}", datetime.now(UTC), 1, "user", "strong", (), key)
+        yield connection.bind(add_queue, ["bench", queue.name, key, 1, "user", "strong", [], listing])
+        yield store._name_row(cql.ADD_NAME, queue)
+        bucket = buckets.choose(ticks, ())
+        yield from store._entry_rows(queue, 1, bucket, buckets.lifetime(TTL), ticks, ConsistencyLevel.ONE)
+        for step, rest in enumerate(random_rests(MESSAGES_EACH)):
+            made = message_id(Place(ticks - step, buckets.with_level(rest, bucket.level)))
+            message = NewMessage(os.urandom(BYTES), 1, TTL, "text/plain")
+            yield store._message(queue, made, message, ticks, ConsistencyLevel.ONE)
+
+    def request(start: int) -> Any:
+        numbers = range(start, min(start + QUEUES_PER_REQUEST, queues))
+        return batch((row for number in numbers for row in rows_of(number)), ConsistencyLevel.ONE)
+
+    for start in range(0, queues, REQUESTS * QUEUES_PER_REQUEST):
+        starts = range(start, min(start + REQUESTS * QUEUES_PER_REQUEST, queues), QUEUES_PER_REQUEST)
+        repeated(partial(connection.execute_all, [request(start) for start in starts]))
+
+
+class Earlier(CassandraStore):
+    """A store whose time can be set."""
+
+    at = 0
+
+    def now(self) -> int:
+        """Return the time that was set."""
+        return self.at
+
+
+def push_in_the_past(name: str, messages: int) -> None:
+    """Create a queue, and push messages that are spread over the last days."""
+    store = Earlier()
+    store.at = begin = CassandraStore().now() - DEEP_TICKS
+    queue = store.register("bench", name)
+
+    def push(_: int) -> None:
+        new = [NewMessage(os.urandom(BYTES), 1, TTL, "text/plain") for _ in range(MESSAGES_PER_PUSH)]
+        repeated(partial(store.push, queue, new))
+
+    with ThreadPoolExecutor(PUSHES) as threads:
+        for done in range(0, messages, PUSHES * MESSAGES_PER_PUSH):
+            store.at = begin + DEEP_TICKS * done // messages
+            list(threads.map(push, range(min(PUSHES, (messages - done) // MESSAGES_PER_PUSH))))
+
+
+def repeated(call: Callable[[], object]) -> None:
+    """Call this until it succeeds: a busy node may answer late."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            call()
+            return
+        except (StoreUnavailable, *ERRORS):
+            time.sleep(1)
+    call()
+
+
+def times() -> list[Figure]:
+    """Measure once the nodes compact nothing."""
+    store = CassandraStore()
+    with using("few"):
+        session = store._connection.session
+    deadline = time.monotonic() + COMPACTION_SECONDS
+    tasks = "SELECT task_id FROM system_views.sstable_tasks"
+    while any(session.execute(tasks, host=host).one() for host in session.cluster.metadata.all_hosts()):
+        if time.monotonic() > deadline:
+            raise TimeoutError("The nodes don't end their compactions.")
+        time.sleep(1)
+    figures = many_queues(store, using)
+    with using("deep"):
+        figures += deep_queue(store)
+    with using("few"):
+        cluster = open_cluster()
+        try:
+            session = cluster.connect()
+            insert = session.prepare(cql.ADD_MESSAGE.replace("keyspace.", "few."))
+            return [*figures, *pushes(store, partial(bare_push, session, insert), BYTES)]
+        finally:
+            cluster.shutdown()
+
+
+def bare_push(session: Any, insert: Any, messages: Sequence[NewMessage]) -> None:
+    """Execute the statements of a push with the bare driver."""
+    statement = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
+    key, at = uuid.uuid1(), now()
+    for step, (message, rest) in enumerate(zip(messages, random_rests(len(messages)), strict=True)):
+        values = [key, 1, 0, 0, at + step, rest - SIGNED_OFFSET, message.body, "text/plain", at, BYTES, TTL]
+        statement.add(insert.bind(values))
+    session.execute(statement)
+
+
+def sizes(data: Path) -> list[Figure]:
     """Return the disk space of one replica."""
 
-    def of(keyspace: str, *tables: str) -> int:
+    def stored(keyspace: str, *tables: str) -> int:
         files = (file for table in tables for file in (data / keyspace).glob(f"{table}-*/*") if file.is_file())
         return sum(file.stat().st_size for file in files)
 
-    of_queues = of("many", "queues", "names", "buckets")
-    of_messages, of_deep = of("many", "messages"), of("deep", "messages", "buckets")
     where = "disk space of a replica, with messages of random bytes"
+    of_queues, of_messages = stored("many", "queues", "names", "buckets"), stored("many", "messages")
+    of_deep = stored("deep", "messages", "buckets")
+    message = f"a message of {BYTES} bytes in a queue of"
     return [
         Figure(where, "a queue, without its messages", "bytes", [of_queues / MANY]),
-        Figure(where, f"a message of {BYTES} bytes in a queue of {MESSAGES_EACH}", "bytes",
-               [of_messages / (MANY * MESSAGES_EACH)]),
-        Figure(where, f"a message of {BYTES} bytes in a queue of {DEEP:,}", "bytes", [of_deep / DEEP]),
-    ]  # fmt: skip
+        Figure(where, f"{message} {MESSAGES_EACH}", "bytes", [of_messages / (MANY * MESSAGES_EACH)]),
+        Figure(where, f"{message} {DEEP:,}", "bytes", [of_deep / DEEP]),
+    ]

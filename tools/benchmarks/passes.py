@@ -1,175 +1,200 @@
-"""Passes of the monitor, alternating with their listing requests. Runs in ``tools.benchmarks.child``."""
+"""Passes of the monitor, compared to the listing requests that they send."""
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
-from unittest import mock
 
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
+from django.test import override_settings
+from django.utils import timezone
 
 from accounts.models import PulseUser
 from core import broker
-from queues.guard.monitor import run_pass
-from queues.guard.pass_run import Report
-from queues.models import Queue, QueueSample
+from queues.guard.monitor import FIGURES_LAG, run_pass
+from queues.models import Queue, QueueSample, Watch
 from rabbit import snapshot
-from rabbit.amqp import Session
-from rabbit.fetching import Fetch
-from rabbit.http import Answer, PooledClient
-from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
-from tools.benchmarks.load import MAX_QUEUES_PER_VHOST, publish_one_each, queue_name, user_name, wait_for_messages
+from tools.benchmarks import load
+from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds, timed
+from tools.benchmarks.running import size
 
-T = TypeVar("T")
+QUEUES = size(10_000, 200)
+ROUNDS = size(15, 2)
+PROMETHEUS_ROUNDS = size(11, 2)
+
+GROWTH = [size(queues, queues // 50) for queues in (1_000, 5_000, 10_000, 20_000, 50_000)]
+GROWTH_ROUNDS = size(7, 2)
+
+QUEUES_PER_VHOST = size(10_000, 200)
+"""RabbitMQ 3.10 lists larger vhosts slowly."""
 
 CHANGE_EVERY = 10
 """A tenth of the queues change between two passes."""
 
-WARM_UPS = 2
-COUNTED = 3
-"""Passes whose statements and requests are counted. They are not timed, since counting takes time."""
+REST_SECONDS = size(7, 0)
+"""A list wakes the process of every queue. About five seconds later the broker hibernates them in a burst: 2.7 s of
+work for 50,000 queues. An immediate second list takes about 20 % longer with 50,000 queues, and 15 % less with 10,000.
+"""
 
-CHANGED_FACTOR = 2
-UNCHANGED_FACTOR = 4
-"""Steady passes per first pass: more where the results are close to the target."""
+NEW_QUEUES_PER_LIST = 1_500
+"""New queues for each list that lets the broker settle. After declaring 30,000 queues, lists of all 50,000 took twice
+as long, 4 to 7 s, for about two minutes. After three minutes of rest, the first two or three lists still did."""
+
+MAX_RATIO = 1.35
+MAX_RATIO_NEW = 2.0
+MAX_RATIO_PROMETHEUS = 0.5
+MAX_GROWTH = 5.5
+MAX_MEGABYTES, MAX_MEGABYTES_GROWN = 250, 500
 
 
-class GuardedVhosts:
-    """Guarded vhosts with stored queues, whose lengths grow on demand.
+class Guarded:
+    """Guarded vhosts, whose queues grow on demand. Those of the first one belong to Pulse users."""
 
-    Each vhost but the last has ``MAX_QUEUES_PER_VHOST`` queues.
-    """
-
-    def __init__(self, vhosts: Sequence[str], queues: int) -> None:
+    def __init__(self, *vhosts: str) -> None:
         self.vhosts = vhosts
-        self.queues = queues
-        self.management: Management = broker.management()
-        params = {**TOTALS, "columns": "name,vhost,messages_ready"}
-        rows = [row for vhost in vhosts for row in self.management.list_queues(vhost, params)]
-        self._messages = sum(row["messages_ready"] for row in rows)
+        self.queues = 0
+        self.rest_seconds = 0
+        self.own_seconds: list[float] = []
+        self.messages = 0
         self._turn = 0
+
+    def grow(self, queues: int) -> None:
+        """Declare queues until there are so many, and store them in a first pass."""
+        new = queues - self.queues
+        print(f"declaring {new:,} queues", flush=True)
+        users = {load.user_name(number) for number in range(self.queues, min(queues, QUEUES_PER_VHOST))}
+        PulseUser.objects.bulk_create([PulseUser(username=name, ready=True) for name in users], ignore_conflicts=True)
+        for start in range(self.queues, queues, QUEUES_PER_VHOST // 2):
+            numbers = range(start, min(start + QUEUES_PER_VHOST // 2, queues))
+            load.declare_queues(self.vhosts[start // QUEUES_PER_VHOST], numbers)
+        self.queues = queues
+        load.wait_for_messages(*self.vhosts, queues=queues, messages=self.messages)
+        self.run_pass(new=new)
 
     def change(self) -> None:
         """Publish a message to every tenth queue, to others each time, and wait until the broker lists them."""
         self._turn += 1
         for number, vhost in enumerate(self.vhosts):
-            first, end = number * MAX_QUEUES_PER_VHOST, min((number + 1) * MAX_QUEUES_PER_VHOST, self.queues)
-            names = [queue_name(one) for one in range(first + self._turn % CHANGE_EVERY, end, CHANGE_EVERY)]
-            publish_one_each(broker.amqp_url(), vhost, names)
-            self._messages += len(names)
-        wait_for_messages(self.management, *self.vhosts, queues=self.queues, messages=self._messages)
+            first, end = number * QUEUES_PER_VHOST, min((number + 1) * QUEUES_PER_VHOST, self.queues)
+            names = [load.queue_name(one) for one in range(first + self._turn % CHANGE_EVERY, end, CHANGE_EVERY)]
+            load.publish_one_each(vhost, names)
+            self.messages += len(names)
+        load.wait_for_messages(*self.vhosts, queues=self.queues, messages=self.messages)
 
-    def run_pass(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
-        """Run a pass, check its report, and return its seconds and report."""
-        seconds, report = timed(run_pass)
+    def run_pass(self, new: int = 0, changed: int = 0) -> float:
+        """Return the seconds of a pass. Check its report."""
+        time.sleep(self.rest_seconds)
+        took, report = timed(run_pass)
         found = (report.queues, report.new, report.changed, report.gone, report.unknown, report.warned)
         if report.another_pass or report.errors or found != (self.queues, new, changed, 0, 0, 0):
             raise AssertionError(f"unexpected report of a pass: {report}")
-        return seconds, report
+        self.own_seconds.append(took - report.listing_seconds)
+        return took
+
+    def changed_pass(self) -> float:
+        """Return the seconds of a pass after a change."""
+        return self.run_pass(changed=self.queues // CHANGE_EVERY)
+
+    def new_pass(self) -> float:
+        """Return the seconds of a pass that knows no queue."""
+        QueueSample.objects.all()._raw_delete("default")
+        Queue.objects.all()._raw_delete("default")
+        return self.run_pass(new=self.queues)
 
     def list(self) -> float:
         """Return the seconds of a pass's listing requests, sent in the same way."""
-        return timed(
-            lambda: list(snapshot.iter_lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {}))
-        )[0]
+        params = {**TOTALS, "columns": COLUMNS}
+        time.sleep(self.rest_seconds)
+        return seconds(lambda: list(snapshot.iter_lists(broker.management(), self.vhosts, params, {})))
 
 
-def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of first and steady passes, of the listings between them, and counts.
-
-    ``first``: no queue was stored; ``changed``: a tenth of the queues had another length than in the pass before;
-    ``unchanged``: none had. For each, ``pass`` and ``listing`` are alternating seconds in the order of measurement, and
-    ``own`` the time of passes without their listings. ``statements`` and ``requests`` are counts of a ``changed`` pass.
-    """
-    users = dict.fromkeys(user_name(number) for number in range(queues))
-    PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
-    guarded = GuardedVhosts([vhost], queues)
-    guarded.run_pass(new=queues)
-    first = _alternate(guarded, rounds, new=queues)
-    _vacuum()
-    changing = queues // CHANGE_EVERY
-    for _ in range(WARM_UPS):
-        guarded.change()
-        guarded.list()
-        guarded.run_pass(changed=changing)
-    changed = _alternate(guarded, CHANGED_FACTOR * rounds, changed=changing)
-    unchanged = _alternate(guarded, UNCHANGED_FACTOR * rounds)
-    statements, requests = [], []
-    for _ in range(COUNTED):
-        guarded.change()
-        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
-            guarded.run_pass(changed=changing)
-        statements.append(len(captured))
-        requests.append(len(sent))
-    return {
-        "first": first,
-        "changed": changed,
-        "unchanged": unchanged,
-        "statements": statements,
-        "requests": requests,
-    }
+def passes() -> list[Figure]:
+    """Measure passes over 10,000 queues of which a tenth, none or all have changed."""
+    guarded = Guarded("/")
+    guarded.grow(QUEUES)
+    new = in_turn(ROUNDS, a_pass=guarded.new_pass, listing=guarded.list)
+    vacuum()
+    changed = in_turn(2 * ROUNDS, warm_ups=2, before=guarded.change, a_pass=guarded.changed_pass, listing=guarded.list)
+    own = guarded.own_seconds[-2 * ROUNDS :]
+    unchanged = in_turn(4 * ROUNDS, a_pass=guarded.run_pass, listing=guarded.list)
+    where = f"a pass over {QUEUES:,} queues"
+    return [
+        Figure(where, "1 in 10 changed", "s", changed["a_pass"], changed["listing"], MAX_RATIO),
+        Figure(where, "nothing changed", "s", unchanged["a_pass"], unchanged["listing"], MAX_RATIO),
+        Figure(where, "all of them new", "s", new["a_pass"], new["listing"], MAX_RATIO_NEW),
+        Figure(where, "without its list", "s", own, changed["listing"]),
+        Figure(where, "peak memory", "MB", [peak_megabytes()], limit=MAX_MEGABYTES),
+    ]
 
 
-def _vacuum() -> None:
-    """Vacuum the dead rows of the first passes, as PostgreSQL's autovacuum does over time."""
+def vacuum() -> None:
+    """Vacuum dead rows, and count the rows for the planner, as PostgreSQL's autovacuum does over time."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("VACUUM ANALYZE")
 
 
-def _alternate(guarded: GuardedVhosts, rounds: int, *, new: int = 0, changed: int = 0) -> dict[str, list[float]]:
-    passes, listings, own = [], [], []
-    for number in range(rounds):
-        if new:
-            QueueSample.objects.all()._raw_delete("default")
-            Queue.objects.all()._raw_delete("default")
-        if changed:
-            guarded.change()
-        if number % 2:
-            listings.append(guarded.list())
-        seconds, report = guarded.run_pass(new=new, changed=changed)
-        passes.append(seconds)
-        own.append(seconds - report.listing_seconds)
-        if not number % 2:
-            listings.append(guarded.list())
-    return {"pass": passes, "listing": listings, "own": own}
+class GuardedByFigures(Guarded):
+    """A vhost that is guarded by the lengths of the Prometheus endpoint, which lag."""
+
+    def change(self) -> None:
+        """Publish messages, and wait until the endpoint shows them."""
+        super().change()
+        deadline = time.monotonic() + load.TIMEOUT_SECONDS
+        while (shown := self._shown()) != self.messages:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the endpoint shows {shown} messages, not {self.messages}")
+            time.sleep(0.2)
+
+    def run_pass(self, new: int = 0, changed: int = 0) -> float:
+        """Return the seconds of a pass that uses the figures, because the last list is old enough."""
+        Watch.objects.update(exact_at=timezone.now() - 2 * FIGURES_LAG)
+        return super().run_pass(new, changed)
+
+    def _shown(self) -> int:
+        scrape = broker.prometheus().scrape(broker.management(), self.vhosts)
+        return sum(depth.ready for depth in scrape.depths.values() if depth is not None)
 
 
-def timed(do: Callable[[], T]) -> tuple[float, T]:
-    """Return the seconds and the result of a call."""
-    gc.collect()  # so that no call pays for the garbage of an earlier one
-    began = time.perf_counter()
-    result = do()
-    return time.perf_counter() - began, result
+@override_settings(GUARDIAN_SNAPSHOT="prometheus")
+def prometheus() -> list[Figure]:
+    """Measure passes with lengths from the Prometheus endpoint. The floor is the list that they save."""
+    guarded = GuardedByFigures("/")
+    guarded.grow(QUEUES)
+    found = in_turn(
+        PROMETHEUS_ROUNDS, warm_ups=2, before=guarded.change, a_pass=guarded.changed_pass, listing=guarded.list
+    )
+    where = f"a pass over {QUEUES:,} queues, GUARDIAN_SNAPSHOT=prometheus"
+    return [Figure(where, "1 in 10 changed", "s", found["a_pass"], found["listing"], MAX_RATIO_PROMETHEUS)]
 
 
-@contextmanager
-def counted_requests() -> Iterator[list[str]]:
-    """Yield a list of the requests to the management API, as method and path, and of deletions over AMQP."""
-    sent: list[str] = []
-    send = PooledClient.send
-    delete = Session.delete_queue
+def growth() -> list[Figure]:
+    """Measure passes over 1,000 to 50,000 queues, a tenth of them changed.
 
-    def recorded(client: PooledClient, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
-        sent.append(f"{method} {target.partition('?')[0]}")
-        return send(client, method, target, *arguments, **options)
-
-    delete_fetched = Fetch.delete_queue
-
-    def recorded_deletion(session: Session, name: str, **conditions: bool) -> int:
-        sent.append(f"DELETE {name} in {session.vhost}")
-        return delete(session, name, **conditions)
-
-    def recorded_archived_deletion(fetch: Fetch) -> int:
-        sent.append(f"DELETE {fetch.name} in {fetch.vhost}")
-        return delete_fetched(fetch)
-
-    with (
-        mock.patch.object(PooledClient, "send", recorded),
-        mock.patch.object(Session, "delete_queue", recorded_deletion),
-        mock.patch.object(Fetch, "delete_queue", recorded_archived_deletion),
-    ):
-        yield sent
+    With many queues each measurement begins after a rest. So the growth is smaller than for a guard that polls every
+    five seconds; docs/speed.md has the difference.
+    """
+    vhosts = ["/", *(f"bench-{number}" for number in range(1, max(GROWTH) // QUEUES_PER_VHOST))]
+    for vhost in vhosts[1:]:
+        broker.management().create_vhost(vhost)
+    guarded = Guarded(*vhosts)
+    found: dict[int, dict[str, list[float]]] = {}
+    figures = []
+    with override_settings(GUARDIAN_VHOSTS=vhosts):
+        for queues in GROWTH:
+            new = queues - guarded.queues
+            guarded.grow(queues)
+            vacuum()
+            guarded.rest_seconds = REST_SECONDS if queues >= QUEUES_PER_VHOST else 0
+            for _ in range(new // NEW_QUEUES_PER_LIST):
+                guarded.list()
+            found[queues] = in_turn(
+                GROWTH_ROUNDS, before=guarded.change, a_pass=guarded.changed_pass, listing=guarded.list
+            )
+            most = MAX_MEGABYTES_GROWN if queues == max(GROWTH) else None
+            where = f"a pass over {queues:,} queues"
+            figures += [
+                Figure(where, "1 in 10 changed", "s", found[queues]["a_pass"], found[queues]["listing"]),
+                Figure(where, "peak memory", "MB", [peak_megabytes()], limit=most),
+            ]
+    many, few = found[max(GROWTH)]["a_pass"], found[QUEUES_PER_VHOST]["a_pass"]
+    where = f"a pass over {max(GROWTH):,} queues, divided by {QUEUES_PER_VHOST:,} queues"
+    return [*figures, Figure(where, "1 in 10 changed", "s", many, few, MAX_GROWTH)]

@@ -1,43 +1,181 @@
-"""Registrations through the REST API under gunicorn: eight concurrent ones, and one after another."""
+"""Registrations through the REST API under gunicorn, compared to an empty request and a bare PUT of the same queue."""
 
-from typing import Any
+import base64
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
+from django.conf import settings
+
+from accounts.models import AuthToken, Owner
+from agents.models import EventSubscription, ObjectType, Offering
+from agents.registration.credentials import PresentedToken
+from agents.registration.queues import create_subscription
+from core import broker
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
+from rabbit.names import subscription_queue
 from tools.benchmarks.figures import Figure
-from tools.benchmarks.services import Services
+from tools.benchmarks.load import served
+from tools.benchmarks.running import size
 
-QUEUES = 108
-ROUNDS = 9
+CONCURRENT = 8
+QUEUES = size(1000, 24)
+CONCURRENT_ROUNDS = size(72, 3)
+QUEUES_PER_ROUND = 13
+"""New queues of each of the concurrent agents in a round."""
 
+WARM_UPS = 18
 MAX_RATIO = 2
-"""Of an empty request followed by a bare PUT."""
+
+# A POST to this list authenticates and then answers 405. So it has the costs of every request without any work.
+EMPTY = "/api/event-subscription-queues/"
+
+DECLARED = json.dumps({"durable": True, "auto_delete": False, "arguments": dict(REGISTERED_QUEUE_ARGUMENTS)}).encode()
 
 
-def measure(services: Services) -> list[Figure]:
-    """Run the benchmark on each database. The floor is an authenticated empty POST plus a bare PUT of the queue."""
-    figures: list[Figure] = []
-    for database in services.databases:
-        services.say(f"registering {ROUNDS * QUEUES} queues, eight concurrently, then one by one, on {database}")
-        measured = services.measure("tools.benchmarks.registrations_child", database, "/", queues=QUEUES, rounds=ROUNDS)
-        figures += _figures(f"queues of agents, {database}", measured)
-    return figures
+class Wanted(NamedTuple):
+    """A queue to register: the request's path and body, and the queue's vhost and name."""
+
+    path: str
+    body: bytes
+    vhost: str
+    name: str
 
 
-def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
+class Client:
+    """A persistent connection to a server."""
+
+    def __init__(self, port: int, authorization: str) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
+
+    def milliseconds(self, method: str, path: str, body: bytes, status: int) -> float:
+        """Send a request, check the status, and return its duration."""
+        began = time.perf_counter()
+        self._connection.request(method, path, body, self._headers)
+        answer = self._connection.getresponse()
+        text = answer.read()
+        took = time.perf_counter() - began
+        assert answer.status == status, f"{method} {path}: {answer.status} {text[:300]!r}"
+        return took * 1000
+
+
+class Agents:
+    """An owner whose agents register with the server on this port."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._owner = Owner.objects.create_user("agents@example.org", vouched=True)
+        # With the scope of agents, EMPTY would answer 403.
+        made = AuthToken.objects.create(user=self._owner, scope=AuthToken.Scope.ALL)  # type: ignore[no-untyped-call]
+        self._presented = PresentedToken(*made)
+
+    def subscribe(self) -> EventSubscription:
+        """Create a subscription with its login."""
+        return create_subscription(self._owner, self._presented)
+
+    def wanted(self, subscription: EventSubscription, queues: int) -> list[Wanted]:
+        """Return new queues for this subscription."""
+        path = f"/api/event-subscriptions/{subscription.uuid.hex}/create_queue/"
+        wanted: list[Wanted] = []
+        while len(wanted) < queues:
+            offering = Offering.objects.create(name="Cluster")
+            offering.members.add(self._owner)
+            for kind in ObjectType.values[: queues - len(wanted)]:
+                body = json.dumps({"offering_uuid": offering.uuid.hex, "object_type": kind}).encode()
+                name = subscription_queue(subscription.uuid.hex, offering.uuid.hex, kind)
+                wanted.append(Wanted(path, body, self._owner.uuid.hex, name))
+        return wanted
+
+    def api(self) -> Client:
+        """Return a client of the REST API with the token."""
+        return Client(self._port, f"Token {self._presented.key}")
+
+
+def registrations() -> list[Figure]:
+    """Measure registrations of eight agents at once, and of one.
+
+    The eight come first. After them all threads of the server take turns, as in a long-running server, whereas a new
+    server uses its first thread and then randomly more.
+    """
+    with served() as port:
+        agents = Agents(port)
+        subscription = agents.subscribe()
+        _one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
+        wanted = agents.wanted(subscription, QUEUES)
+        eight, eight_floor = _eight_at_once(agents)
+        new, new_floor = _one_after_another(agents, wanted, 201)
+        existing, existing_floor = _one_after_another(agents, wanted, 200)
+    where = "agents"
     return [
-        _figure(where, "a new queue, one after another", measured["one"], limit=MAX_RATIO),
-        _figure(where, "a new queue, eight at once", measured["eight"], limit=MAX_RATIO),
-        _figure(where, "an existing queue, one after another", measured["again"]),
-        Figure(where, "a new agent's subscription and queue", "ms", measured["agents"]),
-        Figure(where, "new queues a second, one after another", "", [_a_second(measured["one"])]),
-        Figure(where, "new queues a second, eight at once", "", [_a_second(measured["eight"])]),
+        Figure(where, "register a queue", "ms", new, new_floor, MAX_RATIO),
+        Figure(where, "register a queue, eight at once", "ms", eight, eight_floor, MAX_RATIO),
+        Figure(where, "register an existing queue", "ms", existing, existing_floor),
+        Figure(where, "new queues a second, eight at once", "", [1000 * len(eight) / sum(eight)]),
     ]
 
 
-def _figure(where: str, what: str, measured: dict[str, list[float]], limit: float | None = None) -> Figure:
-    floor = [post + put for post, put in zip(measured["post"], measured["put"], strict=True)]
-    return Figure(where, what, "ms", measured["registration"], floor, limit)
+def _one_after_another(agents: Agents, wanted: Sequence[Wanted], status: int) -> tuple[list[float], list[float]]:
+    """Register these queues: status 201 for new, 200 for existing ones. Return milliseconds, and those of the floor."""
+    api, bare = agents.api(), _broker()
+    took, floor = [], []
+    for one in wanted:
+        took.append(_register(api, one, status))
+        if status == 201:
+            _delete(one)
+        # In the order of a registration: after a change the broker is idle during the request, then gets its PUT.
+        floor.append(_post_nothing(api) + _put(bare, one, 201 if status == 201 else 204))
+    return took, floor
 
 
-def _a_second(measured: dict[str, list[float]]) -> float:
-    times = measured["registration"]
-    return 1000 * len(times) / sum(times)
+def _eight_at_once(agents: Agents) -> tuple[list[float], list[float]]:
+    """Return the milliseconds of each round, divided by its number of queues, and those of the floor."""
+    subscriptions = [agents.subscribe() for _ in range(CONCURRENT)]
+    took, floor = [], []
+    with ThreadPoolExecutor(CONCURRENT) as pool:
+
+        def all_of_them(
+            client: Callable[[], Client], ask: Callable[[Client, Wanted], float], wanted: Sequence[Sequence[Wanted]]
+        ) -> float:
+            clients = [client() for _ in wanted]  # new ones: gunicorn closes connections after two idle seconds
+            began = time.perf_counter()
+            list(pool.map(lambda client, several: [ask(client, one) for one in several], clients, wanted))
+            return (time.perf_counter() - began) * 1000 / sum(map(len, wanted))
+
+        for _ in range(CONCURRENT_ROUNDS):
+            wanted = [agents.wanted(subscription, QUEUES_PER_ROUND) for subscription in subscriptions]
+            took.append(all_of_them(agents.api, lambda api, one: _register(api, one, 201), wanted))
+            posts = all_of_them(agents.api, lambda api, one: _post_nothing(api), wanted)
+            for several in wanted:
+                for one in several:
+                    _delete(one)
+            floor.append(posts + all_of_them(_broker, lambda bare, one: _put(bare, one, 201), wanted))
+    return took, floor
+
+
+def _register(api: Client, one: Wanted, status: int) -> float:
+    return api.milliseconds("POST", one.path, one.body, status)
+
+
+def _post_nothing(api: Client) -> float:
+    return api.milliseconds("POST", EMPTY, b"", 405)
+
+
+def _put(bare: Client, one: Wanted, status: int) -> float:
+    return bare.milliseconds("PUT", f"/api/queues/{one.vhost}/{one.name}", DECLARED, status)
+
+
+def _delete(one: Wanted) -> None:
+    with broker.session(one.vhost) as session:
+        session.delete_queue(one.name)
+
+
+def _broker() -> Client:
+    url = urlsplit(settings.RABBITMQ_MANAGEMENT_URL)
+    assert url.port is not None
+    credentials = f"{unquote(url.username or '')}:{unquote(url.password or '')}".encode()
+    return Client(url.port, f"Basic {base64.b64encode(credentials).decode()}")

@@ -1,61 +1,118 @@
 """The time from 500 queues passing their warning threshold to the mails accepted by the mail server."""
 
-from statistics import median, quantiles
-from typing import Any
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import quantiles
 
+from accounts.models import Owner, PulseUser
+from core import broker
+from notifications.models import Notification
+from queues.models import Queue
+from tools.benchmarks import load
 from tools.benchmarks.figures import Figure
-from tools.benchmarks.load import filled_vhost
-from tools.benchmarks.services import Services
-from tools.processes import free_port
+from tools.benchmarks.running import PROJECT, size
+from tools.mail import Mail, MailCatcher
+from tools.processes import ProcessGroup
 from tools.redis import PrivateRedis
 
-QUEUES = 10_000
-WARNED = 500
-ROUNDS = 18
+QUEUES = size(10_000, 400)
+WARNED = size(500, 20)
+ROUNDS = size(18, 2)
 
 POLL_SECONDS = 5
 MAX_SECONDS = POLL_SECONDS + 2
-"""For the 99th percentile of all rounds. They begin at all points of the poll interval, so the next pass is up to one
-interval away."""
+TIMEOUT_SECONDS = 120.0
 
 
-def measure(services: Services) -> list[Figure]:
-    """Run the benchmark on each database, with production's processes and task queue.
+class Mails:
+    """The mails that came, with their monotonic times."""
 
-    The floor of the time from the first to the last mail is that of as many mails over as many bare connections. The
-    floor of a mail's time beyond the poll interval is the list plus these. If it is close to two seconds, the machine
-    is too slow for the target, which is in seconds.
+    def __init__(self) -> None:
+        self._came: list[tuple[float, Mail]] = []
+
+    def note(self, mail: Mail) -> None:
+        """Record a mail in the server's thread."""
+        self._came.append((time.monotonic(), mail))
+
+    def wait(self, kind: str) -> dict[str, float]:
+        """Wait for all mails of a kind, and return their times by queue. Forget all that came."""
+        header = f"X-Guardian-Kind: {kind}\r\n".encode()
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            found = [(at, mail.subject) for at, mail in self._came if header in mail.content]
+            if len(found) >= WARNED:
+                self._came.clear()
+                return {re.search(r"queue/\S+", subject)[0]: at for at, subject in found}  # type: ignore[index]
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(found)} mails of {WARNED} within {TIMEOUT_SECONDS:.0f} s")
+            time.sleep(0.5)
+
+
+@contextmanager
+def guardian(mail_url: str, redis_url: str) -> Iterator[None]:
+    """Run the processes of the Procfile except the web process."""
+    environment = {
+        **os.environ,
+        "GUARDIAN_WARN_QUEUE_LENGTH": "2",
+        "GUARDIAN_QUIET_SECONDS": "0",
+        "GUARDIAN_POLL_SECONDS": str(POLL_SECONDS),
+        "CELERY_BROKER_URL": redis_url,
+        "EMAIL_URL": mail_url,
+    }
+    directory = Path(os.environ["GUARDIAN_VAR_DIR"])
+    lines = dict(line.split(": ", 1) for line in (PROJECT / "Procfile").read_text().splitlines() if line)
+    group = ProcessGroup(environment, directory=PROJECT, logs=directory / "logs")
+    celery = str(Path(sys.executable).parent / "celery")
+    try:
+        for name in ("guard", "worker", "beat"):
+            more = ["--schedule", str(directory / "beat-schedule")] if name == "beat" else []
+            group.start(name, [celery, *lines[name].split()[1:], *more])
+        yield
+    finally:
+        group.stop()
+
+
+def warned() -> list[Figure]:
+    """Measure with production's processes and task queue.
+
+    The rounds begin at evenly distributed points of the interval between two passes, so the next pass is up to one
+    interval away.
     """
-    figures: list[Figure] = []
-    with PrivateRedis() as redis, filled_vhost(services, QUEUES) as vhost:
-        for database in services.databases:
-            services.say(f"mails about {WARNED} of {QUEUES:,} queues on {database}")
-            port = free_port()
-            settings = {
-                "GUARDIAN_WARN_QUEUE_LENGTH": "2",
-                "GUARDIAN_QUIET_SECONDS": "0",
-                "GUARDIAN_POLL_SECONDS": str(POLL_SECONDS),
-                "CELERY_BROKER_URL": redis.url,
-                "EMAIL_URL": f"smtp://127.0.0.1:{port}",
-            }
-            told = {"queues": QUEUES, "warned": WARNED, "rounds": ROUNDS, "poll_seconds": POLL_SECONDS, "port": port}
-            measured = services.measure("tools.benchmarks.warned_child", database, vhost, settings=settings, **told)
-            figures += _figures(f"{WARNED} of {QUEUES:,} queues, {database}", measured)
-    return figures
-
-
-def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
-    delays: list[list[float]] = measured["delays"]
-    highest = _99th([delay for one in delays for delay in one])
-    floor = median(measured["listing"]) + median(measured["bare"])
-    return [
-        Figure(where, "to the mail, 99th percentile", "s", [highest], (), MAX_SECONDS),
-        Figure(where, "of it, beyond the poll interval", "s", [highest - POLL_SECONDS], [floor]),
-        Figure(where, "to the mail, 99th percentile of each pass", "s", [_99th(one) for one in delays]),
-        Figure(where, "to the mail, median", "s", [median(one) for one in delays]),
-        Figure(where, "from the first mail to the last", "s", measured["mails"], measured["bare"]),
-    ]
-
-
-def _99th(delays: list[float]) -> float:
-    return quantiles(delays, n=100)[-1]
+    load.declare_queues("/", range(QUEUES))
+    load.wait_for_messages("/", queues=QUEUES, messages=0)
+    for name in {load.user_name(number) for number in range(QUEUES)}:  # an owner each: one would get a single mail
+        user = PulseUser.objects.create(username=name, ready=True)
+        user.owners.add(Owner.objects.create_user(f"{name}@example.org", vouched=True))
+    mails = Mails()
+    names = [load.queue_name(number) for number in range(0, QUEUES, QUEUES // WARNED)]
+    delays = []
+    with PrivateRedis() as redis, MailCatcher(on_mail=mails.note) as catcher, guardian(catcher.url, redis.url):
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while Queue.objects.count() < QUEUES:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no pass within {TIMEOUT_SECONDS:.0f} s")
+            time.sleep(0.1)
+        began = time.monotonic()
+        for number in range(-1, ROUNDS):  # the first warms up
+            load.publish_one_each("/", names)
+            load.wait_for_messages("/", queues=QUEUES, messages=WARNED)
+            time.sleep((began + number * POLL_SECONDS / ROUNDS - time.monotonic()) % POLL_SECONDS)
+            passed = load.publish_one_each("/", names)
+            came = mails.wait("warning")
+            if number >= 0:
+                delays += [came[name] - passed[name] for name in names]
+            with broker.session("/") as session:
+                for name in names:
+                    session.purge_queue(name)
+            mails.wait("recovery")
+            while Notification.objects.exclude(state=Notification.State.SENT).exists():
+                time.sleep(0.1)
+            catcher.clear()
+    where = f"{WARNED} of {QUEUES:,} queues"
+    highest = quantiles(delays, n=100)[-1]
+    return [Figure(where, "from the message past the threshold to the mail, p99", "s", [highest], limit=MAX_SECONDS)]
