@@ -239,7 +239,7 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
-# Sign-in by a code in an e-mail, or by OpenID Connect. Guardian's part is in accounts/signing_in/signin.py.
+# Sign-in by a code in an e-mail, or by OpenID Connect. Guardian's part is in accounts/signing_in/.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "home"

@@ -250,7 +250,7 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
         )
 
 
-# Models of allauth. accounts/signing_in/signin.py writes their rows. The provider is configured in the settings, and
+# Models of allauth. accounts/signing_in/ writes their rows. The provider is configured in the settings, and
 # its tokens are not stored.
 
 admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])

@@ -161,19 +161,19 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
         usable_owners = tuple(email for email in owners if email in usable)
         notes = [f"{names.readable(email)} can't own it." for email in owners if email not in usable]
         if username in planned:
-            steps.append(Step("account", username, LEFT_OUT, notes=("It is listed twice.",)))
+            steps.append(Step("Pulse user", username, LEFT_OUT, notes=("It is listed twice.",)))
         elif (stored := lists.stored.get(username)) is not None:
-            steps.append(Step("account", username, *_existing_step(stored, usable_owners)))
+            steps.append(Step("Pulse user", username, *_existing_step(stored, usable_owners)))
         elif reason := lists.why_not_adoptable(username):
-            steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
+            steps.append(Step("Pulse user", username, LEFT_OUT, notes=(reason,)))
         elif not usable_owners:
-            steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "It would have no owner.")))
+            steps.append(Step("Pulse user", username, LEFT_OUT, notes=(*notes, "It would have no owner.")))
         elif len(usable_owners) > ownership.MAX_OWNERS:
             too_many = f"It has {len(usable_owners)} owners; {ownership.MAX_OWNERS} are allowed."
-            steps.append(Step("account", username, LEFT_OUT, notes=(too_many,)))
+            steps.append(Step("Pulse user", username, LEFT_OUT, notes=(too_many,)))
         else:
             notes += differences(username, granted.get(username, {}))
-            steps.append(Step("account", username, ADOPT, usable_owners, tuple(notes)))
+            steps.append(Step("Pulse user", username, ADOPT, usable_owners, tuple(notes)))
         planned.add(username)
     return steps
 

@@ -153,18 +153,10 @@ def test_the_settings_page_is_up_to_date():
     assert pages.PAGE.read_text() == pages.settings_page(), "run make docs: docs/settings.md is stale"
 
 
-def test_every_file_and_function_in_the_code_map_exists():
-    text = (DOCS / "code.md").read_text()
-    rooms = (
-        "guardian_site|status|agents|queues|notifications|accounts|core|rabbit|packages|tools|deploy|tests|templates"
-    )
-    for path in set(re.findall(rf"`((?:{rooms})/[^`]*)`", text)):
-        assert (PROJECT / path).exists(), path
-    rows = re.findall(r"`([\w/]+\.py)`((?:, `\w+`)+)", text)
-    assert len(rows) > 5
-    for path, names in rows:
-        for name in re.findall(r"`(\w+)`", names):
-            assert re.search(rf"^(?:def |class ){name}\b", (PROJECT / path).read_text(), re.MULTILINE), (path, name)
+def test_every_path_in_the_map_of_the_code_exists():
+    paths = set(re.findall(r"`([a-z_]+/[a-z_./-]*)`", (DOCS / "code.md").read_text()))
+    assert len(paths) > 30
+    assert [path for path in paths if not (PROJECT / path).exists()] == []
 
 
 def test_every_test_that_is_named_exists():

@@ -331,7 +331,7 @@ def own_folder(monkeypatch, tmp_path):
 
 COUNT = """
 from status import counters
-from rabbit.management import Call
+from rabbit.requests.sending import Call
 
 def count():
     counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
@@ -416,7 +416,7 @@ def test_counters_of_ended_and_forked_processes_are_kept(environment):
     code = """
         import os
         from status.counters import count_call
-        from rabbit.management import Call
+        from rabbit.requests.sending import Call
 
         count_call(Call("PUT", "/api/queues", "ok", 0.003))
         if os.fork() == 0:
@@ -458,7 +458,7 @@ def test_requests_work_without_a_folder_for_counters(environment, tmp_path):
         """
         from django.test import Client
         from status.counters import count_call
-        from rabbit.management import Call
+        from rabbit.requests.sending import Call
 
         for _ in range(3):
             count_call(Call("GET", "/api/queues", "ok", 0.003))
