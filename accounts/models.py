@@ -1,4 +1,4 @@
-"""Owners, their tokens, and their Pulse users ("Pulse users").
+"""Owners, their tokens, and their Pulse users.
 
 The broker is the truth about which Pulse users exist; these rows are the truth about who owns them.
 """

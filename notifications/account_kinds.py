@@ -56,7 +56,7 @@ def _vouched(notification: Notification) -> Content:
     return Content(
         subject="You have access to the broker",
         happened=f"{by} approved your access to the broker." if by else "Your access to the broker is approved.",
-        next="You can create Pulse users on RabbitMQ, called Pulse users. "
+        next="You can create Pulse users, which are users of RabbitMQ. "
         "The names of a Pulse user's queues begin with queue/ and its own name.",
         action=Link("Create a Pulse user", absolute_url(reverse("pulse_users"))),
         facts=[Fact("Your address", notification.recipient), Fact("Approved by", by or "an operator")],

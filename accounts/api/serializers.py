@@ -322,7 +322,7 @@ class AddressSerializer(serializers.Serializer[Any]):
     examples=[OpenApiExample("A Pulse user", {"username": "old-worker", "owners": ["alice@example.org"]})]
 )
 class AdoptionSerializer(serializers.Serializer[Any]):
-    """An existing Pulse user on the broker, and its future owners."""
+    """An existing user of the broker, and its future owners."""
 
     username = UserNameField()
     owners = serializers.ListField(

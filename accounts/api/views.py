@@ -374,18 +374,18 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         responses={(200, "application/json"): {"type": "array", "items": {"type": "string"}}, 403: None, 503: None},
     )
     def adoptable(self, request: Request) -> Response:
-        """List the Pulse users on the broker that can be adopted.
+        """List the users of the broker that can be adopted.
 
-        For operators. These Pulse users were created manually and have no owners here.
+        For operators. They were created manually and have no owners here.
         """
         validation.require_operator(request.user)
         return Response(creation.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
     def adopt(self, request: Request) -> Response:
-        """Assign owners to a Pulse user that was created manually on the broker.
+        """Assign owners to a user that was created manually on the broker.
 
-        For operators. The Pulse user keeps its password and permissions.
+        For operators. The user keeps its password and permissions.
         """
         validation.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
@@ -395,7 +395,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
             with at_field("username", InvalidUserName, validation.NameTaken, validation.CannotAdopt):
                 pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
-            raise ValidationError({"username": ["The broker has no such Pulse user."]}) from error
+            raise ValidationError({"username": ["The broker has no such user."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
@@ -481,7 +481,7 @@ class Me(StrictParameters, GenericViewSet[Owner]):
 
     @extend_schema(operation_id="me")
     def retrieve(self, request: Request) -> Response:
-        """Show your own Pulse user, and whether you have access to the broker."""
+        """Show who you are, and whether you have access to the broker."""
         return Response(self.get_serializer(request.user).data)
 
     @extend_schema(request=AskSerializer, responses={204: None, 409: None})

@@ -106,9 +106,9 @@ class _StoredPulseUser(NamedTuple):
 
 
 class PulseUserLists(NamedTuple):
-    """The Pulse users in the database (``stored``) and the Pulse users on the broker, with their tags.
+    """The Pulse users in the database (``stored``) and the broker's users, with their tags.
 
-    The database is read first: the row of a Pulse user outlives the Pulse user on the broker.
+    The database is read first: the row of a Pulse user outlives the user on the broker.
     """
 
     stored: Mapping[str, _StoredPulseUser]
@@ -139,7 +139,7 @@ class PulseUserLists(NamedTuple):
         except names.InvalidUserName as error:
             return str(error)
         if username not in self.tags:
-            return "The broker has no such Pulse user."
+            return "The broker has no such user."
         return validation.why_not_ownable(username, self.tags[username])
 
 
@@ -283,7 +283,7 @@ class Proposals(NamedTuple):
 
 
 def propose() -> Proposals:
-    """Return all Pulse users on the broker that have no owner here.
+    """Return all users of the broker that have no owner here.
 
     The guessed owner is the one whose address, before the @, equals the Pulse user's name or a part of one of its
     queues' names. There is no guess if several owners match the Pulse user, or the owner matches several Pulse users.

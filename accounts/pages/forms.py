@@ -113,7 +113,7 @@ class OperatorsPulseUserForm(PulseUserForm):
 
 
 class AdoptForm(Form):
-    """A manually created Pulse user on the broker, and its future owners."""
+    """A manually created user of the broker, and its future owners."""
 
     id_prefix = "adopt"
     owners = AddressesField(

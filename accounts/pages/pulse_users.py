@@ -151,7 +151,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
         except (ownership.LastOwner, vouching.NotVouched) as error:
             form.add_error("owners", str(error))
         except NotOnBroker:
-            form.add_error("username", "RabbitMQ has no such Pulse user any more. Choose another.")
+            form.add_error("username", "RabbitMQ has no such user any more. Choose another.")
         except BrokerError as error:
             trouble = broker_trouble(request, error, "Nothing was adopted.")
             return _pulse_users_response(request, adopt_form=form, trouble=trouble, status=503)

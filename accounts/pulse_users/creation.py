@@ -110,12 +110,12 @@ def _unfinished_row(management: Management, username: str, owners: Sequence[Owne
     """Return the row of an unfinished creation by one of these owners, if there is one.
 
     Raises:
-        NameTaken: the broker has another Pulse user of this name.
+        NameTaken: the broker has another user of this name.
     """
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
-        raise NameTaken(f"'{username}' is a Pulse user on the broker already; choose another name.")
+        raise NameTaken(f"'{username}' is a user on the broker already; choose another name.")
     return unfinished
 
 
@@ -184,7 +184,7 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
 
 
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
-    """Assign owners to a manually created Pulse user of the broker. The Pulse user on the broker doesn't change.
+    """Assign owners to a manually created user of the broker. It doesn't change on the broker.
 
     Raises:
         PermissionDenied: ``by`` is no operator.
@@ -219,7 +219,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
 
 
 def adoptable() -> list[str]:
-    """Return the names of the Pulse users on the broker that can be adopted.
+    """Return the names of the broker's users that can be adopted.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.

@@ -43,7 +43,7 @@ def rotate_password(
     Raises:
         ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
             the Pulse user, it has become Guardian's own or an administrator's, or it was not ready and the broker has
-            another, manually created Pulse user of that name.
+            another, manually created user of that name.
         PulseUser.DoesNotExist: ``by`` no longer owns the Pulse user.
         BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
             password has changed already; repeating the call completes it.
@@ -78,9 +78,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     if reason := why_not_ownable(username, tags):
         raise ValidationError(reason)
     if not is_ready and not is_free_on_broker(management, username, allow_unfinished=True):
-        raise ValidationError(
-            f"The broker has another Pulse user '{username}', which was created manually. Ask an operator."
-        )
+        raise ValidationError(f"The broker has another user '{username}', which was created manually. Ask an operator.")
     password = password or secrets.token_urlsafe(24)
     with audit.audited(None, "changed the password", row):
         is_new = management.put_user(username, password, sorted(tags))

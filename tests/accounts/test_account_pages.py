@@ -200,7 +200,7 @@ def test_an_operator_adopts_a_pulse_user_of_the_broker(people, visit, name, mana
     management.put_user(name, "by-hand")
     assert "Adopt a Pulse user" not in visit("owner").get("/pulse-users/?adopt=1").text
     client = visit("operator")
-    assert "Adopt a Pulse user that was created manually" in client.get("/pulse-users/").text
+    assert "Adopt a RabbitMQ user that was created manually" in client.get("/pulse-users/").text
     assert f'<option value="{name}">' in client.get("/pulse-users/?adopt=1").text
     answer = client.post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
     assert answer["Location"] == f"/pulse-users/{name}/"

@@ -212,7 +212,7 @@ def test_all_errors_of_a_file_are_reported_with_their_lines(alice, create_pulse_
         ",alice@example.org",
     ]
     assert refusal(write_file("\n".join(lines[:-1])), "--apply") == [
-        "line 3: not-there: The broker has no such Pulse user.",
+        "line 3: not-there: The broker has no such user.",
         f"line 4: {fine} is already on line 2.",
         f"line 5: {root}: '{root}' is an administrator of the broker.",
         f"line 7: {own}: '{own}' is the RabbitMQ user that Guardian itself uses.",

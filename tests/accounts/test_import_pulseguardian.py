@@ -293,7 +293,7 @@ def test_invalid_rows_are_left_out_with_a_reason(source, create_pulse_user, guar
     assert "deactivated here" in notes_of[closed].lower()
     assert notes_of[fine] == "w@example.org can't own it. closed@example.org can't own it."
     assert "administrator of the broker" in notes_of[administrator]
-    assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such Pulse user."
+    assert notes_of["not-there"] == notes_of["nobodys"] == "The broker has no such user."
     assert "must start with a letter" in notes_of["1st"]
     assert "character" in notes_of["it's"]
     assert "character" in notes_of['quoted"']
