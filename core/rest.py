@@ -1,4 +1,4 @@
-"""Conventions of the REST API: parsing, pagination, errors. The endpoints are in each app's ``api.py``.
+"""Conventions of the REST API: parsing, pagination, errors. The endpoints are in each app's ``api/``.
 
 REST framework imports this module during its own import, so this module can't import its views.
 """

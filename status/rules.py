@@ -1,7 +1,7 @@
 """The rules for whether the broker and Guardian are healthy. Pure: no database, no broker, no clock.
 
 Each fact has one rule, and all limits are here. (When the list of queues calls itself
-late is in ``queues/pages/queues.py``.)
+late is in ``queues/pages/queue_list.py``.)
 ``facts.py`` measures the values; the front page, ``doctor`` and ``/readyz`` judge them by these rules. ``/metrics``
 exports the values, and the alerts in ``deploy/prometheus`` have the same limits: ``tests/status/test_rules.py`` checks
 them.

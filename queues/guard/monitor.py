@@ -1,8 +1,8 @@
 """One pass of the monitor: fetch, load, compare, write, act, declare missing registered queues again.
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
-``comparison.py`` decides what follows from a list, ``brake.py`` has the operator's release, ``earlier_settings.py``
-protects queues from a change of the settings, ``deletion.py`` deletes, ``notifications`` sends.
+``rules/comparison.py`` decides what follows from a list, ``rules/brake.py`` has the operator's release,
+``earlier_settings.py`` protects queues from a change of the settings, ``deletion.py`` deletes, ``notifications`` sends.
 """
 
 import logging

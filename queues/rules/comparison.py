@@ -1,6 +1,6 @@
 """Compare the broker's list with the stored queues: which are new, changed or gone, and what to do about each.
 
-Everything here is pure. ``monitor.py`` fetches the input and writes the result.
+Everything here is pure. ``guard/monitor.py`` fetches the input and writes the result.
 """
 
 from collections import Counter

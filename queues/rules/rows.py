@@ -167,7 +167,7 @@ class Earlier(NamedTuple):
     """The running nodes at the last complete list, and how many lists in a row were too short.
 
     ``rules`` are those of the last pass, if they differ from the present ones. ``recovering`` are the nodes that came
-    back a moment ago (see ``recovering.py``), ``recovered`` those for which that has just ended.
+    back a moment ago (see ``guard/recovering.py``), ``recovered`` those for which that has just ended.
     """
 
     nodes: frozenset[str]
