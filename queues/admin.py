@@ -379,9 +379,6 @@ class LeaseAdmin(ReadOnlyAdmin):
     search_fields = ["name"]
 
 
-admin.site.unregister([Owner, PulseUser])
-
-
 @admin.register(PulseUser)
 class PulseUserWithQueuesAdmin(PulseUserAdmin):
     """Pulse users, with their queues."""

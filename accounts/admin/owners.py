@@ -48,11 +48,10 @@ from core.confirmation import ConfirmableChange, ConfirmationRequired
 admin.site.unregister(Group)  # groups grant permissions, and operators have all permissions
 
 
-@admin.register(Owner)
 class OwnerAdmin(AuditedAdmin):
     """Owners. They sign in without a password. Two actions change ``vouched``, because each change is recorded.
 
-    Every operator has all permissions and can make other owners operators.
+    Every operator has all permissions and can make other owners operators. ``agents/admin.py`` registers this admin.
     """
 
     list_display = [

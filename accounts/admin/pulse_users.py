@@ -35,9 +35,11 @@ from core.confirmation import ConfirmationRequired
 # Pulse users
 
 
-@admin.register(PulseUser)
 class PulseUserAdmin(AuditedAdmin):
-    """Pulse users. Changes on the broker and changes of owners are made on the Pulse user's own page."""
+    """Pulse users. Changes on the broker and changes of owners are made on the Pulse user's own page.
+
+    ``queues/admin.py`` registers this admin.
+    """
 
     list_display = [
         "username", "owned_by", "warning_threshold", "deletion_limit", "ready", "removing_since", "created",
