@@ -24,7 +24,7 @@ invitation_answered = Signal()
 """``invitation`` was accepted, or declined if ``accepted`` is false."""
 
 owners_assigned = Signal()
-"""``by``, an operator, made each key of ``accounts`` an owner of its Pulse users. None: an operator's command did."""
+"""``by``, an operator, made each key of ``pulse_users`` an owner of its Pulse users. None: a command did."""
 
 owners_left = Signal()
 """``owners`` no longer own ``pulse_users``. ``by``: who removed them, or the owner who left."""

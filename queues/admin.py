@@ -1,6 +1,6 @@
 """The admin pages of queues, their events and archives, passes, the monitor's state, leases and Pulse users.
 
-They call the same functions as the other pages and the API. accounts/admin.py has their shared parts.
+They call the same functions as the other pages and the API. accounts/admin/base.py has their shared parts.
 """
 
 from collections.abc import Callable

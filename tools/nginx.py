@@ -26,7 +26,7 @@ class PrivateNginx(PrivateServer):
                 f"nginx is not installed: there is no {PROGRAM}. On Debian or Ubuntu run `apt-get install nginx-light`."
             )
         super().__init__()
-        # Started by root, nginx's workers have a Pulse user of their own, which can't write into this directory.
+        # Started by root, nginx's workers run as a user of their own, which can't write into this directory.
         user = "user root;\n" if os.geteuid() == 0 else ""
         temporary = "".join(
             f"{kind}_temp_path {self.directory}/{kind};\n"

@@ -60,7 +60,7 @@ class OwnerAdmin(AuditedAdmin):
         "vouched",
         "is_staff",
         "is_active",
-        "pulse_users",
+        "owned",
         "last_login",
         "date_joined",
     ]
@@ -82,7 +82,7 @@ class OwnerAdmin(AuditedAdmin):
         return owners.annotate(number_of_pulse_users=count_related(PulseUser.owners.through, "owner"))
 
     @admin.display(description="Pulse users", ordering="number_of_pulse_users")
-    def pulse_users(self, owner: Owner) -> int:
+    def owned(self, owner: Owner) -> int:
         """Return the number of Pulse users that the owner has."""
         return cast("int", owner.number_of_pulse_users)  # type: ignore[attr-defined]
 

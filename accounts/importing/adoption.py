@@ -61,6 +61,11 @@ class Step(NamedTuple):
     vhost: str = ""
 
     @property
+    def thing(self) -> str:
+        """What the step is for, in words."""
+        return "Pulse user" if self.what == "account" else self.what
+
+    @property
     def is_change(self) -> bool:
         """Whether this step changes something."""
         return self.do not in (EXISTS, LEFT_OUT)
@@ -73,7 +78,12 @@ class Step(NamedTuple):
 def as_table(steps: Sequence[Step]) -> list[str]:
     """Return the lines of a table of the steps, followed by their counts."""
     rows = [
-        (step.what, step.do, _name(step), " ".join([*filter(None, [", ".join(step.owners)]), *step.notes]))
+        (
+            step.thing,
+            step.do,
+            _name(step),
+            " ".join([*filter(None, [", ".join(step.owners)]), *step.notes]),
+        )
         for step in steps
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
@@ -81,7 +91,7 @@ def as_table(steps: Sequence[Step]) -> list[str]:
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in rows
     ]
-    counts = Counter((step.what, step.do) for step in steps)
+    counts = Counter((step.thing, step.do) for step in steps)
     return [*lines, *(f"{number} {what}{'' if number == 1 else 's'}: {do}" for (what, do), number in counts.items())]
 
 
@@ -161,19 +171,19 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
         usable_owners = tuple(email for email in owners if email in usable)
         notes = [f"{names.readable(email)} can't own it." for email in owners if email not in usable]
         if username in planned:
-            steps.append(Step("Pulse user", username, LEFT_OUT, notes=("It is listed twice.",)))
+            steps.append(Step("account", username, LEFT_OUT, notes=("It is listed twice.",)))
         elif (stored := lists.stored.get(username)) is not None:
-            steps.append(Step("Pulse user", username, *_existing_step(stored, usable_owners)))
+            steps.append(Step("account", username, *_existing_step(stored, usable_owners)))
         elif reason := lists.why_not_adoptable(username):
-            steps.append(Step("Pulse user", username, LEFT_OUT, notes=(reason,)))
+            steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not usable_owners:
-            steps.append(Step("Pulse user", username, LEFT_OUT, notes=(*notes, "It would have no owner.")))
+            steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "It would have no owner.")))
         elif len(usable_owners) > ownership.MAX_OWNERS:
             too_many = f"It has {len(usable_owners)} owners; {ownership.MAX_OWNERS} are allowed."
-            steps.append(Step("Pulse user", username, LEFT_OUT, notes=(too_many,)))
+            steps.append(Step("account", username, LEFT_OUT, notes=(too_many,)))
         else:
             notes += differences(username, granted.get(username, {}))
-            steps.append(Step("Pulse user", username, ADOPT, usable_owners, tuple(notes)))
+            steps.append(Step("account", username, ADOPT, usable_owners, tuple(notes)))
         planned.add(username)
     return steps
 

@@ -31,7 +31,7 @@ def reconcile_logins(
     Logins are read before the users are listed: a login that has its password then also has its user in the list. They
     are read again after the list: every user in the list was created after its row.
 
-    ``condemned`` are the queues selected for deletion. Users that may read other unregistered queues, or a queue that
+    ``deletable`` are the queues selected for deletion. Users that may read other unregistered queues, or a queue that
     was kept, are not deleted.
     """
     if report.away:

@@ -79,7 +79,7 @@ def _with_pulse_user(queue: Queue, pulse_user: PulseUser) -> Queue:
 
 
 def _queues_of(usernames: Collection[str]) -> Iterator[tuple[str, Queue]]:
-    """Yield the queues of these Pulse users. A queue\'s row lacks its Pulse user until the pass after an adoption."""
+    """Yield the queues of these Pulse users. A queue's row lacks its Pulse user until the pass after an adoption."""
     if not usernames:
         return
     not_yet_owned = Q(pulse_user=None, registered=False, vhost=settings.GUARDIAN_PULSE_VHOST, name__startswith="queue/")

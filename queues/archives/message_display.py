@@ -16,7 +16,7 @@ MAX_CHARACTERS = 50_000
 
 UNFOLDED_CHARACTERS = 2_000
 UNFOLDED_LINES = 40
-"""The part of a body that is shown at once. The rest is merged."""
+"""The part of a body that is shown at once. The rest is collapsed."""
 
 MAX_HEX_BYTES = 2_048
 
@@ -29,7 +29,7 @@ DELIVERY_MODES = {1: "1 (transient)", 2: "2 (persistent)"}
 
 
 class Body(NamedTuple):
-    """The part of a body that a page shows. ``rest`` is merged. ``is_cut``: there is more.
+    """The part of a body that a page shows. ``rest`` is collapsed. ``is_cut``: there is more.
 
     ``format`` is JSON, text or hex; empty: there is no body. ``size`` is in bytes.
     """
@@ -112,11 +112,11 @@ def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
     text, is_cut = _text_of(body, most)
     if text is None:
         digits = body[:MAX_HEX_BYTES].hex(" ")
-        return Body("hex", len(body), *_merged(digits), is_cut=len(body) > MAX_HEX_BYTES)
+        return Body("hex", len(body), *_split(digits), is_cut=len(body) > MAX_HEX_BYTES)
     pretty = None if is_cut else _pretty(body, most)
     if pretty is not None:
-        return Body("JSON", len(body), *_merged(readable_text(pretty[:most])), is_cut=len(pretty) > most)
-    return Body("text" if body else "", len(body), *_merged(readable_text(text)), is_cut)
+        return Body("JSON", len(body), *_split(readable_text(pretty[:most])), is_cut=len(pretty) > most)
+    return Body("text" if body else "", len(body), *_split(readable_text(text)), is_cut)
 
 
 def _text_of(body: bytes, most: int) -> tuple[str | None, bool]:
@@ -147,8 +147,8 @@ def _pretty(body: bytes, most: int) -> str | None:
     return "".join(parts)
 
 
-def _merged(text: str) -> tuple[str, str]:
-    """Return the part of a text that is shown at once, of whole lines if possible, and the merged rest."""
+def _split(text: str) -> tuple[str, str]:
+    """Return the part of a text that is shown at once, of whole lines if possible, and the collapsed rest."""
     lines = text[: UNFOLDED_CHARACTERS + 1].split("\n", UNFOLDED_LINES)
     if len(text) <= UNFOLDED_CHARACTERS and len(lines) <= UNFOLDED_LINES:
         return text, ""

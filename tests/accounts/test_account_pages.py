@@ -198,7 +198,7 @@ def test_operators_search_pulse_users_by_name_and_owner(people, visit):
 
 def test_an_operator_adopts_a_pulse_user_of_the_broker(people, visit, name, management, broker, guarded):
     management.put_user(name, "by-hand")
-    assert "Adopt a Pulse user" not in visit("owner").get("/pulse-users/?adopt=1").text
+    assert "Adopt a RabbitMQ user" not in visit("owner").get("/pulse-users/?adopt=1").text
     client = visit("operator")
     assert "Adopt a RabbitMQ user that was created manually" in client.get("/pulse-users/").text
     assert f'<option value="{name}">' in client.get("/pulse-users/?adopt=1").text

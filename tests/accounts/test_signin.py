@@ -124,7 +124,7 @@ def test_an_inactive_owner_gets_a_mail_without_a_code(client, mailbox):
     owner = Owner.objects.create_user("closed@example.org", is_active=False)
     request_code(client, owner.email)
     (mail,) = mailbox.mails
-    assert mail.subject == "[Guardian] Your access is deactivated"
+    assert mail.subject == "[Guardian] You can't sign in: an operator deactivated you"
     assert not CODE.search(mail.text)
     for code in ("", "BCDF-GHJK", "none"):
         enter(client, code)

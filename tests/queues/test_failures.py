@@ -395,8 +395,8 @@ def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
 
 
 @pytest.fixture
-def guardia_pulse_user(guarded, settings, broker, management):
-    """Let Guardian use a Pulse user of its own, with password ``first``, and return its name."""
+def guardians_user(guarded, settings, broker, management):
+    """Let Guardian use a RabbitMQ user of its own, with password ``first``, and return its name."""
     name = f"guardian-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "first", ["administrator"])
     management.set_permissions(guarded, name, FULL_ACCESS)
@@ -409,22 +409,22 @@ def guardia_pulse_user(guarded, settings, broker, management):
 
 @pytest.mark.parametrize("what", ["its permissions", "itself"])
 def test_guardians_pulse_user_that_is_restored_on_the_broker_lost_nothing(
-    guardia_pulse_user, amqp, guarded, management, mailbox, what
+    guardians_user, amqp, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)
     monitor.run_pass()
     amqp.queue("queue/alice/builds", 11)
     if what == "its permissions":
-        management.delete_permissions(guarded, guardia_pulse_user)
+        management.delete_permissions(guarded, guardians_user)
     else:
-        management.delete_user(guardia_pulse_user)
+        management.delete_user(guardians_user)
     reports = [monitor.run_pass() for _ in range(3)]
     assert all("401" in report.errors[0] or "refused" in report.errors[0] for report in reports)
     assert queue_names(management, guarded) == {"queue/alice/builds", "queue/alice/short"}
     assert Queue.objects.get(name="queue/alice/short").misses == 0
     assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
-    management.put_user(guardia_pulse_user, "first", ["administrator"])
-    management.set_permissions(guarded, guardia_pulse_user, FULL_ACCESS)
+    management.put_user(guardians_user, "first", ["administrator"])
+    management.set_permissions(guarded, guardians_user, FULL_ACCESS)
     run_scheduled_work()
     assert breaches(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}

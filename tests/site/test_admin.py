@@ -901,3 +901,7 @@ def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, sett
     page.goto("/admin/accounts/auditentry/")
     page.get_by_text("warning threshold: 360 → 1600").first.wait_for()
     assert page.get_by_text("ops@example.org", exact=True).count() >= 6
+
+
+def test_the_list_of_owners_shows_how_many_pulse_users_each_has(admin, pulse_user):
+    assert '<td class="field-owned">1</td>' in admin.get("/admin/accounts/owner/?o=-6").text
