@@ -1,6 +1,7 @@
 """When a queue is warned about, when it is deleted, and where the thresholds come from.
 
-``judge`` is the only rule. It is pure: it takes figures, and returns the next state and the action.
+``judge`` is the only rule about lengths. It is pure: it takes figures, and returns the next state and the action.
+``comparison.py`` deletes queues for their names.
 """
 
 import math
