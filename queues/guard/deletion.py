@@ -1,8 +1,8 @@
 """Delete queues that grew too long: recheck, archive, delete, record the outcome.
 
-The decision is already recorded (state deleting). If the broker confirms the deletion, it is recorded. If not, the next
-list decides. After a crash the next pass finishes the work: a row with ``delete_sent_at`` whose queue is no longer
-listed was deleted.
+``rules/comparison.py`` decided, and the decision is recorded (state deleting). If the broker confirms the deletion,
+it is recorded. If not, the next list decides. After a crash the next pass finishes the work: a row with
+``delete_sent_at`` whose queue is no longer listed was deleted.
 """
 
 import logging
