@@ -18,8 +18,6 @@ from accounts.models import (
 )
 from rabbit.names import readable
 
-# The audit trail
-
 admin.site.unregister(AuditEntry)
 
 ORIGIN_KEYS = ("token", "task", "command")

@@ -43,8 +43,6 @@ from accounts.pulse_users import ownership, withdrawal
 from accounts.pulse_users.each import apply_to_each, report_results
 from core.confirmation import ConfirmableChange, ConfirmationRequired
 
-# Owners
-
 admin.site.unregister(Group)  # groups grant permissions, and operators have all permissions
 
 

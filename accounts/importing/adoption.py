@@ -273,7 +273,7 @@ def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
 
 
 class Proposal(NamedTuple):
-    """A Pulse user that can be adopted, its probable owner, and what it has on the broker.
+    """A user that can be adopted, its probable owner, and what it has on the broker.
 
     ``messages`` is None if the length of a queue is unknown. ``connections`` counts the live connections.
     """

@@ -28,9 +28,6 @@ class OwnersRequest(HttpRequest):
     user: Owner
 
 
-# Helpers
-
-
 def page_of(request: OwnersRequest, rows: "QuerySet[Any]") -> "Page[Any]":
     """Return the requested page of a list, or the nearest existing one."""
     return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))

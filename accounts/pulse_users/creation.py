@@ -189,11 +189,11 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
     Raises:
         PermissionDenied: ``by`` is no operator.
         rabbit.names.InvalidUserName: the name is invalid, so the Pulse user can't have queues of its own.
-        CannotAdopt: the Pulse user is Guardian's own, or has a tag that allows more than its permissions do.
+        CannotAdopt: the user is Guardian's own, or has a tag that allows more than its permissions do.
         NameTaken: the Pulse user has owners here already, or another request is changing it.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
-        NotOnBroker: the broker has no such Pulse user.
+        NotOnBroker: the broker has no such user.
         BrokerError: the broker is unreachable or refuses.
     """
     require_operator(by)

@@ -18,8 +18,6 @@ from accounts.models import (
 )
 from core.confirmation import ConfirmableChange
 
-# Thresholds
-
 
 def set_thresholds(
     pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner, confirm: str = ""

@@ -62,9 +62,6 @@ class CannotAdopt(ValueError):
     """The Pulse user must not be adopted. The text says why."""
 
 
-# Creating
-
-
 def check_name(username: str) -> None:
     """Check that a Pulse user can be created with this name. Sends no request to the broker.
 
@@ -189,7 +186,7 @@ def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
     """Return the Pulse user's permissions on the broker, by vhost.
 
     Raises:
-        NotOnBroker: the broker has no such Pulse user.
+        NotOnBroker: the broker has no such user.
         BrokerError: the broker is unreachable or refuses.
     """
     return broker.management().permissions_of(pulse_user.username)

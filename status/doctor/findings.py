@@ -63,9 +63,6 @@ def finding_of(verdict: Verdict, name: str = "") -> Finding:
     return Finding(name or verdict.rule.name, STATUSES[verdict.level], verdict.sentence, advice)
 
 
-# Words
-
-
 UNKNOWN_AUTHORITY = re.compile(
     "self-signed certificate|unable to get (local )?issuer certificate|SSL error: certificate verify failed"
 )
