@@ -284,6 +284,11 @@ class PulseUserQuerySet(models.QuerySet["PulseUser"]):
             models.Prefetch("notification_addresses", NotificationAddress.objects.select_related("added_by")),
         )
 
+    def longest_owners(self) -> dict[int, int]:
+        """Return the owner who has had each of all Pulse users longest, as primary keys, in one statement."""
+        owned = PulseUser.owners.through.objects.order_by("-id")
+        return dict(owned.values_list("pulseuser", "owner"))
+
     def locked(self, pulse_user: "PulseUser") -> "PulseUser":
         """Return the Pulse user from the database, locked until the transaction ends."""
         return self.select_for_update(no_key=True).get(pk=pulse_user.pk)

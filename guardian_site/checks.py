@@ -284,6 +284,8 @@ def _bounds() -> Iterable[CheckMessage]:
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass may wait several timeouts within its lease of 90 s
         ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
         ("GUARDIAN_FORGET_DAYS", 1, 3650),
+        ("GUARDIAN_DELETERS", 1, 32),
+        ("GUARDIAN_DELETE_WAIT_SECONDS", 1, 86_400),
         ("GUARDIAN_ARCHIVE_DAYS", 0, 3650),
         ("GUARDIAN_ARCHIVE_MAX_MESSAGES", 1, 1_000_000),
         ("GUARDIAN_ARCHIVE_MAX_BYTES", 1, 1 << 30),

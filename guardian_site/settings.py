@@ -48,6 +48,8 @@ GUARDIAN_MAX_QUEUE_LENGTH = read("GUARDIAN_MAX_QUEUE_LENGTH", env.int, 8000)
 GUARDIAN_THRESHOLD_POLICY = env.str("GUARDIAN_THRESHOLD_POLICY", default="static")
 GUARDIAN_QUIET_SECONDS = read("GUARDIAN_QUIET_SECONDS", env.int, 900)
 GUARDIAN_DELETE_BRAKE = read("GUARDIAN_DELETE_BRAKE", env.int, 50)
+GUARDIAN_DELETERS = read("GUARDIAN_DELETERS", env.int, 4)
+GUARDIAN_DELETE_WAIT_SECONDS = read("GUARDIAN_DELETE_WAIT_SECONDS", env.int, 60)
 GUARDIAN_NAMESPACE_POLICY = env.str("GUARDIAN_NAMESPACE_POLICY", default="report")
 GUARDIAN_IGNORED_QUEUES = env.str("GUARDIAN_IGNORED_QUEUES", default="")
 GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
@@ -345,10 +347,13 @@ CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 # A prefetched task would wait for the running one. Tasks are acknowledged when they start: rows record what is to be
 # done, so the next task finishes the work of a killed worker, and a task that kills its worker is not delivered again.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# Passes have their own queue, and a worker of their own in the Procfile, so that notifying never delays them. A worker
-# without -Q consumes both queues.
-CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in ("celery", "guarding")]
-CELERY_TASK_ROUTES = {"queues.tasks.monitor_queues": {"queue": "guarding"}}
+# Passes and deletions have queues of their own, and each a worker of its own in the Procfile, so that notifying never
+# delays them, and deleting never delays passes. A worker without -Q consumes all queues.
+CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in ("celery", "guarding", "deleting")]
+CELERY_TASK_ROUTES = {
+    "queues.tasks.monitor_queues": {"queue": "guarding"},
+    "queues.tasks.delete_queues": {"queue": "deleting"},
+}
 if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():
@@ -375,6 +380,7 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": GUARDIAN_POLL_SECONDS,
         "options": {"expires": GUARDIAN_POLL_SECONDS},
     },
+    "deletions": {"task": "queues.tasks.delete_queues", "schedule": 5, "options": {"expires": 5}},
     "notifications": {"task": "notifications.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
     "replays": {"task": "queues.tasks.replay_archives", "schedule": 5, "options": {"expires": 5}},

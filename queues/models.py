@@ -35,6 +35,13 @@ class Queue(models.Model):
         DELETING = "deleting", "about to be deleted"
         GONE = "gone", "gone"
 
+    class DecidedFor(models.TextChoices):
+        """Why a pass decided to delete a queue."""
+
+        LENGTH = "length", "over its deletion limit"
+        MEMORY = "memory", "over the limit that memory pressure lowered"
+        NAME = "name", "its name breaks the namespace policy"
+
     class BlockReason(models.TextChoices):
         """Why the deletion of a queue is blocked."""
 
@@ -79,7 +86,21 @@ class Queue(models.Model):
     delete_sent_at = models.DateTimeField(
         "deletion sent at",
         null=True,
-        help_text="Set before the delete request is sent, so that the next pass detects a crash in between.",
+        help_text="Set right before the delete request is sent, so that a crash in between is detected.",
+    )
+
+    decided_at = models.DateTimeField(null=True, help_text="When a pass last decided to delete the queue.")
+    decided_for = models.CharField(
+        max_length=10, choices=DecidedFor.choices, blank=True, default="", db_default="", help_text="Why it did."
+    )
+    decided_limit = models.PositiveIntegerField(null=True, help_text="The deletion limit by which it did, in messages.")
+    is_released = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Whether an operator released that deletion, so that the brake does not count it.",
+    )
+    outcome_at = models.DateTimeField(
+        null=True, help_text="When the deleter last recorded an outcome. Lists that were begun before say nothing."
     )
 
     over_unacked_since = models.DateTimeField(
@@ -362,6 +383,9 @@ class Watch(models.Model):
         null=True, help_text="When operators were last notified of a list that is too short."
     )
     refused_since = models.DateTimeField(null=True, help_text="When the broker began to refuse to delete a queue.")
+    deleter_since = models.DateTimeField(null=True, help_text="Since when the deleter has run without a gap.")
+    deleter_seen_at = models.DateTimeField(null=True, help_text="When the deleter last ran.")
+    late_since = models.DateTimeField(null=True, help_text="Since when a recorded deletion has waited for too long.")
     unresponsive_since = models.DateTimeField(null=True, help_text="When a queue's process stopped responding.")
     next_pass_at = models.DateTimeField(
         null=True, help_text="The earliest time of the next pass, after the broker could not be reached."

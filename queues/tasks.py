@@ -3,7 +3,7 @@
 from celery import shared_task
 
 from queues.archives import replay
-from queues.guard import consumer_health, monitor, pruning
+from queues.guard import consumer_health, deleter, monitor, pruning
 from queues.mails import weekly
 
 
@@ -12,6 +12,12 @@ def monitor_queues() -> None:
     """Run one pass, unless a failure to reach the broker has delayed the next."""
     if monitor.is_due():
         monitor.run_pass()
+
+
+@shared_task
+def delete_queues() -> None:
+    """Carry out the recorded deletions."""
+    deleter.run()
 
 
 @shared_task

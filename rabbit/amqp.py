@@ -22,7 +22,7 @@ import amqp
 
 from rabbit import deadline
 from rabbit.addresses import addresses_of
-from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, ConnectionLimit, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import MAX_NAME_BYTES, QueueName
 from rabbit.unreadable import tolerant_frame_handler
 
@@ -39,6 +39,9 @@ LEADER_TIMEOUT_SECONDS = 0.25
 """The broker reports 0 messages for a quorum queue whose leader does not answer within this time."""
 
 NOT_FOUND = 404
+
+CONNECTION_LIMIT = "connection limit ("
+"""In the broker's text about a connection that is one too many, in its vhost, of its user, or at its node."""
 
 NODE_DOWN = "is down or inaccessible"
 """The end of the broker's text about a queue whose node is down: "home node 'rabbit@a' of durable queue 'x' …"."""
@@ -139,6 +142,11 @@ class Session:
         channel.auto_decode = False
         return channel
 
+    def check(self) -> None:
+        """Check that the broker answers on this connection. Open it if needed."""
+        channel = self._open_channel()
+        self.request(lambda: channel.connection.channel().close())
+
     def drain(self, channel: Any, seconds: float) -> bool:
         """Wait for a message for a consumer of this channel, or another. Return whether one arrived in time."""
 
@@ -232,7 +240,8 @@ class Session:
         # A vhost that does not exist is 530, too, like one that refuses the login.
         if error.reply_code == NOT_FOUND or (isinstance(error, amqp.NotAllowed) and "not found" in text):
             return NotOnBroker(f"vhost '{self.vhost}': {text}")
-        return Refused(f"vhost '{self.vhost}': {text}", status=error.reply_code or 0, reason=text)
+        kind = ConnectionLimit if CONNECTION_LIMIT in text else Refused
+        return kind(f"vhost '{self.vhost}': {text}", status=error.reply_code or 0, reason=text)
 
 
 class Sessions:

@@ -45,6 +45,10 @@ class Refused(BrokerError):
         self.reason = reason
 
 
+class ConnectionLimit(Refused):
+    """A vhost, a user or a node has as many connections as its limit allows."""
+
+
 class InequivalentArguments(Refused):
     """The queue or exchange exists with other arguments, durability or auto-deletion.
 

@@ -105,12 +105,16 @@ def count_call(call: Call) -> None:
 
 @_never_raises
 def count_pass(instance: Any, created: bool, **_: Any) -> None:
-    """Count a pass's deletions or failure when its row is created."""
-    if created:
-        DELETED.labels("pass").inc(instance.deleted)
-        if instance.errors:
-            # Without a list of queues, its duration is 0.
-            FAILED.labels("errors" if instance.listing_seconds else "away").inc()
+    """Count a failed pass when its row is created."""
+    if created and instance.errors:
+        # Without a list of queues, its duration is 0.
+        FAILED.labels("errors" if instance.listing_seconds else "away").inc()
+
+
+@_never_raises
+def count_deletions(number: int, **_: Any) -> None:
+    """Count deletions that the deleter, or a pass, recorded."""
+    DELETED.labels("pass").inc(number)
 
 
 @_never_raises

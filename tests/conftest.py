@@ -371,6 +371,7 @@ def environment(guarded: str, broker: Broker) -> dict[str, str]:
         "GUARDIAN_WARN_QUEUE_LENGTH": "5",
         "GUARDIAN_MAX_QUEUE_LENGTH": "10",
         "GUARDIAN_POLL_SECONDS": "0.2",
+        "GUARDIAN_DELETERS": "4",
         "GUARDIAN_OPERATOR_EMAILS": "ops@example.org",
     }
 

@@ -203,7 +203,8 @@ class Stack:
         celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
         # The workers need no communication with each other.
         quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
-        for kind, queue, concurrency in (("guard", "guarding", "1"), ("worker", "celery", "2")):
+        workers = {"guard": ("guarding", "1"), "deleter": ("deleting", "1"), "worker": ("celery", "2")}
+        for kind, (queue, concurrency) in workers.items():
             for name in _names(kind, self._workers):
                 options = ["--queues", queue, "--concurrency", concurrency, "--hostname", f"{name}@%h"]
                 self._commands[name] = [*celery, "worker", *options, "--loglevel", "INFO", *quiet]

@@ -12,7 +12,6 @@ kept.
 import contextlib
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -69,7 +68,11 @@ RETURN_TIME = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class Target:
-    """A queue to delete or purge. ``held`` are about how many messages its consumers hold, as last listed."""
+    """A queue to delete or purge. ``held`` are about how many messages its consumers hold, as last listed.
+
+    ``without_copy`` is the reason if the caller decided that it is not archived. Its messages are fetched for
+    ``seconds`` at most; None: as set.
+    """
 
     vhost: str
     name: str
@@ -79,9 +82,10 @@ class Target:
     pulse_user_id: int | None = None
     by: Owner | None = None
     is_archived: bool = True
-    is_fetch_paused: bool = False
+    without_copy: str = ""
     is_auto_delete: bool = False
     held: int = 0
+    seconds: float | None = None
 
 
 class NotSent(BrokerUnavailable):
@@ -93,7 +97,12 @@ class NotSent(BrokerUnavailable):
 
 
 class WithinLimit(Exception):
-    """The queue is within its limit, and keeps all its messages."""
+    """The queue is within its limit, and keeps all its messages: ``ready``, and about ``held`` by its consumers."""
+
+    def __init__(self, ready: int, held: int) -> None:
+        super().__init__(ready, held)
+        self.ready = ready
+        self.held = held
 
 
 @dataclass
@@ -103,7 +112,6 @@ class _Attempt:
     session: Session
     target: Target
     fetch: Fetch
-    until: float
     between: Callable[[], None]
     result: Removed = field(default_factory=Removed)
     attempts_before: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +130,7 @@ class _Attempt:
                 self.result.why_not = NOT_STORED
         if archive is None:
             return
-        seconds = min(settings.GUARDIAN_ARCHIVE_SECONDS, self.until - time.monotonic())
+        seconds = settings.GUARDIAN_ARCHIVE_SECONDS if self.target.seconds is None else self.target.seconds
         bounds = Bounds(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES, settings.GUARDIAN_ARCHIVE_MAX_BYTES, seconds)
         try:
             for batch in self.fetch.batches(ready, bounds):
@@ -249,14 +257,15 @@ def delete_queue(
     *,
     limit: int | None = None,
     unacknowledged: int = 0,
-    until: float = math.inf,
     between: Callable[[], None] = lambda: None,
+    before_delete: Callable[[], None] = lambda: None,
 ) -> Removed:
     """Archive a queue's messages, then delete it.
 
     With a ``limit``, it is deleted only if it has more messages. Messages that consumers hold count, too: as listed
     before (``unacknowledged``) to decide whether to fetch, and listed again to decide about the deletion.
-    Messages are fetched ``until`` this monotonic time at most. ``between`` is called between two batches.
+    ``between`` is called between two batches, and ``before_delete`` right before the request to delete the queue; it
+    calls the deletion off by raising ``NotSent``.
 
     Raises:
         WithinLimit: the queue has no more messages than the limit; nothing changed.
@@ -272,17 +281,20 @@ def delete_queue(
             between()
 
         try:
-            attempt = _attempt(session, target, until, renew)
+            attempt = _attempt(session, target, renew)
             depth = _declare(attempt.fetch)
             if limit is not None and depth + unacknowledged <= limit:
                 attempt.fetch.requeue()
-                raise WithinLimit
+                raise WithinLimit(depth, unacknowledged)
             if limit is not None and target.held and _was_interrupted(target):
                 raise NotSent("its messages return from an earlier attempt to archive them")
             attempt.archive(depth)
-            if limit is not None:
-                _require_over(attempt, limit, depth)
+            held = _held(attempt, limit, depth) if limit is not None else 0
             renew_lock()
+            before_delete()
+            if limit is not None and attempt.fetch.fetched + (ready := _declare_again(attempt)) + held <= limit:
+                attempt.call_off()
+                raise WithinLimit(attempt.fetch.fetched + ready, held)
         except (NotSent, locks.LockTaken):
             if not attempt.is_called_off:
                 attempt.call_off()
@@ -292,28 +304,26 @@ def delete_queue(
         return attempt.confirm(attempt.fetch.delete_queue())
 
 
-def _require_over(attempt: _Attempt, limit: int, ready: int) -> None:
-    """Call off the deletion unless the queue is over its limit. ``ready`` is what was declared before the fetch.
+def _held(attempt: _Attempt, limit: int, ready: int) -> int:
+    """Return about how many messages consumers hold, if the queue is over its limit only with them, else 0.
+
+    ``ready`` is what was declared before the fetch.
 
     Raises:
-        WithinLimit: it is within its limit.
         NotSent: the broker did not answer.
     """
     fetch = attempt.fetch
     if fetch.fetched:
         ready = _declare_again(attempt)
     if fetch.fetched + ready > limit:
-        return
+        return 0
     listed = _list_again(attempt)
     if listed is None or listed.length is None or listed.unacknowledged is None:
         raise NotSent("the broker does not list how many messages its consumers hold")
     ready = _declare_again(attempt)
     # Messages that were requeued since the list count as ready.
-    held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
-    attempt.result.held = held
-    if fetch.fetched + ready + held <= limit:
-        attempt.call_off()
-        raise WithinLimit
+    attempt.result.held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
+    return attempt.result.held
 
 
 def _list_again(attempt: _Attempt) -> ListedQueue | None:
@@ -339,7 +349,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
     Raises:
         NotSent: another process has the lock, at first or when it is renewed.
     """
-    if why_not(target) and not target.is_fetch_paused:
+    if why_not(target) and not target.without_copy:
         yield lambda: None  # no process fetches its messages
         return
     key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -381,7 +391,7 @@ def purge_queue(session: Session, target: Target) -> Removed:
         BrokerError: the broker refuses, or does not answer.
     """
     with _locked(target) as renew_lock:
-        attempt = _attempt(session, target, between=renew_lock)
+        attempt = _attempt(session, target, renew_lock)
         attempt.archive(_declare(attempt.fetch))
         renew_lock()
         if attempt.result.archive is not None:
@@ -390,9 +400,7 @@ def purge_queue(session: Session, target: Target) -> Removed:
         return attempt.confirm(attempt.fetch.purge_queue())
 
 
-def _attempt(
-    session: Session, target: Target, until: float = math.inf, between: Callable[[], None] = lambda: None
-) -> _Attempt:
+def _attempt(session: Session, target: Target, between: Callable[[], None] = lambda: None) -> _Attempt:
     fetch = Fetch(
         session,
         target.name,
@@ -400,7 +408,7 @@ def _attempt(
         is_auto_delete=target.is_auto_delete,
         delivery_limit=None if why_not(target) else _delivery_limit(target),
     )
-    return _Attempt(session, target, fetch, until, between, Removed(held=target.held))
+    return _Attempt(session, target, fetch, between, Removed(held=target.held))
 
 
 def _delivery_limit(target: Target) -> int | None:
@@ -442,8 +450,8 @@ def why_not(target: Target) -> str:
         return "archives are switched off"
     if not target.is_archived:
         return "archives are switched off for it"
-    if target.is_fetch_paused:
-        return FETCH_PAUSED
+    if target.without_copy:
+        return target.without_copy
     if target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
     return ""

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import F
 
-from core import bulk
+from core import broker, bulk
+from notifications import audience
 from queues.guard import feeding
 from queues.models import QueueSample
 from queues.rules import growth
@@ -92,6 +93,15 @@ class Facts:
         registered = {name for name, is_registered in names.items() if is_registered}
         feeds = fetch_feeds(management, amqp_url, list(names), total_queues, registered)
         return cls(feeds, _samples([queue.id for queue in queues], now), now)
+
+    @classmethod
+    def gather_for_recipients(
+        cls, management: Management, queues: Sequence[StoredQueue], now: datetime, total_queues: int
+    ) -> "Facts":
+        """Query about those of these queues about which somebody is notified."""
+        people = audience.recipients_of(queue.ownership for queue in queues)
+        with_recipients = [queue for queue in queues if audience.has_recipients(queue.ownership, people)]
+        return cls.gather(management, broker.amqp_url(), with_recipients, now, total_queues=total_queues)
 
     def of(self, queue: StoredQueue, thresholds: Thresholds, merged: int = 0) -> dict[str, Any]:
         """Return the facts of a message about this queue, as JSON. Lengths are messages, times seconds."""

@@ -2,14 +2,14 @@
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
 ``rules/comparison.py`` decides what follows from a list, ``rules/brake.py`` has the operator's release,
-``earlier_settings.py`` protects queues from a change of the settings, ``deletion.py`` deletes, ``notifications`` sends.
+``earlier_settings.py`` protects queues from a change of the settings, ``deleter.py`` deletes, ``notifications`` sends.
 """
 
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from http import HTTPStatus
 
 from django.conf import settings
@@ -18,11 +18,10 @@ from django.utils import timezone
 
 from core import broker, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
-from notifications import audience, enqueue
+from notifications import enqueue
 from notifications.enqueue import Notice
-from queues.guard import alarms, registered, unguarded
+from queues.guard import alarms, deleter, recording, registered, unguarded
 from queues.guard.brake_table import LONGEST_FIRST, in_order, lines_of_pass
-from queues.guard.deletion import Deletion, Outcome, Recheck
 from queues.guard.facts import Facts
 from queues.guard.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
 from queues.guard.persistence import Inventory, load, stored_queues, write
@@ -110,6 +109,8 @@ def _run(report: Report, force: bool) -> None:
         save_report(report)
     if report.notifications:
         enqueue.wake(report.notifications)
+    if report.decided:
+        deleter.wake()
     report.seconds = time.monotonic() - began
 
 
@@ -129,13 +130,15 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     run.keep_lease()
     _report_counts(report, changes)
     _report_errors(report, changes, observation)
-    facts = _gather_facts(run, changes)
-    deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
     if lease is None:
-        _preview(run, changes, deletion.recheck(changes.deletable, exact=observation.snapshot.exact))
+        _preview(run, changes)
         return
+    queues = [message.queue for message in changes.messages]
+    facts = Facts.gather_for_recipients(run.management, queues, run.now, changes.listed)
     write(run, lease, observation, changes, facts, inventory)
-    _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
+    report.decided = [one.queue.id for one in changes.deletable if one.queue.id is not None]
+    report.deleted = len(changes.deleted)
+    report.notifications += recording.finish(changes.deleted, lease)
     if run.agents_vhosts and not deadline.is_limited():
         missing = [(queue.vhost, queue.name) for queue in changes.vanished]
         report.errors += registered.provider().declare_missing(missing, run.management, lease)
@@ -323,39 +326,19 @@ def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Sna
     return None
 
 
-def _preview(run: PassRun, changes: Changes, recheck: Recheck) -> None:
-    """Add the queues to delete, and those that the recheck confirms, to the report of a dry run."""
+def _preview(run: PassRun, changes: Changes) -> None:
+    """Add the queues to delete to the report of a dry run, and those that a passive declare confirms."""
     report, deletable = run.report, [*changes.deletable, *changes.blocked]
     queues = [one.queue for one in deletable]
     facts = Facts.gather(run.management, broker.amqp_url(), queues, run.now, total_queues=changes.listed)
     report.deletable = in_order(lines_of_pass(deletable, facts), LONGEST_FIRST)
-    report.would_delete = [_named(one.key) for one in recheck.over]
-    report.kept = len(recheck.kept)
-
-
-def _act(run: PassRun, lease: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
-    """Record the deletions that an earlier pass requested, and delete the deletable queues."""
-    report = run.report
-    finished = deletion.finish(changes.deleted, lease)
-    outcome = deletion.carry_out(changes.deletable, lease, exact=exact)
-    report.deleted = finished.deleted + outcome.deleted
-    report.kept = outcome.kept
-    report.notifications += finished.notifications + outcome.notifications
-    report.notifications += _record_refusals(run.watch, outcome, lease, run.now)
-    report.errors += outcome.errors
-
-
-def _record_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: datetime) -> int:
-    """Notify operators once while the broker refuses to delete queues, and return the number of notifications."""
-    if bool(outcome.refused) == bool(watch.refused_since):
-        return 0
-    with transaction.atomic():
-        lease.renew()
-        Watch.objects.filter(id=watch.id).update(refused_since=now if outcome.refused else None)
-        if not outcome.refused:
-            return 0
-        facts = {"count": outcome.refused, "error": outcome.errors[0]}
-        return enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
+    depths = amqp.declare_passively(broker.amqp_url(), [one.key for one in changes.deletable])
+    for one in changes.deletable:
+        depth = depths.get(one.key)
+        if one.for_its_name or (depth and depth.ready + (one.queue.unacknowledged or 0) > one.limit):
+            report.would_delete.append(_named(one.key))
+        elif depth:
+            report.kept += 1
 
 
 def _record_outage(report: Report, watch: Watch, error: BrokerError, lease: HeldLease | None) -> None:
@@ -473,11 +456,3 @@ def _no_such_vhost(vhost: str, registrations: Registrations) -> str:
     if (vhost, DEAD_LETTER_QUEUE) not in registrations.queues:
         return ""
     return f"vhost '{vhost}' of an owner's agents is gone from the broker; Guardian creates it again"
-
-
-def _gather_facts(run: PassRun, changes: Changes) -> Facts:
-    """Gather the facts of the queues that have a message due."""
-    candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.deletable]
-    people = audience.recipients_of(queue.ownership for queue in candidates)
-    with_recipients = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
-    return Facts.gather(run.management, broker.amqp_url(), with_recipients, run.now, total_queues=changes.listed)

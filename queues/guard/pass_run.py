@@ -23,7 +23,8 @@ class Report:
     """The result of one pass. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
 
     In a dry run, ``deletable`` are the queues to delete, with those whose deletion is blocked. ``would_delete`` are
-    those that a recheck confirmed. ``away``: the broker was unreachable.
+    those that a recheck confirmed. ``away``: the broker was unreachable. ``decided`` are the ids of the queues whose
+    deletion the pass recorded, ``pending`` the number of those that were not carried out yet.
     """
 
     at: datetime
@@ -50,11 +51,13 @@ class Report:
     away: bool = False
     given_up: bool = False
     notifications: int = 0
+    decided: list[int] = field(default_factory=list)
+    pending: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as ``--json`` prints it."""
         fields = asdict(self)
-        del fields["deletable"]
+        del fields["deletable"], fields["decided"]
         return {**fields, "at": self.at.isoformat(), "condemned": [line._asdict() for line in self.deletable]}
 
 
@@ -141,5 +144,8 @@ class PassRun:
 def save_report(report: Report) -> None:
     """Save the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    excluded = ("dry_run", "deletable", "would_delete", "another_pass", "away", "given_up", "notifications", *lists)
+    excluded = (
+        "dry_run", "deletable", "would_delete", "another_pass", "away", "given_up", "notifications", "decided",
+        "pending", *lists,
+    )  # fmt: skip
     Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in excluded})

@@ -16,10 +16,10 @@ from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
 from queues.guard import alarms, recovering, registered, unguarded
-from queues.guard.deletion import write_events
 from queues.guard.earlier_settings import earlier_rules, settings_to_store
 from queues.guard.facts import Facts
 from queues.guard.pass_run import PassRun
+from queues.guard.recording import stored, write_events
 from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -90,15 +90,16 @@ def _returned_queues(unknown: Collection[QueueName]) -> dict[QueueName, StoredQu
 
 
 def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, StoredQueue]:
-    rows = map(StoredQueue._make, queues.order_by().values_list(*StoredQueue._fields))
-    return {(row.vhost, row.name): row for row in rows}
+    return {(row.vhost, row.name): row for row in stored(queues.order_by())}
 
 
 def _pulse_users() -> dict[str, StoredPulseUser]:
     """Return the Pulse users by their names."""
     rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length", "removing_since")
+    owners = PulseUser.objects.longest_owners()
     return {
-        username: StoredPulseUser(id_, warn, limit, since is not None) for username, id_, warn, limit, since in rows
+        username: StoredPulseUser(id_, warn, limit, since is not None, owners.get(id_))
+        for username, id_, warn, limit, since in rows
     }
 
 
@@ -178,8 +179,8 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     """Update the changed rows. A missing queue was last seen in the list of ``last_listed``."""
     changed = [(queue.id, *_written_values(queue), now) for queue in changes.changed]
     bulk.update(Queue, (*WRITTEN, "last_seen"), changed)
-    grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
-    bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
+    grown = [(queue.id, queue.ready, queue.unacknowledged, queue.misses, now) for queue in changes.lengths]
+    bulk.update(Queue, ("ready", "unacknowledged", "misses", "last_seen"), grown)
     returned = [one.queue for one in changes.events if one.kind == QueueEvent.Kind.RETURNED]
     bulk.update(Queue, ("first_seen",), [(queue.id, now) for queue in returned])
     lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
@@ -188,8 +189,10 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
         ("misses", "over_unacked_since", "last_seen"),
         [(queue.id, queue.misses, queue.over_unacked_since, last_listed) for queue in lost],
     )
-    absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
-    bulk.update(Queue, WRITTEN, [(queue.id, *_written_values(queue)) for queue in absent])
+    absent = [queue for queue in changes.missed if queue.misses != 1]
+    figures = ("misses", "ready", "unacknowledged", "over_unacked_since")
+    bulk.update(Queue, figures, [(queue.id, *(getattr(queue, name) for name in figures)) for queue in absent])
+    bulk.update(Queue, WRITTEN, [(queue.id, *_written_values(queue)) for queue in changes.gone])
     if changes.emptied:
         emptied = bulk.among(Queue, ("id",), [(queue.id,) for queue in changes.emptied])
         # An attempt that began after the list was fetched stays.
@@ -205,7 +208,7 @@ def _written_values(queue: StoredQueue) -> list[Any]:
 
 
 def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
-    """Insert samples and events. The details of a deletable queue's event are the facts of the decision."""
+    """Insert samples and events. The details of a deletable queue's event are the figures of the decision."""
     samples = [(queue.id, now, queue.length) for queue in changes.samples]
     bulk.insert(QueueSample, ("queue", "at", "length"), samples)
     deletable = {one.queue.id: facts.of(one.queue, one.thresholds) for one in changes.deletable}
@@ -219,8 +222,9 @@ def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
 def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
     """Drop the queues, Pulse users and owners that people changed since the rows were read.
 
-    A queue with new limits is left to the next pass, which uses them. At most three statements lock the rows to write:
-    Pulse users and owners first, in the order of their removal.
+    Queues for which the deleter recorded an outcome since the pass began are dropped, too. A queue with new limits is
+    left to the next pass, which uses them. At most three statements lock the rows to write: Pulse users and owners
+    first, in the order of their removal.
     """
     with_owners = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
     removed = _lock_and_find_missing(PulseUser, {queue.pulse_user_id for queue in with_owners} - {None})
@@ -235,10 +239,12 @@ def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], n
         rows = Queue.objects.select_for_update().filter(these).order_by("id")
         gone_at = Case(When(state=GONE, then=F("last_seen")))
         # A queue deleted after this pass began may still be in its list. That is no return.
-        for id_, since, *own in rows.annotate(gone_at=gone_at).values_list("id", "gone_at", *LIMITS):
+        columns = ("id", "gone_at", "outcome_at", *LIMITS)
+        for id_, since, outcome_at, *own in rows.annotate(gone_at=gone_at).values_list(*columns):
             is_gone = since is not None and (id_ not in returned or since >= now)
+            has_outcome = outcome_at is not None and outcome_at >= now
             touched.remove(id_)
-            if is_gone or limits.get(id_, own) != own:
+            if is_gone or has_outcome or limits.get(id_, own) != own:
                 gone.add(id_)
         gone |= touched  # their rows were pruned
     if gone or removed or departed:

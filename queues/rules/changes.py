@@ -32,14 +32,12 @@ class Deletable(NamedTuple):
     """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length.
 
     ``without_copy``: its messages must not be fetched now, so it is deleted past twice its limit (see ``FETCH_PAUSE``).
-    ``unacknowledged``: the messages that count with the ready ones. Only a recheck that needs them sets it.
     """
 
     queue: StoredQueue
     thresholds: Thresholds
     for_its_name: bool
     without_copy: bool = False
-    unacknowledged: int = 0
 
     @property
     def key(self) -> QueueName:
@@ -54,10 +52,11 @@ class Deletable(NamedTuple):
 
 @dataclass
 class Changes:
-    """The result of a comparison. ``lengths`` are queues of which only the length changed, ``changed`` all others.
+    """The result of a comparison. ``lengths`` are queues of which only the length changed, or that are the deleter's;
+    ``changed`` are all others.
 
     ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
-    ``deleted`` are missing because Guardian deleted them.
+    ``deleted`` are gone because Guardian deleted them, and the answer to its request was lost.
     ``short`` counts the queues that are missing for no known reason, if there are too many of them.
     ``blocked`` are queues to delete whose deletion is blocked; ``newly_blocked`` counts those of this pass, and
     ``newly_blocked_groups`` the groups of which the brake blocked none before.

@@ -4,9 +4,9 @@ Everything here is pure. ``guard/monitor.py`` fetches the input and writes the r
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from queues.models import Queue, QueueEvent
@@ -53,10 +53,6 @@ from rabbit.snapshot import (
     Snapshot,
     with_type,
 )
-
-DELETION_TIME = timedelta(seconds=90)
-"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. Archiving
-before it takes up to 66 s."""
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
@@ -122,6 +118,8 @@ class _Comparison:
         self.limits: dict[int | None, tuple[int | None, int | None]] = {
             pulse_user.id: (pulse_user.warn_length, pulse_user.max_length) for pulse_user in pulse_users
         }
+        self.owners: dict[int | None, int | None] = {pulse_user.id: pulse_user.owner_id for pulse_user in pulse_users}
+        self.waiting: Counter[int | None] = Counter()
         self.staying = {pulse_user.id for pulse_user in pulse_users if not pulse_user.removing}
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
@@ -158,36 +156,35 @@ class _Comparison:
         deleted (in a pass, with a Pulse user or with a registration) do not count as lacking.
         """
         earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
-        expected, missing, deleted = self._expected()
+        expected, missing = self._expected()
         unexplained = sum(map(self._is_unexplained, missing))
         comparable = snapshot.nodes_unchanged and snapshot.nodes == earlier.nodes
         short = unexplained > 0 and (not self.listed or unexplained > brake_limit(self.rules.brake, expected))
         changes.short = unexplained if short else 0
         changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
         self.removes_nothing = short and changes.short_lists < SHORT_LISTS_UNTIL_BELIEVED and not self.force
-        if comparable and not self.removes_nothing:
-            changes.deleted = deleted
         needed = (1 if self.force else SHORT_LISTS_UNTIL_BELIEVED) if short else MISSES_UNTIL_GONE
         for row in missing:
             misses = row.misses + 1 if comparable else int(snapshot.nodes_unchanged)
-            if misses >= needed and not self.removes_nothing:
+            if misses >= needed and not self.removes_nothing and _was_sent(row):
+                changes.deleted.append(row)
+            elif misses >= needed and not self.removes_nothing:
                 self._record_gone(row)
                 if (row.vhost, row.name) in self.observation.registrations.queues:
                     changes.vanished.append(row)
             elif misses != row.misses:
                 changes.missed.append(row._replace(misses=misses, over_unacked_since=None))
 
-    def _expected(self) -> tuple[int, list[StoredQueue], list[StoredQueue]]:
-        """Return the number of queues that should be listed, the missing ones, and those that Guardian deleted.
+    def _expected(self) -> tuple[int, list[StoredQueue]]:
+        """Return the number of queues that should be listed, and the missing ones.
 
-        Queues that are no longer guarded are gone. A queue whose vhost or node cannot be listed now is neither missing
-        nor deleted. While a node is down, lists may lack quorum queues and streams of any node.
+        Queues that are no longer guarded are gone. A queue whose vhost or node cannot be listed now is not missing.
+        While a node is down, lists may lack quorum queues and streams of any node.
         """
         snapshot = self.observation.snapshot
         unlisted = {*snapshot.unlisted, *self.observation.stopped_vhosts}
         expected = 0
         missing: list[StoredQueue] = []
-        deleted: list[StoredQueue] = []
         for key, row in self.stored.items():
             if row.state == GONE:
                 continue
@@ -201,12 +198,13 @@ class _Comparison:
                 if row.ready is not None and row.state != DELETING:
                     self.changes.missed.append(row._replace(ready=None, unacknowledged=None, over_unacked_since=None))
                 continue
-            is_deleted = row.state == DELETING and row.delete_sent_at is not None
-            (deleted if is_deleted else missing).append(row)
-        return expected, missing, deleted
+            missing.append(row)
+        return expected, missing
 
     def _is_unexplained(self, row: StoredQueue) -> bool:
-        """Return whether neither a removed Pulse user nor a removed registration explains a missing queue."""
+        """Return whether no deletion, and no removal of a Pulse user or registration, explains a missing queue."""
+        if _was_sent(row):
+            return False
         with_pulse_user = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
         return not with_pulse_user and not self.observation.registrations.was_unregistered(row)
 
@@ -222,7 +220,7 @@ class _Comparison:
         self.changes.events.append(Event(gone, QueueEvent.Kind.GONE))
 
     def compare_listed(self) -> None:
-        """Judge each listed queue: condemn it, or record its state."""
+        """Judge each listed queue: decide to delete it, or record its state."""
         states, unknown = self._node_states(), BrokerState()
         for key, listed in self.listed.items():
             self._judge(key, listed, states.get(listed.node, unknown))
@@ -260,8 +258,8 @@ class _Comparison:
             row = self.stored[key]
             if listed.length == 0 or row.state == GONE or row.type != listed.type:
                 self.changes.emptied.append(queue)
-        if self._may_be_under_deletion(queue):
-            self._record_row(queue)
+        if self._is_deleters(queue, broker):
+            self._record_length(self.stored[key], listed)
             return
         thresholds = self._thresholds(queue, self.rules, broker)
         is_paused = is_fetch_paused(queue.returned_at, self.now)
@@ -289,11 +287,27 @@ class _Comparison:
             without_copy = is_paused and not for_its_name
             self.changes.deletable.append(Deletable(queue, thresholds, for_its_name, without_copy))
 
-    def _may_be_under_deletion(self, queue: StoredQueue) -> bool:
-        """Return whether the broker may still delete a queue, because the answer to a request was lost a moment ago."""
-        if queue.type == CLASSIC or queue.state != DELETING or queue.delete_sent_at is None:
-            return False
-        return timedelta(0) <= self.now - queue.delete_sent_at < DELETION_TIME
+    def _is_deleters(self, queue: StoredQueue, broker: BrokerState) -> bool:
+        """Return whether the deleter decides about a queue: an earlier pass decided to delete it.
+
+        A pass takes the decision back for a queue that is never deleted for its length now, and for one that the
+        settings of the last pass, or the last broker's, would not delete.
+        """
+        return queue.state == DELETING and not is_spared(queue) and not self._was_allowed(queue, broker)
+
+    def _record_length(self, row: StoredQueue, listed: ListedQueue) -> None:
+        """Record the length of a queue that is the deleter's, and nothing else."""
+        if not row.is_released:
+            self.waiting[self._group_of(row)] += 1
+        queue = row._replace(ready=listed.ready, unacknowledged=listed.unacknowledged, misses=0)
+        if queue != row:
+            self.changes.lengths.append(queue)
+        if queue.length is not None and queue.length != row.length:
+            self.changes.samples.append(queue)
+
+    def _group_of(self, queue: StoredQueue) -> int | None:
+        """Return the owner with whose queues the brake blocks a queue; None: it has no owner."""
+        return queue.owner_id if queue.owner_id is not None else self.owners.get(queue.pulse_user_id)
 
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
         """Return the thresholds of a queue by these rules."""
@@ -305,7 +319,7 @@ class _Comparison:
         """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
 
         A blocked queue whose length dips below the limit stays blocked until it is below the warning threshold, or
-        until a change of the settings raises the limit above it. A queue of unknown length may turn out to be too long.
+        until its limit is raised above it. A queue of unknown length may turn out to be too long.
         """
         key = (queue.vhost, queue.name)
         if is_spared(queue) or self._is_released(key):
@@ -315,7 +329,11 @@ class _Comparison:
         is_misnamed = self.rules.deletes_for_its_name(queue) and key not in self.observation.snapshot.internal
         if is_too_long or is_misnamed:
             return queue.block_reason or (Queue.BlockReason.SETTINGS if self._was_allowed(queue, broker) else "")
-        was_raised = self.earlier_rules is not None and not self._was_allowed(queue, broker)
+        was_raised = (
+            queue.decided_limit is not None
+            and thresholds.max > queue.decided_limit
+            and queue.decided_for != Queue.DecidedFor.MEMORY
+        )
         is_warned = queue.length is not None and queue.length >= thresholds.warn
         return queue.block_reason if is_warned and not was_raised else ""
 
@@ -382,22 +400,26 @@ class _Comparison:
     def apply_brake(self) -> None:
         """Block the groups that exceed the brake (see ``groups_to_block``), and new queues of a blocked group.
 
-        Queues that an earlier pass decided to delete, or that an operator released, do not count.
+        Those that earlier passes decided to delete, and that still wait for the deleter, count with the new ones. Those
+        that an operator released do not count.
         """
         blocked = {
-            one.queue.brake_group for one in self.changes.blocked if one.queue.block_reason == Queue.BlockReason.BRAKE
+            self._group_of(one.queue)
+            for one in self.changes.blocked
+            if one.queue.block_reason == Queue.BlockReason.BRAKE
         }
         deletable, self.changes.deletable = self.changes.deletable, []
         counted: list[Deletable] = []
         for one in deletable:
-            is_decided = one.queue.state == DELETING or self._is_released(one.key)
-            (self.changes.deletable if is_decided else counted).append(one)
-        sizes = Counter(one.queue.brake_group for one in counted if one.queue.brake_group not in blocked)
-        newly_blocked = groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed)))
+            (self.changes.deletable if self._is_released(one.key) else counted).append(one)
+        new = {group for one in counted if (group := self._group_of(one.queue)) not in blocked}
+        sizes = self.waiting + Counter(group for one in counted if (group := self._group_of(one.queue)) in new)
+        to_block: Sequence[int | None] = groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed)))
+        newly_blocked = new.intersection(to_block)
         self.changes.newly_blocked_groups = len(newly_blocked)
-        blocked.update(newly_blocked)
+        blocked |= newly_blocked
         for one in counted:
-            if one.queue.brake_group in blocked:
+            if self._group_of(one.queue) in blocked:
                 queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)
                 self._record_blocked(one._replace(queue=queue))
             else:
@@ -408,7 +430,8 @@ class _Comparison:
 
         The warning said that the queue will be deleted, so owners are notified when its deletion is blocked.
         """
-        queue, row = one.queue, self.stored.get(one.key)
+        queue, row = self._decided(one), self.stored.get(one.key)
+        one = one._replace(queue=queue)
         is_new = row is None or not row.block_reason
         self.changes.blocked.append(one)
         self.changes.newly_blocked += is_new
@@ -417,15 +440,23 @@ class _Comparison:
         self._record_state(queue, state, one.thresholds, repeat_warning=is_new and knew_of_deletion)
 
     def select_deletable(self) -> None:
-        """Record that the deletable queues are about to be deleted."""
+        """Record the decision to delete the deletable queues."""
         deletable, self.changes.deletable = self.changes.deletable, []
         for one in deletable:
-            queue = one.queue._replace(state=DELETING)
+            queue = self._decided(one)._replace(
+                state=DELETING, decided_at=self.now, delete_sent_at=None, is_released=self._is_released(one.key)
+            )
             self.changes.deletable.append(one._replace(queue=queue))
-            row = self.stored.get(one.key)
-            if row is None or row.state != DELETING:
-                self.changes.events.append(Event(queue, QueueEvent.Kind.DELETABLE))
+            self.changes.events.append(Event(queue, QueueEvent.Kind.DELETABLE))
             self._record_row(queue)
+
+    def _decided(self, one: Deletable) -> StoredQueue:
+        """Return a queue with the reason for which it is to be deleted."""
+        if one.for_its_name:
+            return one.queue._replace(decided_for=Queue.DecidedFor.NAME, decided_limit=None)
+        for_memory = one.key in self.changes.for_memory
+        reason = Queue.DecidedFor.MEMORY if for_memory else Queue.DecidedFor.LENGTH
+        return one.queue._replace(decided_for=reason, decided_limit=one.thresholds.max)
 
     def _record_state(
         self, queue: StoredQueue, state: str, thresholds: Thresholds, *, repeat_warning: bool = False
@@ -457,6 +488,11 @@ class _Comparison:
             (self.changes.lengths if only_length else self.changes.changed).append(queue)
         if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
             self.changes.samples.append(queue)
+
+
+def _was_sent(row: StoredQueue) -> bool:
+    """Return whether the deleter sent a request to delete a queue, and recorded no outcome."""
+    return row.state == DELETING and row.delete_sent_at is not None
 
 
 def judge_kept(

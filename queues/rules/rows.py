@@ -44,6 +44,10 @@ class StoredQueue(NamedTuple):
     state: str
     misses: int
     delete_sent_at: datetime | None
+    decided_at: datetime | None
+    decided_for: str
+    decided_limit: int | None
+    is_released: bool
     notified_state: str
     quiet_until: datetime | None
     recovery_notified: bool
@@ -72,11 +76,6 @@ class StoredQueue(NamedTuple):
         return Ownership(self.pulse_user_id, self.owner_id)
 
     @property
-    def brake_group(self) -> tuple[int | None, str | None]:
-        """The queues with which the brake blocks it: those of its Pulse user or agents' vhost, or all without owner."""
-        return self.pulse_user_id, self.vhost if self.owner_id is not None else None
-
-    @property
     def quiet_period(self) -> QuietPeriod:
         """The messages already sent about the queue."""
         return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.merged)
@@ -101,12 +100,16 @@ FROM_LIST_FIELDS = StoredQueue._fields[FROM_LIST]
 
 
 class StoredPulseUser(NamedTuple):
-    """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
+    """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed.
+
+    ``owner_id`` is the owner who has had it longest.
+    """
 
     id: int
     warn_length: int | None
     max_length: int | None
     removing: bool = False
+    owner_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ def from_listed(listed: ListedQueue) -> StoredQueue:
     """Return the row of a queue that is listed for the first time."""
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
-        delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, merged=0,
+        delete_sent_at=None, decided_at=None, decided_for="", decided_limit=None, is_released=False,
+        notified_state=OK, quiet_until=None, recovery_notified=False, merged=0,
         over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
         attempted_at=None, returned_at=None,
     )  # fmt: skip

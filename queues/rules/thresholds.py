@@ -218,6 +218,21 @@ def policy() -> Policy:
     )
 
 
+def of_decision(queue: "Queue") -> Thresholds:
+    """Return the thresholds by which a recorded decision to delete a queue is carried out.
+
+    They are those of now, with a limit that is not below that of the decision. A limit that memory pressure lowered
+    stays, unless the queue or its Pulse user has a limit now.
+    """
+    now = of_queue(queue)
+    user = queue.pulse_user
+    decided = queue.decided_limit or 0
+    has_own = queue.max_length is not None or (user is not None and user.max_length is not None)
+    for_memory = queue.decided_for == queue.DecidedFor.MEMORY and not has_own
+    limit = decided if for_memory else max(now.max, decided)
+    return Thresholds(min(now.warn, limit), limit)
+
+
 def of_queue(queue: "Queue") -> Thresholds:
     """Return the thresholds of a queue without memory pressure, as pages show them."""
     user = queue.pulse_user

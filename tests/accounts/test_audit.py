@@ -27,7 +27,7 @@ from core.tasks import finish_removals
 from notifications import channels, preferences
 from notifications.models import Channel
 from queues.actions import single
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Queue
 from rabbit.errors import BrokerUnavailable
 from rabbit.fetching import Fetch
@@ -53,7 +53,7 @@ def pulse_user(guarded, create_pulse_user, alice):
 def queue(amqp, pulse_user):
     """Return a queue of that Pulse user with 3 messages, as stored by a pass."""
     amqp.queue(f"queue/{PULSE_USER}/builds", 3)
-    run_pass()
+    run_once()
     return Queue.objects.get()
 
 

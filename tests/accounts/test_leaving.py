@@ -19,7 +19,7 @@ from message_store.store import store
 from notifications import channels, enqueue, sending
 from notifications.enqueue import Notice
 from notifications.models import Notification
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from tests.support.agents import RegisteredAgent
 from tests.support.api import Program
@@ -58,7 +58,7 @@ def leaving(agents, guarded, operator, amqp, settings, name):
     channels.create_channel(owner, "chat", "https://1.1.1.1/hooks/3kd8fj2")
     for username in (registered.alone, registered.shared):
         amqp.queue(f"queue/{username}/q", 7)
-    monitor.run_pass()
+    once.run_once()
     return registered
 
 
@@ -86,7 +86,7 @@ def test_an_owner_who_left_leaves_only_what_the_documents_say(leaving, agents, o
     assert [one.email for one in PulseUser.objects.get(username=leaving.shared).owners.all()] == ["other@example.org"]
     assert NotificationAddress.objects.get().added_by is None
 
-    monitor.run_pass()
+    once.run_once()
     sending.send_due()
     assert {to for mail in mailbox.mails for to in mail.recipients} == {"other@example.org"}
     left = {"accounts_auditentry", "notifications_notification"}

@@ -16,7 +16,7 @@ from agents.registration.queues import redeclare
 from notifications.mails import compose
 from notifications.models import Notification
 from queues.actions import single
-from queues.guard import consumer_health, monitor, pass_run, persistence
+from queues.guard import consumer_health, monitor, once, pass_run, persistence
 from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -86,19 +86,19 @@ def test_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
 def test_a_registered_queue_belongs_to_its_agents_owner(registered, agents_vhost, agents_amqp, amqp):
     agents_amqp.queue("subscription_of_nobody")
     amqp.queue("queue/alice/builds")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.queues, report.errors, report.misnamed, report.unpatterned) == (4, [], [], 0)
     assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
     assert stored_facts(DEAD_LETTER_QUEUE) == (True, "alice@example.org", "ok")
     assert stored_facts("subscription_of_nobody") == (False, "alice@example.org", "ok")
     assert stored_facts("queue/alice/builds") == (False, None, "ok")
-    assert monitor.run_pass().changed == 0
+    assert once.run_once().changed == 0
 
 
 def test_a_queue_that_lost_its_registration_is_no_longer_registered(registered, agents_vhost):
-    monitor.run_pass()
+    once.run_once()
     SubscriptionQueue.objects.filter(pk=registered.pk)._raw_delete("default")
-    assert monitor.run_pass().changed == 1
+    assert once.run_once().changed == 1
     assert stored_facts(registered.queue_name) == (False, "alice@example.org", "ok")
 
 
@@ -113,9 +113,9 @@ def test_a_registered_or_dead_letter_queue_over_the_limit_is_warned_about_but_ke
         "registered": (registered.queue_name, "keeps at most 10,000 messages in it, each for 60 minutes"),
         "dead-letter": (DEAD_LETTER_QUEUE, "keeps its last 10,000 messages for 7 days"),
     }[which]
-    monitor.run_pass()
+    once.run_once()
     agents_amqp.publish(name, 11)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.warned, report.deleted, report.errors) == (1, 0, [])
     assert name in agents.queues(agents_vhost)
     assert notified_queues() == [("warning", name)] == notified_queues("ops@example.org")
@@ -125,20 +125,20 @@ def test_a_registered_or_dead_letter_queue_over_the_limit_is_warned_about_but_ke
 
 def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(agents_vhost, agents_amqp):
     agents_amqp.queue("subscription_of_nobody", 11)
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     assert notified_queues() == [("deletion", "subscription_of_nobody")] == notified_queues("ops@example.org")
 
 
 def test_an_inactive_owner_is_not_notified(registered, agents_vhost, agents_amqp):
     Owner.objects.update(is_active=False)
     agents_amqp.publish(registered.queue_name, 6)
-    monitor.run_pass()
+    once.run_once()
     assert (notified_queues(), notified_queues("ops@example.org")) == ([], [("warning", registered.queue_name)])
 
 
 def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registered, agents_vhost, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
-    monitor.run_pass()
+    once.run_once()
 
     def all_are_counted():
         consumer_health.count_consumers()
@@ -188,28 +188,28 @@ def test_missing_registered_queues_are_declared_again_once_two_lists_lack_them(
     registered, consumer, agents_vhost, management, agent, amqp
 ):
     amqp.queue("another")
-    monitor.run_pass()
+    once.run_once()
     names = {registered.queue_name, consumer.queue_name, DEAD_LETTER_QUEUE}
     for name in names:
         management.delete_queue(agents_vhost, name)
     found = []
     for _ in range(2):
         assert publishing.publish(agent.offering, "order", {}).gone == 2  # its errors don't delay the repair
-        assert monitor.run_pass().errors == []
+        assert once.run_once().errors == []
         found.append(set(agent.agents.queues(agents_vhost)))
     assert found == [set(), names]
     assert {row.state for row in (SubscriptionQueue.objects.get(), Consumer.objects.get())} == {"ready"}
-    monitor.run_pass()
+    once.run_once()
     assert stored_facts(registered.queue_name) == (True, "alice@example.org", "ok")
     assert queue_events(registered.queue_name) == ["skipped", "gone", "returned"]
 
 
 def test_only_the_connections_of_a_lost_queues_login_are_closed(registered, consumer, agents_vhost, management, log_in):
     lost, other = log_in(consumer, agents_vhost), log_in(registered.subscription, agents_vhost)
-    monitor.run_pass()
+    once.run_once()
     management.delete_queue(agents_vhost, consumer.queue_name)
-    monitor.run_pass()
-    monitor.run_pass()
+    once.run_once()
+    once.run_once()
     wait_until(lambda: is_closed(lost))
     assert not is_closed(other)
 
@@ -228,38 +228,38 @@ def test_a_queue_that_a_list_lacked_by_mistake_is_declared_without_closing_conne
 def test_a_queue_that_cannot_be_declared_again_has_the_reason_and_is_tried_again_after_a_minute(
     registered, agents_vhost, agents_amqp, management, monkeypatch
 ):
-    monitor.run_pass()
+    once.run_once()
     management.delete_queue(agents_vhost, registered.queue_name)
-    monitor.run_pass()
+    once.run_once()
 
     def take_the_name():
         management.declare_queue(agents_vhost, registered.queue_name)  # without the arguments
         agents_amqp.publish(registered.queue_name, 1)
 
     before_the_pass_writes(monkeypatch, take_the_name)
-    [error] = monitor.run_pass().errors
+    [error] = once.run_once().errors
     row = SubscriptionQueue.objects.get()
     assert "exists with other arguments" in error
     assert (row.state, "exists with other arguments" in row.last_error) == ("creating", True)
     management.delete_queue(agents_vhost, registered.queue_name)
     SubscriptionQueue.objects.update(created=timezone.now() - timedelta(hours=1))
-    assert monitor.run_pass().errors == []
+    assert once.run_once().errors == []
     assert SubscriptionQueue.objects.get().state == "creating"
     SubscriptionQueue.objects.update(last_error_at=timezone.now() - timedelta(minutes=2))
-    monitor.run_pass()
+    once.run_once()
     assert SubscriptionQueue.objects.get().state == "ready"
 
 
 def test_a_queue_that_its_agent_registers_during_a_pass_is_ready(
     registered, agents_vhost, management, agent, monkeypatch
 ):
-    monitor.run_pass()
+    once.run_once()
     management.delete_queue(agents_vhost, registered.queue_name)
-    monitor.run_pass()
+    once.run_once()
     before_the_pass_writes(monkeypatch, agent.create_queue)
-    monitor.run_pass()
+    once.run_once()
     assert SubscriptionQueue.objects.get().state == "ready"
-    monitor.run_pass()
+    once.run_once()
     assert stored_facts(registered.queue_name)[2] == "ok"
 
 
@@ -267,16 +267,16 @@ def test_queues_of_a_deleted_subscription_are_gone_without_errors(registered, ag
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("resource", "user_role", "call", "user_ssh_key"):
         agent.create_queue(object_type)
-    monitor.run_pass()
+    once.run_once()
     agent.subscription.delete()
-    reports = [monitor.run_pass() for _ in range(3)]
+    reports = [once.run_once() for _ in range(3)]
     assert [(report.errors, report.gone, report.queues) for report in reports] == [([], 0, 1)] * 3
     assert queue_events(registered.queue_name) == ["removed"]
     assert stored_facts(registered.queue_name)[2] == "gone"
 
 
 def test_a_registered_queue_that_an_operator_deletes_is_to_be_created_again(registered, agents_vhost, operator, agents):
-    monitor.run_pass()
+    once.run_once()
     queue = Queue.objects.get(name=registered.queue_name)
     single.purge_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "ready"
@@ -287,7 +287,7 @@ def test_a_registered_queue_that_an_operator_deletes_is_to_be_created_again(regi
 
 def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_amqp, agent):
     agents_amqp.queue("subscription_of_nobody", 3)
-    monitor.run_pass()
+    once.run_once()
     single.delete_queue(Queue.objects.get(name="subscription_of_nobody"), agent.owner)
     assert stored_facts("subscription_of_nobody")[2] == "gone"
 
@@ -308,11 +308,11 @@ def before_the_pass_writes(monkeypatch, do):
 
 
 def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(agent, agents_vhost, agents_amqp, monkeypatch):
-    monitor.run_pass()
+    once.run_once()
     agents_amqp.queue("subscription_of_nobody", 6)
     agents_amqp.publish(DEAD_LETTER_QUEUE, 6)
     before_the_pass_writes(monkeypatch, agent.owner.delete)
-    assert monitor.run_pass().errors == []
+    assert once.run_once().errors == []
     assert not Queue.objects.exclude(owner=None).exists()
     assert notified_queues() == []
 
@@ -327,7 +327,7 @@ def test_deleting_an_owner_waits_while_a_pass_writes(agents_vhost, agents_amqp, 
         return insert(*arguments)
 
     monkeypatch.setattr(persistence, "_insert", begin_and_insert)
-    report = monitor.run_pass()
+    report = once.run_once()
     deletions[0].result()
     assert report.errors == []
     assert not Owner.objects.filter(email="alice@example.org").exists()
@@ -336,10 +336,10 @@ def test_deleting_an_owner_waits_while_a_pass_writes(agents_vhost, agents_amqp, 
 
 def test_a_vanished_agents_vhost_is_reported_and_created_again(registered, agents_vhost, management, amqp, agents):
     amqp.queue("another")
-    monitor.run_pass()
+    once.run_once()
     management.delete_vhost(agents_vhost)
     gone = f"vhost '{agents_vhost}' of an owner's agents is gone from the broker; Guardian creates it again"
-    assert [monitor.run_pass().errors for _ in range(2)] == [[gone]] * 2
+    assert [once.run_once().errors for _ in range(2)] == [[gone]] * 2
     assert set(agents.queues(agents_vhost)) == {registered.queue_name, DEAD_LETTER_QUEUE}
     assert SubscriptionQueue.objects.get().state == "ready"
 
@@ -347,7 +347,7 @@ def test_a_vanished_agents_vhost_is_reported_and_created_again(registered, agent
 def test_a_vhost_removed_with_its_owner_is_no_error(agents_vhost, agent, settings, monkeypatch):
     settings.GUARDIAN_VHOSTS = []
     settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
-    monitor.run_pass()
+    once.run_once()
     take = monitor.snapshot.take
 
     def delete_and_take(*arguments):
@@ -355,4 +355,4 @@ def test_a_vhost_removed_with_its_owner_is_no_error(agents_vhost, agent, setting
         return take(*arguments)
 
     monkeypatch.setattr(monitor.snapshot, "take", delete_and_take)
-    assert monitor.run_pass().errors == []
+    assert once.run_once().errors == []

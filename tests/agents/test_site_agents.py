@@ -11,7 +11,7 @@ import pytest
 
 from agents.events import publishing
 from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
-from queues.guard import monitor
+from queues.guard import once
 from rabbit.errors import NotOnBroker
 from tests.support.toolbox import wait_until
 from tools.processes import ProcessGroup
@@ -144,13 +144,13 @@ def test_all_versions_register_receive_events_recover_restart_and_are_removed(si
         publish_order(agent, "first")
 
     lost = {agent.version: agent.queue() for agent in site_agents}
-    monitor.run_pass()
+    once.run_once()
     for queue in lost.values():
         management.delete_queue(*queue)
     for agent in site_agents:
         agent.wait_for_log("Received an error")
     for _ in range(2):
-        monitor.run_pass()
+        once.run_once()
     for agent in site_agents:
         wait_until(lambda queue=lost[agent.version]: management.queue(*queue).get("consumers") == 1, seconds=40)
         publish_order(agent, "after the loss")

@@ -34,7 +34,7 @@ from notifications.audience import Ownership
 from notifications.enqueue import Notice
 from notifications.models import Channel, Notification
 from notifications.sending import send_due
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from tests.support.toolbox import (
     in_background,
@@ -193,11 +193,11 @@ def test_a_pass_with_more_notifications_than_one_claim_starts_a_second_task(amqp
     monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     asked = []
     monkeypatch.setattr(enqueue.current_app, "send_task", lambda name, **_: asked.append(name))
-    monitor.run_pass()
+    once.run_once()
     for number, times in ((4, 1), (5, 2)):
         settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
         amqp.queue(f"queue/nobody/{number}", 6)
-        assert monitor.run_pass().notifications == number
+        assert once.run_once().notifications == number
         assert asked == ["notifications.tasks.send_notifications"] * times
         asked.clear()
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from accounts.models import Owner, PulseUser
 from guardian_consumers import Consumer, Policy, Requeue, SettingsError
 from guardian_consumers.metrics import serve_metrics
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from tests.support.consumers import PARKED, QUEUE, consuming, publish_raw
 from tests.support.toolbox import wait_until
@@ -156,7 +156,7 @@ def test_all_queues_of_a_pulse_users_consumer_have_its_owner(guarded, consumer_s
     with consuming(
         Consumer(consumer_settings(pulse_user="alice", queue_type="quorum"), "orders", lambda message: None)
     ):
-        monitor.run_pass()
+        once.run_once()
     assert set(Queue.objects.values_list("name", "pulse_user__username")) == {
         (f"queue/alice/{name}", "alice") for name in (QUEUE, PARKED, f"{QUEUE}.retry.50ms", f"{QUEUE}.retry.200ms")
     }

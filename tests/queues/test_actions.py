@@ -8,7 +8,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from accounts.models import PulseUser
 from queues.actions import single
 from queues.guard.destroying import NotSent
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
 from rabbit.arguments import differences
 from rabbit.errors import BrokerUnavailable
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 def queue(amqp, alice):
     """Return Alice's queue with 3 messages, as stored by a pass."""
     amqp.queue("queue/alice/builds", 3)
-    run_pass()
+    run_once()
     return Queue.objects.get()
 
 
@@ -35,12 +35,12 @@ def test_a_deletion_is_recorded_with_its_owner_and_not_reported_by_passes(queue,
     assert queue_names(management, vhost) == set()
     queue.refresh_from_db()
     assert (queue.state, queue.length) == ("gone", None)
-    reports = [run_pass() for _ in range(3)]
+    reports = [run_once() for _ in range(3)]
     assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
     assert events_with_owner(queue) == [("removing", "alice@example.org"), ("removed", "alice@example.org")]
     assert QueueEvent.objects.get(kind="removed").details == {"length": 3}
     amqp.queue("queue/alice/builds", 1)
-    run_pass()
+    run_once()
     assert (Queue.objects.get(), Queue.objects.get().length) == (queue, 1)
 
 
@@ -48,13 +48,13 @@ def test_a_deletion_is_recorded_with_its_owner_and_not_reported_by_passes(queue,
 def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amqp, management, vhost, do):
     # A queue whose node is stopping answers 404 too, and is missing from the list for a moment.
     amqp.queue("another")
-    run_pass()
+    run_once()
     management.delete_queue(vhost, queue.name)
     with pytest.raises(single.Gone, match="doesn't list the queue at the moment"):
         do(queue, alice)
     queue.refresh_from_db()
     assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
-    assert [run_pass().gone for _ in range(2)] == [0, 1]
+    assert [run_once().gone for _ in range(2)] == [0, 1]
     assert events_with_owner(queue) == [("gone", None)]
 
 
@@ -80,7 +80,7 @@ def test_after_a_lost_answer_the_decision_stays_recorded(queue, settings, broker
 def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
     amqp.channel.basic_get(queue.name)  # one is unacknowledged now
     single.purge_queue(queue, alice)
-    run_pass()
+    run_once()
     queue.refresh_from_db()
     assert (queue.ready, queue.unacknowledged) == (0, 1)
     assert events_with_owner(queue) == [("purged", "alice@example.org")]
@@ -180,6 +180,6 @@ def test_without_the_broker_live_details_are_empty(queue, settings):
 
 def test_live_details_of_a_name_without_a_url_come_over_amqp(amqp):
     amqp.queue("..", 2)
-    run_pass()
+    run_once()
     live = single.live(Queue.objects.get())
     assert (live.ready, live.consumers, live.bindings, live.arguments) == (2, 0, None, None)

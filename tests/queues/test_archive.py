@@ -18,7 +18,7 @@ from queues.actions import peek, single
 from queues.archives import outcomes, reading, writing
 from queues.guard import destroying
 from queues.guard.destroying import NotSent, Target, WithinLimit
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, ArchiveChunk, Queue
 from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, NotOnBroker
@@ -40,7 +40,7 @@ def pulse_user(guarded, alice):
 def listed(amqp, alice):
     """Return a queue with 8 messages of Alice's Pulse user."""
     amqp.queue(NAME, 8)
-    run_pass()
+    run_once()
     return Queue.objects.get()
 
 
@@ -261,13 +261,13 @@ def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed,
 
 def test_after_a_lost_answer_the_archive_waits_for_the_next_list(listed, alice, broker, settings, monkeypatch, amqp):
     amqp.queue("another")
-    run_pass()
+    run_once()
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"), pytest.raises(BrokerUnavailable):
         single.delete_queue(listed, alice)
     kept = Archive.objects.get()
     assert (kept.state, Archive.objects.seen_by(alice).count()) == ("fetched", 0)
     for _ in range(2):
-        run_pass()
+        run_once()
     assert Archive.objects.seen_by(alice).get() == kept
     assert len(bodies(kept)) == 8
 
@@ -299,7 +299,7 @@ def test_archives_are_deleted_when_they_expire(listed, alice):
 def test_the_oldest_archives_of_a_pulse_user_make_room_for_new_ones(amqp, alice, settings):
     for number in range(4):
         amqp.queue(f"{NAME}/{number}", 5)
-    run_pass()
+    run_once()
     for queue in Queue.objects.order_by("name"):
         single.delete_queue(queue, alice)
     size = Archive.objects.first().stored_bytes
@@ -465,7 +465,7 @@ def auto_delete(amqp, guarded):
 
 
 def test_an_auto_delete_queue_is_archived_whole_and_its_deletion_notified(auto_delete):
-    report = run_pass()
+    report = run_once()
     assert (report.deleted, report.errors) == (1, [])
     assert Archive.objects.get().messages == 150
     assert sent("alice@example.org") == ["deletion"]
@@ -473,7 +473,7 @@ def test_an_auto_delete_queue_is_archived_whole_and_its_deletion_notified(auto_d
 
 def test_an_auto_delete_queue_stays_when_its_messages_are_viewed_or_purged(auto_delete, alice, settings, amqp):
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 1000
-    run_pass()
+    run_once()
     assert len(peek.peek(Queue.objects.get(), alice, 5)) == 5
     wait_until_equal(lambda: amqp.channel.queue_declare(NAME, passive=True).method.message_count, 150)
     assert single.purge_queue(Queue.objects.get(), alice).archived == 150

@@ -13,7 +13,7 @@ from accounts.models import AuditEntry, PulseUser
 from notifications.mails import compose
 from notifications.models import Notification
 from queues.archives import replay
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Queue, Replay
 from rabbit.fetching import Fetched
 from tests.support.archives import store_archive
@@ -31,8 +31,8 @@ def deleted(guarded, amqp, as_alice, alice, settings):
     """Return the archive of a queue with 20 messages, that a pass deleted."""
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
     amqp.queue(NAME, 20)
-    run_pass()
-    run_pass()
+    run_once()
+    run_once()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
     return Archive.objects.get()
 
@@ -179,7 +179,7 @@ def test_a_replay_starts_in_three_steps(deleted, as_alice, amqp, alice):
     first = start_of(deleted, as_alice).text
     assert "is not on the broker. Declare it before you continue" in first
     amqp.queue(NAME, 1)
-    run_pass()
+    run_once()
     assert "Declare it before you continue" not in start_of(deleted, as_alice).text
     second = start_of(deleted, as_alice, step=2, to="back").text
     assert 'name="to" value="back"' in second
@@ -198,7 +198,7 @@ def test_a_replay_starts_in_three_steps(deleted, as_alice, amqp, alice):
 
 def test_a_form_that_is_sent_twice_starts_one_replay(deleted, as_alice, amqp):
     amqp.queue(NAME)
-    run_pass()
+    run_once()
     preview = start_of(deleted, as_alice, step=3, to="back", first=1, last=20).text
     fields = dict(re.findall(r'type="hidden" name="(to|first|last|uuid)" value="([^"]*)"', preview))
     answers = in_parallel(*[lambda: as_alice.post(f"/archives/{deleted.uuid}/replay/", fields)] * 2)
@@ -227,7 +227,7 @@ def test_each_step_refuses_what_is_wrong_at_its_field(as_alice, query, error):
 def test_the_preview_says_why_a_replay_is_refused(deleted, as_alice, amqp, settings):
     query = {"step": 3, "to": "back", "first": 1, "last": 20}
     amqp.queue(NAME)
-    run_pass()
+    run_once()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     refused = as_alice.post(f"/archives/{deleted.uuid}/replay/", query)
     assert "over its deletion limit of 10" in refused.text
@@ -243,15 +243,15 @@ def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, a
     amqp.queue(NAME, 20)
     amqp.channel.exchange_declare("exchange/alice/events", "topic")
     amqp.channel.queue_bind(NAME, "exchange/alice/events", "build.#")
-    run_pass()
-    run_pass()
+    run_once()
+    run_once()
     address = f"/queues/{Queue.objects.get().uuid}/"
     binding = '<code class="name">exchange/alice/events</code>, routing key <code class="name">build.#</code>'
     page = as_alice.get(address).text
     assert "Before it was deleted, it was bound to:" in page
     assert binding in page
     amqp.queue(NAME)
-    run_pass()
+    run_once()
     page = as_alice.get(address).text
     assert "Before Guardian deleted it, it was bound to:" in page
     assert binding in page
@@ -265,7 +265,7 @@ def test_a_missing_target_is_refused_where_it_is_chosen(deleted, as_alice):
 
 def test_messages_that_fit_are_chosen_if_not_all_do(deleted, as_alice, amqp, settings):
     amqp.queue(NAME, 3)
-    run_pass()
+    run_once()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     page = start_of(deleted, as_alice, step=2, to="back").text
     assert "The queue has 3 ready messages, and its deletion limit is 10 messages." in page
@@ -279,7 +279,7 @@ def test_messages_that_fit_are_chosen_if_not_all_do(deleted, as_alice, amqp, set
 
 def test_the_preview_warns_of_messages_that_were_sent_before(deleted, as_alice, amqp, alice):
     amqp.queue(NAME)
-    run_pass()
+    run_once()
     replay.start(deleted, alice, queue=NAME, last=5)
     replay.run_due()
     query = {"step": 3, "to": "back", "last": 20}
@@ -362,7 +362,7 @@ def test_a_deleted_queue_says_first_what_happened_and_offers_its_messages(delete
 )
 def test_a_queue_deleted_by_its_owner_names_the_owner(guarded, amqp, as_alice, alice, keep, words):
     amqp.queue(NAME, 3)
-    run_pass()
+    run_once()
     answer = as_alice.post(
         f"/queues/{Queue.objects.get().uuid}/delete/", {"typed": NAME, **({"keep": "on"} if keep else {})}, follow=True
     )
@@ -374,8 +374,8 @@ def test_a_queue_deleted_by_its_owner_names_the_owner(guarded, amqp, as_alice, a
 def test_a_queue_deleted_without_an_archive_says_why(guarded, amqp, as_alice):
     PulseUser.objects.update(keeps_archives=False)
     amqp.queue(NAME, 20)
-    run_pass()
-    run_pass()
+    run_once()
+    run_once()
     page = as_alice.get(f"/queues/{Queue.objects.get().uuid}/").text
     assert "Messages were not archived, because archives are switched off for it." in page
 
@@ -390,7 +390,7 @@ def live(guarded, amqp, as_alice):
     properties = pika.BasicProperties(content_type=MARKUP)
     for body in ("first", MARKUP, "third"):
         amqp.channel.basic_publish("", NAME, body.encode(), properties)
-    run_pass()
+    run_once()
     return Queue.objects.get()
 
 
@@ -419,7 +419,7 @@ def test_an_invalid_number_of_messages_has_an_error(live, as_alice, count):
 
 def test_a_quorum_queue_is_not_looked_into(guarded, amqp, as_alice):
     amqp.queue(NAME, 1, arguments={"x-queue-type": "quorum"})
-    run_pass()
+    run_once()
     queue = Queue.objects.get()
     assert "Show messages" not in as_alice.get(f"/queues/{queue.uuid}/").text
     for page in (
@@ -499,7 +499,7 @@ def test_the_page_of_a_replay_shows_its_progress_and_its_end(page: Page, deleted
     page.get_by_role("link", name="Bring the messages back").click()
     expect(page.get_by_text("is not on the broker. Declare it before you continue")).to_be_visible()
     amqp.queue(NAME)
-    run_pass()
+    run_once()
     page.get_by_label("the queue that they come from").check()
     page.get_by_role("button", name="Next").click()
     page.get_by_role("button", name="Next").click()

@@ -10,15 +10,13 @@ from django.utils import timezone
 from accounts.models import AuditEntry, Owner, PulseUser
 from notifications.models import Notification
 from queues.actions import single
-from queues.guard import deletion, monitor, persistence
-from queues.guard.deletion import Deletion
-from queues.models import Queue, QueueEvent, Watch
+from queues.guard import monitor, once, persistence
+from queues.guard.deleter import _Round
+from queues.models import Queue, Watch
 from queues.rules import brake
 from queues.rules.brake import groups_to_block
-from queues.rules.rows import from_listed
 from rabbit.errors import Refused
 from rabbit.management import Management
-from rabbit.snapshot import ListedQueue
 from tests.support.toolbox import Killed, in_parallel, queue_names
 
 
@@ -32,7 +30,7 @@ def blocked(guarded, amqp, settings):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
-    assert monitor.run_pass().brake_held
+    assert once.run_once().brake_held
     return guarded
 
 
@@ -48,18 +46,18 @@ def released(blocked, operator):
 
 
 def test_force_overrides_the_brake(blocked):
-    report = monitor.run_pass(force=True)
+    report = once.run_once(force=True)
     assert (report.deleted, report.brake_held) == (3, False)
 
 
 def test_a_release_lets_the_next_pass_delete_the_named_queues_and_is_used_up(released, amqp):
     amqp.channel.queue_purge("long-0")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.brake_held) == (2, False)
     assert brake.brake() == brake.Brake()
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
-    assert monitor.run_pass().brake_held
+    assert once.run_once().brake_held
     assert other_notifications() == ["brake", "brake"]
 
 
@@ -67,7 +65,7 @@ def test_a_release_lets_the_next_pass_delete_the_named_queues_and_is_used_up(rel
 def test_the_brake_limits_other_queues_during_a_release(released, amqp, others, deleted, is_held):
     for number in range(others):
         amqp.queue(f"more-{number}", 11)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.brake_held) == (deleted, is_held)
     assert (brake.brake().queues, brake.brake().released) == (others if is_held else 0, 0)
     assert other_notifications() == ["brake"] * (1 + is_held)
@@ -76,7 +74,7 @@ def test_the_brake_limits_other_queues_during_a_release(released, amqp, others, 
 def test_a_release_is_valid_for_ten_minutes(released):
     Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
     assert brake.brake().released == 0
-    assert monitor.run_pass().brake_held
+    assert once.run_once().brake_held
 
 
 def kill(*arguments, **options):
@@ -87,12 +85,12 @@ def kill(*arguments, **options):
 def test_a_release_survives_a_killed_pass(released, monkeypatch, step):
     with monkeypatch.context() as patch:
         patch.setattr(
-            *((persistence, "_update_watch", kill) if step == "the decision" else (Deletion, "carry_out", kill))
+            *((persistence, "_update_watch", kill) if step == "the decision" else (_Round, "carry_out", kill))
         )
         with pytest.raises(Killed):
-            monitor.run_pass()
+            once.run_once()
     assert brake.brake().released == (3 if step == "the decision" else 0)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.brake_held) == (3, False)
     assert other_notifications() == ["brake"]
 
@@ -107,9 +105,9 @@ def test_a_release_given_during_a_pass_applies_to_the_next_one(blocked, operator
 
     with monkeypatch.context() as patch:
         patch.setattr(persistence, "_update_watch", release_another)
-        assert monitor.run_pass().deleted == 1
+        assert once.run_once().deleted == 1
     assert brake.brake().released == 2
-    assert monitor.run_pass().deleted == 2
+    assert once.run_once().deleted == 2
 
 
 def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp, operator, monkeypatch):
@@ -119,20 +117,20 @@ def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp,
     take = monitor.snapshot.take
     with monkeypatch.context() as patch:
         patch.setattr(monitor.snapshot, "take", lambda *arguments: take(*arguments)._replace(exact=False))
-        look = monitor.run_pass(dry_run=True)
+        look = once.run_once(dry_run=True)
         deletable = {line.key for line in look.deletable}
         assert deletable == {*long_queues(blocked), (blocked, "unsure")}
         brake.release_brake(operator, deletable)
-        report = monitor.run_pass()
+        report = once.run_once()
         assert (report.deleted, report.kept, report.brake_held) == (3, 1, False)
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     assert brake.brake() == brake.Brake()
 
 
 def test_without_a_blocked_deletion_there_is_nothing_to_release(guarded, amqp, operator):
     assert brake.brake() == brake.Brake()
     amqp.queue("short", 1)
-    monitor.run_pass()
+    once.run_once()
     brake.release_brake(operator, [(guarded, "short")])
     assert brake.brake() == brake.Brake()
     assert not AuditEntry.objects.filter(event="released the brake").exists()
@@ -146,13 +144,13 @@ def test_a_release_must_name_a_queue(blocked, operator):
 def test_a_shrunken_list_does_not_lift_the_brake(blocked, operator, monkeypatch):
     since = brake.brake().since
     brake.release_brake(operator, long_queues(blocked))
-    monitor.run_pass(dry_run=True)
+    once.run_once(dry_run=True)
     with monkeypatch.context() as patch:
         patch.setattr(Management, "list_queues", lambda *_: [])
-        assert not monitor.run_pass().brake_held
+        assert not once.run_once().brake_held
     assert (brake.brake().since, brake.brake().queues, brake.brake().released) == (since, 3, 3)
     Watch.objects.update(**brake.NO_RELEASE)
-    assert monitor.run_pass().brake_held
+    assert once.run_once().brake_held
     assert other_notifications().count("brake") == 1
 
 
@@ -186,7 +184,7 @@ def test_only_the_owner_who_exceeds_the_brake_is_blocked(
     alices = {f"queue/alice/{number}" for number in range(3)}
     for name in (*alices, "queue/bob/runaway", "unowned"):
         amqp.queue(name, 11)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.brake_held) == (2, True)
     assert queue_names(management, guarded) == alices
     assert block_reasons() == dict.fromkeys(alices, "brake")
@@ -198,10 +196,10 @@ def test_a_new_queue_of_a_blocked_owner_is_blocked_too(
     settings.GUARDIAN_DELETE_BRAKE = 2
     for name in ("queue/alice/0", "queue/alice/1", "queue/alice/2"):
         amqp.queue(name, 11)
-    monitor.run_pass()
+    once.run_once()
     amqp.queue("queue/alice/another", 11)
     amqp.queue("queue/bob/runaway", 11)
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     assert "queue/alice/another" in queue_names(management, guarded)
     assert brake.brake().queues == 4
     assert other_notifications() == ["brake"]
@@ -214,17 +212,9 @@ def test_operators_are_notified_of_each_owner_who_exceeds_the_brake(
     for owner in ("alice", "bob"):
         for number in range(3):
             amqp.queue(f"queue/{owner}/{number}", 11)
-        assert monitor.run_pass().brake_held
+        assert once.run_once().brake_held
     assert other_notifications() == ["brake", "brake"]
     assert brake.brake().queues == 6
-
-
-def test_queues_without_an_owner_and_those_of_each_agents_vhost_are_groups():
-    queue = from_listed(ListedQueue("/", "a", "classic", True, False, False, "rabbit@one", 11, 0))
-    agents = queue._replace(vhost="agents", owner_id=7)
-    assert len({queue.brake_group, queue._replace(vhost="other").brake_group}) == 1
-    assert len({queue.brake_group, agents.brake_group, agents._replace(vhost="more").brake_group}) == 3
-    assert len({queue.brake_group, queue._replace(pulse_user_id=1).brake_group, agents.brake_group}) == 3
 
 
 # Blocked until an operator decides
@@ -237,19 +227,19 @@ def block_reasons():
 
 def test_a_queue_stays_blocked_when_few_are_left(blocked):
     Queue.objects.exclude(name="long-0").update(unbounded=True)
-    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert [once.run_once().deleted for _ in range(2)] == [0, 0]
     assert block_reasons() == {"long-0": "brake"}
 
 
 def test_a_blocked_queue_that_dips_below_its_limit_stays_blocked_until_it_is_back_to_normal(blocked, amqp):
     amqp.take("long-0", 2)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, brake.brake().queues) == (0, 2)
     amqp.publish("long-0", 2)
-    assert (monitor.run_pass().deleted, brake.brake().queues) == (0, 3)
+    assert (once.run_once().deleted, brake.brake().queues) == (0, 3)
     assert other_notifications() == ["brake"]
     amqp.take("long-0", 7)
-    monitor.run_pass()
+    once.run_once()
     assert block_reasons() == dict.fromkeys(["long-1", "long-2"], "brake")
 
 
@@ -267,7 +257,7 @@ def test_two_releases_add_up_and_each_queue_is_released_once(blocked, operator):
     assert brake.release_brake(operator, long_queues(blocked, 2)) == brake.Release(2, 0, "", 0)
     assert brake.release_brake(other, long_queues(blocked)) == brake.Release(1, 2, "ops@example.org", 0)
     assert brake.brake().released == 3
-    assert monitor.run_pass().deleted == 3
+    assert once.run_once().deleted == 3
     released = AuditEntry.objects.filter(event="released the brake").order_by("id")
     assert [(entry.actor, entry.additional_data["queues"]) for entry in released] == [(operator, 2), (other, 1)]
 
@@ -285,7 +275,7 @@ def test_a_queue_released_by_one_operator_and_spared_by_another_stays(blocked, o
     other = Owner.objects.create_superuser("other@example.org")
     brake.release_brake(operator, long_queues(blocked))
     single.set_limits(Queue.objects.get(name="long-0"), other, **limits)
-    assert monitor.run_pass().deleted == 2
+    assert once.run_once().deleted == 2
     assert queue_names(management, blocked) == {"long-0"}
     assert brake.brake() == brake.Brake()
 
@@ -297,53 +287,8 @@ def test_one_operator_releases_while_another_spares(blocked, operator, managemen
         partial(brake.release_brake, operator, long_queues(blocked)),
         partial(single.set_limits, spared, other, unbounded=True),
     )
-    assert monitor.run_pass().deleted == 2
+    assert once.run_once().deleted == 2
     assert queue_names(management, blocked) == {"long-0"}
-
-
-# The time for deletions
-
-
-def test_a_pass_ends_its_deletions_in_time_and_the_next_one_continues(released, amqp, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(deletion, "SECONDS_PER_PASS", 0)
-        report = monitor.run_pass()
-    assert (report.deleted, report.errors) == (0, [])
-    assert set(Queue.objects.values_list("state", flat=True)) == {"deleting"}
-    amqp.queue("runaway", 11)
-    report = monitor.run_pass()
-    assert (report.deleted, report.brake_held) == (4, False)
-
-
-@pytest.mark.soak
-def test_other_queues_are_guarded_while_2_500_released_ones_are_deleted(
-    guarded, pulse_user, bobs_pulse_user, operator, amqp, management, monkeypatch
-):
-    names = [f"queue/alice/{number}" for number in range(2_500)]
-    for name in names:
-        amqp.queue(name, 11)
-    assert (monitor.run_pass().brake_held, brake.brake().queues) == (True, len(names))
-    brake.release_brake(operator, [(guarded, name) for name in names])
-    monkeypatch.setattr(deletion, "SECONDS_PER_PASS", 5)
-    deleted = [monitor.run_pass().deleted]
-    assert 0 < deleted[0] < len(names)
-    while Queue.objects.filter(state="deleting").exists():
-        amqp.queue("queue/bob/runaway", 30)
-        amqp.queue(f"queue/bob/{len(deleted)}", 6)
-        deleted.append(monitor.run_pass().deleted)
-        assert "queue/bob/runaway" not in queue_names(management, guarded)
-        assert Queue.objects.get(name=f"queue/bob/{len(deleted) - 1}").state == "warned"
-    assert sum(deleted) == len(names) + len(deleted) - 1
-    assert not any(name.startswith("queue/alice/") for name in queue_names(management, guarded))
-
-
-def test_the_longest_queues_are_deleted_first(guarded, amqp, monkeypatch):
-    monkeypatch.setattr(deletion, "BATCH_SIZE", 1)
-    for number in (12, 14, 13):
-        amqp.queue(f"of-{number}", number)
-    assert monitor.run_pass().deleted == 3
-    deleted = QueueEvent.objects.filter(kind="deleted").order_by("id").values_list("queue_name", flat=True)
-    assert list(deleted) == ["of-14", "of-13", "of-12"]
 
 
 # The settings
@@ -353,34 +298,34 @@ def test_the_longest_queues_are_deleted_first(guarded, amqp, monkeypatch):
 def earlier(guarded, amqp, settings):
     """Give a queue of 8 messages after a pass with the limit 10."""
     amqp.queue("long", 8)
-    assert monitor.run_pass().errors == []
+    assert once.run_once().errors == []
     return guarded
 
 
 def test_a_limit_lowered_in_the_environment_deletes_nothing_that_the_old_one_allowed(earlier, amqp, settings, operator):
     amqp.queue("longer", 11)
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 7
-    reports = [monitor.run_pass() for _ in range(3)]
+    reports = [once.run_once() for _ in range(3)]
     assert [(report.deleted, report.brake_held) for report in reports] == [(1, True), (0, True), (0, True)]
     assert block_reasons() == {"long": "settings"}
     assert other_notifications() == ["brake"]
     brake.release_brake(operator, [(earlier, "long")])
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
 
 
 def test_a_lowered_limit_that_is_raised_again_blocks_nothing(earlier, settings):
     for limit in (7, 10):
         settings.GUARDIAN_MAX_QUEUE_LENGTH = limit
-        monitor.run_pass()
+        once.run_once()
     assert (block_reasons(), brake.brake()) == ({}, brake.Brake())
 
 
 def test_the_old_limit_counts_with_a_queues_own_and_its_pulse_users_limits(guarded, pulse_user, amqp, settings):
     amqp.queue("queue/alice/builds", 8)
-    monitor.run_pass()
+    once.run_once()
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 9
     PulseUser.objects.update(max_length=7)  # a person confirms such a change
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
 
 
 @pytest.mark.parametrize(
@@ -395,9 +340,9 @@ def test_the_old_limit_counts_with_a_queues_own_and_its_pulse_users_limits(guard
 def test_any_setting_that_makes_a_queue_deletable_blocks_its_deletion(guarded, amqp, settings, name, before, after):
     amqp.queue("long", 2 if "NAMESPACE" in name else 11)
     setattr(settings, name, before)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     setattr(settings, name, [guarded] if after is None else after)
-    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert [once.run_once().deleted for _ in range(2)] == [0, 0]
     assert block_reasons() == {"long": "settings"}
 
 
@@ -405,7 +350,7 @@ def test_a_misnamed_queue_is_no_longer_blocked_once_the_policy_is_revoked(guarde
     amqp.queue("stray", 2)
     for policy in ("report", "delete-unpatterned", "report"):
         settings.GUARDIAN_NAMESPACE_POLICY = policy
-        monitor.run_pass()
+        once.run_once()
     assert block_reasons() == {}
 
 
@@ -419,24 +364,24 @@ def unseen(guarded):
 def test_the_first_pass_over_a_broker_deletes_nothing_and_then_other_queues_are_guarded(unseen, amqp, management):
     amqp.queue("long", 11)
     amqp.queue("short", 1)
-    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert [once.run_once().deleted for _ in range(2)] == [0, 0]
     assert block_reasons() == {"long": "settings"}
     amqp.queue("new", 11)
     amqp.publish("short", 10)
-    assert monitor.run_pass().deleted == 2
+    assert once.run_once().deleted == 2
     assert queue_names(management, unseen) == {"long"}
 
 
 def test_a_dry_run_before_the_first_pass_shows_what_is_blocked(unseen, amqp):
     amqp.queue("long", 11)
-    report = monitor.run_pass(dry_run=True)
+    report = once.run_once(dry_run=True)
     assert ([line.reason for line in report.deletable], report.would_delete) == (["settings"], [])
     assert not Watch.objects.exists()
 
 
 def test_a_forced_first_pass_deletes(unseen, amqp):
     amqp.queue("long", 11)
-    assert monitor.run_pass(force=True).deleted == 1
+    assert once.run_once(force=True).deleted == 1
 
 
 @pytest.mark.parametrize("another", [{"nodes": ["rabbit@elsewhere"], "cluster": ""}, {"cluster": "another"}], ids=str)
@@ -444,28 +389,28 @@ def test_the_first_pass_over_another_broker_deletes_nothing(earlier, amqp, anoth
     assert Watch.objects.get().cluster
     Watch.objects.update(**another)
     amqp.queue("there-before", 11)
-    assert [monitor.run_pass().deleted for _ in range(2)] == [0, 0]
+    assert [once.run_once().deleted for _ in range(2)] == [0, 0]
     assert block_reasons() == {"there-before": "settings"}
 
 
 def test_another_side_of_a_split_cluster_is_the_same_broker(earlier, amqp):
     Watch.objects.update(nodes=["rabbit@elsewhere"])
     amqp.queue("new", 11)
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
 
 
 def test_a_deletion_decided_on_another_broker_is_blocked(earlier, amqp):
     amqp.publish("long", 3)
     Queue.objects.update(state="deleting")
     Watch.objects.update(cluster="another")
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert block_reasons() == {"long": "settings"}
 
 
 def test_after_a_policy_that_no_longer_exists_nothing_is_deleted(earlier, amqp):
     Watch.objects.update(deletion_settings={"GUARDIAN_THRESHOLD_POLICY": "removed"})
     amqp.publish("long", 3)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert Watch.objects.get().deletion_settings["GUARDIAN_THRESHOLD_POLICY"] == "static"
 
 
@@ -484,10 +429,10 @@ def test_changed_settings_count_as_new_until_all_vhosts_could_be_listed(
     Watch.objects.all().delete()
     with monkeypatch.context() as patch:
         patch.setattr(Management, "list_queues", refuse)
-        monitor.run_pass()
+        once.run_once()
     assert Watch.objects.get().deletion_settings is None
     amqp.queue("long", 11)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert Watch.objects.get().deletion_settings is not None
 
 
@@ -499,7 +444,7 @@ def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(
 ):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("queue/alice/short")
-    monitor.run_pass()
+    once.run_once()
     queue = Queue.objects.get(name="queue/alice/builds")
     sentence = "over deletion limit; deletion is blocked until an operator decides"
     pages = [as_alice.get(path).text for path in ("/queues/", f"/queues/{queue.uuid}/")]

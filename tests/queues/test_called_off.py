@@ -9,7 +9,7 @@ from django.utils import timezone
 from notifications.models import Notification
 from queues.archives import reading, writing
 from queues.guard import destroying
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
@@ -116,7 +116,7 @@ def test_ten_deletions_that_are_called_off_cost_a_quorum_queue_no_message(jobs, 
     while_fetched(lambda: jobs.consume(10))
     for _ in range(10):
         jobs.fill(LIMIT + 10)
-        assert run_pass().deleted == 0
+        assert run_once().deleted == 0
     assert jobs.found() == jobs.published
     assert not Archive.objects.exists()
 
@@ -129,7 +129,7 @@ def test_a_message_without_a_delivery_left_is_in_the_queue_or_in_an_archive(
     jobs.reject(limit)
     jobs.fill(LIMIT + 10)
     while_fetched(lambda: jobs.consume(10))
-    assert run_pass().deleted == 0
+    assert run_once().deleted == 0
     assert jobs.found() == jobs.published
     kept = [(one.state, one.reason) for one in Archive.objects.all()]
     assert kept == ([("kept", "called_off")] if return_is_delivery else [])
@@ -149,7 +149,7 @@ def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs, 
 
     monkeypatch.setattr(destroying, "store_batch", store_and_die)
     with pytest.raises(Killed):
-        run_pass()
+        run_once()
     wait_until_equal(jobs.lengths, {NAME: LIMIT + 9})
     Archive.objects.update(created=timezone.now() - writing.UNKNOWN_OUTCOME)
     writing.enforce_bounds()
@@ -160,9 +160,9 @@ def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, 
     jobs.declare("quorum")
     jobs.fill(2 * LIMIT)
     store_returned(guarded, timezone.now(), ready=2 * LIMIT)
-    assert [run_pass().deleted for _ in range(2)] == [0, 0]
+    assert [run_once().deleted for _ in range(2)] == [0, 0]
     jobs.fill(2 * LIMIT + 1)
-    assert [run_pass().deleted for _ in range(2)] == [0, 1]
+    assert [run_once().deleted for _ in range(2)] == [0, 1]
     facts = Notification.objects.get(kind="deletion", recipient="ops@example.org").facts
     assert (facts["dropped"], facts["why_not_archived"]) == (2 * LIMIT + 1, destroying.FETCH_PAUSED)
 
@@ -171,7 +171,7 @@ def test_an_hour_after_their_return_the_messages_are_archived(jobs, guarded):
     jobs.declare("quorum")
     jobs.fill(LIMIT + 1)
     store_returned(guarded, timezone.now() - FETCH_PAUSE, ready=LIMIT + 1)
-    assert run_pass().deleted == 1
+    assert run_once().deleted == 1
     assert Archive.objects.get().messages == LIMIT + 1
 
 
@@ -181,7 +181,7 @@ def test_attempts_are_forgotten_when_the_queue_is_empty_or_declared_again(jobs, 
     if state == "gone":
         jobs.fill(1)
     store_returned(guarded, timezone.now() - timedelta(minutes=1), fetch_attempts=2, state=state, ready=1)
-    run_pass()
+    run_once()
     queue = Queue.objects.get()
     assert (queue.fetch_attempts, queue.attempted_at, queue.returned_at) == (0, None, None)
 
@@ -195,7 +195,7 @@ def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
     jobs.fill(120)
     tags = jobs.get(60)
     if queue_type == "quorum":
-        run_pass()  # stores since when its unacknowledged messages put it over its limit
+        run_once()  # stores since when its unacknowledged messages put it over its limit
     Queue.objects.update(over_unacked_since=timezone.now() - UNACKED_MINIMUM)
     fetched = []
 
@@ -205,7 +205,7 @@ def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
             jobs.channel.basic_ack(tag)
 
     while_fetched(acknowledge)
-    assert run_pass().deleted == (not is_acknowledged)
+    assert run_once().deleted == (not is_acknowledged)
     assert fetched
     if is_acknowledged:
         assert jobs.found() == jobs.published

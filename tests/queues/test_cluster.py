@@ -15,7 +15,7 @@ from agents.registration.declaring import declare_or_replace
 from core import removals
 from core.models import Removal
 from notifications.models import Notification
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Archive, Queue, QueueEvent, Watch
 from rabbit import deadline
 from rabbit.addresses import addresses_of
@@ -89,11 +89,11 @@ def cluster(empty_cluster, settings, pulse_user):
         amqp.connection.close()
     time.sleep(6)  # quorum queues are listed as of their last tick
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
-    monitor.run_pass()
+    once.run_once()
     Queue.objects.update(unbounded=True)
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     for _ in range(3):
-        assert monitor.run_pass().queues == 120
+        assert once.run_once().queues == 120
     QueueEvent.objects.all().delete()
     Notification.objects.all().delete()
     return empty_cluster
@@ -114,7 +114,7 @@ class Passes:
         last = None
         while last is None or time.monotonic() < last + SECONDS_AFTER:
             began = time.monotonic()
-            report = monitor.run_pass()
+            report = once.run_once()
             self.reports.append((began - self.began, time.monotonic() - self.began, report))
             if last is None and not fault.is_alive():
                 last = time.monotonic()
@@ -270,9 +270,7 @@ def test_an_agents_queue_whose_node_is_down_is_unreachable(cluster, kind, settin
     Management(node.management_url).declare_queue("/", name, wanted)
     node.kill()
     try:
-        wait_until(
-            lambda: monitor.run_pass() and ["node", node.name] in [one[:2] for one in Watch.objects.get().alarms]
-        )
+        wait_until(lambda: once.run_once() and ["node", node.name] in [one[:2] for one in Watch.objects.get().alarms])
         began = time.monotonic()
         with deadline.limit(core.broker.ACTION_SECONDS, renewed=True):
             if kind == "classic":
@@ -357,7 +355,7 @@ def run_passes_until(condition, seconds=240):
 
     def is_true_after_a_pass():
         time.sleep(1)
-        monitor.run_pass()
+        once.run_once()
         return condition()
 
     wait_until(is_true_after_a_pass, seconds)
@@ -392,7 +390,7 @@ def test_a_queue_over_its_limit_is_deleted_once_its_leader_answers(empty_cluster
     run_passes_until(lambda: len(deletions()) == 3)
     assert archived() == dict.fromkeys(reachable, 12)
     for _ in range(5):
-        monitor.run_pass()
+        once.run_once()
     assert archived() == dict.fromkeys(reachable, 12)
     lost.start()
     empty_cluster.wait()

@@ -14,7 +14,7 @@ from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from notifications.mails import compose
 from notifications.models import Notification
 from queues.actions import single
-from queues.guard import consumer_health, monitor
+from queues.guard import consumer_health, once
 from queues.guard.consumer_health import ConsumerState, QueueCounts, count_consumers
 from queues.models import Queue, Watch
 from tests.support.proxy import Proxy, http_answer
@@ -60,7 +60,7 @@ def start_consumer(amqp):
 
 def store_without_consumers(broker_proxy, guarded, minutes=5):
     """Store that the queue has had no consumer for these minutes."""
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
     let_minutes_pass(minutes=minutes)
@@ -119,7 +119,7 @@ def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
 
 def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.queue(NAME, 3)
-    monitor.run_pass()
+    once.run_once()
     count_until(lambda: stored_state()[0] == 0 and Queue.objects.get(name=NAME).bytes == 3)
     assert stored_state()[1] is not None
     assert sent("alice@example.org") == []
@@ -226,7 +226,7 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
 
 def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
     before = stored_state()
@@ -249,7 +249,7 @@ def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarde
 
 def test_an_unavailable_broker_changes_nothing_and_is_logged_once(amqp, broker_proxy, guarded, settings, caplog):
     amqp.queue(NAME)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
     before = stored_state()
@@ -265,7 +265,7 @@ def test_an_unavailable_broker_changes_nothing_and_is_logged_once(amqp, broker_p
 
 def test_two_concurrent_counts_run_once(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 4)))
     with lease("consumers"):
         assert count_consumers() == 0
@@ -341,7 +341,7 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.channel.basic_consume(NAME, lambda channel, method, *_: in_hand.append(method.delivery_tag))
     amqp.connection.process_data_events(1)
     amqp.channel.basic_ack(in_hand.pop(0))
-    monitor.run_pass()
+    once.run_once()
     count_until(lambda: stored_stall()[0] == 1 and stored_stall()[1] is not None, amqp.connection)
     assert sent("alice@example.org") == []
     let_minutes_pass(minutes=5)
@@ -362,7 +362,7 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp):
 def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     start_consumer(amqp)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
     count_consumers()
     let_minutes_pass(minutes=5)
@@ -373,7 +373,7 @@ def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, br
 
 def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(working_row(guarded)))  # an outdated list
     count_consumers()
     let_minutes_pass(minutes=5)
@@ -383,7 +383,7 @@ def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(amqp, 
 
 def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
-    monitor.run_pass()
+    once.run_once()
     before = NOW - timedelta(minutes=9)
     Queue.objects.update(
         consumers=0,
@@ -404,7 +404,7 @@ def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, g
 def test_without_message_statistics_stalls_are_not_judged(amqp, broker_proxy, guarded, stats):
     amqp.queue(NAME)
     start_consumer(amqp)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(working_row(guarded)))
     count_consumers()
     let_minutes_pass(minutes=9)
@@ -422,7 +422,7 @@ BOTH_KINDS = pytest.mark.parametrize(
 @BOTH_KINDS
 def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, row, consumers):
     amqp.queue(NAME)
-    monitor.run_pass()
+    once.run_once()
     answer(broker_proxy, listing(row(guarded, NAME, consumers)))
     count_consumers()
     Queue.objects.update(state="gone")

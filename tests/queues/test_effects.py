@@ -18,7 +18,7 @@ from agents.models import Offering
 from core.confirmation import MAX_EXAMPLES, AffectedQueue, ConfirmableChange, ConfirmationRequired, Effect
 from core.endpoints import ConfirmSerializer
 from queues.actions import effects, single
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
 from tests.agents.test_subscription_pages import compute, make_agent, make_subscription, store_queue_row  # noqa: F401
 from tests.site.test_admin import choose_action, confirm, confirmation_in
@@ -160,13 +160,13 @@ def test_the_longest_queues_are_the_examples(operator, pulse_user):
 def test_the_next_pass_deletes_what_was_shown_after_it_is_confirmed(operator, pulse_user, amqp, guarded, management):
     for name, messages in (("long", 8), ("longer", 9), ("short", 3)):
         amqp.queue(f"queue/alice/{name}", messages)
-    run_pass()
+    run_once()
     program, body = Program(operator), {"warn_length": 2, "max_length": 5}
     asked = program.patch("pulse-users/alice/", body).json()
-    run_pass()
+    run_once()
     assert len(queue_names(management, guarded)) == 3
     assert program.patch("pulse-users/alice/", {**body, "confirm": asked["confirm"]}).status_code == 200
-    run_pass()
+    run_once()
     shown = {one["name"] for one in asked["effect"]["examples"]}
     assert queue_names(management, guarded) == {"queue/alice/short"}
     assert shown == {"queue/alice/long", "queue/alice/longer"}
@@ -351,7 +351,7 @@ def live_pulse_user(pulse_user, management, guarded, amqp):
     """Return Alice's Pulse user on the broker, with a queue that a pass has listed."""
     management.put_user("alice", "irrelevant")
     amqp.queue("queue/alice/builds", 3)
-    run_pass()
+    run_once()
     yield pulse_user
     if "alice" in {user.name for user in management.users()}:
         management.delete_user("alice")
@@ -493,7 +493,7 @@ def test_the_page_of_a_deletion_shows_the_messages_first(as_alice, live_pulse_us
     page = as_alice.get(path)
     assert "This deletes 1 queue with 3 messages." in page.text
     amqp.queue("queue/alice/newer", 1)
-    run_pass()
+    run_once()
     page = as_alice.post(path, {**sent_again(page), "name": "alice"})
     assert "The change now deletes 1 more queue than you confirmed. Nothing was deleted." in page.text
     assert "This deletes 2 queues with 4 messages." in page.text

@@ -1,6 +1,5 @@
 """Failures of everything around Guardian: nothing is lost or repeated, and the right people are notified."""
 
-import time
 import uuid
 from contextlib import ExitStack
 from datetime import timedelta
@@ -17,7 +16,7 @@ from notifications.models import Notification
 from queues import tasks
 from queues.actions import single
 from queues.archives import reading, replay
-from queues.guard import deletion, monitor
+from queues.guard import monitor, once
 from queues.models import Archive, Pass, Queue, Watch
 from rabbit import confirmed
 from rabbit.errors import BrokerUnavailable, NotOnBroker
@@ -25,7 +24,7 @@ from rabbit.fetching import Fetch
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
-from tests.support.faults import STEPS, let_time_pass, once_after, run_scheduled_work
+from tests.support.faults import STEPS, let_time_pass, once_after, once_before, run_scheduled_work
 from tests.support.proxy import Proxy, http_answer
 from tests.support.toolbox import (
     AWAY_AMQP,
@@ -54,13 +53,13 @@ def builds(guarded, pulse_user, amqp):
 def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(settings, broker, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     for _ in range(3):
-        assert monitor.run_pass().away
+        assert once.run_once().away
     assert sent("ops@example.org") == ["outage"]
     assert "could not be queried" in caplog.text
     assert "secret-word" not in caplog.text + str(Notification.objects.get().facts)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    assert not monitor.run_pass().away
-    monitor.run_pass()
+    assert not once.run_once().away
+    once.run_once()
     assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
@@ -68,7 +67,7 @@ def test_during_an_outage_the_task_waits_and_the_backoff_grows_to_its_maximum(se
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     waits = []
     for _ in range(6):
-        monitor.run_pass()
+        once.run_once()
         waits.append(round(monitor.seconds_to_wait() + 0.5))  # the pass took a part of the time
     assert waits == [1, 2, 4, 8, 16, 32]
     tasks.monitor_queues()
@@ -78,7 +77,7 @@ def test_during_an_outage_the_task_waits_and_the_backoff_grows_to_its_maximum(se
 def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, broker, settings, monkeypatch):
     listed, broken_vhost = Management.list_queues, vhosts[0]
     settings.GUARDIAN_VHOSTS = vhosts[:2]
-    monitor.run_pass()
+    once.run_once()
     before = list(Queue.objects.filter(vhost=broken_vhost).values())
 
     def fail(self, vhost, params):
@@ -88,7 +87,7 @@ def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, brok
 
     monkeypatch.setattr(Management, "list_queues", fail)
     Amqp(broker.amqp_url, vhosts[1]).publish("a", 11)
-    reports = [monitor.run_pass() for _ in range(2)]
+    reports = [once.run_once() for _ in range(2)]
     assert [report.errors for report in reports] == [[f"vhost '{broken_vhost}' could not be listed: no answer"]] * 2
     assert list(Queue.objects.filter(vhost=broken_vhost).values()) == before
     assert Queue.objects.get(vhost=vhosts[1]).state == "gone"
@@ -108,32 +107,20 @@ def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, brok
 def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, broker_proxy, management, guarded, answer):
     amqp.queue("queue/alice/builds", 3)
     amqp.queue("long", 3)
-    monitor.run_pass()
+    once.run_once()
     before = list(Queue.objects.order_by("id").values())
     amqp.publish("long", 10)
     broker_proxy.answer(answer)
     for _ in range(4):
-        assert monitor.run_pass().away
+        assert once.run_once().away
     assert list(Queue.objects.order_by("id").values()) == before
     assert queue_names(management, guarded) == {"long", "queue/alice/builds"}
     assert sent("ops@example.org") == ["outage"]
 
 
-def after_recheck(monkeypatch, action):
-    """Call this right after the recheck."""
-    ask = rabbit.amqp.declare_passively
-
-    def ask_and_act(*arguments):
-        answer = ask(*arguments)
-        action()
-        return answer
-
-    monkeypatch.setattr(deletion.amqp, "declare_passively", ask_and_act)
-
-
 def test_a_queue_consumed_since_the_list_is_kept(builds, amqp, monkeypatch, management, guarded):
     once_after(monkeypatch, "the list", lambda: amqp.take(builds, 4))
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.kept) == (0, 1)
     assert queue_names(management, guarded) == {builds}
     assert Queue.objects.get().state == "warned"
@@ -143,24 +130,16 @@ def test_a_queue_consumed_since_the_list_is_kept(builds, amqp, monkeypatch, mana
 
 def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(builds, amqp, monkeypatch):
     amqp.queue("another")
-    calls = []
-
-    def delete_at_the_second_look():
-        calls.append(1)
-        if len(calls) == 2:  # the first is for the mail's consumers
-            amqp.channel.queue_delete(builds)
-
-    after_recheck(monkeypatch, delete_at_the_second_look)
-    report = monitor.run_pass()
+    once_before(monkeypatch, "the recheck", lambda: amqp.channel.queue_delete(builds))
+    report = once.run_once()
     assert report.deleted == 0
-    assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
+    assert [once.run_once().gone for _ in range(2)] == [0, 1]
     assert sent("alice@example.org") == []
     assert queue_events(builds) == ["condemned", "gone"]
 
 
 @pytest.mark.parametrize("by", ["the queue's limit", "the Pulse user's limit", "unbounded"])
 def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, management, guarded, by):
-    monkeypatch.setattr(deletion, "SPARED_CHECK_SECONDS", 0)
     for name, length in (("first", 12), ("second", 11)):
         amqp.queue(f"queue/alice/{name}", length)
     PulseUser.objects.update(max_length=10)
@@ -174,9 +153,9 @@ def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, manage
         return delete(self)
 
     monkeypatch.setattr(Fetch, "delete_queue", delete_and_spare)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.kept, report.errors) == (1, 1, [])
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert queue_names(management, guarded) == {"queue/alice/second"}
     assert Queue.objects.get(name="queue/alice/second").state == "warned"
     assert sorted(sent("alice@example.org")) == ["deletion", "warning"]
@@ -191,8 +170,8 @@ def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(builds, m
         return deleted
 
     monkeypatch.setattr(Fetch, "delete_queue", delete_and_declare)
-    assert monitor.run_pass().deleted == 1
-    monitor.run_pass()
+    assert once.run_once().deleted == 1
+    once.run_once()
     assert sent("alice@example.org") == ["deletion"]
     assert Queue.objects.get().state == "ok"
     assert queue_events(builds) == ["condemned", "deleted", "returned"]
@@ -203,9 +182,9 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
 ):
     amqp.queue("another")
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_delete"):
-        report = monitor.run_pass()
+        report = once.run_once()
         assert (report.deleted, len(report.errors), sent("alice@example.org")) == (0, 1, [])
-        assert monitor.run_pass().deleted == 1
+        assert [once.run_once().deleted for _ in range(2)] == [0, 1]
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -222,13 +201,13 @@ def test_a_deletion_carried_out_after_its_timeout_is_notified_once(builds, amqp,
         return delete(self)
 
     monkeypatch.setattr(Fetch, "delete_queue", time_out)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     if when == "at the second request":
         monkeypatch.setattr(Fetch, "delete_queue", carry_out_late)
     else:
         monkeypatch.setattr(Fetch, "delete_queue", delete)
-        after_recheck(monkeypatch, lambda: amqp.channel.queue_delete(builds))
-    assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
+        once_before(monkeypatch, "the recheck", lambda: amqp.channel.queue_delete(builds))
+    assert sum(once.run_once().deleted for _ in range(4)) == 1
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -237,36 +216,28 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
 ):
     with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
         amqp.queue("queue/alice/builds", 11)
-        reports = [monitor.run_pass() for _ in range(3)]
+        reports = [once.run_once() for _ in range(3)]
     assert all("ACCESS_REFUSED" in report.errors[0] for report in reports)
     assert sent("alice@example.org") == ["warning"]
     assert sent("ops@example.org") == ["warning", "refused"]
     assert queue_events("queue/alice/builds") == ["condemned"]
     settings.RABBIT_URL = broker.amqp_url
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     assert Watch.objects.get().refused_since is None
-
-
-def test_a_rechecks_age_starts_with_its_first_request(builds, monkeypatch):
-    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
-    after_recheck(monkeypatch, lambda: time.sleep(0.3))
-    report = monitor.run_pass()
-    assert (report.deleted, report.errors) == (0, [])
-    assert "refused" not in sent("ops@example.org")
 
 
 def test_intermittent_short_lists_confirm_no_deletion_and_are_notified_once_an_hour(amqp, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(12):
         amqp.queue(f"q{number}")
-    monitor.run_pass()
+    once.run_once()
     Queue.objects.filter(name="q11").update(state="deleting", delete_sent_at=timezone.now())  # by a killed pass
     listed = Management.list_queues
     for _ in range(3):
         with monkeypatch.context() as patched:
             patched.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
-            assert monitor.run_pass().deleted == 0
-        monitor.run_pass()
+            assert once.run_once().deleted == 0
+        once.run_once()
     assert sent("ops@example.org") == ["short-list"]
 
 
@@ -291,7 +262,7 @@ def test_invalid_columns_are_unknown_and_their_queues_are_guarded_like_the_other
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "list_queues", list_wrong_columns)
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.queues, report.unknown, report.deleted, report.errors) == (11, 4, 7, [])
     assert queue_names(management, guarded) == {"q0", "q1", "q2", "q3"}
 
@@ -299,7 +270,7 @@ def test_invalid_columns_are_unknown_and_their_queues_are_guarded_like_the_other
 def test_a_missing_guarded_vhost_is_an_error_in_the_report(amqp, guarded, settings):
     settings.GUARDIAN_VHOSTS = [guarded, "no-such-vhost"]
     amqp.queue("a")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert report.queues == 1
     assert report.errors == ["vhost 'no-such-vhost' isn't on the broker; see GUARDIAN_VHOSTS"]
 
@@ -308,17 +279,17 @@ def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, settin
     settings.RABBIT_URL = AWAY_AMQP
     amqp.queue("queue/alice/builds", 11)
     for _ in range(2):
-        report = monitor.run_pass()
+        report = once.run_once()
         assert (report.deleted, "can't connect over AMQP" in report.errors[0]) == (0, True)
     assert sent("ops@example.org") == ["warning", "refused"]
     settings.RABBIT_URL = broker.amqp_url
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
 
 
 @pytest.mark.parametrize("step", ["the list", "the recheck"])
 def test_a_pass_that_lost_its_lease_deletes_nothing_and_says_so(builds, monkeypatch, management, guarded, step):
     once_after(monkeypatch, step, expire_lease)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert report.deleted == 0
     assert "lease" in Pass.objects.get().errors[-1]
     assert queue_names(management, guarded) == {builds}
@@ -330,7 +301,7 @@ def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(builds, monk
         raise NotOnBroker("no such queue")
 
     monkeypatch.setattr(Fetch, "delete_queue", gone)
-    assert "lease" in monitor.run_pass().errors[-1]
+    assert "lease" in once.run_once().errors[-1]
 
 
 def test_messages_published_after_a_purge_survive_a_slow_network(
@@ -344,27 +315,12 @@ def test_messages_published_after_a_purge_survive_a_slow_network(
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
         proxy.delay(0.1)
         once_after(monkeypatch, "the announcement", purge_and_publish)
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.deleted, report.kept, report.errors) == (0, 1, [])
     assert amqp.channel.queue_declare(builds, passive=True).method.message_count == 1
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert Queue.objects.get().state == "ok"
     assert sent("alice@example.org") == []
-
-
-def test_an_expired_recheck_deletes_nothing_and_keeps_an_earlier_deletion_request(
-    builds, monkeypatch, management, guarded
-):
-    earlier = timezone.now() - timedelta(seconds=40)
-    with monkeypatch.context() as patched:
-        patched.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
-        report = monitor.run_pass()
-        assert (report.deleted, report.errors, sent("alice@example.org")) == (0, [], [])
-        assert (Queue.objects.get().delete_sent_at, queue_names(management, guarded)) == (None, {builds})
-        Queue.objects.update(delete_sent_at=earlier)
-        monitor.run_pass()
-        assert Queue.objects.get().delete_sent_at == earlier
-    assert monitor.run_pass().deleted == 1
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -384,7 +340,7 @@ def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
         management.delete_vhost(other)
 
     once_after(monkeypatch, step, delete)
-    assert monitor.run_pass().deleted == (step == "the deletion")
+    assert once.run_once().deleted == (step == "the deletion")
     assert other not in {one.name for one in management.vhosts()}
     let_time_pass()
     run_scheduled_work()
@@ -412,13 +368,13 @@ def test_guardians_pulse_user_that_is_restored_on_the_broker_lost_nothing(
     guardians_user, amqp, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)
-    monitor.run_pass()
+    once.run_once()
     amqp.queue("queue/alice/builds", 11)
     if what == "its permissions":
         management.delete_permissions(guarded, guardians_user)
     else:
         management.delete_user(guardians_user)
-    reports = [monitor.run_pass() for _ in range(3)]
+    reports = [once.run_once() for _ in range(3)]
     assert all("401" in report.errors[0] or "refused" in report.errors[0] for report in reports)
     assert queue_names(management, guarded) == {"queue/alice/builds", "queue/alice/short"}
     assert Queue.objects.get(name="queue/alice/short").misses == 0
@@ -437,7 +393,7 @@ def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_no
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("hung")
     amqp.queue("long", 7)
-    monitor.run_pass()
+    once.run_once()
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     amqp.publish("hung", 12)
     amqp.publish("long", 8)
@@ -445,14 +401,14 @@ def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_no
     wait_until_equal(lambda: statistics("/", "hung").get("messages"), 12)
     wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
     guarded_node.eval(f"sys:suspend({pid}).")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert any("does not respond" in error for error in report.errors)
     assert report.deleted == 1
     assert "unresponsive" in sent("ops@example.org")
     hung = Notification.objects.filter(facts__queue="hung", recipient="ops@example.org")
     assert [notification.kind for notification in hung] == ["warning"]
     guarded_node.eval(f"sys:resume({pid}).")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert report.errors == []
     assert sent("ops@example.org").count("unresponsive") == sent("ops@example.org").count("responsive") == 1
     assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
@@ -462,14 +418,14 @@ def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):
     amqp = Amqp(guarded_node.amqp_url, "/")
     for number in range(20):
         amqp.queue(f"q{number}", 1)
-    monitor.run_pass()
+    once.run_once()
     guarded_node.eval("mnesia:sync_log()")  # write the declared queues to disk
     guarded_node.kill()
-    assert monitor.run_pass().away
+    assert once.run_once().away
     guarded_node.start()
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.gone, report.away) == (0, False)
-    wait_until(lambda: monitor.run_pass().queues == 20)  # RabbitMQ 4 lists no queues in the moment after its start
+    wait_until(lambda: once.run_once().queues == 20)  # RabbitMQ 4 lists no queues in the moment after its start
     assert not Queue.objects.filter(state="gone").exists()
     assert [kind for kind in sent("ops@example.org") if kind != "short-list"] == ["outage", "outage-over"]
 
@@ -481,7 +437,7 @@ def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
     management = broker.management()
     with memory_alarm(guarded_node) if alarm == "memory" else disk_alarm(guarded_node):
         assert any(alarm in one for one in management.alarms())
-        assert monitor.run_pass().deleted == 1
+        assert once.run_once().deleted == 1
     run_scheduled_work()
     assert breaches(management, ["/"], mailbox.mails) == []
     assert Archive.objects.get().messages == 11
@@ -490,7 +446,7 @@ def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
 def test_a_broker_that_restarts_in_the_middle_of_a_fetch_loses_no_message(guarded_node, mailbox, monkeypatch):
     publish(guarded_node, "long", 600, pika.BasicProperties(delivery_mode=2))
     once_after(monkeypatch, "the first batch", guarded_node.restart)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     run_scheduled_work()
     assert breaches(broker.management(), ["/"], mailbox.mails) == []
     [kept] = Archive.objects.filter(state="kept")
@@ -503,7 +459,7 @@ def start_replay(guarded_node, alice):
 
     def start():
         publish(guarded_node, "queue/alice/jobs", 7)
-        monitor.run_pass()
+        once.run_once()
         archive = single.delete_queue(Queue.objects.get(), alice).archive
         Amqp(guarded_node.amqp_url, "/").queue("queue/alice/jobs")
         return replay.start(archive, alice, queue="queue/alice/jobs")
@@ -558,11 +514,11 @@ def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, mo
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("short", 1)
     amqp.queue("long", 6)
-    monitor.run_pass()
+    once.run_once()
     amqp.publish("long", 5)
     once_after(monkeypatch, "the decision", lambda: guarded_node.eval("rabbit_mgmt_storage:reset_all()."))
-    assert monitor.run_pass().deleted == 1
-    reports = [monitor.run_pass() for _ in range(2)]
+    assert once.run_once().deleted == 1
+    reports = [once.run_once() for _ in range(2)]
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
     run_scheduled_work()
     assert breaches(broker.management(), ["/"], mailbox.mails) == []
@@ -575,7 +531,7 @@ def test_a_deletion_carried_out_by_a_thawed_broker_is_notified_once(guarded_node
     amqp.queue("short", 1)
     amqp.queue("long", 11)
     once_after(monkeypatch, "the announcement", guarded_node.suspend)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     guarded_node.resume()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
     run_scheduled_work()
@@ -589,7 +545,7 @@ def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, 
     Amqp(guarded_node.amqp_url, "/").queue("long", 11)  # its messages are in memory only
     guarded_node.eval("mnesia:sync_log().")  # but the queue is on disk
     once_after(monkeypatch, "the announcement", guarded_node.kill)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     guarded_node.start()
     run_scheduled_work()
     assert breaches(broker.management(), ["/"], mailbox.mails) == []

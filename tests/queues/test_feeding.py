@@ -7,7 +7,7 @@ import pytest
 from django.urls import reverse
 
 from notifications.sending import send_due
-from queues.guard import facts, feeding, monitor
+from queues.guard import facts, feeding, once
 from queues.models import Queue
 from rabbit.entities import Binding
 
@@ -90,7 +90,7 @@ TEXTS = (
 def test_a_mail_shows_header_arguments_and_the_path_to_the_first_exchange(fed, amqp, mailbox, monkeypatch, singly):
     monkeypatch.setattr(facts, "MAX_SINGLE_REQUESTS", 10 if singly else 0)
     amqp.publish(fed, 6)
-    monitor.run_pass()
+    once.run_once()
     send_due()
     (mail,) = mailbox.to("alice@example.org")
     for text in (*TEXTS, f"/queues/{Queue.objects.get().uuid}/"):
@@ -99,7 +99,7 @@ def test_a_mail_shows_header_arguments_and_the_path_to_the_first_exchange(fed, a
 
 
 def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange(fed, as_alice):
-    monitor.run_pass()
+    once.run_once()
     page = as_alice.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     page = page.replace('<code class="name">', "").replace("</code>", "")
     assert "exchange exchange/alice/last, x-match: all, type: order" in page
@@ -117,7 +117,7 @@ def limit_on_broker(management, vhost, **definition):
 def test_a_warning_says_that_the_broker_limits_the_queue(amqp, guarded, pulse_user, management, mailbox):
     limit_on_broker(management, guarded, max_length=7)
     amqp.queue(NAME, 30)
-    monitor.run_pass()
+    once.run_once()
     send_due()
     (mail,) = mailbox.to("alice@example.org")
     for text in (mail.text, mail.html):
@@ -140,14 +140,14 @@ def test_a_warning_says_what_the_broker_does_past_its_limit(
 ):
     limit_on_broker(management, guarded, **definition)
     amqp.queue(NAME, 6)
-    monitor.run_pass()
+    once.run_once()
     send_due()
     assert sentence in mailbox.to("alice@example.org")[0].text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_a_queues_page_shows_the_brokers_limit(amqp, guarded, pulse_user, as_alice):
     amqp.queue(NAME, 6, arguments={"x-max-length": 7})
-    monitor.run_pass()
+    once.run_once()
     page = as_alice.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     assert "7 messages: the broker drops the rest, the oldest first" in page
     (refreshed,) = re.findall('hx-get="([^"]*)"', page)

@@ -14,7 +14,7 @@ from notifications import channels, claims, enqueue, grouping, kinds
 from notifications.enqueue import Notice
 from notifications.models import Notification
 from notifications.sending import send_due
-from queues.guard import consumer_health, monitor
+from queues.guard import consumer_health, once
 from queues.models import Queue
 from tests.support.proxy import http_answer
 from tests.support.toolbox import in_background, in_parallel, stored_queue, wait_until_blocked
@@ -43,7 +43,7 @@ def fill(amqp, guarded, pulse_user, settings):
 
 
 def run_and_send():
-    report = monitor.run_pass()
+    report = once.run_once()
     assert report.errors == []
     send_due()
 

@@ -17,7 +17,7 @@ from notifications import mail_sending, sending
 from notifications.models import Notification
 from queues.actions import single
 from queues.archives import reading, replay
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Archive, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -95,7 +95,7 @@ def kill_after_each_effect(do, prepare, check):
 def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, guarded, management, mailbox):
     def prepare(number):
         amqp.queue(f"going-{number}")
-        monitor.run_pass()
+        once.run_once()
         amqp.channel.queue_delete(f"going-{number}")
         amqp.queue(f"queue/alice/warned-{number}", 6)
         amqp.queue(f"queue/alice/long-{number}", 11)
@@ -107,7 +107,7 @@ def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, guarded, 
         is_complete = death.effects[-1] == ARCHIVE_UPDATED and "AMQP queue_delete" not in death.effects
         assert archived(prepared) == [list(range(11))] * (1 + is_complete), death.effects
 
-    kills = kill_after_each_effect(lambda _: monitor.run_pass(), prepare, check)
+    kills = kill_after_each_effect(lambda _: once.run_once(), prepare, check)
     assert kills >= 8
     notified = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts")
     wanted = [("warning", f"queue/alice/warned-{number}") for number in range(kills + 1)]
@@ -120,7 +120,7 @@ def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, guarded, 
 def test_a_killed_deletion_or_purge_by_a_person_loses_no_message(do, amqp, alice, guarded, management):
     def prepare(number):
         amqp.queue(f"queue/alice/{number}", 5)
-        monitor.run_pass()
+        once.run_once()
         return Queue.objects.get(name=f"queue/alice/{number}")
 
     def check(queue, death):
@@ -138,7 +138,7 @@ def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, m
     monkeypatch.setattr(replay, "BATCH", 2)
     name = "queue/alice/jobs"
     amqp.queue(name, 5)
-    monitor.run_pass()
+    once.run_once()
     archive = single.delete_queue(Queue.objects.get(name=name), alice).archive
     amqp.queue(name)
 
@@ -165,7 +165,7 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
 
     def prepare(number):
         settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-        monitor.run_pass()  # an outage, which is notified to all of them
+        once.run_once()  # an outage, which is notified to all of them
         settings.RABBITMQ_MANAGEMENT_URL = management_url
 
     def check(prepared, death):

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Watch
 from queues.rules import thresholds
 from queues.rules.rows import Registrations, Rules, StoredPulseUser
@@ -89,7 +89,7 @@ def test_the_largest_queue_in_memory_is_deleted_and_one_of_tiny_messages_stays(
     for _ in range(80):
         amqp.channel.basic_publish("", "heavy", b"x" * MIB)
     wait_until(lambda: memory.of_queues(management, [guarded]).get((guarded, "heavy"), 0) >= 80 * MIB)
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     assert queue_names(management, guarded) == {"light"}
 
 
@@ -100,7 +100,7 @@ def test_pressure_costs_one_request_and_none_for_half_a_minute_after_a_deletion(
         relieved_at = timezone.now() - timedelta(seconds=seconds_ago) if seconds_ago else None
         Watch.objects.update_or_create(id=1, defaults={"relieved_at": relieved_at})
         with counted_requests() as requests:
-            monitor.run_pass()
+            once.run_once()
         costs.append(requests.count(f"GET /api/queues/{guarded}"))
     assert costs == [2, 1, 2]
 
@@ -111,6 +111,6 @@ def test_a_pass_goes_on_if_the_memory_of_queues_cannot_be_listed(amqp, guarded, 
 
     amqp.queue("long", 81)
     monkeypatch.setattr(memory, "of_queues", fail)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert report.deleted == 1
     assert "the memory of the queues could not be listed" in report.errors[0]

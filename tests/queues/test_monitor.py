@@ -15,8 +15,7 @@ from core import bulk, leases
 from core.models import Lease
 from notifications.models import Notification
 from queues.actions import single
-from queues.guard import monitor, pruning
-from queues.guard.deletion import Deletion
+from queues.guard import destroying, monitor, once, pruning
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.pages import trends
 from queues.rules import listing
@@ -29,16 +28,16 @@ pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
 def test_owner_and_operators_are_notified_once_of_a_warning_and_once_of_its_end(amqp):
     amqp.queue("queue/alice/builds", 3)
-    report = monitor.run_pass()
+    report = once.run_once()
     queue = Queue.objects.get()
     assert (report.queues, report.new, report.errors) == (1, 1, [])
     assert (queue.name, queue.ready, queue.unacknowledged, queue.state) == ("queue/alice/builds", 3, 0, "ok")
     assert not Notification.objects.exists()
     amqp.publish("queue/alice/builds", 2)
-    assert [monitor.run_pass().warned for _ in range(3)] == [1, 0, 0]
+    assert [once.run_once().warned for _ in range(3)] == [1, 0, 0]
     assert Queue.objects.get().state == "warned"
     amqp.take("queue/alice/builds", 4)
-    assert monitor.run_pass().recovered == 1
+    assert once.run_once().recovered == 1
     assert sent("alice@example.org") == sent("ops@example.org") == ["warning", "recovery"]
 
 
@@ -46,12 +45,12 @@ def test_a_warning_has_bindings_and_growth_rate(amqp):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.queue("queue/alice/builds", 1)
     amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
-    monitor.run_pass()
+    once.run_once()
     ten_seconds_ago = timezone.now() - timedelta(seconds=10)
     Queue.objects.update(first_seen=ten_seconds_ago)
     QueueSample.objects.update(at=ten_seconds_ago)
     amqp.publish("queue/alice/builds", 5)
-    monitor.run_pass()
+    once.run_once()
     facts = Notification.objects.filter(recipient="alice@example.org").get().facts
     assert facts["bindings"] == [{"exchange": "exchange/alice/events", "routing_key": "build.#"}]
     assert facts["consumers"] == 0
@@ -64,7 +63,7 @@ def test_a_queue_over_its_deletion_limit_is_deleted_and_its_owner_notified(amqp,
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.queue("queue/alice/builds", 11)
     amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.kept, report.errors) == (1, 0, [])
     assert management.list_queues(guarded, {"columns": "name"}) == []
     assert Queue.objects.get().state == "gone"
@@ -78,20 +77,20 @@ def test_a_queue_over_its_deletion_limit_is_deleted_and_its_owner_notified(amqp,
     assert row.seconds > row.listing_seconds > 0
 
 
-def test_if_the_recheck_list_times_out_queues_over_the_limit_by_ready_are_deleted(amqp, monkeypatch):
+def test_without_a_second_list_queues_over_the_limit_by_ready_alone_are_deleted(amqp, monkeypatch):
     amqp.queue("certain", 11)
     amqp.queue("doubtful", 11)
     for _ in range(11):
         amqp.channel.basic_get("doubtful", auto_ack=False)
-    monkeypatch.setattr("queues.guard.deletion.LIST_TIMEOUT_SECONDS", -1)
-    report = monitor.run_pass()
-    assert (report.deleted, report.kept) == (1, 1)
+    monkeypatch.setattr(destroying, "_list_again", lambda attempt: None)
+    report = once.run_once()
+    assert (report.deleted, report.pending) == (1, 1)
     assert Queue.objects.get(name="certain").state == "gone"
 
 
 def test_the_deletion_of_an_unowned_queue_notifies_operators_only(amqp):
     amqp.queue("stray", 11)
-    monitor.run_pass()
+    once.run_once()
     assert set(Notification.objects.values_list("recipient", flat=True)) == {"ops@example.org"}
     assert Queue.objects.get(name="stray").state == "gone"
 
@@ -99,15 +98,15 @@ def test_the_deletion_of_an_unowned_queue_notifies_operators_only(amqp):
 def test_a_queue_that_returns_keeps_its_row_and_its_growth_counts_from_its_return(amqp):
     amqp.queue("queue/alice/builds", 3)
     amqp.queue("another")
-    monitor.run_pass()
+    once.run_once()
     before = Queue.objects.get(name="queue/alice/builds")
     Queue.objects.filter(pk=before.pk).update(warn_length=2, unbounded=True)
     QueueSample.objects.update(at=timezone.now() - timedelta(minutes=1))
     amqp.channel.queue_delete("queue/alice/builds")
-    monitor.run_pass()
-    monitor.run_pass()
+    once.run_once()
+    once.run_once()
     amqp.queue("queue/alice/builds", 6)
-    monitor.run_pass()
+    once.run_once()
     queue = Queue.objects.select_related("pulse_user").get(name="queue/alice/builds")
     assert (queue.uuid, queue.unbounded, queue.warn_length, queue.state) == (before.uuid, True, 2, "warned")
     assert queue_events("queue/alice/builds") == ["gone", "returned", "warned"]
@@ -120,42 +119,42 @@ def test_a_queue_that_returns_keeps_its_row_and_its_growth_counts_from_its_retur
 def test_a_warned_queue_that_returns_is_not_warned_about_again(amqp):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 6)
-    monitor.run_pass()
+    once.run_once()
     for _ in range(2):
         amqp.channel.queue_delete("queue/alice/builds")
-        monitor.run_pass()
-        monitor.run_pass()
+        once.run_once()
+        once.run_once()
         amqp.queue("queue/alice/builds", 6)
-        monitor.run_pass()
+        once.run_once()
     assert sent("alice@example.org") == ["warning"]
     amqp.channel.queue_purge("queue/alice/builds")
-    monitor.run_pass()
+    once.run_once()
     assert sent("alice@example.org") == ["warning", "recovery"]
 
 
 def test_a_queue_that_becomes_ignored_is_gone(amqp, settings):
     amqp.queue("keep-this", 6)
     amqp.queue("another")
-    monitor.run_pass()
+    once.run_once()
     settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
     amqp.queue("keep-that", 20)
-    monitor.run_pass()
+    once.run_once()
     assert Queue.objects.get(name="keep-this").state == "gone"
     assert not Queue.objects.filter(name="keep-that").exists()
     settings.GUARDIAN_IGNORED_QUEUES = ""
-    monitor.run_pass()
+    once.run_once()
     assert Queue.objects.get(name="keep-this").state == "warned"
 
 
 def test_the_row_of_a_queue_that_becomes_ignored_is_not_pruned_at_once(amqp, settings):
     amqp.queue("keep-this", 6)
     amqp.queue("another")
-    monitor.run_pass()
+    once.run_once()
     Queue.objects.update(last_seen=timezone.now() - timedelta(days=settings.GUARDIAN_FORGET_DAYS + 1))
-    monitor.run_pass()
+    once.run_once()
     listed_at = Watch.objects.get().listed_at
     settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
-    monitor.run_pass()
+    once.run_once()
     pruning.prune()
     row = Queue.objects.get(name="keep-this")
     assert (row.state, row.last_seen) == ("gone", listed_at)
@@ -163,7 +162,7 @@ def test_the_row_of_a_queue_that_becomes_ignored_is_not_pruned_at_once(amqp, set
 
 def test_a_dry_run_reports_deletions_and_changes_nothing(amqp, management, guarded):
     amqp.queue("long", 11)
-    report = monitor.run_pass(dry_run=True)
+    report = once.run_once(dry_run=True)
     assert report.would_delete == [{"vhost": guarded, "queue": "long"}]
     assert len(management.list_queues(guarded, {"columns": "name"})) == 1
     assert not any(model.objects.exists() for model in (Queue, QueueEvent, Notification, Pass, Lease))
@@ -175,7 +174,7 @@ def test_a_lease_that_expires_too_far_ahead_is_free_but_not_one_taken_slightly_l
     """On PostgreSQL a statement that waited for a row has an earlier time than the one that held it."""
     expires_at = Now() + timedelta(seconds=seconds)
     Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
-    assert monitor.run_pass().another_pass is not is_free
+    assert once.run_once().another_pass is not is_free
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,7 @@ def test_queues_are_reported_or_deleted_by_name(amqp, settings, management, guar
     for name in names:
         amqp.queue(name)
     amqp.channel.exchange_declare("queue/alice/events", "topic")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert queue_names(management, guarded) == names - deleted
     assert (report.misnamed, report.unpatterned) == (["exchange/alice/builds"], 1)
     assert report.misnamed_exchanges == ["queue/alice/events"]
@@ -200,13 +199,13 @@ def test_queues_are_reported_or_deleted_by_name(amqp, settings, management, guar
 
 def test_a_pulse_user_without_the_administrator_tag_is_an_outage(amqp, settings, management, broker):
     amqp.queue("one")
-    monitor.run_pass()
+    once.run_once()
     management.put_user("watcher", "secret", ["monitoring"])
     try:
         host = broker.management_url.rpartition("@")[2]
         settings.RABBITMQ_MANAGEMENT_URL = f"http://watcher:secret@{host}"
         settings.GUARDIAN_VHOSTS = ["*"]
-        report = monitor.run_pass()
+        report = once.run_once()
     finally:
         management.delete_user("watcher")
     assert report.away
@@ -221,7 +220,7 @@ def test_a_queue_of_any_name_is_guarded(amqp, management, guarded):
     )  # fmt: skip
     for name in names:
         amqp.queue(name, 11)
-    assert monitor.run_pass().deleted == len(names)
+    assert once.run_once().deleted == len(names)
     assert management.list_queues(guarded, {"columns": "name"}) == []
 
 
@@ -233,20 +232,20 @@ def builds(guarded, pulse_user, amqp):
     """Return a queue of Alice's with one message, after a pass. Another queue stays, so that no list is empty."""
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 1)
-    monitor.run_pass()
+    once.run_once()
     return Queue.objects.get(name="queue/alice/builds")
 
 
 def test_a_pulse_user_can_be_removed_during_a_pass(amqp, management, monkeypatch):
     amqp.queue("queue/alice/old", 1)
-    monitor.run_pass()
+    once.run_once()
     amqp.queue("queue/alice/new", 1)
     amqp.queue("queue/alice/warned", 6)
     amqp.queue("stray", 11)
     amqp.publish("queue/alice/old", 1)
     pulse_user = PulseUser.objects.get()
     once_before(monkeypatch, "the decision", lambda: remove_as_a_person(pulse_user))
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.errors, report.deleted) == ([], 1)
     assert not PulseUser.objects.exists()
     assert Queue.objects.get(name="queue/alice/old").state == "gone"
@@ -259,9 +258,9 @@ def test_a_pulse_user_can_be_removed_during_a_pass(amqp, management, monkeypatch
 @pytest.mark.parametrize("during", [(once_after, "the list"), (once_before, "the decision")], ids=lambda one: one[1])
 def test_a_queue_deleted_manually_during_a_pass_stays_gone(builds, amqp, alice, monkeypatch, more, during):
     amqp.publish(builds.name, more)
-    once, step = during
-    once(monkeypatch, step, lambda: single.delete_queue(builds, alice))
-    reports = [monitor.run_pass() for _ in range(3)]
+    act, step = during
+    act(monkeypatch, step, lambda: single.delete_queue(builds, alice))
+    reports = [once.run_once() for _ in range(3)]
     assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
     builds.refresh_from_db()
     assert (builds.state, builds.length) == ("gone", None)
@@ -270,19 +269,17 @@ def test_a_queue_deleted_manually_during_a_pass_stays_gone(builds, amqp, alice, 
     assert not Notification.objects.exists()
 
 
-@pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete"])
+@pytest.mark.parametrize("step", ["the recheck", "the announcement", "the deletion"])
 def test_a_manual_deletion_of_a_deletable_queue_is_recorded_as_manual(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)
-    at_that_step = getattr(Deletion, step)
 
-    def delete_first(self, *arguments, **options):
-        monkeypatch.setattr(Deletion, step, at_that_step)
-        single.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
-        return at_that_step(self, *arguments, **options)
+    def delete():
+        amqp.channel.queue_delete("queue/alice/builds")
+        single._record_deletion(Queue.objects.get(name="queue/alice/builds"), alice)
 
-    monkeypatch.setattr(Deletion, step, delete_first)
-    reports = [monitor.run_pass() for _ in range(3)]
+    once_before(monkeypatch, step, delete)
+    reports = [once.run_once() for _ in range(3)]
     assert sum(report.deleted for report in reports) == 0
     assert Queue.objects.get(name="queue/alice/builds").state == "gone"
     assert queue_events("queue/alice/builds") == ["condemned", "removing", "removed"]
@@ -297,7 +294,7 @@ def test_a_deletable_queue_that_was_redeclared_is_not_deleted(amqp, alice, monke
         amqp.queue("queue/alice/builds", 1)
 
     once_before(monkeypatch, "the announcement", delete_and_declare)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert queue_names(management, vhost) == {"queue/alice/builds"}
 
 
@@ -306,7 +303,7 @@ def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, am
     row.update(state="deleting", delete_sent_at=timezone.now())
     amqp.channel.queue_delete(builds.name)
     once_before(monkeypatch, "the decision", lambda: row.update(state="gone"))
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert queue_events(builds.name) == []
     assert sent("alice@example.org") == []
 
@@ -317,20 +314,20 @@ def test_removing_a_pulse_user_with_many_queues_is_not_a_short_list(amqp, settin
     for name in names:
         amqp.queue(name)
     amqp.queue("long", 1)
-    monitor.run_pass()
+    once.run_once()
     PulseUser.objects.update(removing_since=timezone.now())
     for name in names:
         amqp.channel.queue_delete(name)
     amqp.publish("long", 20)
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.errors, report.deleted, sent("ops@example.org")) == ([], 1, ["deletion"])
 
 
 def test_a_pulse_users_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
-    monitor.run_pass()
+    once.run_once()
     once_after(monkeypatch, "the list", lambda: PulseUser.objects.update(warn_length=2))
-    assert monitor.run_pass().warned == 1
+    assert once.run_once().warned == 1
 
 
 def test_an_unchanged_queue_registered_after_the_list_is_registered(amqp, monkeypatch, guarded, settings):
@@ -340,7 +337,7 @@ def test_an_unchanged_queue_registered_after_the_list_is_registered(amqp, monkey
     subscription = EventSubscription.objects.create(owner=owner)
     offering = Offering.objects.create(uuid=uuid.uuid4())
     amqp.queue("stood-still", 1)
-    monitor.run_pass()
+    once.run_once()
     assert not Queue.objects.get().registered
 
     def register():
@@ -349,7 +346,7 @@ def test_an_unchanged_queue_registered_after_the_list_is_registered(amqp, monkey
         )
 
     once_after(monkeypatch, "the list", register)
-    monitor.run_pass()
+    once.run_once()
     assert Queue.objects.get().registered
 
 
@@ -359,13 +356,13 @@ def test_an_unchanged_queue_registered_after_the_list_is_registered(amqp, monkey
 )
 def test_limits_set_during_a_pass_apply(amqp, monkeypatch, limits, state):
     amqp.queue("queue/alice/builds", 1)
-    monitor.run_pass()
+    once.run_once()
     amqp.publish("queue/alice/builds", 19)
     once_before(monkeypatch, "the decision", lambda: Queue.objects.update(**limits))
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     assert (Queue.objects.get().length, queue_events("queue/alice/builds")) == (1, [])
     assert not Notification.objects.exists()
-    monitor.run_pass()
+    once.run_once()
     assert (Queue.objects.get().length, Queue.objects.get().state) == (20, state)
 
 
@@ -373,26 +370,26 @@ def test_queues_deleted_manually_after_the_list_are_not_a_short_list(amqp, alice
     settings.GUARDIAN_DELETE_BRAKE = 1
     for number in range(6):
         amqp.queue(f"queue/alice/{number}")
-    monitor.run_pass()
+    once.run_once()
 
     def delete_half():
         for queue in Queue.objects.order_by("name")[:3]:
             single.delete_queue(queue, alice)
 
     once_after(monkeypatch, "the list", delete_half)
-    assert monitor.run_pass().errors == []
+    assert once.run_once().errors == []
     assert Queue.objects.filter(state="gone").count() == 3
     assert not Notification.objects.exists()
 
 
 def test_a_queue_that_returns_while_its_row_is_pruned_is_new(amqp, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
-    monitor.run_pass()
+    once.run_once()
     Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=31))
     once_before(monkeypatch, "the decision", pruning.prune)
-    monitor.run_pass()
+    once.run_once()
     assert not Queue.objects.exists()
-    assert monitor.run_pass().new == 1
+    assert once.run_once().new == 1
 
 
 def test_writing_lengths_is_a_hot_update():
@@ -413,7 +410,7 @@ def test_writing_lengths_is_a_hot_update():
 
 def test_statements_and_requests_of_a_pass_do_not_grow_with_the_queues(amqp, management, vhost):
     """First pass, steady passes, and passes with missing and gone queues; test_shape.py has warnings and deletions."""
-    monitor.run_pass()
+    once.run_once()
     found = []
     for queues in (50, 300):
         names = [f"queue/alice/{queues}-{number}" for number in range(queues)]
@@ -439,6 +436,6 @@ def test_statements_and_requests_of_a_pass_do_not_grow_with_the_queues(amqp, man
 def counted_pass(*, new=0, changed=0, gone=0):
     """Run a pass, check its counts, and return the numbers of its statements and requests."""
     with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.new, report.changed, report.gone, report.errors) == (new, changed, gone, [])
     return len(statements), len(requests)

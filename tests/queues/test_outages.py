@@ -25,7 +25,7 @@ from core.models import Removal
 from notifications import claims, enqueue, mail_sending, sending
 from notifications.enqueue import Notice
 from notifications.models import Notification
-from queues.guard import monitor
+from queues.guard import monitor, once
 from queues.models import Pass, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.support import plugin
@@ -95,15 +95,15 @@ def test_a_pass_interrupted_by_a_database_stop_is_finished_by_the_next(
     cluster, amqp, guarded, management, mailbox, monkeypatch, step
 ):
     amqp.queue("queue/alice/short", 1)
-    monitor.run_pass()
+    once.run_once()
     amqp.queue(BUILDS, 11)
     once_after(monkeypatch, step, cluster.halt)
     with pytest.raises(Error):
-        monitor.run_pass()
+        once.run_once()
     assert (BUILDS in queue_names(management, guarded)) == (step != "the deletion")
     close_old_connections()
     with pytest.raises(Error):
-        monitor.run_pass()
+        once.run_once()
     cluster.start()
     close_old_connections()
     let_time_pass()
@@ -194,7 +194,7 @@ def test_with_a_read_only_database_nothing_is_deleted_or_changed(cluster, amqp, 
     amqp.queue(BUILDS, 11)
     with read_only():
         with pytest.raises(Error, match="read-only"):
-            monitor.run_pass()
+            once.run_once()
         with pytest.raises(Error, match="read-only"):
             sweep.sweep_orphans()
         assert browser.get("/queues/").status_code == 200
@@ -223,7 +223,7 @@ def test_without_a_free_database_connection_nothing_is_done(cluster, amqp, alice
     with contextlib.ExitStack() as taken:
         take_all_connections(cluster, taken)
         with pytest.raises(OperationalError, match=r"too many clients|remaining connection slots"):
-            monitor.run_pass()
+            once.run_once()
         page = browser.get("/queues/")
         assert (page.status_code, page["Retry-After"]) == (503, "30")
         assert queue_names(management, guarded) == {BUILDS}
@@ -242,7 +242,7 @@ def is_connected():
 def test_a_pass_ended_by_a_deadlock_is_done_by_the_next(cluster, amqp, guarded, management, mailbox):
     for name in ("queue/alice/first", "queue/alice/second"):
         amqp.queue(name, 1)
-    monitor.run_pass()
+    once.run_once()
     first, second = Queue.objects.order_by("id").values_list("id", flat=True)
     for name in ("queue/alice/first", "queue/alice/second"):
         amqp.publish(name, 5)
@@ -250,7 +250,7 @@ def test_a_pass_ended_by_a_deadlock_is_done_by_the_next(cluster, amqp, guarded, 
     def run():
         with connection.cursor() as cursor:
             cursor.execute("SET deadlock_timeout = '2s'")  # by then the other transaction waits too
-        monitor.run_pass()
+        once.run_once()
 
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the pass, not this transaction
@@ -305,7 +305,7 @@ def test_a_pass_interrupted_by_a_full_disk_is_finished_later(
     with contextlib.ExitStack() as filled:
         once_after(monkeypatch, step, lambda: filled.enter_context(full_disk()))
         with pytest.raises(OperationalError, match="full"):
-            monitor.run_pass()
+            once.run_once()
         if step == "the list":
             assert len(queue_names(management, guarded)) == number
             assert not Queue.objects.exists()
@@ -368,7 +368,7 @@ def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, 
     management.declare_queue(queue.vhost, "subscription_orphan")
     amqp.queue("queue/alice/warned", 6)
     amqp.queue(BUILDS, 6)
-    monitor.run_pass()
+    once.run_once()
     mailbox.refuse(True)
     sending.send_due()
     removals.write(

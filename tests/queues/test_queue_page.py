@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pages.queue import describe_event
 from queues.rules.thresholds import FETCH_PAUSE
@@ -37,7 +37,7 @@ def alices_queue(as_alice):
 def listed_queue(guarded, amqp, as_alice):
     """Give Alice's queue with 3 messages after a pass, with Alice signed in."""
     amqp.queue("queue/alice/builds", 3)
-    run_pass()
+    run_once()
     return Queue.objects.get()
 
 
@@ -67,7 +67,7 @@ def test_the_page_shows_bindings_and_consumers(listed_queue, client, amqp):
 
 def test_the_page_shows_the_arguments(guarded, amqp, as_alice):
     amqp.queue("queue/alice/short", arguments={"x-max-length": 12, "x-overflow": "reject-publish"})
-    run_pass()
+    run_once()
     page = page_of(Queue.objects.get(), as_alice)
     assert '<code class="name">x-max-length</code> = <code class="name">12</code>' in page
     assert "reject-publish" in page
@@ -216,7 +216,7 @@ def test_the_chart_of_an_unknown_length_says_so(alices_queue, client):
 
 def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, client, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    run_pass()
+    run_once()
     Queue.objects.update(ready=7, state="warned")
     answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day", headers={"HX-Request": "true"})
     assert answer.status_code == 200
@@ -299,7 +299,7 @@ def test_any_name_can_be_typed_as_shown(guarded, amqp, as_alice, management, vho
     )  # fmt: skip
     for name in names:
         amqp.queue(name)
-    run_pass()
+    run_once()
     for queue in Queue.objects.all():
         assert as_alice.get(f"/queues/{queue.uuid}/delete/").status_code == 200
         assert as_alice.post(f"/queues/{queue.uuid}/delete/", {"typed": readable(queue.name)}).status_code == 302
@@ -315,7 +315,7 @@ def test_deleting_or_purging_a_gone_queue_says_so(listed_queue, client, manageme
     assert f"was not {done}" in answer.text
     assert "list the queue at the moment" in answer.text
     for _ in range(3):
-        run_pass()
+        run_once()
     assert "This queue is gone." in page_of(listed_queue, client)
     again = client.post(f"/queues/{listed_queue.uuid}/{page}/", {"typed": listed_queue.name}, follow=True)
     assert "The queue is no longer on the broker." in again.text
@@ -336,7 +336,7 @@ def test_without_the_broker_the_form_is_503_and_nothing_changes(listed_queue, cl
 
 def test_a_refused_deletion_shows_the_brokers_reason(guarded, amqp, as_alice):
     amqp.queue("queue/alice/mine", durable=False, exclusive=True)
-    run_pass()
+    run_once()
     queue = Queue.objects.get()
     answer = as_alice.post(f"/queues/{queue.uuid}/delete/", {"typed": queue.name})
     assert answer.status_code == 409
@@ -413,7 +413,7 @@ def test_the_page_lists_consumers_with_their_prefetch_and_connection(guarded, br
         channel = connection.channel()
         channel.basic_qos(prefetch_count=2)
         channel.basic_consume("builds", lambda *_: None, consumer_tag="builder-7")
-        run_pass()
+        run_once()
         queue = Queue.objects.get(name="builds")
         wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in page())
         wait_until(

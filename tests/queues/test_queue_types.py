@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from rabbit import snapshot
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
@@ -102,7 +102,7 @@ def test_all_types_are_listed(guarded_node, management, amqp, version):
         mqtt_subscription(guarded_node, "clean", qos=0, clean_session=True),
         mqtt_subscription(guarded_node, "kept", qos=1, clean_session=False),
     ):
-        report = monitor.run_pass()
+        report = once.run_once()
         names = snapshot.list_names(management, ["/"])[0]
     assert (report.away, report.errors) == (False, [])
     clean = (MQTT_QOS_0, True, True, None) if version >= (3, 12) else ("classic", False, False, 0)
@@ -123,12 +123,12 @@ def test_all_types_are_listed(guarded_node, management, amqp, version):
 def test_a_subscription_with_qos_0_is_gone_when_its_client_is(guarded_node, amqp):
     amqp.queue("a")
     with mqtt_subscription(guarded_node, "clean", qos=0, clean_session=True):
-        assert monitor.run_pass().queues == 2
+        assert once.run_once().queues == 2
     management = Management(guarded_node.management_url)
     wait_until_equal(lambda: queue_names(management, "/"), {"a"})
     management.close()
     for _ in range(2):
-        monitor.run_pass()
+        once.run_once()
     assert Queue.objects.get(name="mqtt-subscription-cleanqos0").state == "gone"
 
 
@@ -140,7 +140,7 @@ def test_a_subscription_with_qos_1_is_guarded_while_its_client_is_away(guarded_n
         pass
     for number in range(11):
         amqp.channel.basic_publish("amq.topic", "news", str(number).encode())
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     assert queue_names(management, "/") == set()
 
 
@@ -151,7 +151,7 @@ def test_the_partitions_of_a_super_stream_are_streams(guarded_node, amqp):
     assert guarded_node.eval(f"rabbit_stream_manager:create_super_stream({arguments})") == "ok"
     for number in range(22):
         amqp.channel.basic_publish("invoices", str(number % 2), b"paid")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.errors) == (0, [])
     assert sorted(Queue.objects.values_list("name", "type", "ready")) == [(name, "stream", None) for name in partitions]
 
@@ -169,7 +169,7 @@ def test_where_quorum_is_the_default_type_plain_queues_are_guarded_and_those_of_
         for name in ("plain", "for agents"):
             amqp.publish(name, 11)
         wait_until_equal(lambda: queue_lengths(management, "quorum"), {"plain": 11, "for agents": 11})
-        assert monitor.run_pass().deleted == 2
+        assert once.run_once().deleted == 2
         amqp.connection.close()
     finally:
         management.delete_vhost("quorum")
@@ -188,7 +188,7 @@ def test_queues_of_federation_and_shovels_are_not_deleted_for_their_name(guarded
     try:
         wait_until(lambda: len(queue_names(management, "/")) == 5)  # with the shovel's own queue, amq.gen-…
         kept = queue_names(management, "/") - {"stray", "evasive"}
-        report = monitor.run_pass()
+        report = once.run_once()
         assert (report.deleted, report.errors) == (2, [])
         assert queue_names(management, "/") == kept
     finally:
@@ -201,5 +201,5 @@ def test_a_subscription_with_qos_0_is_not_deleted_for_its_name(guarded_node, amq
         pytest.skip("before RabbitMQ 3.12 it is a classic queue, which the policy deletes")
     settings.GUARDIAN_NAMESPACE_POLICY = "delete-unpatterned"
     with mqtt_subscription(guarded_node, "clean", qos=0, clean_session=True):
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.queues, report.deleted, report.errors) == (1, 0, [])

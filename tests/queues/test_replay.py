@@ -10,7 +10,7 @@ from core.broker import session
 from queues.actions import single
 from queues.archives import replay
 from queues.archives.replay import ReplayRefused
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Queue, Replay
 from rabbit.confirmed import KEY_HEADER, ConfirmChannel, ConfirmedPublisher, Outcome
 from rabbit.fetching import Bounds, Fetch, Fetched
@@ -34,10 +34,10 @@ def archived(amqp, alice):
 
     def archived(messages):
         amqp.queue(NAME, messages)
-        run_pass()
+        run_once()
         single.delete_queue(Queue.objects.get(name=NAME), alice)
         amqp.queue(NAME)
-        run_pass()
+        run_once()
         return Archive.objects.get()
 
     return archived
@@ -132,7 +132,7 @@ def test_a_full_queue_ends_a_replay_with_the_first_message_that_it_refused(amqp,
     one = archived(20)
     name = "queue/alice/full"
     amqp.queue(name, arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
-    run_pass()
+    run_once()
     started = replay.start(one, alice, queue=name)
     replay.run_due()
     started.refresh_from_db()

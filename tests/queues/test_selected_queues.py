@@ -5,7 +5,7 @@ import re
 import pytest
 
 from queues.actions.selected import MAX_SELECTED
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Queue, Watch
 from queues.rules import brake
 from tests.support.api import Program
@@ -21,7 +21,7 @@ def listed(guarded, pulse_user, amqp):
     """Return Alice's three listed queues, with three messages each."""
     for name in NAMES:
         amqp.queue(name, 3)
-    run_pass()
+    run_once()
     return list(Queue.objects.order_by("name"))
 
 

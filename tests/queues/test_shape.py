@@ -21,7 +21,7 @@ from agents.removal.handlers import pending
 from agents.sweeps import sweep
 from notifications import claims, enqueue, sending
 from notifications.models import Notification
-from queues.guard import deletion, monitor
+from queues.guard import deletion, monitor, once
 from queues.models import Queue, QueueEvent
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tests.support.counting import counted_requests
@@ -78,9 +78,9 @@ def create_queues(guarded, alice, declare_queues, amqp, settings):
             channel.basic_publish("", name, b"1")
             channel.basic_publish("", name, b"2")
         channel.close()
-        assert monitor.run_pass().new == number
+        assert once.run_once().new == number
         while Queue.objects.exclude(state="gone").exclude(ready=2).exists():
-            monitor.run_pass()
+            once.run_once()
         return number
 
     return create

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from queues.actions import tombstones
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
 from tests.support.toolbox import queue_row
 
@@ -33,7 +33,7 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(amqp, management, vhost, qu
     amqp.queue("celery")
     for number in range(queues):
         amqp.queue(f"queue/alice/{number}")
-    run_pass()
+    run_once()
     pulse_user = PulseUser.objects.get()
     with django_assert_max_num_queries(5):  # two of them start and end the transaction
         assert tombstones.forget_queues_of(pulse_user) == queues
@@ -43,7 +43,7 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(amqp, management, vhost, qu
     for number in range(queues):
         with suppress(Exception):
             management.delete_queue(vhost, f"queue/alice/{number}")
-    report = run_pass()
+    report = run_once()
     assert (report.gone, report.errors) == (0, [])
 
 

@@ -9,7 +9,7 @@ from accounts.models import AuditEntry
 from core import broker as core_broker
 from notifications import mails
 from notifications.models import Notification
-from queues.guard import monitor, unguarded
+from queues.guard import once, unguarded
 from queues.models import Queue, Watch
 from rabbit import amqp as rabbit_amqp
 from rabbit import prometheus, streams
@@ -35,7 +35,7 @@ def test_a_name_with_a_nul_is_readable_in_mails(amqp, pulse_user, guarded, alice
     amqp.channel.exchange_declare("exchange/alice/a\0b")
     amqp.queue(NUL, 6)
     amqp.channel.queue_bind(NUL, "exchange/alice/a\0b", "key\0")
-    monitor.run_pass()
+    once.run_once()
     mail = mails.compose(Notification.objects.get(recipient=alice.email))
     for text in (mail.subject, mail.body, mail.alternatives[0].content):
         assert SHOWN in text
@@ -48,7 +48,7 @@ def test_a_name_with_a_nul_is_readable_on_pages_and_in_the_audit_trail_and_exact
     amqp, pulse_user, guarded, admin, management
 ):
     amqp.queue(NUL, 6)
-    monitor.run_pass()
+    once.run_once()
     queue = Queue.objects.get()
     for path in (
         "/queues/", f"/queues/{queue.uuid}/", f"/queues/{queue.uuid}/delete/", "/admin/", "/admin/queues/queue/",
@@ -76,7 +76,7 @@ def test_queues_in_a_vhost_with_a_nul_in_its_name_are_guarded(guarded, settings,
             for _ in range(11):
                 channel.basic_publish(py_amqp.Message("x"), routing_key="long")
             wait_until(lambda: channel.queue_declare("long", passive=True).message_count == 11)
-        assert monitor.run_pass().deleted == 1
+        assert once.run_once().deleted == 1
     finally:
         management.delete_vhost(name)
 
@@ -97,7 +97,7 @@ def unusable(broker, management, guarded):
 def test_operators_are_notified_once_of_a_queue_that_cannot_be_addressed(unusable, guarded, management):
     (listed,) = queue_names(management, guarded)
     for _ in range(2):
-        report = monitor.run_pass()
+        report = once.run_once()
         assert (report.queues, report.errors) == (0, [])
     assert sent("ops@example.org") == ["unaddressable"]
     assert listed in mails.compose(Notification.objects.get()).body
@@ -115,14 +115,14 @@ def test_the_documented_command_deletes_unaddressable_queues(unusable, amqp, gua
     (command,) = [line for line in runbook.splitlines() if line.startswith("    rabbitmqctl eval ")]
     broker.node.eval(command.partition("'")[2].rpartition("'")[0].rstrip("."))
     assert queue_names(management, guarded) == {"queue/alice/\N{REPLACEMENT CHARACTER}x"}
-    assert monitor.run_pass().queues == 1
+    assert once.run_once().queues == 1
     assert found(rules.UNADDRESSABLE) is None
 
 
 def test_a_name_that_is_listed_twice_cannot_be_addressed(unusable, amqp, guarded, management):
     (listed,) = queue_names(management, guarded)
     amqp.queue(listed, 11)
-    assert monitor.run_pass().queues == 0
+    assert once.run_once().queues == 0
     assert unguarded.stored(Watch.objects.get()).unaddressable == [(guarded, listed)]
 
 
@@ -133,10 +133,10 @@ def test_prometheus_figures_are_used_beside_a_queue_that_cannot_be_addressed(
     if not any(one["protocol"] in prometheus.PROTOCOLS for one in management.overview()["listeners"]):
         pytest.skip("the broker lacks the plugin rabbitmq_prometheus")
     amqp.queue("jobs\0", 3)
-    monitor.run_pass()
+    once.run_once()
     wait_until(lambda: len(core_broker.prometheus().scrape(management, [guarded]).depths) == 2)
     with counted_requests() as requests:
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.queues, report.errors) == (1, [])
     assert "GET /metrics/detailed" in requests
     assert unguarded.stored(Watch.objects.get()).unaddressable
@@ -144,7 +144,7 @@ def test_prometheus_figures_are_used_beside_a_queue_that_cannot_be_addressed(
 
 def test_an_ignored_queue_that_cannot_be_addressed_is_not_reported(unusable, settings):
     settings.GUARDIAN_IGNORED_QUEUES = "^queue/alice/"
-    monitor.run_pass()
+    once.run_once()
     assert found(rules.UNADDRESSABLE) is None
     assert sent("ops@example.org") == []
 
@@ -171,7 +171,7 @@ def test_a_stream_that_keeps_all_messages_is_shown_until_a_policy_bounds_it(amqp
     # A new stream's policy is reported after some seconds, and until then it counts as bounded.
     wait_until_equal(lambda: policy_of(management, guarded, "bounded"), {"max-length-bytes": 1000000})
     wait_until(lambda: policy_of(management, guarded, "endless") is not None)
-    monitor.run_pass()
+    once.run_once()
     assert f"Nothing bounds 1 stream by size or age: endless in {guarded}." in found(rules.STREAMS)
     every = {(guarded, name) for name in ("endless", "aged", "bounded")}
     assert streams.without_retention(management, every | {("/", f"no {number}") for number in range(20)}) == [
@@ -181,13 +181,13 @@ def test_a_stream_that_keeps_all_messages_is_shown_until_a_policy_bounds_it(amqp
 
 def test_an_exclusive_queue_over_its_limit_is_shown_until_a_policy_bounds_it(amqp, guarded, broker):
     amqp.queue("reply", 11, durable=False, exclusive=True)
-    assert monitor.run_pass().deleted == 0
+    assert once.run_once().deleted == 0
     exclusive = "1 queue over the deletion limit, because each is exclusive to a connection"
     assert f"{exclusive}: reply in {guarded}." in found(rules.EXCLUSIVE)
     (line,) = overview.overview(timezone.now()).exclusive.shown
     assert (line.name, line.figure) == ("reply", "11 messages")
     set_operator_policy(broker, guarded, "^reply$", {"max-length": 8})
-    wait_until(lambda: monitor.run_pass() and found(rules.EXCLUSIVE) is None)
+    wait_until(lambda: once.run_once() and found(rules.EXCLUSIVE) is None)
     assert Queue.objects.get().length == 8
 
 

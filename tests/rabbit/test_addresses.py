@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from queues.guard import monitor
+from queues.guard import monitor, once
 from queues.models import Queue, Watch
 from rabbit import snapshot
 from rabbit.addresses import Addresses, addresses_of, split_addresses
@@ -182,10 +182,10 @@ def test_a_pass_begins_again_at_the_next_address(guarded, amqp, broker, settings
     amqp.queue("long", 7)
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
-        monitor.run_pass()
+        once.run_once()
         proxy.refuse()
         proxy.close_open()
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.away, report.errors, report.queues) == (False, [], 1)
     assert "begins again at the next address" in caplog.text
     assert sent("ops@example.org") == ["warning"]
@@ -198,7 +198,7 @@ def test_a_pass_uses_no_address_whose_pulse_user_sees_only_some_queues(guarded, 
     settings.RABBITMQ_MANAGEMENT_URL = f"{half},{broker.management_url}"
     settings.GUARDIAN_VHOSTS = ["*"]
     try:
-        report = monitor.run_pass()
+        report = once.run_once()
     finally:
         management.delete_user("half")
     assert (report.away, report.errors) == (False, [])
@@ -209,7 +209,7 @@ def test_a_queue_is_deleted_if_one_address_refuses_the_login(guarded, amqp, brok
     amqp.queue("long", 11)
     for name, url in (("RABBITMQ_MANAGEMENT_URL", broker.management_url), ("RABBIT_URL", broker.amqp_url)):
         setattr(settings, name, f"{re.sub(':[^:@]*@', ':wrong@', url)},{url}")
-    report = monitor.run_pass()
+    report = once.run_once()
     assert (report.deleted, report.errors) == (1, [])
 
 
@@ -219,7 +219,7 @@ def test_a_frozen_address_costs_a_pass_seconds_only(guarded, amqp, broker, setti
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(60)
         settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
-        report = monitor.run_pass()
+        report = once.run_once()
     assert (report.away, report.queues) == (False, 1)
     assert report.seconds < 5
 
@@ -233,9 +233,9 @@ def test_after_a_list_that_hangs_the_next_pass_begins_at_another_address(guarded
         setting = settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
         with monkeypatch.context() as patched:
             patched.setattr(snapshot, "take", hang)
-            assert monitor.run_pass().away
+            assert once.run_once().away
         assert addresses_of(setting).in_turn()[0] == broker.management_url
-    assert not monitor.run_pass().away
+    assert not once.run_once().away
 
 
 def test_addresses_of_two_clusters_are_refused_before_anything_is_stored(guarded, amqp, broker, settings):
@@ -243,7 +243,7 @@ def test_addresses_of_two_clusters_are_refused_before_anything_is_stored(guarded
     Watch.objects.all().delete()
     with Server(ANOTHER_CLUSTER) as another:
         settings.RABBITMQ_MANAGEMENT_URL = f"{broker.management_url},http://guest:guest@127.0.0.1:{another.port}"
-        report = monitor.run_pass()
+        report = once.run_once()
     assert report.away
     assert "leads to another cluster than" in report.errors[0]
     assert not Queue.objects.exists()
@@ -251,10 +251,10 @@ def test_addresses_of_two_clusters_are_refused_before_anything_is_stored(guarded
 
 def test_a_list_of_another_cluster_is_refused_while_an_address_does_not_answer(guarded, amqp, broker, settings):
     amqp.queue("short", 1)
-    monitor.run_pass()
+    once.run_once()
     Watch.objects.update(cluster="rabbitmq-cluster-id-of-another")
     settings.RABBITMQ_MANAGEMENT_URL = f"{AWAY},{broker.management_url}"
-    report = monitor.run_pass()
+    report = once.run_once()
     assert report.away
     assert "another cluster than the last one, and an address does not answer" in report.errors[0]
 
@@ -267,12 +267,12 @@ def test_two_real_clusters_are_refused(transactional_db, settings):
     ):
         guard(one, settings)
         Amqp(one.amqp_url, "/").queue("short", 1)
-        monitor.run_pass()
+        once.run_once()
         settings.RABBITMQ_MANAGEMENT_URL = f"{one.management_url},{two.management_url}"
         settings.RABBIT_URL = f"{one.amqp_url},{two.amqp_url}"
         one.kill()
         logging.getLogger("rabbit").setLevel(logging.ERROR)
         for _ in range(5):
-            report = monitor.run_pass()
+            report = once.run_once()
             assert report.away
     assert [queue.state for queue in Queue.objects.all()] == ["ok"]

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from django.test import Client
 
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Pass, Queue, Watch
 from rabbit import deadline
 from status import probes
@@ -45,7 +45,7 @@ def hanging(broker, guarded, amqp, pulse_user, operator):
         pytest.skip("nobody can suspend a broker that was named")
     amqp.queue(NAME, 3)
     amqp.channel.exchange_declare("exchange/alice/a")
-    monitor.run_pass()
+    once.run_once()
     broker.node.suspend()
     yield Queue.objects.get()
     broker.node.resume()
@@ -112,5 +112,5 @@ def timed_readyz(client):
 def test_a_pass_without_a_page_records_the_outage(hanging, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
     assert not deadline.is_limited()
-    assert monitor.run_pass().away
+    assert once.run_once().away
     assert Watch.objects.get().outage_since is not None

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from core import broker
 from guardian_site.checks import check_settings
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Pass, Queue, Watch
 from rabbit import prometheus
 from rabbit.errors import BrokerUnavailable, MalformedResponse
@@ -96,14 +96,14 @@ def wait_for_figures(guarded, settings, management, amqp):
     amqp.queue("short")
     amqp.queue('quo"ted')
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
-    monitor.run_pass()
+    once.run_once()
     wait(long=20)
     return wait
 
 
 def run():
     with counted_requests() as sent:
-        report = monitor.run_pass()
+        report = once.run_once()
     return report, [request.partition(" ")[2] for request in sent]
 
 
@@ -168,12 +168,12 @@ def test_new_and_missing_names_are_looked_up(wait_for_figures, guarded, manageme
 
 def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarded, management):
     management.delete_queue(guarded, 'quo"ted')
-    assert (monitor.run_pass().gone, Queue.objects.get(name='quo"ted').misses) == (
+    assert (once.run_once().gone, Queue.objects.get(name='quo"ted').misses) == (
         0,
         0,
     )  # Prometheus cannot tell whether it exists
     Watch.objects.update(exact_at=None)
-    monitor.run_pass()
+    once.run_once()
     assert Queue.objects.get(name='quo"ted').misses == 1
     set_age_of_list()
     report, sent = run()
@@ -305,7 +305,7 @@ class StaticServer:
 def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, text, status, error_text):
     amqp.queue("long", 7)
     amqp.queue("short")
-    monitor.run_pass()
+    once.run_once()
     settings.GUARDIAN_SNAPSHOT = "prometheus"
     set_age_of_list()
     with StaticServer(text or "", status) as served:

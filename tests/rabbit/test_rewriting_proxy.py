@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from rabbit.errors import AnotherVhost
 from rabbit.management import Management
@@ -43,7 +43,7 @@ def traversing(broker, guarded, settings, amqp):
 def test_no_queue_is_deleted_through_a_rewriting_proxy(traversing, rewriting, settings, management, vhost):
     settings.RABBITMQ_MANAGEMENT_URL = rewriting
     for _ in range(3):
-        report = monitor.run_pass()
+        report = once.run_once()
         assert (report.away, report.deleted) == (True, 0)
     assert "a proxy before the broker decodes %2F" in report.errors[0]
     assert not Queue.objects.exists()
@@ -53,7 +53,7 @@ def test_no_queue_is_deleted_through_a_rewriting_proxy(traversing, rewriting, se
 
 
 def test_only_the_queue_with_the_traversing_name_is_deleted(traversing, management, vhost):
-    monitor.run_pass()
+    once.run_once()
     assert TRAVERSING not in queue_names(management, "/")
     assert queue_names(management, vhost) == {"billing-orders"}
 

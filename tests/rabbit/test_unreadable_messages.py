@@ -11,7 +11,7 @@ from amqp import Message, spec
 from accounts.models import PulseUser
 from queues.actions import single
 from queues.archives import replay
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from rabbit.amqp import Session
 from rabbit.unreadable import HEADER, MAX_DEPTH
@@ -70,7 +70,7 @@ def listed(guarded, amqp, alice, client, settings):
     for body, properties in ODD.items():
         amqp.channel.basic_publish("", NAME, body.encode(), properties)
         amqp.channel.basic_publish("", NAME, b"plain")
-    run_pass()
+    run_once()
     client.force_login(alice)
     return Queue.objects.get()
 
@@ -80,7 +80,7 @@ def archived(listed, alice, amqp):
     """Return the archive of the queue, which is declared again."""
     single.delete_queue(listed, alice)
     amqp.queue(NAME)
-    run_pass()
+    run_once()
     return Archive.objects.get()
 
 

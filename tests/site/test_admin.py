@@ -34,7 +34,7 @@ from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues.actions import single
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
 from rabbit.errors import NotOnBroker
 from tests.support.chromium import sign_in
@@ -438,7 +438,7 @@ def queues(guarded, amqp, operator):
     """Return three queues with 1, 2 and 3 messages, as stored by a pass. The last has an odd name."""
     for number, name in enumerate(["queue/alice/a", "queue/alice/b", ODD], 1):
         amqp.queue(name, number)
-    run_pass()
+    run_once()
     return list(Queue.objects.order_by("ready"))
 
 
@@ -663,7 +663,7 @@ def create_pulse_user(guarded, management):
 
 def test_an_operator_removes_pulse_users_with_their_queues(admin, operator, create_pulse_user, management, guarded):
     pulse_users = [create_pulse_user("remove-1"), create_pulse_user("remove-2")]
-    run_pass()
+    run_once()
     page = choose_action(admin, PulseUser, "remove", *pulse_users)
     assert "remove-1" in page.text
     assert "Their queues and exchanges" in page.text

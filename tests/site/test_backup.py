@@ -21,7 +21,7 @@ from agents.sweeps.sweep import sweep_orphans
 from core import sealing
 from notifications import channels, sending
 from notifications.models import Channel
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from tests.conftest import Amqp
 from tests.site.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
@@ -191,18 +191,18 @@ def test_after_a_restore_nothing_is_notified_twice_and_no_queue_deleted(
     settings.GUARDIAN_VHOSTS = [guarded, agent.vhost]
     amqp.queue("long before", 7)
     amqp.queue("calm before", 1)
-    monitor.run_pass()
+    once.run_once()
     sending.send_due()
     backup.make()
     amqp.queue("new since", 7)
     amqp.take("long before", 3)
     management.delete_queue(guarded, "calm before")
-    monitor.run_pass()
+    once.run_once()
     sending.send_due()
     before = Counter(mail.message["Message-ID"] for mail in mailbox.mails)
     backup.restore()
-    monitor.run_pass()
-    monitor.run_pass()
+    once.run_once()
+    once.run_once()
     sending.send_due()
     sweep_orphans()
     assert set(Counter(mail.message["Message-ID"] for mail in mailbox.mails).values()) == {1}
@@ -261,7 +261,7 @@ def test_after_a_restore_a_newer_pulse_user_stays_without_an_owner(backup, guard
     try:
         backup.restore()
         assert not PulseUser.objects.exists()
-        monitor.run_pass()
+        once.run_once()
         sweep_orphans()
         assert management.user(username)
         row = Queue.objects.get()
@@ -275,13 +275,13 @@ def test_documented_dry_runs_list_what_a_restore_costs(backup, guarded, agent, a
     amqp.queue("unbounded since", 9)
     stale = RegisteredAgent(agents, "stale")
     AuthToken.objects.filter(user=stale.owner).update(expiry=timezone.now() + timedelta(seconds=1))
-    monitor.run_pass()
+    once.run_once()
     backup.make()
     Queue.objects.filter(name="unbounded since").update(unbounded=True)
     amqp.publish("unbounded since", 9)
     newer, _ = queues.create_queue(agent.subscription, agent.offering, "call", agent.presented)
     agents.token(stale.owner)
-    monitor.run_pass()
+    once.run_once()
     assert Queue.objects.get(name="unbounded since").state == "warned"
     backup.restore()
     wait_until(lambda: clean_up_stale(dry_run=True).tokens, seconds=60)

@@ -24,7 +24,7 @@ from agents.models import Consumer, Offering
 from agents.registration import queues
 from guardian_site.checks import check_settings
 from notifications import channels
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Queue
 from queues.rules import thresholds
 from tools import pages, pictures
@@ -344,7 +344,7 @@ def test_the_documented_first_queue_belongs_to_its_creator_within_a_pass(guarded
             check=False,
         )
         assert (done.returncode, done.stdout) == (0, "It works.\n"), done.stderr
-        monitor.run_pass()
+        once.run_once()
         created = Queue.objects.get(name="queue/first-steps/first")
         assert list(created.pulse_user.owners.all()) == [owner]
     finally:
@@ -361,7 +361,7 @@ def test_the_documented_threshold_policy_works(guarded, amqp, settings, monkeypa
     assert "guardian.E008" not in {message.id for message in check_settings(None)}
     amqp.queue("long", 15)  # over the limit of 10, but not over twice that
     amqp.queue("longer", 25)
-    monitor.run_pass()
+    once.run_once()
     assert dict(Queue.objects.values_list("name", "state")) == {"long": "warned", "longer": "gone"}
 
 

@@ -22,7 +22,7 @@ from agents.models import Offering
 from message_store.applications import create_key
 from message_store.models import Application
 from notifications.models import Channel
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Queue
 from rabbit.errors import NotOnBroker
 
@@ -51,7 +51,7 @@ class World:
         self.exchange = f"exchange/{self.username}/events"
         amqp.channel.exchange_declare(self.exchange, "topic")
         amqp.channel.queue_bind(self.queue("q"), self.exchange, "#")
-        run_pass()
+        run_once()
         self.uuids = {name: Queue.objects.get(name=self.queue(name)).uuid.hex for name in EXISTING}
         self.invitations = []
         for name in ("shared-1", "shared-2"):

@@ -23,7 +23,7 @@ from guardian_site.logs import JSONLinesFormatter, LineFormatter
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
-from queues.guard import monitor
+from queues.guard import once
 from rabbit.errors import NotOnBroker
 from tests.support.plugin import VAR
 
@@ -220,7 +220,7 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
             ask(Client(), "GET", address, status=401, Authorization=f"{scheme} {wrong}")
         # A queue that causes notifications by mail and channel.
         amqp.queue(f"queue/{name}/builds", 6)
-        monitor.run_pass()
+        once.run_once()
         assert sending.send_due().sent
         # Failures: the channel refuses, the mail server rejects the login, the broker is unavailable.
         room.status = 500
@@ -231,7 +231,7 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
         credentials = f"guardian:{search.plant('the password of the broker that is away')}"
         settings.RABBITMQ_MANAGEMENT_URL = f"http://{credentials}@{NOBODY}"
         settings.RABBIT_URL = f"amqp://{credentials}@{NOBODY}"
-        monitor.run_pass()
+        once.run_once()
         sending.send_due()
         assert Notification.objects.exclude(last_error="").exists()
         ask(program, "POST", "/api/pulse-users/", {**pulse_user, "username": f"{name}-2"}, status=503)

@@ -17,7 +17,7 @@ from message_store import queues as stored_queues
 from message_store.queues import MessageInput
 from message_store.store import store
 from notifications import sending
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from rabbit.fetching import Fetched
 from rabbit.management import Management
@@ -89,12 +89,12 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     program = Program(broker, guarded, username, password)
     name = program.queue
     program.publish(2)
-    run_pass()
+    run_once()
     page.get_by_role("navigation").first.get_by_role("link", name="Queues").click()
     row = page.get_by_role("row").filter(has_text=name)
     expect(row).to_contain_text("healthy")
     program.publish(4)
-    run_pass()
+    run_once()
     page.clock.fast_forward("00:05")
     expect(row).to_contain_text("over warning threshold")
 
@@ -109,7 +109,7 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     page.get_by_role("link", name="Show the limits").click()
     expect(figure.get_by_text("deletion limit 10")).to_be_visible()
     program.publish(1)
-    run_pass()
+    run_once()
     page.clock.fast_forward("00:05")
     expect(figure).to_contain_text("now 7")
 
@@ -154,7 +154,7 @@ def populated(guarded, amqp: Amqp, broker, management, username):
     amqp.queue(f'queue/{pulse_user}/<b>"odd"&\u202e', messages=1)
     amqp.channel.exchange_declare(f"exchange/{pulse_user}/events", "topic", durable=True)
     amqp.channel.queue_bind(f"queue/{pulse_user}/builds", f"exchange/{pulse_user}/events", "linux.#")
-    run_pass()
+    run_once()
     archived = Fetched(b'{"a": 1}', {"content_type": ODD}, {ODD: {"n": 1}}, "", ODD, False)
     archive = store_archive(archived, archived, name=f"queue/{pulse_user}/{ODD}", vhost=guarded)
     archive.replays.create(to_queue="queue", first=1, last=2, sent=1, by=operator, created=archive.created)

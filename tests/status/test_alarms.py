@@ -6,7 +6,7 @@ import pytest
 
 from notifications.models import Notification
 from notifications.sending import send_due
-from queues.guard import alarms, monitor
+from queues.guard import alarms, once
 from queues.models import Watch
 from rabbit.snapshot import Snapshot
 from tests.conftest import Amqp
@@ -25,19 +25,19 @@ def run_passes_until(kinds):
     """Run passes until operators were sent these kinds: the broker's list of nodes lags by seconds."""
 
     def is_notified():
-        assert monitor.run_pass().errors == []
+        assert once.run_once().errors == []
         return sent("ops@example.org") == kinds
 
     wait_until(is_notified)
 
 
 def test_alarms_are_notified_once_at_their_start_and_once_at_their_end(guarded_node, mailbox):
-    monitor.run_pass()
+    once.run_once()
     with memory_alarm(guarded_node), disk_alarm(guarded_node):
         run_passes_until(["alarm"] * 2)
-        monitor.run_pass()
+        once.run_once()
     run_passes_until(["alarm"] * 2 + ["alarm-over"] * 2)
-    monitor.run_pass()
+    once.run_once()
     send_due()
     mails = mailbox.to("ops@example.org")
     assert sorted(mail.subject for mail in mails) == [
@@ -79,10 +79,10 @@ def test_a_node_that_was_removed_from_the_cluster_is_no_longer_lost():
 
 
 def test_an_outage_ends_no_alarm(guarded, amqp, settings):
-    monitor.run_pass()
+    once.run_once()
     Watch.objects.update(alarms=[["memory", "rabbit@a", NOW.isoformat()]])
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    monitor.run_pass()
+    once.run_once()
     assert sent("ops@example.org") == ["outage"]
     assert Watch.objects.get().alarms == [["memory", "rabbit@a", NOW.isoformat()]]
 
@@ -125,13 +125,13 @@ def test_a_lost_node_is_notified_once_at_its_start_and_once_at_its_end(transacti
         second.join(first)
         guard(first, settings)
         Amqp(first.amqp_url, "/").queue("short", 1)
-        monitor.run_pass()
+        once.run_once()
         second.kill()
         run_passes_until(["node-lost"])
-        monitor.run_pass()
+        once.run_once()
         second.start()
         run_passes_until(["node-lost", "node-back"])
-        monitor.run_pass()
+        once.run_once()
         assert sent("ops@example.org") == ["node-lost", "node-back"]
     lost = Notification.objects.get(kind="node-lost").facts
     assert (lost["node"], lost["others"]) == (second.name, [first.name])

@@ -22,7 +22,7 @@ from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, 
 from core import broker
 from core.models import Removal
 from notifications.models import Notification
-from queues.guard import monitor
+from queues.guard import once
 from queues.models import Archive, Pass, Queue, Replay, Watch
 from rabbit.errors import BrokerUnavailable
 from rabbit.requests.sending import Call
@@ -359,10 +359,10 @@ def manage(environment, code, **changes):
 
 
 def test_a_pass_counts_its_calls_and_deletions(guarded, amqp):
-    monitor.run_pass()
+    once.run_once()
     before = scrape()
     amqp.queue("long", 11)
-    assert monitor.run_pass().deleted == 1
+    assert once.run_once().deleted == 1
     after = scrape()
     assert increase(before, after, "guardian_queues_deleted_total", by="pass") == 1
     assert increase(before, after, "guardian_passes_total") == 1
@@ -378,7 +378,7 @@ def test_a_pass_counts_its_calls_and_deletions(guarded, amqp):
 def test_a_pass_without_the_broker_is_counted_as_failed(guarded, settings, broker, login, outcome):
     settings.RABBITMQ_MANAGEMENT_URL = "http://" + login.format(broker.management_url.rpartition("@")[2])
     before = scrape()
-    monitor.run_pass()
+    once.run_once()
     after = scrape()
     assert increase(before, after, "guardian_passes_failed_total", why="away") == 1
     assert increase(before, after, "guardian_passes_failed_total", why="errors") == 0
@@ -525,7 +525,7 @@ def expressions():
 
 
 def test_every_metric_that_alerts_and_dashboard_use_exists(guarded, client):
-    monitor.run_pass()
+    once.run_once()
     client.get("/api/queues/")
     exposed = {key[0] for key in scrape()}
     used = {name for expression in expressions() for name in re.findall(r"\bguardian_\w+", expression)}

@@ -9,7 +9,7 @@ from django.utils import timezone
 from accounts.models import AuditEntry, AuthToken, Owner
 from agents.models import Sweep
 from core.leases import lease
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Pass, Queue, Watch
 from queues.rules.brake import brake, released_queues
 from status import views
@@ -73,7 +73,7 @@ def braked_queues(guarded, amqp, settings):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
-    run_pass()
+    run_once()
     assert brake().since is not None
 
 
@@ -120,7 +120,7 @@ def test_the_brakes_page_lists_figures_and_totals(admin, guarded, pulse_user, am
     settings.GUARDIAN_DELETE_BRAKE = 0
     amqp.queue("queue/alice/builds", 12)
     amqp.queue("queue/alice/more", 11)
-    run_pass()
+    run_once()
     Queue.objects.filter(name="queue/alice/more").update(consumers=2)
     page = words(admin.get(BRAKE))
     growth = "(unknown|not growing)"  # the passes are half a second apart or less
@@ -169,7 +169,7 @@ def test_only_the_queues_that_were_shown_are_released(admin, braked_queues, guar
         amqp.take(f"long-{number}", 11)
     for number in range(3):
         amqp.queue(f"precious-{number}", 11)
-    run_pass()
+    run_once()
     page = admin.post(BRAKE, {"shown": shown, "all": "on"}, follow=True)
     assert "You released 1 queue." in words(page)
     assert "The deletion of 2 queues is not blocked any more." in words(page)

@@ -14,7 +14,7 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.guard.consumer_health import _as_stored
 from queues.guard.facts import Facts as QueueFacts
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.models import Pass, Queue, QueueSample, Watch
 from queues.rules.thresholds import of_queue
 from rabbit.entities import Node
@@ -178,7 +178,7 @@ def test_a_time_without_a_pass_is_a_gap_in_the_chart():
 def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     Pass.objects.create(at=timezone.now() - timedelta(minutes=61), seconds=90)  # the chart shows the last hour
     amqp.queue("long", 6)
-    run_pass()
+    run_once()
     Watch.objects.update(consumers_counted_at=timezone.now())
     with counted_requests() as requests:
         found = overview.overview(timezone.now())
@@ -317,7 +317,7 @@ def test_a_refresh_by_a_non_operator_reloads_the_page(client, transactional_db, 
 def test_the_front_page_is_accessible_and_refreshes_itself(page: Page, guarded, amqp, operator, settings):
     settings.GUARDIAN_POLL_SECONDS = 60
     amqp.queue("celery", 6)
-    run_pass()
+    run_once()
     Watch.objects.update(consumers_counted_at=timezone.now())
     sign_in(page, operator)
     addresses = ["/admin/", *(f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))]

@@ -22,8 +22,8 @@ from core.models import Lease, Removal
 from notifications import claims, sending
 from notifications.models import Notification
 from queues.archives import replay
-from queues.guard import destroying, monitor
-from queues.guard.deletion import Deletion
+from queues.guard import destroying, monitor, once
+from queues.guard.deleter import _Round
 from rabbit import http, snapshot
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Fetch
@@ -31,8 +31,8 @@ from rabbit.fetching import Fetch
 STEPS = {
     "the list": (snapshot, "take"),
     "the decision": (monitor, "write"),
-    "the recheck": (Deletion, "recheck"),
-    "the announcement": (Deletion, "_mark_sent"),
+    "the recheck": (destroying, "_declare"),
+    "the announcement": (_Round, "_mark_sent"),
     "the first batch": (destroying, "store_batch"),
     "the deletion": (Fetch, "delete_queue"),
 }
@@ -90,7 +90,7 @@ def run_scheduled_work():
     tasks.finish_removals()
     replay.run_due()
     for _ in range(2):  # a queue is gone after two lists
-        monitor.run_pass()
+        once.run_once()
     sending.send_due()
 
 

@@ -38,6 +38,7 @@ os.environ.update(_documented_defaults())
 for name in ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL", "GUARDIAN_VHOSTS", "ALLOWED_HOSTS", "GUARDIAN_OPERATOR_EMAILS"):
     os.environ[name] = ""
 os.environ["ALLOWED_HOSTS"] = "testserver,127.0.0.1,localhost"
+os.environ["GUARDIAN_DELETERS"] = "1"  # in the thread of the test
 os.environ["SECRET_KEY"] = "for-the-tests-alone"
 os.environ["GUARDIAN_VAR_DIR"] = VAR.name
 

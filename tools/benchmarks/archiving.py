@@ -16,7 +16,7 @@ from queues.archives import replay
 from queues.archives.outcomes import Removed
 from queues.guard import destroying
 from queues.guard.destroying import Target
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from queues.guard.pass_run import Report
 from queues.models import Archive, Replay
 from tools.benchmarks import load
@@ -184,13 +184,13 @@ def passes_over_many() -> list[float]:
     names = [f"queue/bench-{number % USERS}/{number}" for number in range(QUEUES)]
     for name in (GROWING, *names):
         fill(name, 0, BYTES)
-    run_pass()
+    run_once()
     for name in names:
         fill(name, QUEUE_MESSAGES, BYTES)
     took: list[float] = []
     reports: list[Report] = []
     while sum(report.deleted for report in reports) < QUEUES:
-        one, report = timed(run_pass)
+        one, report = timed(run_once)
         took.append(one)
         reports.append(report)
         assert report.deleted, report

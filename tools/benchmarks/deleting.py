@@ -10,7 +10,7 @@ from django.test import override_settings
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.guard.monitor import run_pass
+from queues.guard.once import run_once
 from rabbit import amqp
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks import load
@@ -42,7 +42,7 @@ def deleting() -> list[Figure]:
     owner = Owner.objects.create_user("owner@example.org", vouched=True)
     PulseUser.objects.create(username="owned", ready=True).owners.add(owner)
     PulseUser.objects.create(username="unowned", ready=True)
-    run_pass()
+    run_once()
     surroundings: list[float] = []
     found = in_turn(
         ROUNDS,
@@ -62,7 +62,7 @@ def create_queues(user: str) -> list[str]:
     """Declare and store a Pulse user's queues, fill them over their limit, and let the broker rest."""
     names = [f"queue/{user}/{time.monotonic_ns()}-{number}" for number in range(EXCESS)]
     in_parallel(partial(broker.management().declare_queue, "/", arguments={}), names)
-    run_pass()
+    run_once()
     for _ in range(MESSAGES):
         load.publish_one_each("/", names)
     load.wait_for_messages("/", queues=QUEUES + EXCESS, messages=MESSAGES * EXCESS)
@@ -78,7 +78,7 @@ def in_parallel(do: Callable[[str], Any], names: Sequence[str]) -> None:
 
 def delete_by_pass(names: Sequence[str]) -> float:
     """Return the seconds of a pass that deletes these queues."""
-    took, report = timed(run_pass)
+    took, report = timed(run_once)
     if report.errors or (report.deleted, report.queues) != (len(names), QUEUES + EXCESS):
         raise AssertionError(f"unexpected report of a pass: {report}")
     return took

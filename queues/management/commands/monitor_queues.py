@@ -3,7 +3,7 @@ import logging
 import signal
 import threading
 from argparse import ArgumentParser
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from django.conf import settings
@@ -11,8 +11,8 @@ from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
 from accounts import audit
-from core.formatting import rate_in_words
-from queues.guard import monitor
+from core.formatting import counted, rate_in_words
+from queues.guard import deleter, monitor, once
 from queues.guard.brake_table import Line, totals
 from queues.guard.pass_run import Report
 from rabbit.names import QueueName, readable
@@ -37,7 +37,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run one pass, or passes until SIGTERM or Ctrl-C, and exit with the code of the last.
+        """Run one pass and its deletions, or passes until SIGTERM or Ctrl-C with the deleter beside them.
 
         0: done, or another process is running a pass; 1: the broker could not be queried, or the pass was aborted; 3:
         deletions are blocked. ``--force`` applies to the first pass only.
@@ -45,22 +45,24 @@ class Command(BaseCommand):
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())  # the current pass is finished first
-        once = options["once"] or options["dry_run"]
+        if options["once"] or options["dry_run"]:
+            raise SystemExit(self._pass(options, once.run_once))
+        deleting = threading.Thread(target=_delete, args=(stop,))
+        deleting.start()
         while True:
-            code = self._pass(options)
+            self._pass(options, monitor.run_pass)
             options["force"] = False  # the operator checked the first pass only
-            if once:
-                raise SystemExit(code)
             if stop.wait(self._seconds_to_wait()):
+                deleting.join()
                 raise SystemExit(DONE)
 
-    def _pass(self, options: dict[str, Any]) -> int:
+    def _pass(self, options: dict[str, Any], run: Callable[..., Report]) -> int:
         """Run one pass, print its report, and return the exit code. A failure is printed or logged."""
         close_old_connections()
         try:
             if options["force"] and not options["dry_run"]:
                 audit.record(None, "requested a pass", None, force=True)
-            report = monitor.run_pass(force=options["force"], dry_run=options["dry_run"])
+            report = run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next pass continues.
             self.stderr.write(f"The database can't be used: {error}. Check that it runs, and that 'migrate' was run.")
@@ -91,6 +93,20 @@ class Command(BaseCommand):
             return float(settings.GUARDIAN_POLL_MAX_SECONDS)
 
 
+DELETER_SECONDS = 1.0
+"""The pause of the deleter beside the passes."""
+
+
+def _delete(stop: threading.Event) -> None:
+    """Carry out recorded deletions until ``stop`` is set."""
+    while not stop.wait(DELETER_SECONDS):
+        close_old_connections()
+        try:
+            deleter.run()
+        except Exception:  # try again, whatever the error
+            logger.exception("Deleting failed.")
+
+
 def as_text(report: Report) -> str:
     """Return the report as text."""
     if report.another_pass:
@@ -104,6 +120,8 @@ def as_text(report: Report) -> str:
             f"{report.new} new, {report.changed} changed, {report.gone} gone, {report.unknown} of unknown length; "
             f"{report.warned} warned, {report.recovered} recovered, {report.deleted} deleted, {report.kept} kept."
         )
+    if report.pending:
+        lines.append(f"{counted(report.pending, 'deletion')} pending: the deleter carries them out.")
     return "\n".join(lines)
 
 

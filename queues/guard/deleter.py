@@ -1,0 +1,432 @@
+"""Carry out recorded deletions: read the decision again, archive, delete, record the outcome.
+
+A pass decides, and records it (state deleting). ``rules/turns.py`` says whose deletion is next, ``destroying.py``
+archives and deletes a queue. If the broker confirms the deletion, it is recorded here; if the answer is lost, the next
+lists decide. People, and passes, may take a decision back meanwhile, so the row is locked and read again right before
+the queue is deleted.
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
+from itertools import count
+from typing import Any
+
+from celery import current_app
+from django.conf import settings
+from django.db import connections, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from core import broker, leases
+from core.leases import HeldLease, LeaseLost, LeaseTaken
+from notifications import enqueue
+from notifications.enqueue import Notice
+from queues.archives import writing
+from queues.archives.outcomes import Removed
+from queues.guard import destroying, recording
+from queues.guard.destroying import NotSent, Target, WithinLimit
+from queues.guard.facts import Facts
+from queues.guard.pass_run import guarded_vhosts, rules
+from queues.mails import kinds
+from queues.mails.subject import subject_key
+from queues.models import Archive, Pass, Queue, QueueEvent, Watch
+from queues.rules import thresholds
+from queues.rules.comparison import judge_kept
+from queues.rules.rows import StoredQueue
+from queues.rules.thresholds import DELETING, GONE, Thresholds, is_fetch_paused, is_spared
+from queues.rules.turns import Group, Waiting, has_waited_too_long, next_in_turn, seconds_to_archive
+from rabbit.errors import BrokerError, NotOnBroker, Refused
+from rabbit.kept_sessions import KeptSessions
+from rabbit.snapshot import CLASSIC
+from rabbit.threads import ContextThreadPool
+
+logger = logging.getLogger(__name__)
+
+LEASE = "deleter"
+TASK = "queues.tasks.delete_queues"
+
+ROUND_SECONDS = 20.0
+"""How long a round begins deletions. Notifications about them are sent when it ends."""
+
+RUN_SECONDS = 60.0
+"""How long a run begins rounds. Beat starts the next run."""
+
+PLAN_SECONDS = 1.0
+"""The interval at which a round looks for new decisions."""
+
+LONGEST_GAP = timedelta(seconds=30)
+"""After a longer time without a round, the deleter counts as started anew."""
+
+UNDECIDED = timedelta(seconds=90)
+"""While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. So for
+this long after a request without an answer, only its absence from lists counts."""
+
+WAITED = "waiting for its archive endangered the broker"
+
+
+class Spared(NotSent):
+    """The queue must not be deleted any more: people or a pass took the decision back."""
+
+
+@dataclass
+class Outcome:
+    """The numbers of queues by outcome, and error messages. ``refused`` ones stay about to be deleted."""
+
+    deleted: int = 0
+    kept: int = 0
+    refused: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, other: "Outcome") -> None:
+        """Add the numbers and errors of another outcome."""
+        self.deleted += other.deleted
+        self.kept += other.kept
+        self.refused += other.refused
+        self.errors += other.errors
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one queue. ``queue`` has the figures that were read last.
+
+    ``removed``: the broker confirmed its deletion. ``is_kept``: it stays. Otherwise, if ``is_warned``, it could not be
+    deleted now, and its owners are warned instead; if not, the next lists decide.
+    """
+
+    queue: StoredQueue
+    thresholds: Thresholds
+    removed: Removed | None = None
+    is_kept: bool = False
+    is_warned: bool = False
+    is_refused: bool = False
+    error: str = ""
+
+
+def wake() -> None:
+    """Start a task that carries out the recorded deletions. Without the task queue, the periodic one does."""
+    try:
+        current_app.send_task(TASK, expires=60, retry=False)
+    except Exception as error:  # any error of the transport: nothing depends on the task
+        logger.warning("The task queue is unreachable (%s); the periodic task deletes what is due.", error)
+
+
+def run() -> Outcome | None:
+    """Carry out the recorded deletions, each once, or return None if another process does.
+
+    Those that can't be carried out now are left to the next run.
+    """
+    outcome, tried = Outcome(), set[int]()
+    until = time.monotonic() + RUN_SECONDS
+    has_more = True
+    while has_more and time.monotonic() < until:
+        try:
+            with leases.lease(LEASE) as lease:
+                this_round = _Round(lease, tried)
+                has_more = this_round.carry_out()
+        except LeaseTaken:
+            return None
+        except LeaseLost as error:
+            logger.error("Deleting was aborted: %s", error)
+            return outcome
+        outcome.add(this_round.outcome)
+        if this_round.notifications:
+            enqueue.wake(this_round.notifications)
+    return outcome
+
+
+class _Round:
+    """One round of deletions, under one lease. Notices are a group of it."""
+
+    def __init__(self, lease: HeldLease, tried: set[int]) -> None:
+        self.outcome = Outcome()
+        self.notifications = 0
+        self._lease = lease
+        self._tried = tried
+        self._rules = rules(guarded_vhosts())
+        self._facts: dict[int | None, Facts] = {}
+        self._owners: dict[int, int] = {}
+        self._numbers: Counter[Group] = Counter()
+        self._watch = _seen(timezone.now())
+
+    def carry_out(self) -> bool:
+        """Begin deletions in turns, and record their outcomes. Return whether there are more to begin."""
+        try:
+            management = broker.management()
+            cluster = management.cluster_id()
+        except BrokerError as error:
+            self.outcome.errors.append(str(error))
+            return False
+        if self._watch.cluster and cluster and cluster != self._watch.cluster:
+            return False  # decided about another broker; the next pass takes it back
+        sessions = _sessions(os.getpid(), broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST)
+        sessions.check()
+        began, planned_at = time.monotonic(), -PLAN_SECONDS
+        waiting: list[Waiting] = []
+        running: dict[Future[Result], Waiting] = {}
+        last_turns: dict[Group, int] = {}
+        turns = count(1)
+        is_over = False
+        with _deleters() as threads:
+            while True:
+                self._lease.renew_if_due()
+                is_over = time.monotonic() - began > ROUND_SECONDS
+                if not is_over and time.monotonic() - planned_at > PLAN_SECONDS:
+                    waiting, planned_at = self._waiting(), time.monotonic()
+                groups = Counter(one.group for one in running.values())
+                while not is_over and len(running) < settings.GUARDIAN_DELETERS:
+                    one = next_in_turn(waiting, groups, last_turns, settings.GUARDIAN_DELETERS)
+                    if one is None:
+                        break
+                    waiting.remove(one)
+                    self._tried.add(one.queue.id or 0)
+                    last_turns[one.group] = next(turns)
+                    groups[one.group] += 1
+                    running[threads.submit(self._delete, one, sessions)] = one
+                if not running:
+                    break
+                done, _ = wait(running, PLAN_SECONDS, FIRST_COMPLETED)
+                self._record([future.result() for future in done if running.pop(future)])
+        sessions.trim()
+        self._record_refusals(has_tried=bool(last_turns))
+        return is_over and bool(waiting)
+
+    def _waiting(self) -> list[Waiting]:
+        """Return the recorded deletions that are due, and gather the facts about those that are new."""
+        rows = Queue.objects.filter(state=DELETING).exclude(pk__in=self._tried).order_by("decided_at", "id")
+        queues = [queue for queue in recording.stored(rows) if self._is_due(queue)]
+        new = [queue for queue in queues if queue.id not in self._facts]
+        if new:
+            self._owners = PulseUser.objects.longest_owners()
+            total = Queue.objects.exclude(state=GONE).count()
+            facts = Facts.gather_for_recipients(broker.management(), new, timezone.now(), total)
+            self._facts |= dict.fromkeys([queue.id for queue in new], facts)
+        waiting = [Waiting(queue, self._group_of(queue)) for queue in queues]
+        self._numbers = Counter(one.group for one in waiting)
+        return waiting
+
+    def _group_of(self, queue: StoredQueue) -> Group:
+        return queue.owner_id if queue.owner_id is not None else self._owners.get(queue.pulse_user_id or 0)
+
+    def _is_due(self, queue: StoredQueue) -> bool:
+        """Return whether a deletion may be begun: lists decide first about a request without an answer."""
+        if queue.delete_sent_at is None:
+            return True
+        if queue.type != CLASSIC:
+            return timezone.now() - queue.delete_sent_at > UNDECIDED
+        listed_at = self._watch.listed_at
+        return listed_at is not None and listed_at > queue.delete_sent_at and not queue.misses
+
+    def _delete(self, one: Waiting, sessions: KeptSessions) -> Result:
+        """Archive and delete a queue, in a thread."""
+        queue, limits = one.queue, Thresholds(0, 0)
+        try:
+            with transaction.atomic():
+                row = self._read_again(queue)
+            limits = thresholds.of_decision(row)
+            limit = self._limit(row, limits)
+            with sessions.session(queue.vhost) as session:
+                removed = destroying.delete_queue(
+                    session,
+                    self._target(row, queue, limit, one.group),
+                    limit=limit,
+                    unacknowledged=queue.unacknowledged or 0,
+                    between=self._lease.renew_if_due,
+                    before_delete=partial(self._mark_sent, queue, limit),
+                )
+        except WithinLimit as error:
+            now = queue._replace(ready=error.ready, unacknowledged=error.held, over_unacked_since=None)
+            return Result(now, limits, is_kept=True)
+        except Spared:
+            return Result(queue, limits, is_kept=True)
+        except NotOnBroker:
+            return Result(queue, limits)
+        except BrokerError as error:
+            is_refused = isinstance(error, Refused)
+            # An earlier request may still be carried out after one that was not sent.
+            sent_at = None if is_refused else queue.delete_sent_at
+            return Result(
+                queue._replace(delete_sent_at=sent_at),
+                limits,
+                is_warned=is_refused or isinstance(error, NotSent),
+                is_refused=is_refused or (isinstance(error, NotSent) and error.is_unreachable),
+                error=f"{queue.name} in {queue.vhost}: {error}",
+            )
+        else:
+            return Result(queue, limits, removed)
+        finally:
+            if settings.GUARDIAN_DELETERS > 1:
+                connections.close_all()  # this thread's
+
+    def _read_again(self, queue: StoredQueue) -> Queue:
+        """Lock the row of a queue, and return it.
+
+        Raises:
+            Spared: it must not be deleted any more.
+        """
+        rows = Queue.objects.select_for_update(of=("self",)).select_related("pulse_user")
+        row = rows.filter(pk=queue.id or 0, state=DELETING).first()
+        if row is None or row.block_reason or is_spared(row) or self._rules.ignores(row.vhost, row.name):
+            raise Spared("its deletion was called off")
+        return row
+
+    def _limit(self, row: Queue, limits: Thresholds) -> int | None:
+        """Return the length past which a queue is deleted; None: it is deleted whatever its length.
+
+        Raises:
+            Spared: its name no longer breaks the namespace policy.
+        """
+        if row.decided_for == Queue.DecidedFor.NAME:
+            if not self._rules.deletes_for_its_name(row):
+                raise Spared("its name is allowed now")
+            return None
+        return 2 * limits.max if is_fetch_paused(row.returned_at, timezone.now()) else limits.max
+
+    def _mark_sent(self, queue: StoredQueue, limit: int | None) -> None:
+        """Set ``delete_sent_at``, right before the request.
+
+        Raises:
+            Spared: the queue must not be deleted any more, or got a higher limit.
+        """
+        with transaction.atomic():
+            self._lease.renew()
+            row = self._read_again(queue)
+            now = self._limit(row, thresholds.of_decision(row))
+            if now is not None and (limit is None or now > limit):
+                raise Spared("its limit was raised")
+            Queue.objects.filter(pk=row.pk).update(delete_sent_at=timezone.now())
+
+    def _target(self, row: Queue, queue: StoredQueue, limit: int | None, group: Group) -> Target:
+        now = timezone.now()
+        patience = settings.GUARDIAN_DELETE_WAIT_SECONDS
+        alarms = [(resource, datetime.fromisoformat(since)) for resource, _, since in self._watch.alarms or ()]
+        seconds = seconds_to_archive(
+            self._numbers[group], settings.GUARDIAN_DELETERS, settings.GUARDIAN_ARCHIVE_SECONDS, patience
+        )
+        for resource, since in alarms:
+            if resource == "memory":  # the time of one queue for all
+                seconds = min(seconds, settings.GUARDIAN_ARCHIVE_SECONDS - (now - since).total_seconds())
+        without_copy = ""
+        if limit is not None and is_fetch_paused(row.returned_at, now):
+            without_copy = destroying.FETCH_PAUSED
+        elif limit is not None and has_waited_too_long(
+            queue,
+            limit,
+            now,
+            deleter_since=self._watch.deleter_since or now,
+            patience=timedelta(seconds=patience),
+            is_alarm_raised=any(resource in ("memory", "disk") for resource, _ in alarms),
+        ):
+            without_copy = WAITED
+        return Target(
+            vhost=row.vhost,
+            name=row.name,
+            type=row.type,
+            reason=Archive.Reason.NAME if limit is None else Archive.Reason.LENGTH,
+            queue_id=row.pk,
+            pulse_user_id=row.pulse_user_id,
+            is_archived=row.pulse_user is None or row.pulse_user.keeps_archives,
+            without_copy=without_copy,
+            is_auto_delete=row.auto_delete,
+            held=queue.unacknowledged or 0,
+            seconds=seconds,
+        )
+
+    def _record(self, results: Sequence[Result]) -> None:
+        """Record these outcomes, and enqueue the notices, in one transaction for each kind."""
+        outcome = Outcome(errors=[one.error for one in results if one.error])
+        outcome.refused = sum(one.is_refused for one in results)
+        if deleted := [(one, one.removed) for one in results if one.removed is not None]:
+            facts = {one.queue.id: self._facts_of(one) | removed.as_facts() for one, removed in deleted}
+            outcome.deleted, notified = recording.record_deleted([one.queue for one, _ in deleted], facts, self._lease)
+            self.notifications += notified
+        outcome.kept = self._record_not_deleted([one for one in results if one.is_kept])
+        self._record_not_deleted([one for one in results if one.is_warned])
+        if outcome.deleted or outcome.kept:
+            last = Pass.objects.order_by("-at").values("pk")[:1]
+            counted = {"deleted": F("deleted") + outcome.deleted, "kept": F("kept") + outcome.kept}
+            Pass.objects.filter(pk__in=list(last.values_list("pk", flat=True))).update(**counted)
+        self.outcome.add(outcome)
+
+    def _facts_of(self, one: Result, merged: int = 0) -> dict[str, Any]:
+        return self._facts[one.queue.id].of(one.queue, one.thresholds, merged)
+
+    def _record_not_deleted(self, results: Sequence[Result]) -> int:
+        """Record that these queues stay, or stay about to be deleted, and enqueue the messages that are due.
+
+        Return the number of queues that stay.
+        """
+        if not results:
+            return 0
+        now = timezone.now()
+        after, notices = [], []
+        with transaction.atomic():
+            self._lease.renew()
+            deleting = recording.still_deleting([one.queue for one in results])
+            results = [one for one in results if one.queue.id in deleting]
+            kept = [one.queue for one in results if one.is_kept]
+            for one in results:
+                queue, message = judge_kept(one.queue, one.thresholds, self._rules, now)
+                if message is not None:
+                    facts = self._facts_of(Result(queue, one.thresholds), message.merged)
+                    notices.append(Notice(message.kind.value, facts, subject_key(queue.id), *queue.ownership))
+                if not one.is_kept:
+                    queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
+                after.append(queue)
+            recording.write_states(after, now)
+            # A request that was sent may have deleted the queue, which a client declared again.
+            writing.keep_fetched([queue.id for queue in kept if queue.delete_sent_at and queue.id])
+            recording.write_events([(queue, QueueEvent.Kind.KEPT, {"length": queue.length}) for queue in kept], now)
+            self.notifications += enqueue.enqueue(notices, now, self._lease)
+        return len(kept)
+
+    def _record_refusals(self, *, has_tried: bool) -> None:
+        """Notify operators once while the broker refuses to delete queues."""
+        refused, since = self.outcome.refused, self._watch.refused_since
+        is_over = since is not None and not refused and (has_tried or not self._numbers)
+        if not is_over and (not refused or since is not None):
+            return
+        now = timezone.now()
+        with transaction.atomic():
+            self._lease.renew()
+            Watch.objects.filter(id=1).update(refused_since=None if is_over else now)
+            if refused:
+                facts = {"count": refused, "error": self.outcome.errors[0]}
+                self.notifications += enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
+
+
+@lru_cache(maxsize=1)
+def _sessions(process: int, amqp_url: str, pulse_vhost: str) -> KeptSessions:
+    # The process id is in the cache's key, so that a forked worker doesn't share its parent's connections.
+    return KeptSessions(amqp_url, pulse_vhost)
+
+
+class _SameThread(Executor):
+    """Runs each call at once, in the thread that submits it."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _deleters() -> Executor:
+    number = settings.GUARDIAN_DELETERS
+    return ContextThreadPool(number) if number > 1 else _SameThread()
+
+
+def _seen(now: datetime) -> Watch:
+    """Record that the deleter runs, and return the monitor's state."""
+    watch = Watch.objects.get_or_create(id=1)[0]
+    if watch.deleter_since is None or watch.deleter_seen_at is None or now - watch.deleter_seen_at > LONGEST_GAP:
+        watch.deleter_since = now
+    watch.deleter_seen_at = now
+    watch.save(update_fields=["deleter_since", "deleter_seen_at"])
+    return watch
