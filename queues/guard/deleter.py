@@ -43,7 +43,7 @@ from queues.rules.comparison import judge_kept
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import DELETING, GONE, Thresholds, is_fetch_paused, is_spared
 from queues.rules.turns import Group, Waiting, has_waited_too_long, next_in_turn, seconds_to_archive
-from rabbit.errors import BrokerError, NotOnBroker, Refused
+from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.kept_sessions import KeptSessions
 from rabbit.snapshot import CLASSIC
 from rabbit.threads import ContextThreadPool
@@ -135,6 +135,7 @@ def run() -> Outcome | None:
             return None
         except LeaseLost as error:
             logger.error("Deleting was aborted: %s", error)
+            outcome.errors.append(str(error))
             return outcome
         outcome.add(this_round.outcome)
         if this_round.notifications:
@@ -158,9 +159,11 @@ class _Round:
 
     def carry_out(self) -> bool:
         """Begin deletions in turns, and record their outcomes. Return whether there are more to begin."""
+        if not Queue.objects.filter(state=DELETING).exclude(pk__in=self._tried).exists():
+            self._record_refusals(has_tried=False)
+            return False
         try:
-            management = broker.management()
-            cluster = management.cluster_id()
+            cluster = broker.management().cluster_id()
         except BrokerError as error:
             self.outcome.errors.append(str(error))
             return False
@@ -249,14 +252,13 @@ class _Round:
         except NotOnBroker:
             return Result(queue, limits)
         except BrokerError as error:
-            is_refused = isinstance(error, Refused)
             # An earlier request may still be carried out after one that was not sent.
-            sent_at = None if is_refused else queue.delete_sent_at
+            sent_at = None if isinstance(error, Refused) else queue.delete_sent_at
             return Result(
                 queue._replace(delete_sent_at=sent_at),
                 limits,
-                is_warned=is_refused or isinstance(error, NotSent),
-                is_refused=is_refused or (isinstance(error, NotSent) and error.is_unreachable),
+                is_warned=was_not_executed(error),
+                is_refused=was_not_executed(error) and (not isinstance(error, NotSent) or error.is_unreachable),
                 error=f"{queue.name} in {queue.vhost}: {error}",
             )
         else:
