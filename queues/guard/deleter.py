@@ -234,15 +234,16 @@ class _Round:
             with transaction.atomic():
                 row = self._read_again(queue)
             limits = thresholds.of_decision(row)
-            limit = self._limit(row, limits)
+            is_paused = is_fetch_paused(row.returned_at, timezone.now())
+            limit = self._limit(row, is_paused=is_paused)
             with sessions.session(queue.vhost) as session:
                 removed = destroying.delete_queue(
                     session,
-                    self._target(row, queue, limit, one.group),
+                    self._target(row, queue, limit, one.group, is_paused=is_paused),
                     limit=limit,
                     unacknowledged=queue.unacknowledged or 0,
                     between=self._lease.renew_if_due,
-                    before_delete=partial(self._mark_sent, queue, limit),
+                    before_delete=partial(self._mark_sent, queue, limit, is_paused=is_paused),
                 )
         except WithinLimit as error:
             now = queue._replace(ready=error.ready, unacknowledged=error.held, over_unacked_since=None)
@@ -279,8 +280,10 @@ class _Round:
             raise Spared("its deletion was called off")
         return row
 
-    def _limit(self, row: Queue, limits: Thresholds) -> int | None:
+    def _limit(self, row: Queue, *, is_paused: bool) -> int | None:
         """Return the length past which a queue is deleted; None: it is deleted whatever its length.
+
+        ``is_paused``: its messages must not be fetched now.
 
         Raises:
             Spared: its name no longer breaks the namespace policy.
@@ -289,9 +292,10 @@ class _Round:
             if not self._rules.deletes_for_its_name(row):
                 raise Spared("its name is allowed now")
             return None
-        return 2 * limits.max if is_fetch_paused(row.returned_at, timezone.now()) else limits.max
+        limit = thresholds.of_decision(row).max
+        return 2 * limit if is_paused else limit
 
-    def _mark_sent(self, queue: StoredQueue, limit: int | None) -> None:
+    def _mark_sent(self, queue: StoredQueue, limit: int | None, *, is_paused: bool) -> None:
         """Set ``delete_sent_at``, right before the request.
 
         Raises:
@@ -300,12 +304,12 @@ class _Round:
         with transaction.atomic():
             self._lease.renew()
             row = self._read_again(queue)
-            now = self._limit(row, thresholds.of_decision(row))
+            now = self._limit(row, is_paused=is_paused)
             if now is not None and (limit is None or now > limit):
                 raise Spared("its limit was raised")
             Queue.objects.filter(pk=row.pk).update(delete_sent_at=timezone.now())
 
-    def _target(self, row: Queue, queue: StoredQueue, limit: int | None, group: Group) -> Target:
+    def _target(self, row: Queue, queue: StoredQueue, limit: int | None, group: Group, *, is_paused: bool) -> Target:
         now = timezone.now()
         patience = settings.GUARDIAN_DELETE_WAIT_SECONDS
         alarms = [(resource, datetime.fromisoformat(since)) for resource, _, since in self._watch.alarms or ()]
@@ -316,7 +320,7 @@ class _Round:
             if resource == "memory":  # the time of one queue for all
                 seconds = min(seconds, settings.GUARDIAN_ARCHIVE_SECONDS - (now - since).total_seconds())
         without_copy = ""
-        if limit is not None and is_fetch_paused(row.returned_at, now):
+        if limit is not None and is_paused:
             without_copy = destroying.FETCH_PAUSED
         elif limit is not None and has_waited_too_long(
             queue,

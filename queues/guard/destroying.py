@@ -301,6 +301,11 @@ def delete_queue(
             raise
         except BrokerUnavailable as error:
             raise NotSent(str(error), is_unreachable=error.never_reached) from error
+        except (WithinLimit, BrokerError):
+            raise
+        except BaseException:
+            session.close()  # which returns the fetched messages
+            raise
         return attempt.confirm(attempt.fetch.delete_queue())
 
 

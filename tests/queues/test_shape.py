@@ -21,8 +21,8 @@ from agents.removal.handlers import pending
 from agents.sweeps import sweep
 from notifications import claims, enqueue, sending
 from notifications.models import Notification
-from queues.guard import deletion, monitor, once
-from queues.models import Queue, QueueEvent
+from queues.guard import deleter, monitor, once
+from queues.models import Queue
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tests.support.counting import counted_requests
 
@@ -59,6 +59,9 @@ def alice(guarded):
     pulse_user = PulseUser.objects.create(username="alice", ready=True)
     pulse_user.owners.add(owner)
     return owner
+
+
+STATEMENTS_FOR_EACH_DELETION = 30
 
 
 @pytest.fixture
@@ -119,25 +122,25 @@ def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings
     assert found[MANY] - found[FEW] == per_claim * (MANY - FEW) / claims.MAX_CLAIMED
 
 
-def test_deletions_take_one_request_per_queue_and_constant_statements_per_batch(create_queues, monkeypatch, settings):
+def test_a_pass_records_any_number_of_deletions_in_as_many_statements_and_the_deleter_takes_as_many_for_each(
+    create_queues, settings
+):
     settings.GUARDIAN_ARCHIVE_DAYS = 0
-    monkeypatch.setattr(deletion, "BATCH_SIZE", FEW)
-    monkeypatch.setattr(deletion, "SPARED_CHECK_SECONDS", 60)
-    found = []
+    of_pass, of_deleter = [], []
     for number in (FEW, MANY):
         create_queues(number)
         PulseUser.objects.update(warn_length=0, max_length=1)
-        report, statements, requests, deletes = counted(monitor.run_pass)
+        report, *count = counted(monitor.run_pass)
+        assert (len(report.decided), report.errors, count[-1]) == (number, [], 0)
+        of_pass.append(count)
+        outcome, *count = counted(deleter.run)
+        assert (outcome.deleted, outcome.errors, count[-1]) == (number, [], number)
+        of_deleter.append(count)
         PulseUser.objects.update(warn_length=None, max_length=None)
-        assert (report.deleted, report.errors, deletes) == (number, [], number)
-        assert QueueEvent.objects.filter(kind="deleted").count() == sum((FEW, MANY)[: len(found) + 1])
-        found.append((statements, requests))
-    (few, asked), (many, asked_of_many) = found
-    # Every batch takes the same number of statements.
-    batches = MANY // FEW - 1
-    assert few < 40
-    assert many - few == 14 * batches
-    assert asked_of_many == asked
+    assert of_pass[0] == of_pass[1]
+    (few, asked, _), (many, asked_of_many, _) = of_deleter
+    assert asked == asked_of_many
+    assert many - few == STATEMENTS_FOR_EACH_DELETION * (MANY - FEW)
 
 
 @pytest.fixture
