@@ -42,7 +42,7 @@ from queues.rules import thresholds
 from queues.rules.comparison import judge_kept
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import DELETING, GONE, Thresholds, is_fetch_paused, is_spared
-from queues.rules.turns import Group, Waiting, has_waited_too_long, next_in_turn, seconds_to_archive
+from queues.rules.turns import LONGEST_GAP, Group, Waiting, has_waited_too_long, next_in_turn, seconds_to_archive
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.kept_sessions import KeptSessions
 from rabbit.snapshot import CLASSIC
@@ -61,9 +61,6 @@ RUN_SECONDS = 60.0
 
 PLAN_SECONDS = 1.0
 """The interval at which a round looks for new decisions."""
-
-LONGEST_GAP = timedelta(seconds=30)
-"""After a longer time without a round, the deleter counts as started anew."""
 
 UNDECIDED = timedelta(seconds=90)
 """While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. So for
@@ -199,6 +196,9 @@ class _Round:
                 self._record([future.result() for future in done if running.pop(future)])
         sessions.trim()
         self._record_refusals(has_tried=bool(last_turns))
+        if last := Pass.objects.order_by("-at").first():
+            counted = {"deleted": F("deleted") + self.outcome.deleted, "kept": F("kept") + self.outcome.kept}
+            Pass.objects.filter(pk=last.pk).update(**counted)
         return is_over and bool(waiting)
 
     def _waiting(self) -> list[Waiting]:
@@ -355,10 +355,6 @@ class _Round:
             self.notifications += notified
         outcome.kept = self._record_not_deleted([one for one in results if one.is_kept])
         self._record_not_deleted([one for one in results if one.is_warned])
-        if outcome.deleted or outcome.kept:
-            last = Pass.objects.order_by("-at").values("pk")[:1]
-            counted = {"deleted": F("deleted") + outcome.deleted, "kept": F("kept") + outcome.kept}
-            Pass.objects.filter(pk__in=list(last.values_list("pk", flat=True))).update(**counted)
         self.outcome.add(outcome)
 
     def _facts_of(self, one: Result, merged: int = 0) -> dict[str, Any]:

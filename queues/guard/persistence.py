@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import Case, F, QuerySet, When
 
@@ -27,7 +28,8 @@ from queues.rules.brake import after_pass, released_queues
 from queues.rules.changes import Changes, Message
 from queues.rules.comparison import Observation
 from queues.rules.rows import NO_REGISTRATIONS, Earlier, Registrations, StoredPulseUser, StoredQueue
-from queues.rules.thresholds import GONE, MemoryPressure
+from queues.rules.thresholds import DELETING, GONE, MemoryPressure
+from queues.rules.turns import LONGEST_GAP
 from rabbit import memory, snapshot
 from rabbit.errors import BrokerError
 from rabbit.memory import NodeMemory
@@ -277,12 +279,25 @@ def _operator_notices(changes: Changes, observation: Observation, watch: Watch, 
         notices.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed, **reasons}))
     if _needs_short_list_notice(changes, watch, now):
         notices.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.listed}))
+    if (late := _late(observation, now)) and watch.late_since is None:
+        running = watch.deleter_seen_at is not None and now - watch.deleter_seen_at < LONGEST_GAP
+        oldest = min(late)
+        notices.append(
+            Notice(kinds.LATE, {"count": len(late), "seconds": (now - oldest).total_seconds(), "running": running})
+        )
     if not listing.exact and watch.unresponsive_since is None:
         notices.append(Notice(kinds.UNRESPONSIVE, {}))
     if listing.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
         notices.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
     return notices + unguarded.notices(watch, changes)
+
+
+def _late(observation: Observation, now: datetime) -> list[datetime]:
+    """Return when the deletions were decided that wait for too long."""
+    patience = timedelta(seconds=settings.GUARDIAN_DELETE_WAIT_SECONDS)
+    decided = [queue.decided_at for queue in observation.stored.values() if queue.state == DELETING]
+    return [at for at in decided if at is not None and now - at > patience]
 
 
 def _needs_brake_notice(changes: Changes, watch: Watch, *, is_changed: bool) -> bool:
@@ -317,6 +332,7 @@ def _update_watch(
         "short_lists": changes.short_lists,
         "unresponsive_since": None if listing.exact else (watch.unresponsive_since or now),
         "outage_since": None,
+        "late_since": (watch.late_since or now) if _late(observation, now) else None,
         "next_pass_at": None,
         "alarms": alarms.after(watch.alarms, listing, now),
         "recovering": _recovering(watch, listing, now) | dict.fromkeys(changes.returned_nodes, now.isoformat()),

@@ -164,12 +164,36 @@ def refused(notification: Notification) -> Content:
         subject=f"The broker refuses to delete {counted(count, 'queue')}",
         happened=f"Guardian can't delete {counted(count, 'queue')} over {'its' if count == 1 else 'their'} deletion "
         f"limit. {'It keeps' if count == 1 else 'They keep'} growing, and the owners are warned.",
-        next="Guardian tries again in each pass. You get this mail once.",
+        next="Guardian tries again every few seconds. You get this mail once.",
         advice="Check the reason. Give Guardian's user all permissions on the virtual host, make the address in "
         "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:",
         commands=['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"'],
         facts=[Fact("Reason", notification.facts["error"])],
         help=operators_help("the-broker-refuses-to-delete-a-queue"),
+    )
+    return _to_operators(notification, said)
+
+
+def late(notification: Notification) -> Content:
+    """Return the message that recorded deletions wait for too long."""
+    facts = notification.facts
+    number, waited = counted(facts["count"], "queue"), duration(facts["seconds"])
+    if facts["running"]:
+        advice = (
+            "Many queues may be over their limit at once, or the broker may be slow. The log of the deleter says more."
+        )
+        commands = []
+    else:
+        advice = "No deleter runs. Start one, beside the worker for the queue guarding:"
+        commands = ["celery -A guardian_site worker --queues deleting --concurrency 1 --hostname deleter@%h"]
+    said = Content(
+        subject=f"The deletion of {number} is late",
+        happened=f"{number} over {'its' if facts['count'] == 1 else 'their'} deletion limit "
+        f"{'waits' if facts['count'] == 1 else 'wait'} to be deleted, the oldest for {waited}.",
+        next="Guardian deletes them as soon as it can. You get this mail once.",
+        advice=advice,
+        commands=commands,
+        help=operators_help("deletions-are-late"),
     )
     return _to_operators(notification, said)
 

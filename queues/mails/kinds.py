@@ -70,6 +70,7 @@ ALARM_OVER = kinds.register("alarm-over", "a resource alarm is over", about_brok
 NODE_LOST = kinds.register("node-lost", "a node of the cluster is down", about_broker.node_lost)
 NODE_BACK = kinds.register("node-back", "a node of the cluster is no longer down", about_broker.node_back)
 REFUSED = kinds.register("refused", "the broker refuses to delete a queue", about_broker.refused)
+LATE = kinds.register("late", "recorded deletions wait for too long", about_broker.late)
 UNRESPONSIVE = kinds.register("unresponsive", "a queue's process does not respond", about_broker.unresponsive)
 RESPONSIVE = kinds.register("responsive", "all queues respond again", about_broker.responsive)
 UNADDRESSABLE = kinds.register("unaddressable", "a queue has a name that no client can use", about_broker.unaddressable)

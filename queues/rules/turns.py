@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from queues.rules.rows import StoredQueue
 
+LONGEST_GAP = timedelta(seconds=30)
+"""If the deleter has not run for longer, it counts as not running."""
+
 Group = int | None
 """An owner, by primary key; None: queues without owner."""
 

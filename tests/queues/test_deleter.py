@@ -1,0 +1,225 @@
+"""The deleter on a real broker: fair between owners, never in the way of a pass, and finished once."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from core import leases
+from notifications.models import Notification
+from queues.guard import deleter, monitor, once
+from queues.models import Archive, Queue, QueueEvent, Watch
+from rabbit.amqp import Session
+from tests.support.toolbox import queue_names, sent, wait_until
+
+pytestmark = pytest.mark.rabbitmq
+
+
+@pytest.fixture
+def users(guarded, alice, bob):
+    """Return a function that creates Pulse users of an owner."""
+
+    def create(owner, *names):
+        for name in names:
+            PulseUser.objects.create(username=name, ready=True).owners.add(owner)
+
+    return create
+
+
+@pytest.fixture
+def four(settings):
+    settings.GUARDIAN_DELETERS = 4
+
+
+@pytest.fixture
+def slow_archives(monkeypatch):
+    """Make the archive of each of Alice's queues take three seconds."""
+    store = deleter.destroying.store_batch
+
+    def store_slowly(archive, batch):
+        if archive.queue_name.startswith("queue/alice"):
+            time.sleep(3)
+        store(archive, batch)
+
+    monkeypatch.setattr(deleter.destroying, "store_batch", store_slowly)
+
+
+def running():
+    """Run the deleter in a thread, and return the thread."""
+
+    def run():
+        deleter.run()
+        connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_one_owners_slow_queues_delay_neither_passes_nor_another_owners_deletion(
+    users, alice, bob, amqp, four, slow_archives, settings
+):
+    users(alice, *(f"alice-{number}" for number in range(6)))
+    users(bob, "bob")
+    settings.GUARDIAN_DELETE_BRAKE = 100
+    for number in range(18):
+        amqp.queue(f"queue/alice-{number % 6}/{number}", 12)
+    assert len(monitor.run_pass().decided) == 18
+    thread = running()
+    wait_until(lambda: Archive.objects.exists())
+    amqp.queue("queue/bob/builds", 11)
+    report = monitor.run_pass()
+    assert (len(report.decided), report.errors, report.seconds < 2) == (1, [], True)
+    began = time.monotonic()
+    wait_until(lambda: Queue.objects.get(name="queue/bob/builds").state == "gone")
+    assert time.monotonic() - began < 3
+    assert Queue.objects.filter(state="deleting").count() > 6
+    thread.join()
+    assert Archive.objects.filter(state="kept").count() == 19
+
+
+def test_the_brake_blocks_the_owner_who_exceeds_it_with_all_their_pulse_users(
+    users, alice, bob, operator, amqp, management, guarded, settings
+):
+    users(alice, "alice-1", "alice-2", "alice-3")
+    users(bob, "bob")
+    settings.GUARDIAN_DELETE_BRAKE = 8
+    for number in range(9):
+        amqp.queue(f"queue/alice-{number % 3 + 1}/{number}", 11)
+    for name in ("queue/bob/builds", "queue/nobody/stray"):
+        amqp.queue(name, 11)
+    report = once.run_once()
+    assert (report.deleted, report.brake_held) == (2, True)
+    assert Queue.objects.filter(block_reason="brake", name__startswith="queue/alice").count() == 9
+
+
+def test_deletions_that_wait_count_for_the_brake_and_do_not_make_it_wider(users, alice, bob, amqp, settings):
+    users(alice, "alice")
+    users(bob, "bob")
+    settings.GUARDIAN_DELETE_BRAKE = 4
+    for number in range(3):
+        amqp.queue(f"queue/alice/{number}", 11)
+    assert len(monitor.run_pass().decided) == 3
+    for number in range(3, 5):
+        amqp.queue(f"queue/alice/{number}", 11)
+    amqp.queue("queue/bob/builds", 11)
+    report = monitor.run_pass()
+    assert (len(report.decided), report.brake_held) == (1, True)
+    assert dict(Queue.objects.exclude(block_reason="").values_list("name", "block_reason")) == {
+        "queue/alice/3": "brake",
+        "queue/alice/4": "brake",
+    }
+
+
+def test_a_blocked_queue_whose_limit_is_raised_is_no_longer_blocked(users, alice, amqp, settings):
+    users(alice, "alice")
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for number in range(2):
+        amqp.queue(f"queue/alice/{number}", 11)
+    assert once.run_once().brake_held
+    Queue.objects.filter(name="queue/alice/0").update(max_length=20)
+    once.run_once()
+    assert dict(Queue.objects.values_list("name", "block_reason")) == {"queue/alice/0": "", "queue/alice/1": "brake"}
+
+
+def test_a_decision_is_taken_back_when_an_agent_registers_the_queue_or_the_broker_is_another(amqp, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    Watch.objects.update(cluster="another")
+    assert deleter.run().deleted == 0
+    monitor.run_pass()
+    queue = Queue.objects.get()
+    assert (queue.state, queue.block_reason) == ("warned", "settings")
+
+
+def test_the_command_waits_for_a_deleter_that_runs_elsewhere_and_reports_the_rest_as_pending(
+    amqp, guarded, monkeypatch
+):
+    monkeypatch.setattr(once, "WAIT_SECONDS", 1)
+    amqp.queue("a", 11)
+    with leases.lease(deleter.LEASE):
+        report = once.run_once()
+    assert (report.deleted, report.pending) == (0, 1)
+    monkeypatch.setattr(once, "WAIT_SECONDS", 20)
+    amqp.queue("b", 11)
+    with leases.lease(deleter.LEASE) as lease:
+        elsewhere = threading.Timer(1, lambda: (lease.release(), running()))
+        elsewhere.start()
+        report = once.run_once()
+    assert (report.deleted, report.pending) == (1, 0)
+
+
+def test_a_full_vhost_is_guarded_by_the_connection_that_the_deleter_keeps(amqp, guarded, management, four):
+    for name in ("a", "b", "c"):
+        amqp.queue(name, 11)
+    monitor.run_pass()
+    assert deleter.run().deleted == 3
+    for name in ("a", "b", "c"):
+        amqp.queue(name, 11)
+    management._put("vhost-limits", guarded, "max-connections", json={"value": 1})
+    monitor.run_pass()
+    outcome = deleter.run()
+    assert (outcome.deleted, outcome.errors) == (3, [])
+
+
+def test_operators_are_notified_once_of_deletions_that_are_late(amqp, guarded, settings):
+    amqp.queue("a", 11)
+    monitor.run_pass()
+    Queue.objects.update(decided_at=timezone.now() - timedelta(seconds=61))
+    for _ in range(2):
+        monitor.run_pass()
+    assert sent("ops@example.org") == ["late"]
+    assert Notification.objects.get().facts["running"] is False
+    assert deleter.run().deleted == 1
+    monitor.run_pass()
+    assert Watch.objects.get().late_since is None
+
+
+def test_a_queue_with_twice_its_limit_that_has_waited_is_deleted_without_a_copy(amqp, guarded):
+    amqp.queue("a", 21)
+    monitor.run_pass()
+    before = timezone.now() - timedelta(minutes=2)
+    Queue.objects.update(decided_at=before)
+    Watch.objects.update(deleter_since=before, deleter_seen_at=timezone.now())
+    assert deleter.run().deleted == 1
+    assert QueueEvent.objects.get(kind="deleted").details["why_not_archived"] == deleter.WAITED
+
+
+def test_a_list_that_was_begun_before_an_outcome_says_nothing(amqp, guarded, monkeypatch, management):
+    amqp.queue("a", 11)
+    monitor.run_pass()
+    take = monitor.snapshot.take
+
+    def take_and_delete(*arguments):
+        listing = take(*arguments)
+        assert deleter.run().deleted == 1
+        return listing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor.snapshot, "take", take_and_delete)
+        monitor.run_pass()
+    assert Queue.objects.get().state == "gone"
+    assert list(QueueEvent.objects.order_by("id").values_list("kind", flat=True)) == ["condemned", "deleted"]
+    assert queue_names(management, guarded) == set()
+
+
+def test_a_queue_that_takes_long_is_not_deleted_by_a_limit_that_was_raised_meanwhile(
+    users, alice, amqp, guarded, monkeypatch, management
+):
+    users(alice, "alice")
+    amqp.queue("queue/alice/builds", 11)
+    store = deleter.destroying.store_batch
+
+    def store_and_raise(archive, batch):
+        Queue.objects.update(max_length=20)
+        store(archive, batch)
+
+    monkeypatch.setattr(deleter.destroying, "store_batch", store_and_raise)
+    report = once.run_once()
+    assert (report.deleted, report.kept) == (0, 1)
+    assert Session(deleter.broker.amqp_url(), guarded).declare_passively("queue/alice/builds").ready == 11
+    assert not Archive.objects.exists()
