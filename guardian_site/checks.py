@@ -22,6 +22,7 @@ from guardian_site import logs
 from guardian_site.environment import IN_PASSWORDS
 from message_store.cassandra import settings as cassandra_settings
 from message_store.store import STORES
+from queues.rules import shares
 from queues.rules.thresholds import POLICIES
 from rabbit.addresses import split_addresses
 from rabbit.arguments import REGISTERED_QUEUE_TYPES
@@ -307,6 +308,13 @@ def _bounds() -> Iterable[CheckMessage]:
         if not minimum <= _value(name) <= maximum:
             hint = f"Set it to a number from {minimum} to {maximum}."
             yield Error(f"{name} is {_value(name)}.", hint=hint, id="guardian.E011")
+    if (share := shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES)) < settings.GUARDIAN_ARCHIVE_MAX_BYTES:
+        yield checks.Warning(
+            f"GUARDIAN_ARCHIVE_MAX_BYTES exceeds what the archives of one owner may take: {share} bytes, a fifth of "
+            "GUARDIAN_ARCHIVE_TOTAL_BYTES.",
+            hint="Raise the second, or lower the first: larger archives can't be kept, compressed as they are.",
+            id="guardian.W008",
+        )
     if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
         yield Error(
             "GUARDIAN_POLL_MAX_SECONDS is below GUARDIAN_POLL_SECONDS.",

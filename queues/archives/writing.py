@@ -1,18 +1,21 @@
 """Store fetched messages in an archive, and delete archives past their bounds."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
-from django.db.models import Case, F, Q, QuerySet, Sum, When
+from django.db.models import Case, F, QuerySet, When
 from django.utils import timezone
 
+from accounts.models import PulseUser
 from core import bulk
 from queues.archives.chunks import pack
 from queues.archives.outcomes import Removed
 from queues.models import Archive, ArchiveChunk, Queue
+from queues.rules import shares
+from queues.rules.shares import Kept
 from rabbit.fetching import Fetched
 
 logger = logging.getLogger(__name__)
@@ -25,8 +28,9 @@ UNKNOWN_OUTCOME = timedelta(hours=1)
 UNFINISHED_EXPIRES = timedelta(days=1)
 """An archive that lacks messages is not kept for longer. A fetched one may become the only copy."""
 
-USERS_SHARE = 5
-"""One Pulse user's archives may take this fraction of all archives' bytes."""
+
+class TooLarge(Exception):
+    """An archive is larger than what the archives of one owner may take."""
 
 
 def confirm(removed: Removed) -> Removed:
@@ -38,7 +42,7 @@ def confirm(removed: Removed) -> Removed:
     archive.dropped, archive.held = removed.dropped, removed.held
     archive.save(update_fields=["state", "expires", "dropped", "held"])
     discard_unfinished(archive.vhost, archive.queue_name)
-    enforce_bounds(archive.pulse_user_id)
+    enforce_bounds(new=archive)
     return removed
 
 
@@ -74,8 +78,8 @@ def keep_fetched(queues: Sequence[int]) -> dict[int, Archive]:
     return found
 
 
-def enforce_bounds(pulse_user_id: int | None = None) -> int:
-    """Delete expired archives, and the oldest ones past the bounds. Return the number of deleted archives."""
+def enforce_bounds(new: Archive | None = None) -> int:
+    """Delete expired archives, and those past the bounds but the ``new`` one. Return the number of deleted archives."""
     now = timezone.now()
     # The process that fetched these ended before it knew the outcome.
     interrupted = Archive.objects.filter(state=Archive.State.FETCHED, created__lt=now - UNKNOWN_OUTCOME)
@@ -85,30 +89,28 @@ def enforce_bounds(pulse_user_id: int | None = None) -> int:
     )
     interrupted.update(state=Archive.State.KEPT)
     deleted = Archive.objects.filter(expires__lte=now).delete()[0]
-    total = settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
-    if pulse_user_id is not None:
-        deleted += _delete_oldest(Q(pulse_user=pulse_user_id), total // USERS_SHARE)
-    return deleted + _delete_oldest(Q(), total)
+    past = shares.to_delete(_kept(), settings.GUARDIAN_ARCHIVE_TOTAL_BYTES, new.pk if new else None)
+    return deleted + (Archive.objects.filter(pk__in=past).delete()[0] if past else 0)
 
 
-def _delete_oldest(of: Q, most: int) -> int:
-    kept = Archive.objects.filter(of, state=Archive.State.KEPT)
-    excess = (kept.aggregate(sum=Sum("stored_bytes"))["sum"] or 0) - most
-    oldest = []
-    if excess > 0:
-        # The messages of a queue that was kept are most likely still in it.
-        of_live_queue = Case(When(reason=Archive.Reason.CALLED_OFF, then=0), default=1)
-        for pk, size in kept.order_by(of_live_queue, "created", "id").values_list("id", "stored_bytes"):
-            oldest.append(pk)
-            excess -= size
-            if excess <= 0:
-                break
-    return Archive.objects.filter(pk__in=oldest).delete()[0] if oldest else 0
+def _kept() -> Iterator[Kept]:
+    """Yield the kept archives, oldest first. Those of queues that stay come before: the messages are most likely there."""
+    owners = PulseUser.objects.longest_owners()
+    of_live_queue = Case(When(reason=Archive.Reason.CALLED_OFF, then=0), default=1)
+    rows = Archive.objects.filter(state=Archive.State.KEPT).order_by(of_live_queue, "created", "id")
+    for pk, size, pulse_user, owner in rows.values_list("id", "stored_bytes", "pulse_user", "queue__owner"):
+        yield Kept(pk, owners.get(pulse_user) if pulse_user else owner, size)
 
 
 def store_batch(archive: Archive, batch: Sequence[Fetched]) -> None:
-    """Add fetched messages to the archive, in one transaction."""
+    """Add fetched messages to the archive, in one transaction.
+
+    Raises:
+        TooLarge: then it would take more than an owner's share of all archives. Nothing was added.
+    """
     data = pack(batch)
+    if archive.stored_bytes + len(data) > shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES):
+        raise TooLarge
     with transaction.atomic():
         ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(batch), data=data)
         archive.messages += len(batch)

@@ -30,6 +30,7 @@ from queues.archives.outcomes import Removed
 from queues.archives.writing import (
     NOT_STORED,
     UNFINISHED_EXPIRES,
+    TooLarge,
     confirm,
     discard_archive,
     discard_unfinished,
@@ -58,6 +59,7 @@ QUORUM_TICK_SECONDS = 6.0
 ELECTION_SECONDS = 10.0
 """A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
+LARGER_THAN_SHARE = "it is larger than what the archives of one owner may take"
 FETCH_PAUSED = (
     "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"
 )
@@ -142,6 +144,9 @@ class _Attempt:
             Archive.objects.filter(pk=archive.pk).update(
                 state=Archive.State.FETCHED, dropped=archive.dropped, expires=expiry()
             )
+        except TooLarge:
+            self.fetch.cancel()
+            self.result.why_not = LARGER_THAN_SHARE
         except (DatabaseError, ValueError) as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
             self.fetch.cancel()

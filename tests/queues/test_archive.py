@@ -1,5 +1,6 @@
 """Archives: what is kept of a queue that is deleted or purged, and what is not."""
 
+import os
 import uuid
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,12 +15,14 @@ from accounts.models import PulseUser
 from core import broker as core_broker
 from core import locks
 from core.models import Lease
+from notifications.models import Notification
 from queues.actions import peek, single
 from queues.archives import outcomes, reading, writing
 from queues.guard import destroying
 from queues.guard.destroying import NotSent, Target, WithinLimit
 from queues.guard.once import run_once
 from queues.models import Archive, ArchiveChunk, Queue
+from queues.rules import shares
 from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
@@ -296,19 +299,28 @@ def test_archives_are_deleted_when_they_expire(listed, alice):
     assert not ArchiveChunk.objects.exists()
 
 
-def test_the_oldest_archives_of_a_pulse_user_make_room_for_new_ones(amqp, alice, settings):
+def test_the_oldest_archives_of_an_owner_make_room_for_new_ones(amqp, alice, settings):
     for number in range(4):
         amqp.queue(f"{NAME}/{number}", 5)
     run_once()
     for queue in Queue.objects.order_by("name"):
         single.delete_queue(queue, alice)
     size = Archive.objects.first().stored_bytes
-    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = writing.USERS_SHARE * 2 * size
-    writing.enforce_bounds(PulseUser.objects.get().pk)
-    assert {one.queue_name for one in Archive.objects.all()} == {f"{NAME}/2", f"{NAME}/3"}
-    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = size
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = shares.SHARE * 2 * size
     writing.enforce_bounds()
-    assert [one.queue_name for one in Archive.objects.all()] == [f"{NAME}/3"]
+    assert {one.queue_name for one in Archive.objects.all()} == {f"{NAME}/2", f"{NAME}/3"}
+
+
+def test_a_queue_larger_than_an_owners_share_is_deleted_without_a_copy_and_nobody_is_promised_one(amqp, settings):
+    amqp.queue(NAME)
+    for _ in range(12):
+        amqp.channel.basic_publish("", NAME, os.urandom(1000))
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = shares.SHARE * 10_000
+    assert run_once().deleted == 1
+    assert not Archive.objects.filter(state="kept").exists()
+    facts = Notification.objects.get(kind="deletion", recipient="alice@example.org").facts
+    assert (facts["archived"], facts["dropped"], facts["archive"]) == (0, 12, "")
+    assert facts["why_not_archived"] == destroying.LARGER_THAN_SHARE
 
 
 def test_only_operators_see_the_archives_of_a_deleted_pulse_user_and_no_new_one_of_its_name(listed, alice, operator):
