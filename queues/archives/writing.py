@@ -94,7 +94,10 @@ def enforce_bounds(new: Archive | None = None) -> int:
 
 
 def _kept() -> Iterator[Kept]:
-    """Yield the kept archives, oldest first. Those of queues that stay come before: the messages are most likely there."""
+    """Yield the kept archives in the order in which a group loses them: those of queues that stay, then the oldest.
+
+    The messages of a queue that stays are most likely still in it.
+    """
     owners = PulseUser.objects.longest_owners()
     of_live_queue = Case(When(reason=Archive.Reason.CALLED_OFF, then=0), default=1)
     rows = Archive.objects.filter(state=Archive.State.KEPT).order_by(of_live_queue, "created", "id")

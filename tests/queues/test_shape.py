@@ -61,7 +61,7 @@ def alice(guarded):
     return owner
 
 
-STATEMENTS_FOR_EACH_DELETION = 30
+STATEMENTS_FOR_EACH_DELETION = 16
 
 
 @pytest.fixture
@@ -123,9 +123,10 @@ def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings
 
 
 def test_a_pass_records_any_number_of_deletions_in_as_many_statements_and_the_deleter_takes_as_many_for_each(
-    create_queues, settings
+    create_queues, settings, monkeypatch
 ):
     settings.GUARDIAN_ARCHIVE_DAYS = 0
+    monkeypatch.setattr(deleter, "ROUND_SECONDS", 600)
     of_pass, of_deleter = [], []
     for number in (FEW, MANY):
         create_queues(number)
@@ -140,7 +141,8 @@ def test_a_pass_records_any_number_of_deletions_in_as_many_statements_and_the_de
     assert of_pass[0] == of_pass[1]
     (few, asked, _), (many, asked_of_many, _) = of_deleter
     assert asked == asked_of_many
-    assert many - few == STATEMENTS_FOR_EACH_DELETION * (MANY - FEW)
+    # Each second the round also looks for new decisions.
+    assert 0 <= many - few - STATEMENTS_FOR_EACH_DELETION * (MANY - FEW) < 100
 
 
 @pytest.fixture
