@@ -176,7 +176,7 @@ def store_queue_row(row, **fields):
 
 @contextlib.contextmanager
 def broker_restored(management: Management) -> Iterator[None]:
-    """Delete from the broker every vhost and Pulse user that an agent's registration creates inside."""
+    """Delete from the broker every vhost and RabbitMQ user that an agent's registration creates inside."""
     made = Agents(management)
     vhosts, users = made.vhosts(), made.users()
     yield
@@ -192,7 +192,7 @@ def broker_restored(management: Management) -> Iterator[None]:
 
 @pytest.fixture
 def agents(guarded: str, management: Management) -> Iterator[Agents]:
-    """Guard the broker. Delete the vhosts and Pulse users of agents from it afterwards."""
+    """Guard the broker. Delete the vhosts and RabbitMQ users of agents from it afterwards."""
     with broker_restored(management):
         yield Agents(management)
 
