@@ -24,7 +24,11 @@ from core.models import Removal
 logger = logging.getLogger(__name__)
 
 COLLECTED = "_removals_of_this_deletion"
-"""The attribute for the collected removals. It is set on the origin of a deletion: an instance or a queryset."""
+"""The attribute for the collected removals. It is set on the origin of a deletion: an instance or a queryset.
+
+The origin is all that the signals of one deletion share, and no other deletion has it. A ContextVar would mix nested
+deletions, and keep what a failed deletion collected for the thread's next.
+"""
 
 MAX_ATTEMPTS = 3
 
