@@ -1,0 +1,1 @@
+"""What all apps share. Each module has one subject; ``broker.py`` has the connections to RabbitMQ."""

@@ -1,0 +1,1 @@
+"""Queues over HTTP. Begin with ``queues.py`` (limits) and ``principals.py`` (permissions)."""

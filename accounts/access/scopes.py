@@ -1,7 +1,8 @@
 """What a token may do: its scope.
 
-An agent's token is stored on other machines, and is a password on the broker. So its scope ``agent`` allows only the
-requests that agents send. A token with the scope ``all`` may do what its owner may, except manage tokens.
+An agent's token is stored on other machines, and is a password on the broker (with the permissions of
+``rabbit/permissions.py``). So its scope ``agent`` allows only the requests that agents send. A token with the scope
+``all`` may do what its owner may, except manage tokens.
 """
 
 import re

@@ -1,7 +1,9 @@
 """The brake on bulk deletion, and the release of blocked queues by an operator.
 
 A queue whose deletion is blocked has a ``block_reason`` on its row. It stays blocked until an operator releases it, or
-its length is back to normal. A release names queues; the next pass deletes them whatever their number.
+its length is back to normal. A release names queues; the next pass deletes them whatever their number. Passes
+(``comparison.py``) and sweeps (``agents/sweeps/reports.py``) apply the brake. Operators release queues on the page
+``status.views.operate_brake``.
 """
 
 import logging
