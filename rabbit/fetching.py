@@ -66,11 +66,11 @@ class Fetched(NamedTuple):
 class Fetch:
     """The messages of one queue, fetched on a channel of their own. Call the methods in their order.
 
-    ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. Every method may raise a
-    ``BrokerError``. Then all fetched messages are requeued, and no other method may be called.
-    An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
-    With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
-    drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
+    ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. After a ``BrokerError`` all fetched
+    messages are requeued, and no other method may be called. An ``is_auto_delete`` queue is fetched with basic.get,
+    because the broker would delete it with its last consumer. With a ``delivery_limit``, the broker drops a message
+    that was delivered more often. ``has_exhausted``: it would drop a fetched one if that was returned. ``last_arrival``
+    is when the last message arrived, in monotonic time.
     """
 
     def __init__(
@@ -110,13 +110,12 @@ class Fetch:
 
     @property
     def _broker_version(self) -> tuple[int, ...]:
-        """The broker's major and minor version; empty: unknown."""
+        """The broker's major and minor version, empty if unknown."""
         version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
         return tuple(int(part) for part in version.groups()) if version else ()
 
     @property
     def fetched(self) -> int:
-        """The number of messages that this channel holds."""
         return self.kept + self.excess
 
     @property
@@ -125,7 +124,7 @@ class Fetch:
         return self.fetched > 0 and self.delivery_limit is not None and self._broker_version < NACK_IS_NO_DELIVERY
 
     def declare_passively(self) -> DeclareOk | None:
-        """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
+        """Return the ready messages and consumers of the queue, or None if its leader may not have answered."""
         began = time.monotonic()
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
         if self._is_classic:
