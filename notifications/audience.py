@@ -41,7 +41,6 @@ class Recipient(NamedTuple):
 
 
 def operators() -> list[str]:
-    """Return the addresses that get a copy of every notification."""
     return list(dict.fromkeys(normalize_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 

@@ -59,10 +59,10 @@ class Why(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """The parts of a message, in their order. ``advice`` is what the recipient can do, ``action`` the button for it.
-    ``help`` leads to the section of the documents about it.
+    """The parts of a message, in their order.
 
-    ``why`` None: the recipient owns the queue or operates this installation.
+    ``advice`` is what the recipient can do, ``action`` the button for it. ``help`` leads to the section of the
+    documents about it. Without ``why``, the recipient owns the queue or operates this installation.
     """
 
     subject: str
@@ -112,7 +112,6 @@ def is_to_operator(notification: "Notification") -> bool:
 
 
 def why_added(notification: "Notification", pulse_users: Sequence[str]) -> Why:
-    """Return why an address that an owner added to these Pulse users gets a notification."""
     facts = notification.facts
     ask = f"its owners: {', '.join(facts['owners'])}" if facts.get("owners") else "an operator"
     return Why(
@@ -122,7 +121,6 @@ def why_added(notification: "Notification", pulse_users: Sequence[str]) -> Why:
 
 
 def why_owner(text: str) -> Why:
-    """Return why an owner gets a notification, with the link to the settings."""
     return Why(text, Link("Change when and where you are notified", absolute_url(reverse("settings"))))
 
 

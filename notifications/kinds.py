@@ -67,7 +67,6 @@ def choices() -> list[tuple[str, str]]:
 
 
 def names() -> list[str]:
-    """Return the names of all kinds."""
     return list(_kinds)
 
 

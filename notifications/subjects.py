@@ -30,7 +30,6 @@ def register(kind: str, lookup: Lookup) -> None:
 
 
 def key(kind: str, id_: int) -> str:
-    """Return the key of a subject."""
     return f"{kind} {id_}"
 
 
