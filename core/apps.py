@@ -2,8 +2,6 @@ from django.apps import AppConfig
 
 
 class CoreConfig(AppConfig):
-    """What all apps share: broker connections, locks and leases, bulk statements, REST conventions, rate limits."""
-
     name = "core"
 
     def ready(self) -> None:
