@@ -49,7 +49,6 @@ class Bucket(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first ticks after the bucket."""
         return self.start + WIDTHS[self.level]
 
 
@@ -59,7 +58,6 @@ def covering(ticks: int) -> list[Bucket]:
 
 
 def bucket_of(place: Place) -> Bucket:
-    """Return the bucket of a message."""
     level = place.rest & LEVEL_BITS
     return Bucket(place.ticks // WIDTHS[level] * WIDTHS[level], level)
 

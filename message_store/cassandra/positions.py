@@ -19,8 +19,6 @@ _Change = Callable[[dict[int, uuid.UUID]], _Changes]
 
 
 class PositionTables(QueueTables):
-    """The positions of consumers in Cassandra."""
-
     def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
         with translated():
             if self._is_removed(queue):
@@ -76,7 +74,7 @@ class PositionTables(QueueTables):
         return version, {partition: message_id for _, partition, message_id in rows if message_id is not None}
 
     def _change_positions(self, queue: StoredQueue, consumer: str, change: _Change) -> _Changes:
-        """Make the changes that ``change`` returns for the current positions; None deletes one. Return them."""
+        """Make the changes that ``change`` returns for the current positions, where None deletes one. Return them."""
         bind, key = self._connection.bind, [queue.key, consumer]
         for _ in range(MAX_ATTEMPTS):
             version, known = self._positions(queue, consumer)

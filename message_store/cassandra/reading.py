@@ -139,11 +139,7 @@ class Reading:
 
 
 def entries_of(queue: StoredQueue, rows: Iterable[Any]) -> Iterator[Entry]:
-    """Yield the entries of the index in their order.
-
-    Raises:
-        NoQueue: the queue was removed.
-    """
+    """Yield the entries of the index in their order."""
     for (kind, edge, level), same in groupby(rows, key=lambda row: row[:3]):
         if kind == REMOVED:
             raise NoQueue(queue.name)

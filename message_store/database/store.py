@@ -46,8 +46,6 @@ _QUEUE_COLUMNS = "application, name, created, partitions, type, consistency, pri
 
 
 class DatabaseStore(MessageStore):
-    """Queues and messages in Guardian's database."""
-
     in_database = True
 
     def register(
@@ -480,7 +478,6 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
 
 
 def _discard(cursor: CursorWrapper, contents: int) -> None:
-    """Mark contents for deletion."""
     cursor.execute(
         f"INSERT INTO message_store_discarded (contents, due, swept) VALUES (%(contents)s, {_dialect().now}, false)",
         {"contents": contents, "now": now()},
