@@ -54,24 +54,20 @@ def create_pulse_user(
 ) -> tuple[PulseUser, str]:
     """Create a Pulse user with permissions for its own names, and return its row and its password.
 
-    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it:
-    an operator or None (a command) for these owners, others for themselves, and invite the other owners. With
-    ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has.
+    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it: an
+    operator or None (a command) for these owners, others for themselves, and invite the other owners. With
+    ``adopt_namespace``, which only operators may set, the Pulse user gets the queues and exchanges of its name that the
+    broker has.
 
     Raises:
-        PermissionDenied: ``by`` is no operator, and adopts the namespace.
-        rabbit.names.InvalidUserName: the name is invalid; the text says why.
-        NameReserved: the name is reserved.
+        InvalidUserName, NameReserved: the text says why.
         NameTaken: the name is taken, or the Pulse user is being created, changed or removed.
         NamespaceInUse: the broker has queues or exchanges of this name.
-        NotVouched: an owner may not use the broker.
-        LastOwner: there is no owner.
-        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
         ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
             After an unfinished creation, an address may have got a request within the last hour; the row is then not
             ready.
-        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
-            ``adopt_namespace``, the row may stay and is not ready; creating the Pulse user again finishes it.
+        BrokerError: nothing was created. If that is not certain, or with ``adopt_namespace``, the row may stay and is
+            not ready; creating the Pulse user again finishes it.
     """
     if adopt_namespace and by is not None:
         require_operator(by)
@@ -107,10 +103,9 @@ def create_pulse_user(
 
 
 def _unfinished_row(management: Management, username: str, owners: Sequence[Owner]) -> PulseUser | None:
-    """Return the row of an unfinished creation by one of these owners, if there is one.
+    """Return the row of an unfinished creation by one of these owners, or None.
 
-    Raises:
-        NameTaken: the broker has another user of this name.
+    Raises NameTaken if the broker has another user of this name.
     """
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
@@ -149,7 +144,7 @@ def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopte
 def _mark_ready(
     pulse_user: PulseUser, owners: Sequence[Owner], invitees: Sequence[Owner], emails: Sequence[str], by: Owner
 ) -> bool:
-    """Mark the Pulse user as ready, and return whether it is. False if its removal has begun."""
+    """Mark the Pulse user as ready, and return whether it is. It isn't if its removal has begun."""
     with transaction.atomic():
         if not live_row(pulse_user).update(ready=True):
             return False
@@ -184,17 +179,11 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
 
 
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
-    """Assign owners to a manually created user of the broker. It doesn't change on the broker.
+    """Assign owners to a manually created user of the broker. It doesn't change on the broker. Only operators may.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        rabbit.names.InvalidUserName: the name is invalid, so the Pulse user can't have queues of its own.
-        CannotAdopt: the user is Guardian's own, or has a tag that allows more than its permissions do.
-        NameTaken: the Pulse user has owners here already, or another request is changing it.
-        NotVouched: an owner may not use the broker.
-        LastOwner: there is no owner.
-        NotOnBroker: the broker has no such user.
-        BrokerError: the broker is unreachable or refuses.
+    Raises InvalidUserName, because such a user can't have queues of its own; CannotAdopt for Guardian's own user or a
+    tag that allows more than its permissions do; NotOnBroker; and NameTaken if the Pulse user has owners here already
+    or another request is changing it.
     """
     require_operator(by)
     names.check_user_name(username)
@@ -219,11 +208,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
 
 
 def adoptable() -> list[str]:
-    """Return the names of the broker's users that can be adopted.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the names of the broker's users that can be adopted."""
     users = broker.management().users()
     stored = set(PulseUser.objects.values_list("username", flat=True))
     return sorted(

@@ -36,17 +36,16 @@ def rotate_password(
 ) -> str:
     """Change the Pulse user's password and return it. Without a password, one is generated. Show it now.
 
-    ``by`` is the owner or operator who does; None: a command. Permissions and tags stay. Live connections stay open
-    unless ``close_connections``. If the broker lost the Pulse user, or it was not ready, it is created again with the
-    permissions of a new Pulse user.
+    ``by`` is the owner or operator who does, or None for a command. Permissions and tags stay. Live connections stay
+    open unless ``close_connections``. If the broker lost the Pulse user, or it was not ready, it is created again with
+    the permissions of a new Pulse user.
 
     Raises:
         ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
             the Pulse user, it has become Guardian's own or an administrator's, or it was not ready and the broker has
             another, manually created user of that name.
-        PulseUser.DoesNotExist: ``by`` no longer owns the Pulse user.
-        BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
-            password has changed already; repeating the call completes it.
+        BrokerError: if closing the connections failed, the text says that the password has changed already; repeating
+            the call completes it.
     """
     username = pulse_user.username
     if password is not None:
@@ -107,16 +106,11 @@ def _close_connections(management: Management, username: str) -> None:
 
 
 def connections_of(pulse_user: PulseUser) -> list[Connection]:
-    """Return the Pulse user's live connections.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
     return broker.management().connections_of(pulse_user.username)
 
 
 def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueConsumer]] | None:
-    """Return the consumers of these connections by the connection's name; None: the broker did not answer."""
+    """Return the consumers of these connections by the connection's name, or None if the broker did not answer."""
     management = broker.management()
     found: dict[str, list[QueueConsumer]] = {connection.name: [] for connection in connections}
     try:
@@ -131,11 +125,9 @@ def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueCon
 
 
 def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:
-    """Close one live connection of the Pulse user.
+    """Close one live connection of the Pulse user. Raises NotOnBroker if it has none of this name.
 
-    Raises:
-        NotOnBroker: the Pulse user has no connection of this name.
-        BrokerError: the broker is unreachable or refuses, as it does in a connection's first seconds.
+    The broker refuses to close a connection in its first seconds.
     """
     management = broker.management()
     if name not in {connection.name for connection in management.connections_of(pulse_user.username)}:
