@@ -62,12 +62,10 @@ class Step(NamedTuple):
 
     @property
     def thing(self) -> str:
-        """What the step is for, in words."""
         return "Pulse user" if self.what == "account" else self.what
 
     @property
     def is_change(self) -> bool:
-        """Whether this step changes something."""
         return self.do not in (EXISTS, LEFT_OUT)
 
     def as_json(self) -> dict[str, object]:
@@ -126,11 +124,7 @@ class PulseUserLists(NamedTuple):
 
     @classmethod
     def fetch(cls) -> "PulseUserLists":
-        """Fetch both lists, with two queries and one request to the broker.
-
-        Raises:
-            BrokerError: the broker is unreachable or refuses.
-        """
+        """Fetch both lists, with two queries and one request to the broker."""
         owners: dict[str, set[str]] = {}
         owned = PulseUser.owners.through.objects.values_list("pulseuser__username", "owner__email")
         for username, email in owned:
@@ -158,9 +152,6 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
 
     ``usable`` are the addresses of owners who may own a Pulse user. Other owners are left out, and so is a Pulse user
     without a usable owner.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     lists = PulseUserLists.fetch()
     granted = broker.management().all_permissions()
@@ -231,10 +222,6 @@ def adopt(steps: Sequence[Step], *, notify: bool) -> None:
 
     Each Pulse user is adopted with all its owners or not at all. After a crash, plan and adopt again. ``notify`` the
     owners: one message to each about all Pulse users of a batch.
-
-    Raises:
-        PlanOutdated: a Pulse user was created or adopted since, or is being changed.
-        NotVouched: an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
         _adopt(batch, notify=notify)
@@ -297,9 +284,6 @@ def propose() -> Proposals:
 
     The guessed owner is the one whose address, before the @, equals the Pulse user's name or a part of one of its
     queues' names. There is no guess if several owners match the Pulse user, or the owner matches several Pulse users.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     lists = PulseUserLists.fetch()
     management = broker.management()
@@ -383,11 +367,7 @@ class Row(NamedTuple):
 def plan_file(path: Path) -> tuple[list[Step], int]:
     """Return the steps for a filled CSV file, and the number of Pulse users skipped because they have no owner.
 
-    One invalid line invalidates the whole file.
-
-    Raises:
-        InvalidFile: the file can't be read, or lines are invalid.
-        BrokerError: the broker is unreachable or refuses.
+    One invalid line invalidates the whole file: the function raises InvalidFile.
     """
     rows = read_file(path)
     filled = {row.username: row for row in rows if row.owners}
@@ -403,13 +383,10 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
 
 
 def read_file(path: Path) -> list[Row]:
-    """Return the rows of a CSV file of Pulse users and owners. No name is looked up.
+    """Return the rows of a CSV file of Pulse users and owners. No name is looked up. Raises InvalidFile.
 
     The first line names the columns, which include ``username`` and ``owners``. The delimiter is a comma, a semicolon
     or a tab. Addresses in a cell are separated by spaces, semicolons or commas.
-
-    Raises:
-        InvalidFile: the file can't be read or parsed.
     """
     try:
         with path.open("rb") as file:
@@ -467,7 +444,6 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
 
 
 def _errors(rows: Iterable[Row], steps: Mapping[str, Step], usable: Collection[str]) -> list[str]:
-    """Return the errors of these rows, with line numbers."""
     errors = []
     first: dict[str, int] = {}
     for line, username, owners in rows:

@@ -92,8 +92,7 @@ class Found(NamedTuple):
 def read(url: str) -> Found:
     """Return the content of the PulseGuardian database at this URL, ``postgres://…`` or ``sqlite:///…``.
 
-    Raises:
-        SourceError: the database can't be read, or isn't PulseGuardian's.
+    Raises SourceError if it can't be read, or isn't PulseGuardian's.
     """
     scheme, _, rest = url.partition("://")
     dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's URLs may name the driver, too
@@ -243,9 +242,6 @@ def plan(found: Found, *, operators: bool) -> list[Step]:
     """Return the steps for owners and Pulse users. Sends two requests to the broker and changes nothing.
 
     ``operators``: make administrators of PulseGuardian operators here.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     people = _plan_people(found.people, operators=operators)
     usable = {step.name for step in people if step.do != LEFT_OUT}
@@ -300,12 +296,7 @@ def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
 
 
 def apply(steps: Sequence[Step]) -> None:
-    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again.
-
-    Raises:
-        PlanOutdated: another request changed an owner or Pulse user of the plan.
-        NotVouched: the vouching of an owner was withdrawn.
-    """
+    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again."""
     for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
         _create_owners(batch)
     for step in steps:
