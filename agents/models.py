@@ -42,8 +42,6 @@ class ObjectType(models.TextChoices):
 
 
 class OfferingQuerySet(models.QuerySet["Offering"]):
-    """Offerings."""
-
     def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
         """Return the offerings that this visitor's agents may subscribe to: all for operators, else as a member."""
         return visible_to(self, visitor, access.may_register(visitor))
@@ -73,11 +71,7 @@ def may_subscribe(owner: str, offering: str) -> "models.ExpressionWrapper[models
 
 
 def check_offering_name(name: str) -> None:
-    """Check the name of an offering.
-
-    Raises:
-        ValidationError: the name is invalid.
-    """
+    """Raise ValidationError if the name of an offering is invalid."""
     check_line(name, MAX_OFFERING_NAME_LENGTH)
 
 
@@ -392,8 +386,6 @@ class Sweep(models.Model):
     """The report of a sweep of orphans or a clean-up of stale subscriptions. Old reports are pruned."""
 
     class Kind(models.TextChoices):
-        """The kind of report."""
-
         ORPHANS = "orphans", "orphaned queues"
         STALE = "stale", "stale subscriptions"
 

@@ -23,9 +23,7 @@ def register(
 ) -> tuple[Consumer, bool]:
     """Return the owner's event consumer for an offering, and whether it is new. The token becomes its password.
 
-    Raises:
-        NotVouched, QuotaReached, Busy: as ``records.get_or_create``.
-        PermissionDenied, ObjectDoesNotExist, BrokerError: as ``registration.register_consumer``. Nothing is registered.
+    Raises the errors of ``records.get_or_create`` and ``registration.register_consumer``. Then nothing is registered.
     """
     rows = AgentIdentity.objects.filter(owner=owner).select_related("owner")
     identity, is_new = get_or_create(rows, {"owner": owner}, owner, offering=offering, name=IDENTITY_NAME)
@@ -38,11 +36,7 @@ def register(
 
 
 def set_object_types(consumer: Consumer, object_types: Sequence[str]) -> None:
-    """Change the types of a consumer's events.
-
-    Raises:
-        ObjectDoesNotExist: the consumer no longer exists.
-    """
+    """Change the types of a consumer's events. Raises ObjectDoesNotExist if it no longer exists."""
     rows = Consumer.objects.filter(pk=consumer.pk)
     if not rows.update(object_types=list(object_types), modified=timezone.now()):
         raise Consumer.DoesNotExist("The consumer no longer exists.")

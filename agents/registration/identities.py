@@ -54,10 +54,7 @@ def read_uuid(text: Any) -> uuids.UUID:
     """Return the UUID in this text: 32 hex digits, with all four dashes in their places or without dashes.
 
     Python and Django also accept numbers, braces, prefixes and misplaced dashes, which can turn a mistake into another
-    valid UUID.
-
-    Raises:
-        ValueError: the text is malformed.
+    valid UUID. Raises ValueError.
     """
     if not isinstance(text, str) or _UUID.fullmatch(text) is None:
         raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
@@ -65,11 +62,7 @@ def read_uuid(text: Any) -> uuids.UUID:
 
 
 def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
-    """Return the offering with this UUID, with or without dashes.
-
-    Raises:
-        NoSuchOffering: it doesn't exist, or the owner may not subscribe to it.
-    """
+    """Return the offering with this UUID, with or without dashes. Raises NoSuchOffering."""
     try:
         wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
     except ValueError as error:
@@ -85,11 +78,7 @@ def _no_such_offering() -> NoSuchOffering:
 
 
 def check_object_type(object_type: str) -> str:
-    """Return this object type.
-
-    Raises:
-        NoSuchObjectType: there is no such object type.
-    """
+    """Return this object type. Raises NoSuchObjectType."""
     if object_type not in ObjectType.values:
         raise NoSuchObjectType(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.")
     return object_type
@@ -100,12 +89,7 @@ def create_identity(
 ) -> AgentIdentity:
     """Create an identity of an agent of this owner, for this offering.
 
-    Raises:
-        NotVouched: the owner may not use the broker.
-        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities.
-        IdentityExists: the owner already has an identity of this name for this offering.
-        NoSuchOffering: the offering no longer exists.
-        ObjectDoesNotExist: the owner no longer exists.
+    Raises IdentityExists, and NoSuchOffering if the offering was deleted.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
@@ -118,10 +102,7 @@ def create_identity(
 def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
     """Change the given fields of an identity.
 
-    Raises:
-        IdentityExists: the owner has another identity of this name for this offering.
-        NoSuchOffering: the offering no longer exists.
-        ObjectDoesNotExist: the identity no longer exists.
+    Raises IdentityExists, and NoSuchOffering if the offering was deleted.
     """
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
@@ -157,7 +138,6 @@ def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
 
 
 def _conflict(identity: AgentIdentity) -> IdentityExists | NoSuchOffering:
-    """Return the exception for an IntegrityError."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
         return IdentityExists(f"You have an agent '{identity.name}' for this offering already; choose another name.")
     return _no_such_offering()

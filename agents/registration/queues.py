@@ -57,12 +57,7 @@ def register_subscription(
 ) -> tuple[EventSubscription, bool]:
     """Return the agent's subscription to an object type, and whether it is new. The token becomes its password.
 
-    Raises:
-        NoSuchObjectType: there is no such object type.
-        NotVouched: the owner may not use the broker. Raised only for a new subscription.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the identity no longer exists.
-        BrokerError: the broker is unreachable or refuses; nothing was registered.
+    Raises NoSuchObjectType.
     """
     check_object_type(object_type)
     management = broker.management()
@@ -91,14 +86,7 @@ def create_subscription(
     description: str = "",
     source_ip: str | None = None,
 ) -> EventSubscription:
-    """Create a subscription without an identity. The token becomes its password.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the owner or the subscription no longer exists.
-        BrokerError: the broker is unreachable or refuses; nothing was created.
-    """
+    """Create a subscription without an identity. The token becomes its password."""
     management = broker.management()
     subscription = EventSubscription(
         owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
@@ -144,15 +132,8 @@ def create_queue(
 ) -> tuple[SubscriptionQueue, bool]:
     """Return the queue of a subscription for events of a type about an offering, and whether it is new.
 
-    Afterwards the broker has the queue with the right arguments, and the token can read it.
-
-    Raises:
-        NoSuchObjectType: there is no such object type.
-        NotVouched: the owner may not use the broker. Raised only for a new queue.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the subscription or the offering no longer exists.
-        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
-        BrokerError: the broker is unreachable; a new queue is not registered.
+    Afterwards the broker has the queue with the right arguments, and the token can read it. Raises NoSuchObjectType,
+    and Refused if the broker has the queue with other arguments and in use.
     """
     check_object_type(object_type)
     management = broker.management()
@@ -181,15 +162,8 @@ def register_consumer(
 
     ``object_types`` are the types of events that it gets from now on. An empty list means all types. None leaves the
     types unchanged, and means all types for a new queue. Afterwards the broker has the queue with the right arguments,
-    and the token can read it.
-
-    Raises:
-        NoSuchObjectType: there is no such object type.
-        NotVouched: the owner may not use the broker. Raised only for a new queue.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the identity no longer exists.
-        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
-        BrokerError: the broker is unreachable; a new queue is not registered.
+    and the token can read it. Raises NoSuchObjectType, and Refused if the broker has the queue with other arguments and
+    in use.
     """
     types = None if object_types is None else list(dict.fromkeys(check_object_type(one) for one in object_types))
     management = broker.management()
@@ -221,11 +195,8 @@ def redeclare(row: SubscriptionQueue | Consumer, management: Management) -> None
     """Declare a registered queue that the broker has lost or never had, and create its vhost if it is missing.
 
     Then close the connections of its login. An agent that read the lost queue over STOMP got an ERROR for its
-    subscription, and its connection stays open without a subscription.
-
-    Raises:
-        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
-        BrokerError: the broker is unreachable.
+    subscription, and its connection stays open without a subscription. Raises Refused if the broker has the queue with
+    other arguments and in use.
     """
     # Not ready until the connections are closed: after a crash, the next pass closes them.
     type(row)._default_manager.filter(pk=row.pk, state=Registration.READY).update(state=Registration.CREATING)
@@ -310,10 +281,8 @@ def _close_connections(login: EventSubscription | Consumer, management: Manageme
 
 
 def _may_have_executed(error: Exception) -> bool:
-    """Return whether the broker may have executed the request that failed with this error."""
     return isinstance(error, MalformedResponse) or (isinstance(error, BrokerUnavailable) and not error.never_reached)
 
 
 def _certainly_not_sent(error: Exception) -> bool:
-    """Return whether the failed request certainly never reached the broker."""
     return isinstance(error, BrokerUnavailable) and error.never_reached

@@ -33,7 +33,6 @@ deletions, and keep what a failed deletion collected for the thread's next.
 MAX_ATTEMPTS = 3
 
 DEADLOCK = "40P01"
-"""PostgreSQL's code of a deadlock."""
 
 _PARENTS: Mapping[type[Model], Mapping[str, type[Model]]] = {
     Owner: {},
@@ -52,10 +51,7 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
     """Delete a row or the rows of a queryset with their cascade, and return how many of each model were deleted.
 
     Lock them first, so that no row that refers to them is inserted before the deletion. (SQLite has one writer anyway.)
-    Rows that no longer exist are ignored.
-
-    Raises:
-        django.db.Error: the database failed, or there were ``MAX_ATTEMPTS`` conflicts with other transactions.
+    Rows that no longer exist are ignored. After ``MAX_ATTEMPTS`` conflicts with other transactions, raise the error.
     """
     if isinstance(rows, Model):
         rows = type(rows)._base_manager.filter(pk=rows.pk)

@@ -14,8 +14,7 @@ Reported = TypeVar("Reported", AgentService, AgentProcessor)
 def register_service(identity: AgentIdentity, name: str, mode: str) -> tuple[AgentService, bool]:
     """Store an agent's service, which is active now. Return its row, and whether it is new.
 
-    Raises:
-        NotVouched, QuotaReached, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
+    Raises the errors of ``records.get_or_create``.
     """
     fields = {"mode": mode, "state": AgentService.State.ACTIVE}
     row, is_new = get_or_create(AgentService.objects.all(), fields, identity.owner, identity=identity, name=name)
@@ -27,8 +26,7 @@ def register_processor(
 ) -> tuple[AgentProcessor, bool]:
     """Store a processor of a service, which runs now. Return its row, and whether it is new.
 
-    Raises:
-        NotVouched, QuotaReached, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
+    Raises the errors of ``records.get_or_create``.
     """
     fields = {"backend_type": backend_type, "backend_version": backend_version, "last_run": timezone.now()}
     owner = service.identity.owner
@@ -37,20 +35,12 @@ def register_processor(
 
 
 def set_statistics(service: AgentService, statistics: dict[str, Any]) -> None:
-    """Replace the statistics of a service.
-
-    Raises:
-        ObjectDoesNotExist: the service no longer exists.
-    """
+    """Replace the statistics of a service. Raises ObjectDoesNotExist."""
     _changed(service, {"statistics": statistics})
 
 
 def _changed(row: Reported, fields: Mapping[str, Any]) -> Reported:
-    """Change a row, and return it.
-
-    Raises:
-        ObjectDoesNotExist: it no longer exists.
-    """
+    """Change a row, and return it. Raises ObjectDoesNotExist."""
     values = {**fields, "modified": timezone.now()}
     if not type(row).objects.filter(pk=row.pk).update(**values):
         raise type(row).DoesNotExist

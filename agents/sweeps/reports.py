@@ -82,7 +82,6 @@ class Report:
     notifications: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as ``--json`` prints it."""
         return {**asdict(self), "at": self.at.isoformat()}
 
     def add_error(self, error: str) -> None:
