@@ -17,8 +17,6 @@ from rabbit.snapshot import length_of
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
-    """Queries for queues."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
         """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
         return visible_to(self, visitor, own_queues(visitor))
@@ -163,7 +161,7 @@ class Queue(models.Model):
 
     @property
     def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None where either is unknown."""
+        """Ready plus unacknowledged messages, or None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
 
 
@@ -185,8 +183,6 @@ class QueueEvent(models.Model):
     """An event in the life of a queue. It is kept when the queue's row is deleted."""
 
     class Kind(models.TextChoices):
-        """The kinds of event."""
-
         WARNED = "warned", "reached its warning threshold"
         RECOVERED = "recovered", "back to normal"
         DELETABLE = "condemned", "over its deletion limit"
@@ -222,8 +218,6 @@ class QueueEvent(models.Model):
 
 
 class ArchiveQuerySet(models.QuerySet["Archive"]):
-    """Queries for archives."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> "ArchiveQuerySet":
         """Return the kept archives that this visitor may see: all for an operator, their own for an owner."""
         return visible_to(self.filter(state=Archive.State.KEPT), visitor, own_archives(visitor))
@@ -307,8 +301,6 @@ class Replay(models.Model):
     """The publication of an archive's messages to a queue or an exchange. A task carries it out in steps."""
 
     class State(models.TextChoices):
-        """The states of a replay."""
-
         RUNNING = "running", "running"
         DONE = "done", "done"
         STOPPED = "stopped", "stopped"
@@ -341,7 +333,6 @@ class Replay(models.Model):
 
     @property
     def total(self) -> int:
-        """The number of messages to send."""
         return self.last - self.first + 1
 
 

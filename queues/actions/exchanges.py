@@ -33,11 +33,7 @@ class OwnExchange(NamedTuple):
 
 
 def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
-    """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests."""
     usernames = None if visitor.is_staff else _usernames(visitor)
     if usernames is not None and not usernames:
         return []
@@ -70,10 +66,7 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
 def delete_exchange(visitor: Owner, name: str) -> None:
     """Delete an exchange. Bound queues stay, and receive nothing more from it.
 
-    Raises:
-        LookupError: by its name, the exchange does not belong to this visitor.
-        Gone: the exchange is no longer on the broker.
-        BrokerError: the broker is unreachable or refuses.
+    Raises LookupError as ``require_own``.
     """
     require_own(visitor, name)
     vhost = settings.GUARDIAN_PULSE_VHOST
@@ -89,10 +82,9 @@ def delete_exchange(visitor: Owner, name: str) -> None:
 
 
 def require_own(visitor: Owner | AnonymousUser, name: str) -> None:
-    """Require that an exchange of this name belongs to this visitor. An operator may access every user's.
+    """Raise LookupError unless an exchange of this name belongs to this visitor.
 
-    Raises:
-        LookupError: it does not.
+    An operator may access every user's.
     """
     user = user_of_exchange(name)
     if user is None or not (visitor.is_staff or user in _usernames(visitor)):

@@ -20,23 +20,13 @@ class NotClassic(ValueError):
 
 
 def require_classic(queue: Queue) -> None:
-    """Require that looking at a queue's messages costs them nothing.
-
-    Raises:
-        NotClassic: the queue is of another type.
-    """
+    """Raise NotClassic unless looking at a queue's messages costs them nothing."""
     if queue.type != CLASSIC:
         raise NotClassic(f"You can view the messages of classic queues only. This is a {queue.type} queue.")
 
 
 def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
-    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
-
-    Raises:
-        NotClassic: the queue is of another type.
-        Gone: the broker has no such queue.
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``. Raises NotClassic."""
     require_classic(queue)
     with broker.session(queue.vhost) as session:
         fetch = Fetch(session, queue.name, queue_type=CLASSIC, is_auto_delete=queue.auto_delete)

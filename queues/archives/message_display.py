@@ -31,7 +31,7 @@ DELIVERY_MODES = {1: "1 (transient)", 2: "2 (persistent)"}
 class Body(NamedTuple):
     """The part of a body that a page shows. ``rest`` is collapsed. ``is_cut``: there is more.
 
-    ``format`` is JSON, text or hex; empty: there is no body. ``size`` is in bytes.
+    ``format`` is JSON, text or hex, or empty without a body. ``size`` is in bytes.
     """
 
     format: str
@@ -59,8 +59,6 @@ class MessageShown(NamedTuple):
 
 
 class MessageLine(NamedTuple):
-    """A message in a list."""
-
     position: int
     exchange: str
     routing_key: str
@@ -108,7 +106,6 @@ def line(position: int, message: Fetched) -> MessageLine:
 
 
 def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
-    """Return a body for a page."""
     text, is_cut = _text_of(body, most)
     if text is None:
         digits = body[:MAX_HEX_BYTES].hex(" ")
@@ -120,7 +117,7 @@ def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
 
 
 def _text_of(body: bytes, most: int) -> tuple[str | None, bool]:
-    """Return the first characters of a body in UTF-8, and whether there are more; None: it has other bytes."""
+    """Return the first characters of a body and whether there are more, or None if it isn't UTF-8."""
     head = body[: 4 * most + 4]  # no character is longer than four bytes
     is_whole = len(head) == len(body)
     try:
@@ -131,7 +128,7 @@ def _text_of(body: bytes, most: int) -> tuple[str | None, bool]:
 
 
 def _pretty(body: bytes, most: int) -> str | None:
-    """Return a body as indented JSON, cut when it is longer than ``most`` characters; None: it is no JSON."""
+    """Return a body as indented JSON, cut when it is longer than ``most`` characters, or None if it is no JSON."""
     value, encoding = reading.read_body(body)
     if encoding != "json":
         return None

@@ -21,7 +21,6 @@ class Removed:
 
     @property
     def archived(self) -> int:
-        """The number of archived messages."""
         return self.archive.messages if self.archive else 0
 
     def as_facts(self) -> dict[str, Any]:

@@ -131,7 +131,6 @@ def unfinished_archives(vhost: str, name: str) -> QuerySet[Archive]:
 
 
 def discard_unfinished(vhost: str, name: str) -> None:
-    """Delete the unfinished archives of a queue."""
     unfinished_archives(vhost, name).delete()
 
 

@@ -56,11 +56,7 @@ def what_happened(archive: Archive) -> str:
 
 
 def archive_of(request: Request, uuid: UUID) -> Archive:
-    """Return an archive that the visitor may see.
-
-    Raises:
-        Http404: there is none.
-    """
+    """Return an archive that the visitor may see, or raise Http404."""
     seen = Archive.objects.seen_by(request.user)
     return get_object_or_404(seen.select_related("pulse_user", "queue", "by"), uuid=uuid)
 
@@ -116,7 +112,6 @@ class FirstMessageForm(forms.Form):
 @signed_in
 @require_safe
 def archive_page(request: Request, uuid: UUID) -> HttpResponse:
-    """Show an archive and a page of its messages."""
     archive = archive_of(request, uuid)
     form = FirstMessageForm(request.GET if "first" in request.GET else None, label_suffix="")
     asked = form.cleaned_data["first"] if form.is_valid() else None
@@ -147,7 +142,6 @@ def _message(request: Request, archive: Archive, position: int, action: str) -> 
 @signed_in
 @require_safe
 def message_page(request: Request, uuid: UUID, position: int) -> HttpResponse:
-    """Show one message."""
     archive = archive_of(request, uuid)
     message = _message(request, archive, position, reading.LOOKED_AT)
     return render(
@@ -184,7 +178,6 @@ def archive_download(request: Request, uuid: UUID) -> StreamingHttpResponse:
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def archive_delete(request: Request, uuid: UUID) -> HttpResponse:
-    """Delete an archive after confirmation."""
     archive = archive_of(request, uuid)
     context = describe(archive)
     if request.method == "POST":

@@ -32,7 +32,6 @@ SLOW_START_SECONDS = 60
 BACK, QUEUE, EXCHANGE = "back", "queue", "exchange"
 
 WHERE, WHICH, CHECK = 1, 2, 3
-"""The steps."""
 
 
 class TargetForm(forms.Form):
@@ -206,7 +205,7 @@ def _seen_queue(request: Request, archive: Archive, name: str) -> Queue | None:
 
 
 def _first_unsent(archive: Archive) -> int:
-    """Return the number of the first message after those that replays sent; 1 if they sent the last one."""
+    """Return the number of the first message that no replay sent, or 1 if they sent the last one."""
     sent = archive.replays.filter(sent__gt=0).aggregate(to=Max(F("first") + F("sent")))["to"] or 1
     return sent if sent <= archive.messages else 1
 
@@ -265,7 +264,6 @@ def _rest(one: Replay, begin: int, end: int) -> str:
 @signed_in
 @require_POST
 def replay_stop(request: Request, uuid: UUID, replay_uuid: UUID) -> HttpResponse:
-    """Stop a replay."""
     one = _replay(request, uuid, replay_uuid)
     replay.stop(one, request.user)
     messages.success(request, "The replay is stopped. A batch of at most 100 messages may still arrive.")

@@ -51,7 +51,7 @@ def groups_to_block(sizes: Mapping[Group, int], limit: int) -> Sequence[Group]:
 class Brake(NamedTuple):
     """The state of the brake. ``since`` is None while it blocks nothing; ``queues`` counts the blocked queues.
 
-    ``released`` counts the queues that ``released_by`` released at ``released_at``; 0: no release is valid now.
+    ``released`` counts the queues that ``released_by`` released at ``released_at``, or is 0 without a valid release.
     """
 
     since: datetime | None = None
@@ -62,7 +62,6 @@ class Brake(NamedTuple):
 
 
 def brake() -> Brake:
-    """Return the state of the brake on bulk deletion."""
     watch = Watch.objects.filter(id=1).first()
     if watch is None:
         return Brake()
@@ -87,9 +86,7 @@ def release_brake(by: Owner, queues: Collection[QueueName]) -> Release:
     """Let the next pass within ten minutes delete these queues, by vhost and name, if they are still to be deleted.
 
     All other queues stay blocked. A valid earlier release stays, and only queues that are blocked now are released.
-
-    Raises:
-        ValueError: ``queues`` is empty.
+    Raises ValueError without queues.
     """
     names = frozenset(queues)
     if not names:

@@ -222,7 +222,7 @@ class _Comparison:
         self.changes.events.append(Event(gone, QueueEvent.Kind.GONE))
 
     def compare_listed(self) -> None:
-        """Judge each listed queue: condemn it, or record its state."""
+        """Judge each listed queue: mark it as deletable, or record its state."""
         states, unknown = self._node_states(), BrokerState()
         for key, listed in self.listed.items():
             self._judge(key, listed, states.get(listed.node, unknown))
@@ -296,13 +296,12 @@ class _Comparison:
         return timedelta(0) <= self.now - queue.delete_sent_at < DELETION_TIME
 
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
-        """Return the thresholds of a queue by these rules."""
         of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
         load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
         return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
 
     def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
-        """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
+        """Return why this queue must not be deleted until an operator releases it, or an empty text.
 
         A blocked queue whose length dips below the limit stays blocked until it is below the warning threshold, or
         until a change of the settings raises the limit above it. A queue of unknown length may turn out to be too long.
@@ -448,7 +447,6 @@ class _Comparison:
         self._record_row(after)
 
     def _record_row(self, queue: StoredQueue) -> None:
-        """Record what to write about a queue."""
         row = self.stored.get((queue.vhost, queue.name))
         if row is None:
             self.changes.new.append(queue)

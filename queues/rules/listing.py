@@ -100,11 +100,9 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         return queryset
 
     def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
-        """Return the queues without a consumer if ``value`` is true, else all."""
         return queryset.filter(WITHOUT_CONSUMER) if value else queryset
 
     def filter_blocked(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
-        """Return the queues whose deletion is blocked if ``value`` is true, else all."""
         return queryset.exclude(block_reason="") if value else queryset
 
     def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:

@@ -58,7 +58,7 @@ class StoredQueue(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None where either is unknown."""
+        """Ready plus unacknowledged messages, or None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
 
     @property
@@ -82,7 +82,6 @@ class StoredQueue(NamedTuple):
         return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.merged)
 
     def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
-        """Return the queue with another quiet period."""
         return self._replace(
             notified_state=after.notified_state,
             quiet_until=after.until,
@@ -121,7 +120,7 @@ class Registrations:
     pending_removals: Collection[QueueName] = frozenset()
 
     def owner_of(self, queue: QueueName) -> int | None:
-        """Return the owner of an agents' queue, by its registration or its vhost; None: it is no agents' queue."""
+        """Return the owner of an agents' queue, by its registration or its vhost, or None for any other queue."""
         return self.queues.get(queue, self.vhosts.get(queue[0]))
 
     def was_unregistered(self, queue: StoredQueue) -> bool:
@@ -132,7 +131,7 @@ class Registrations:
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of a comparison. ``vhosts`` are the guarded vhosts; None: all."""
+    """The settings of a comparison. ``vhosts`` are the guarded vhosts, or None for all."""
 
     policy: Policy
     pulse_vhost: str
