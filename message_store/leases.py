@@ -35,11 +35,7 @@ def join(application: str, consumer: str, worker: uuid.UUID, seconds: float) -> 
 
 
 def renew(application: str, consumer: str, worker: uuid.UUID) -> None:
-    """Count a heartbeat of a worker.
-
-    Raises:
-        NoWorker: it has no row.
-    """
+    """Count a heartbeat of a worker. Raises NoWorker."""
     if not _worker(application, consumer, worker).update(beat=F("beat") + 1):
         raise NoWorker
 
@@ -58,7 +54,6 @@ def remove_worker(application: str, consumer: str, worker: uuid.UUID, beats: int
 
 
 def lease_table(application: str, consumer: str) -> LeaseTable:
-    """Return the workers and leases of a consumer."""
     # Fetch the leases first: a holder had its row before its lease, so without a row afterwards it was removed.
     leases = _leases_of(application, consumer).exclude(holder=None).values_list("queue", "partition", "holder")
     holders = {(queue, number): holder.hex for queue, number, holder in leases if holder}
@@ -70,11 +65,7 @@ def lease_table(application: str, consumer: str) -> LeaseTable:
 def acquire(
     application: str, consumer: str, worker: uuid.UUID, partitions: Collection[QueuePartition]
 ) -> set[QueuePartition]:
-    """Lease the free ones of these partitions to a worker. Return which of them it has.
-
-    Raises:
-        NoWorker: it has no row.
-    """
+    """Lease the free ones of these partitions to a worker. Return which of them it has. Raises NoWorker."""
     held: set[QueuePartition] = set()
     has_row = Exists(Worker.objects.filter(name=OuterRef("holder")))
     for batch in _batches(partitions):

@@ -28,7 +28,7 @@ class Caller:
 
     @property
     def principal(self) -> str | None:
-        """The caller's principal; None if anonymous."""
+        """The caller's principal, or None if anonymous."""
         if self.application is not None:
             return f"app:{self.application}"
         return None if self.email is None else f"bid:{self.email}"
@@ -65,8 +65,7 @@ def may_use_positions(queue: StoredQueue, caller: Caller) -> bool:
 def parse(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of principals. Drop duplicates and normalize e-mail addresses.
 
-    Raises:
-        ValueError: a principal is invalid, or there are too many.
+    Raises ValueError if a principal is invalid or there are too many.
     """
     found = dict.fromkeys(_principal(part.strip()) for part in text.split(",") if part.strip())
     if len(found) > MAX_PRINCIPALS:

@@ -54,8 +54,6 @@ View = Callable[..., HttpResponse]
 
 
 class Request(HttpRequest):
-    """A request of a signed-in owner."""
-
     user: Owner
 
 
@@ -222,11 +220,7 @@ class MessageFilterForm(forms.Form):
 
 
 def place_of(text: str, *, descending: bool) -> Place:
-    """Return the place of a day, a time, or a value of the API's parameter ``since``.
-
-    Raises:
-        ValueError: the text is none of them.
-    """
+    """Return the place of a day, a time, or a value of the API's parameter ``since``. Raises ValueError."""
     day = parse_date(text)
     at = datetime(day.year, day.month, day.day) if day else parse_datetime(text)  # noqa: DTZ001 - it is made aware next
     if at is None:
