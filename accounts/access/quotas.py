@@ -16,7 +16,7 @@ from accounts.models import Owner
 
 @dataclass(frozen=True)
 class Quota:
-    """The maximum number of ``things`` of an owner. It is the value of a setting; 0: no limit.
+    """The maximum number of ``things`` of an owner. It is the value of a setting, where 0 is no limit.
 
     ``remove`` is how an owner makes room.
     """
@@ -27,7 +27,6 @@ class Quota:
 
     @property
     def maximum(self) -> int:
-        """The maximum."""
         return int(getattr(settings, self.setting))
 
 
@@ -45,9 +44,6 @@ def require_room(quota: Quota, owner: Owner, rows: QuerySet[Any], things: str = 
     """Lock the owner's row, and check that the owner may have one more of these rows.
 
     Call this in the transaction that inserts the row. ``things`` names the rows if the quota applies to several kinds.
-
-    Raises:
-        QuotaReached: the owner has the maximum.
     """
     if owner.is_staff or not quota.maximum:
         return

@@ -18,9 +18,5 @@ def is_name(entry: str) -> bool:
 
 
 def pattern(entry: str) -> re.Pattern[str]:
-    """Return the pattern of the names that an entry reserves, in upper and lower case.
-
-    Raises:
-        re.error: the entry is neither a name nor a regular expression.
-    """
+    """Return the pattern of the names that an entry reserves, in upper and lower case. Raises re.error."""
     return re.compile(rf"^{re.escape(entry)}\Z" if is_name(entry) else entry, re.IGNORECASE)

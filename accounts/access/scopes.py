@@ -78,7 +78,6 @@ class TokenScope(BasePermission):
     message = ""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Return whether the token may send this request."""
         if isinstance(request.auth, AuthToken):
             self.message = why_refused(request.auth, _path(request), str(request.method))
         return not self.message

@@ -32,14 +32,8 @@ def create_token(
 ) -> tuple[AuthToken, str]:
     """Create a token that expires after ``days``, and return its row and the plaintext token.
 
-    Show the token now, since it can't be retrieved later.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
-            ``scope``.
-        QuotaReached: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
-        RateLimitExceeded: the owner created too many tokens within the last hour.
+    Show the token now, since it can't be retrieved later. Raises ValidationError on the field ``name``, ``days`` or
+    ``scope``, and RateLimitExceeded if the owner created too many tokens within the last hour.
     """
     name = name.strip()
     try:
@@ -75,9 +69,8 @@ def revocation_of(tokens: Sequence[AuthToken], by: Owner, confirm: str = "") -> 
 def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> None:
     """Revoke these tokens. ``change`` is their revocation.
 
-    Raises:
-        ConfirmationRequired: an owner is left without a valid token, so the next clean-up deletes the queues of their
-            agents. Nothing was changed.
+    Raises ConfirmationRequired if an owner is left without a valid token, so that the next clean-up deletes the queues
+    of their agents. Then nothing was changed.
     """
     with transaction.atomic():
         effect = Effect([])
@@ -93,7 +86,6 @@ def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> 
 
 
 def revoke_tokens_of(owner: Owner) -> None:
-    """Revoke all tokens of an owner."""
     _revoke(AuthToken.objects.filter(user=owner))
 
 
