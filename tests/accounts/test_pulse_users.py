@@ -99,7 +99,6 @@ def confirmation_requests():
 
 @pytest.fixture
 def pulse_user(alice, name):
-    """Return Alice's Pulse user, created on the broker too."""
     return create_pulse_user(name, [alice])[0]
 
 

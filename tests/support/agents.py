@@ -27,7 +27,6 @@ _numbers = itertools.count(1)
 
 
 def make_removals_due() -> None:
-    """Make all pending removals due."""
     # A second ago, since SQLite's clock has only milliseconds and may read the present as the future.
     Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
 
@@ -65,11 +64,9 @@ class Agents:
         return {row["name"]: row["arguments"] for row in rows}
 
     def users(self) -> set[str]:
-        """Return the names of the broker's RabbitMQ users."""
         return {user.name for user in self.management.users()}
 
     def vhosts(self) -> set[str]:
-        """Return the names of the broker's vhosts."""
         return {vhost.name for vhost in self.management.vhosts()}
 
 
