@@ -37,8 +37,8 @@ def insert(
 ) -> list[Any]:
     """Insert rows, each with its values in the order of ``fields``. Return the fields ``returning`` of each.
 
-    On a conflict in ``unique``, update the columns in ``update``, including those with a database default. No two of
-    the given rows may have the same values of ``unique``.
+    If a row with the same values of ``unique`` exists, set its fields ``update`` to the new row's values, including the
+    database's defaults. No two of the given rows may have the same values of ``unique``.
     """
     if not rows:
         return []

@@ -89,6 +89,8 @@ class ConfirmSerializer(Serializer[Any]):
 
 
 class Conflict(APIException):
+    """The request conflicts with the current state."""
+
     status_code = HTTPStatus.CONFLICT
 
 

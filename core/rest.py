@@ -215,6 +215,7 @@ def confirmation_details(error: ConfirmationRequired, path: str) -> dict[str, An
 
 
 def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
+    """Convert Django's ValidationError to REST framework's."""
     if not hasattr(error, "error_dict"):
         return exceptions.ValidationError({"non_field_errors": error.messages})
     by_field = error.message_dict

@@ -12,6 +12,8 @@ from rabbit.names import readable
 
 @admin.register(Notification)
 class NotificationAdmin(ReadOnlyAdmin):
+    """The outbox."""
+
     list_display = [
         "created", "kind", "recipient", "channel", "about_what", "state", "deferred_until", "attempts", "due_at",
         "sent_at", "last_error",
@@ -56,4 +58,5 @@ class ChannelAdmin(RemovableAdmin):
     fields = ["uuid", "name", "owner", "service", "created", "last_sent_at", "last_error"]
 
     def delete_model(self, request: HttpRequest, obj: Channel) -> None:
+        """Delete the channel."""
         channels.delete_channel(obj)

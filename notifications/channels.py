@@ -80,8 +80,13 @@ class ChannelFailed(Exception):
 def create_channel(owner: Owner, name: str, url: str) -> Channel:
     """Create and return a channel of this owner, without sending anything.
 
-    ``url`` is an https:// address, or apprise's address of a service in ``SERVICES``. Raises BadChannel;
-    ValidationError for ``name``; NotVouched; or QuotaReached at ``GUARDIAN_MAX_CHANNELS``.
+    ``url`` is an https:// address, or apprise's address of a service in ``SERVICES``.
+
+    Raises:
+        accounts.access.vouching.NotVouched: the owner is not vouched.
+        BadChannel: the address is not usable.
+        ValidationError: the name is invalid or taken; its key is ``name``.
+        QuotaReached: the owner has ``GUARDIAN_MAX_CHANNELS``.
     """
     vouching.require_vouched(owner)
     name = name.strip()

@@ -66,11 +66,11 @@ class Fetched(NamedTuple):
 class Fetch:
     """The messages of one queue, fetched on a channel of their own. Call the methods in their order.
 
-    ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. After a ``BrokerError`` all fetched
-    messages are requeued, and no other method may be called. An ``is_auto_delete`` queue is fetched with basic.get,
-    because the broker would delete it with its last consumer. With a ``delivery_limit``, the broker drops a message
-    that was delivered more often. ``has_exhausted``: it would drop a fetched one if that was returned. ``last_arrival``
-    is when the last message arrived, in monotonic time.
+    ``kept`` messages were yielded; ``excess`` ones were fetched past the bounds. Every method may raise a
+    ``BrokerError``. Then all fetched messages are requeued, and no other method may be called.
+    An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
+    With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
+    drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
     """
 
     def __init__(

@@ -32,8 +32,14 @@ def create_token(
 ) -> tuple[AuthToken, str]:
     """Create a token that expires after ``days``, and return its row and the plaintext token.
 
-    Show the token now, since it can't be retrieved later. Raises ValidationError on the field ``name``, ``days`` or
-    ``scope``, and RateLimitExceeded if the owner created too many tokens within the last hour.
+    Show the token now, since it can't be retrieved later.
+
+    Raises:
+        NotVouched: the owner may not use the broker.
+        ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
+            ``scope``.
+        QuotaReached: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
+        RateLimitExceeded: the owner created too many tokens within the last hour.
     """
     name = name.strip()
     try:

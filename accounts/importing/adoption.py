@@ -222,6 +222,10 @@ def adopt(steps: Sequence[Step], *, notify: bool) -> None:
 
     Each Pulse user is adopted with all its owners or not at all. After a crash, plan and adopt again. ``notify`` the
     owners: one message to each about all Pulse users of a batch.
+
+    Raises:
+        PlanOutdated: a Pulse user was created or adopted since, or is being changed.
+        NotVouched: an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
         _adopt(batch, notify=notify)
@@ -284,6 +288,9 @@ def propose() -> Proposals:
 
     The guessed owner is the one whose address, before the @, equals the Pulse user's name or a part of one of its
     queues' names. There is no guess if several owners match the Pulse user, or the owner matches several Pulse users.
+
+    Raises:
+        BrokerError: the broker is unreachable or refuses.
     """
     lists = PulseUserLists.fetch()
     management = broker.management()
@@ -367,7 +374,11 @@ class Row(NamedTuple):
 def plan_file(path: Path) -> tuple[list[Step], int]:
     """Return the steps for a filled CSV file, and the number of Pulse users skipped because they have no owner.
 
-    One invalid line invalidates the whole file: the function raises InvalidFile.
+    One invalid line invalidates the whole file.
+
+    Raises:
+        InvalidFile: the file can't be read, or lines are invalid.
+        BrokerError: the broker is unreachable or refuses.
     """
     rows = read_file(path)
     filled = {row.username: row for row in rows if row.owners}
@@ -383,10 +394,13 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
 
 
 def read_file(path: Path) -> list[Row]:
-    """Return the rows of a CSV file of Pulse users and owners. No name is looked up. Raises InvalidFile.
+    """Return the rows of a CSV file of Pulse users and owners. No name is looked up.
 
     The first line names the columns, which include ``username`` and ``owners``. The delimiter is a comma, a semicolon
     or a tab. Addresses in a cell are separated by spaces, semicolons or commas.
+
+    Raises:
+        InvalidFile: the file can't be read or parsed.
     """
     try:
         with path.open("rb") as file:
@@ -444,6 +458,7 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
 
 
 def _errors(rows: Iterable[Row], steps: Mapping[str, Step], usable: Collection[str]) -> list[str]:
+    """Return the errors of these rows, with line numbers."""
     errors = []
     first: dict[str, int] = {}
     for line, username, owners in rows:

@@ -92,7 +92,8 @@ class Found(NamedTuple):
 def read(url: str) -> Found:
     """Return the content of the PulseGuardian database at this URL, ``postgres://…`` or ``sqlite:///…``.
 
-    Raises SourceError if it can't be read, or isn't PulseGuardian's.
+    Raises:
+        SourceError: the database can't be read, or isn't PulseGuardian's.
     """
     scheme, _, rest = url.partition("://")
     dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's URLs may name the driver, too
@@ -296,7 +297,12 @@ def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
 
 
 def apply(steps: Sequence[Step]) -> None:
-    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again."""
+    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again.
+
+    Raises:
+        PlanOutdated: another request changed an owner or Pulse user of the plan.
+        NotVouched: the vouching of an owner was withdrawn.
+    """
     for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
         _create_owners(batch)
     for step in steps:

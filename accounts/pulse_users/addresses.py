@@ -66,7 +66,11 @@ def remove_address(address: NotificationAddress) -> None:
 
 
 def resend_confirmation(address: NotificationAddress) -> None:
-    """Send another request to confirm, at most one an hour, unless the address is confirmed."""
+    """Send another request to confirm, unless the address is confirmed.
+
+    Raises:
+        ValidationError: the address got a request within the last hour.
+    """
     with transaction.atomic():
         if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).exists():
             _request_confirmation(address)
@@ -112,7 +116,11 @@ def create_address(pulse_user: PulseUser, email: str, by: Owner) -> Notification
 
 
 def _request_confirmation(address: NotificationAddress) -> None:
-    """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval."""
+    """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval.
+
+    Raises:
+        ValidationError: the address got a request within the last hour, or too many for other Pulse users.
+    """
     digest = hashlib.sha256(mailbox(address.email).encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
     if not limits.add(key, now, MIN_REQUEST_INTERVAL.total_seconds()):

@@ -54,20 +54,24 @@ def create_pulse_user(
 ) -> tuple[PulseUser, str]:
     """Create a Pulse user with permissions for its own names, and return its row and its password.
 
-    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it: an
-    operator or None (a command) for these owners, others for themselves, and invite the other owners. With
-    ``adopt_namespace``, which only operators may set, the Pulse user gets the queues and exchanges of its name that the
-    broker has.
+    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it:
+    an operator or None (a command) for these owners, others for themselves, and invite the other owners. With
+    ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has.
 
     Raises:
-        InvalidUserName, NameReserved: the text says why.
+        PermissionDenied: ``by`` is no operator, and adopts the namespace.
+        rabbit.names.InvalidUserName: the name is invalid; the text says why.
+        NameReserved: the name is reserved.
         NameTaken: the name is taken, or the Pulse user is being created, changed or removed.
         NamespaceInUse: the broker has queues or exchanges of this name.
+        NotVouched: an owner may not use the broker.
+        LastOwner: there is no owner.
+        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
         ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
             After an unfinished creation, an address may have got a request within the last hour; the row is then not
             ready.
-        BrokerError: nothing was created. If that is not certain, or with ``adopt_namespace``, the row may stay and is
-            not ready; creating the Pulse user again finishes it.
+        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
+            ``adopt_namespace``, the row may stay and is not ready; creating the Pulse user again finishes it.
     """
     if adopt_namespace and by is not None:
         require_operator(by)
@@ -103,9 +107,10 @@ def create_pulse_user(
 
 
 def _unfinished_row(management: Management, username: str, owners: Sequence[Owner]) -> PulseUser | None:
-    """Return the row of an unfinished creation by one of these owners, or None.
+    """Return the row of an unfinished creation by one of these owners, if there is one.
 
-    Raises NameTaken if the broker has another user of this name.
+    Raises:
+        NameTaken: the broker has another user of this name.
     """
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
@@ -179,11 +184,17 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
 
 
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
-    """Assign owners to a manually created user of the broker. It doesn't change on the broker. Only operators may.
+    """Assign owners to a manually created user of the broker. It doesn't change on the broker.
 
-    Raises InvalidUserName, because such a user can't have queues of its own; CannotAdopt for Guardian's own user or a
-    tag that allows more than its permissions do; NotOnBroker; and NameTaken if the Pulse user has owners here already
-    or another request is changing it.
+    Raises:
+        PermissionDenied: ``by`` is no operator.
+        rabbit.names.InvalidUserName: the name is invalid, so the Pulse user can't have queues of its own.
+        CannotAdopt: the user is Guardian's own, or has a tag that allows more than its permissions do.
+        NameTaken: the Pulse user has owners here already, or another request is changing it.
+        NotVouched: an owner may not use the broker.
+        LastOwner: there is no owner.
+        NotOnBroker: the broker has no such user.
+        BrokerError: the broker is unreachable or refuses.
     """
     require_operator(by)
     names.check_user_name(username)

@@ -22,7 +22,10 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
     """Invite these people to own a Pulse user that ``by`` owns. Open invitations to them stay as they are.
 
     Call this in a transaction that has locked the Pulse user. The number of queries doesn't depend on the number of
-    people. Raises ValidationError if an earlier invitation was declined or withdrawn less than a day ago.
+    people.
+
+    Raises:
+        ValidationError: an earlier invitation was declined or withdrawn less than a day ago.
     """
     are_open = set(pulse_user.invitations.open().values_list("invitee", flat=True))
     earlier = pulse_user.invitations.filter(invitee__in=invitees).select_related("invitee")
@@ -45,7 +48,14 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
 
 
 def accept(invitation: Invitation) -> None:
-    """Make the invitee an owner of the Pulse user. Raises Invitation.DoesNotExist if it is no longer open."""
+    """Make the invitee an owner of the Pulse user.
+
+    Raises:
+        NotVouched: the invitee may not use the broker.
+        QuotaReached: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
+        Invitation.DoesNotExist: the invitation is no longer open.
+        PulseUser.DoesNotExist: the Pulse user no longer exists.
+    """
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
         [invitee] = vouching.lock_all([invitation.invitee])

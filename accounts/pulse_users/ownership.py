@@ -30,8 +30,9 @@ class NotAnOwner(ValueError):
 def find_owners(emails: Iterable[str]) -> list[Owner]:
     """Return the owners with these addresses, without duplicates, in one query.
 
-    Raises ValidationError if an address doesn't belong to an owner who has signed in and may use the broker. The text
-    names the addresses and doesn't reveal which of them belong to an owner.
+    Raises:
+        ValidationError: an address doesn't belong to an owner who has signed in and may use the broker. The text names
+            the addresses and doesn't reveal which of them belong to an owner.
     """
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     if len(wanted) > MAX_OWNERS:
@@ -60,7 +61,10 @@ def owners_of_new_pulse_user(owners: Sequence[Owner], by: Owner | None) -> tuple
 def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
     """Invite a person to own the Pulse user. If ``by`` is an operator, the person becomes an owner at once. Idempotent.
 
-    Raises ValidationError if the person can't be invited now.
+    Raises:
+        NotVouched: the person may not use the broker.
+        ValidationError: the person can't be invited now; the text says why.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
@@ -76,9 +80,15 @@ def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
 def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> None:
     """Replace the owners of the Pulse user.
 
-    Those who are missing from the list are removed, and invitations to others are withdrawn. New owners are invited, or
-    assigned if ``by`` is an operator. If only new owners are in the list, the present ones stay, because none of the
-    new ones has accepted yet. Raises ValidationError if a person can't be invited now.
+    Those who are missing from the list are removed, and invitations to others are withdrawn. New owners are invited,
+    or assigned if ``by`` is an operator. If only new owners are in the list, the present ones stay, because none of the
+    new ones has accepted yet.
+
+    Raises:
+        LastOwner: there is no owner, or none who can sign in.
+        NotVouched: a new owner may not use the broker.
+        ValidationError: a person can't be invited now; the text says why.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     if not owners:
         raise LastOwner("A Pulse user needs at least one owner.")
@@ -101,7 +111,13 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
 
 
 def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
-    """Remove an owner from the Pulse user. An owner who removes themselves leaves it. Raises NotAnOwner."""
+    """Remove an owner from the Pulse user. An owner who removes themselves leaves it.
+
+    Raises:
+        NotAnOwner: this person is not an owner of the Pulse user.
+        LastOwner: no owner who can sign in would remain.
+        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
+    """
     with transaction.atomic():
         locked = _lock(pulse_user, by)
         is_active = dict(locked.owners.values_list("pk", "is_active"))
@@ -162,6 +178,11 @@ def _lock(pulse_user: PulseUser, by: Owner) -> PulseUser:
 
 
 def _check_number(owners: Collection[int]) -> None:
+    """Check the number of these present and future owners of a Pulse user.
+
+    Raises:
+        ValidationError: there are too many.
+    """
     if len(owners) > MAX_OWNERS:
         raise ValidationError(f"A Pulse user can have {MAX_OWNERS} owners, including those who are invited.")
 

@@ -65,8 +65,12 @@ class CannotAdopt(ValueError):
 def check_name(username: str) -> None:
     """Check that a Pulse user can be created with this name. Sends no request to the broker.
 
-    The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners. Raises InvalidUserName,
-    NameReserved, or NameTaken by a Pulse user here.
+    The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
+
+    Raises:
+        rabbit.names.InvalidUserName: the name is invalid; the text says why.
+        NameReserved: the name is reserved.
+        NameTaken: a Pulse user here has the name.
     """
     names.check_user_name(username)
     of_guardian = {name.casefold() for name in guardian_usernames()}

@@ -23,7 +23,9 @@ def register(
 ) -> tuple[Consumer, bool]:
     """Return the owner's event consumer for an offering, and whether it is new. The token becomes its password.
 
-    Raises the errors of ``records.get_or_create`` and ``registration.register_consumer``. Then nothing is registered.
+    Raises:
+        NotVouched, QuotaReached, Busy: as ``records.get_or_create``.
+        PermissionDenied, ObjectDoesNotExist, BrokerError: as ``registration.register_consumer``. Nothing is registered.
     """
     rows = AgentIdentity.objects.filter(owner=owner).select_related("owner")
     identity, is_new = get_or_create(rows, {"owner": owner}, owner, offering=offering, name=IDENTITY_NAME)

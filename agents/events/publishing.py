@@ -89,14 +89,21 @@ def publish(
     by: Owner | None = None,
     message_id: str | uuid.UUID | None = None,
 ) -> Published:
-    """Publish an event of an offering to the agents that registered for this type. ``by`` is None for Guardian itself.
+    """Publish an event of an offering to the agents that registered for this type. ``by`` None: Guardian itself.
 
     Agents get the payload with ``object_type``, ``offering_uuid`` and ``schema_version``. To repeat a call with an
     unknown outcome, pass its message id, so that agents can drop duplicates. Do not call this in a transaction. The
     number of statements doesn't depend on the number of queues.
 
-    Raises NotVouched or PermissionDenied if ``by`` may not publish; RateLimitExceeded; NoSuchObjectType, InvalidPayload
-    or InvalidMessageId; OutcomeUnknown if some queues may have the event; and BrokerError if nothing was published.
+    Raises:
+        NotVouched: ``by`` may not use the broker.
+        PermissionDenied: ``by`` may not publish events of this offering.
+        RateLimitExceeded: ``by`` published too many events within the last minute.
+        NoSuchObjectType: there is no such object type.
+        InvalidPayload: the payload is invalid.
+        InvalidMessageId: the message id is invalid.
+        OutcomeUnknown: some queues may have the event; ``results`` contains the known outcomes.
+        BrokerError: nothing was published.
     """
     if by is not None:
         require_vouched(by)

@@ -62,7 +62,11 @@ def read_uuid(text: Any) -> uuids.UUID:
 
 
 def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
-    """Return the offering with this UUID, with or without dashes. Raises NoSuchOffering."""
+    """Return the offering with this UUID, with or without dashes.
+
+    Raises:
+        NoSuchOffering: it doesn't exist, or the owner may not subscribe to it.
+    """
     try:
         wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
     except ValueError as error:
@@ -78,7 +82,11 @@ def _no_such_offering() -> NoSuchOffering:
 
 
 def check_object_type(object_type: str) -> str:
-    """Return this object type. Raises NoSuchObjectType."""
+    """Return this object type.
+
+    Raises:
+        NoSuchObjectType: there is no such object type.
+    """
     if object_type not in ObjectType.values:
         raise NoSuchObjectType(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.")
     return object_type
@@ -89,7 +97,12 @@ def create_identity(
 ) -> AgentIdentity:
     """Create an identity of an agent of this owner, for this offering.
 
-    Raises IdentityExists, and NoSuchOffering if the offering was deleted.
+    Raises:
+        NotVouched: the owner may not use the broker.
+        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities.
+        IdentityExists: the owner already has an identity of this name for this offering.
+        NoSuchOffering: the offering no longer exists.
+        ObjectDoesNotExist: the owner no longer exists.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
@@ -102,7 +115,10 @@ def create_identity(
 def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
     """Change the given fields of an identity.
 
-    Raises IdentityExists, and NoSuchOffering if the offering was deleted.
+    Raises:
+        IdentityExists: the owner has another identity of this name for this offering.
+        NoSuchOffering: the offering no longer exists.
+        ObjectDoesNotExist: the identity no longer exists.
     """
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
@@ -138,6 +154,7 @@ def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
 
 
 def _conflict(identity: AgentIdentity) -> IdentityExists | NoSuchOffering:
+    """Return the exception for an IntegrityError."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
         return IdentityExists(f"You have an agent '{identity.name}' for this offering already; choose another name.")
     return _no_such_offering()

@@ -478,6 +478,7 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
 
 
 def _discard(cursor: CursorWrapper, contents: int) -> None:
+    """Mark contents for deletion."""
     cursor.execute(
         f"INSERT INTO message_store_discarded (contents, due, swept) VALUES (%(contents)s, {_dialect().now}, false)",
         {"contents": contents, "now": now()},

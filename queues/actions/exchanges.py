@@ -66,7 +66,10 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
 def delete_exchange(visitor: Owner, name: str) -> None:
     """Delete an exchange. Bound queues stay, and receive nothing more from it.
 
-    Raises LookupError as ``require_own``.
+    Raises:
+        LookupError: by its name, the exchange does not belong to this visitor.
+        Gone: the exchange is no longer on the broker.
+        BrokerError: the broker is unreachable or refuses.
     """
     require_own(visitor, name)
     vhost = settings.GUARDIAN_PULSE_VHOST
@@ -82,9 +85,10 @@ def delete_exchange(visitor: Owner, name: str) -> None:
 
 
 def require_own(visitor: Owner | AnonymousUser, name: str) -> None:
-    """Raise LookupError unless an exchange of this name belongs to this visitor.
+    """Require that an exchange of this name belongs to this visitor. An operator may access every user's.
 
-    An operator may access every user's.
+    Raises:
+        LookupError: it does not.
     """
     user = user_of_exchange(name)
     if user is None or not (visitor.is_staff or user in _usernames(visitor)):

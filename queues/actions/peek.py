@@ -20,13 +20,23 @@ class NotClassic(ValueError):
 
 
 def require_classic(queue: Queue) -> None:
-    """Raise NotClassic unless looking at a queue's messages costs them nothing."""
+    """Require that looking at a queue's messages costs them nothing.
+
+    Raises:
+        NotClassic: the queue is of another type.
+    """
     if queue.type != CLASSIC:
         raise NotClassic(f"You can view the messages of classic queues only. This is a {queue.type} queue.")
 
 
 def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
-    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``. Raises NotClassic."""
+    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
+
+    Raises:
+        NotClassic: the queue is of another type.
+        Gone: the broker has no such queue.
+        BrokerError: the broker is unreachable or refuses.
+    """
     require_classic(queue)
     with broker.session(queue.vhost) as session:
         fetch = Fetch(session, queue.name, queue_type=CLASSIC, is_auto_delete=queue.auto_delete)

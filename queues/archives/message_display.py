@@ -106,6 +106,7 @@ def line(position: int, message: Fetched) -> MessageLine:
 
 
 def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
+    """Return a body for a page."""
     text, is_cut = _text_of(body, most)
     if text is None:
         digits = body[:MAX_HEX_BYTES].hex(" ")
@@ -117,7 +118,7 @@ def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
 
 
 def _text_of(body: bytes, most: int) -> tuple[str | None, bool]:
-    """Return the first characters of a body and whether there are more, or None if it isn't UTF-8."""
+    """Return the first characters of a body in UTF-8, and whether there are more; None: it has other bytes."""
     head = body[: 4 * most + 4]  # no character is longer than four bytes
     is_whole = len(head) == len(body)
     try:

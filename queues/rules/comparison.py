@@ -222,7 +222,7 @@ class _Comparison:
         self.changes.events.append(Event(gone, QueueEvent.Kind.GONE))
 
     def compare_listed(self) -> None:
-        """Judge each listed queue: mark it as deletable, or record its state."""
+        """Judge each listed queue: condemn it, or record its state."""
         states, unknown = self._node_states(), BrokerState()
         for key, listed in self.listed.items():
             self._judge(key, listed, states.get(listed.node, unknown))

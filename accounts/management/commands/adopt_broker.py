@@ -14,6 +14,8 @@ from rabbit.names import readable
 
 
 class Command(BaseCommand):
+    """Assign owners to users that exist on the broker."""
+
     help = (
         "Print the users of the broker that have no owner here, as a CSV file to fill in. With the filled file, "
         "show which Pulse users would be adopted; with --apply, adopt them. Nothing changes on the broker."

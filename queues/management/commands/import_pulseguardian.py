@@ -18,6 +18,8 @@ VARIABLE = "PULSEGUARDIAN_DATABASE_URL"
 
 
 class Command(BaseCommand):
+    """Import from a PulseGuardian database."""
+
     help = (
         "Show which owners, Pulse users and unbounded queues of a PulseGuardian database would be imported; --apply "
         "imports them. That database is only read, and nothing changes on the broker. You can run it repeatedly."
