@@ -129,7 +129,7 @@ def name_in(request: rest.Request, thing: str) -> str:
 
 
 def search_in(request: rest.Request) -> str:
-    """Return the parameter ``search``, which may be too long. A NUL is replaced, because PostgreSQL refuses it."""
+    """Return the parameter ``search``. A NUL is replaced, because PostgreSQL refuses it. A long text is invalid."""
     search = request.query_params.get("search", "")
     if len(search) > MAX_SEARCH_LENGTH:
         raise ValidationError({"search": [f"This has more than {MAX_SEARCH_LENGTH} characters. Shorten it."]})

@@ -94,7 +94,6 @@ class StoreTransport(Transport):
 
     def renew(self, consumer: str, worker: str, timeout: float) -> None:
         """Count a heartbeat of a worker. The database's own timeout applies."""
-        """Count a heartbeat of a worker. The database's own timeout applies."""
         with _errors():
             leases.renew(self.application, consumer, uuid.UUID(worker))
 
