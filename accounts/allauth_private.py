@@ -62,13 +62,10 @@ class AskForAddressView(RequestLoginCodeView):
 
 
 class EnterCodeView(ConfirmLoginCodeView):
-    """The form for a code."""
-
     _process: LoginCodeVerificationProcess
 
     @property
     def address(self) -> str:
-        """The address that the code was sent to."""
         return str(self._process.state["email"])
 
     @property

@@ -34,7 +34,6 @@ class OwnerManager(BaseUserManager["Owner"]):
     """Finds and creates owners by e-mail address, ignoring case."""
 
     def get_by_natural_key(self, username: str | None) -> "Owner":
-        """Return the owner with this address."""
         return self.get(email=normalize_address(username or ""))
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
@@ -181,7 +180,6 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.full_name or self.email
 
     def get_short_name(self) -> str:
-        """Return the part of the address before the @."""
         return self.email.partition("@")[0]
 
 
@@ -255,7 +253,6 @@ def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Row
 
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
-        """Return the Pulse users that this visitor may see."""
         return visible_to(self, visitor, models.Q(owners=visitor.pk))
 
     def search(self, text: str) -> "PulseUserQuerySet":
@@ -338,7 +335,6 @@ class InvitationQuerySet(models.QuerySet["Invitation"]):
         )
 
     def received_by(self, visitor: Owner | AnonymousUser) -> "InvitationQuerySet":
-        """Return the open invitations that this visitor can answer."""
         return self.open().filter(invitee=visitor.pk).select_related("pulse_user", "inviter", "invitee")
 
 

@@ -112,10 +112,7 @@ class AgentVhost(models.Model):
 
 
 class RegisteredQuerySet(models.QuerySet[Any]):
-    """Rows that agents registered."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
-        """Return the rows that this visitor may see."""
         return visible_to(self, visitor, access.own_rows(self.model.OWNER_FIELD, visitor))
 
 
@@ -270,7 +267,6 @@ class EventSubscription(Login):
 
     @property
     def rmq_username(self) -> str:
-        """The name of its RabbitMQ user."""
         return self.uuid.hex
 
     @property
@@ -338,12 +334,10 @@ class SubscriptionQueue(RegisteredQueue):
 
     @property
     def owner(self) -> Owner:
-        """The owner of its subscription."""
         return self.subscription.owner
 
     @property
     def login(self) -> EventSubscription:
-        """The login that reads it."""
         return self.subscription
 
 
@@ -368,7 +362,6 @@ class Consumer(Login, RegisteredQueue):
 
     @property
     def owner(self) -> Owner:
-        """The owner of its agent."""
         return self.identity.owner
 
     @property

@@ -5,5 +5,4 @@ class CoreConfig(AppConfig):
     name = "core"
 
     def ready(self) -> None:
-        """Register the system check of the database's version."""
         from core import checks  # noqa: F401

@@ -64,7 +64,6 @@ class Effect:
 
     @property
     def more(self) -> int:
-        """The number of queues that are not among the examples."""
         return max(0, len(self.queues) - MAX_EXAMPLES)
 
     @property

@@ -50,8 +50,6 @@ def holders() -> QuerySet[Lease, uuid.UUID | None]:
 
 
 class HeldLease:
-    """A lease that this process has."""
-
     def __init__(self, name: str, seconds: float = LEASE_SECONDS) -> None:
         self.name = name
         self.holder = uuid.uuid4()

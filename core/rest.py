@@ -39,15 +39,11 @@ MAY_BE_EXECUTED = "If it did not answer in time, your request may be done alread
 
 
 class LengthRequired(exceptions.APIException):
-    """The request has no Content-Length."""
-
     status_code = HTTPStatus.LENGTH_REQUIRED
     default_detail = "Send the body with a Content-Length, not in chunks."
 
 
 class TooManyRequests(exceptions.APIException):
-    """The client exceeded a rate limit."""
-
     status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
@@ -215,7 +211,6 @@ def confirmation_details(error: ConfirmationRequired, path: str) -> dict[str, An
 
 
 def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
-    """Convert Django's ValidationError to REST framework's."""
     if not hasattr(error, "error_dict"):
         return exceptions.ValidationError({"non_field_errors": error.messages})
     by_field = error.message_dict
@@ -232,8 +227,6 @@ class ServiceUnavailable(exceptions.APIException):
 
 
 class RefusedByBroker(exceptions.APIException):
-    """The broker refused the request."""
-
     status_code = HTTPStatus.CONFLICT
 
 

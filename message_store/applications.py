@@ -30,7 +30,7 @@ class UnknownKey(Exception):
 
 
 def create_application(name: str, by: Owner | None = None) -> Application:
-    """Return the application with this name, creating it if needed. Raises ValidationError for the field ``name``."""
+    """Return the application with this name, creating it if needed."""
     check_name(name)
     with transaction.atomic():
         application, is_new = Application.objects.get_or_create(name=name)

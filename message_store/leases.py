@@ -18,7 +18,6 @@ BATCH_SIZE = 200
 """Leases per statement."""
 
 QueuePartition = tuple[str, int]
-"""The name of a queue and the number of a partition."""
 
 
 class NoWorker(Exception):
@@ -85,7 +84,6 @@ def acquire(
 
 
 def release(application: str, consumer: str, worker: uuid.UUID, partitions: Collection[QueuePartition]) -> None:
-    """Delete a worker's leases of these partitions."""
     for batch in _batches(partitions):
         _leases_of(application, consumer).filter(_among(batch), holder=worker).delete()
 

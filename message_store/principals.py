@@ -38,22 +38,18 @@ ANONYMOUS = Caller()
 
 
 def may_manage(application: str, caller: Caller) -> bool:
-    """Return whether the caller may list, create, update and delete an application's queues."""
     return caller.application == application
 
 
 def may_post(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether the caller may post and overwrite messages."""
     return caller.application == queue.application
 
 
 def may_delete(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether the caller may delete messages."""
     return caller.principal in (queue.principals or (f"app:{queue.application}",))
 
 
 def may_read(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether the caller may read messages."""
     return queue.type == "public" or may_delete(queue, caller)
 
 

@@ -285,7 +285,6 @@ def visible_before(used: MessageStore) -> int | None:
 
 
 def place_before(message_id: uuid.UUID) -> Place:
-    """Return the last place before this message."""
     ticks, rest = ids.place(message_id)
     return Place(ticks, rest - 1) if rest else Place(ticks - 1, MAX_REST)
 

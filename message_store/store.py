@@ -266,7 +266,6 @@ STORES = {
     "database": "message_store.database.store.DatabaseStore",
     "cassandra": "message_store.cassandra.store.CassandraStore",
 }
-"""Store classes by their names in the setting ``MESSAGE_STORE``."""
 
 
 @lru_cache(maxsize=1)

@@ -159,7 +159,6 @@ def post(channel: Channel, title: str, body: str) -> None:
 
 
 def record_result(channel: Channel, error: str = "") -> None:
-    """Record that a message was delivered, or why not."""
     result: dict[str, Any] = (
         {"last_error": error[:300]} if error else {"last_error": "", "last_sent_at": timezone.now()}
     )
@@ -254,7 +253,6 @@ def _asset() -> AppriseAsset:
 
 
 def _why(attempt: public_https.Attempt) -> str:
-    """Return why a message was not delivered, and what to do."""
     status = attempt.status
     if attempt.reason or status is None:
         return attempt.reason or "nothing was sent; check the address"

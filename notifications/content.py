@@ -18,8 +18,6 @@ MAX_NAME_IN_SUBJECT = 80
 
 
 class Link(NamedTuple):
-    """A link, or a button."""
-
     text: str
     url: str
 
@@ -32,8 +30,6 @@ class Fact(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table about several subjects."""
-
     name: str
     cells: tuple[str, ...] = ()
     url: str = ""
@@ -51,8 +47,6 @@ class Table:
 
 
 class Why(NamedTuple):
-    """Why the recipient gets a notification, and where to change that."""
-
     text: str
     link: Link | None = None
 
@@ -102,7 +96,6 @@ def subject_url(notification: "Notification") -> str:
 
 
 def operators_help(section: str) -> Link:
-    """Return the link to a section of the operators' document."""
     return Link("Help with this alarm", f"{absolute_url(reverse('help_document', args=['operators']))}#{section}")
 
 

@@ -18,7 +18,6 @@ from notifications.content import Content, Fact, Table, Why
 from notifications.models import Notification
 
 GROUP = "group"
-"""The value of X-Guardian-Kind for a message with several notifications."""
 
 
 def compose(*notifications: Notification) -> EmailMultiAlternatives:

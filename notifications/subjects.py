@@ -34,7 +34,6 @@ def key(kind: str, id_: int) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Return whether this is the key of a subject of a registered kind."""
     return text.rpartition(" ")[0] in _lookups
 
 

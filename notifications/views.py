@@ -56,7 +56,6 @@ def mutes_page(request: OwnersRequest, username: str) -> HttpResponse:
 
 
 def split_choice(text: str) -> mutes.Choice:
-    """Return the topic and the channel in the value of a checkbox."""
     topic, _, channel = text.partition(" ")
     return topic, channel
 

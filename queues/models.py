@@ -34,8 +34,6 @@ class Queue(models.Model):
         GONE = "gone", "gone"
 
     class BlockReason(models.TextChoices):
-        """Why the deletion of a queue is blocked."""
-
         BRAKE = "brake", "too many at once"
         SETTINGS = "settings", "new settings or new broker"
 
@@ -227,8 +225,6 @@ class Archive(models.Model):
     """The messages of a queue that was deleted, purged or fetched to be deleted, kept for its owners for a while."""
 
     class Reason(models.TextChoices):
-        """Why the messages were archived."""
-
         LENGTH = "length", "over its deletion limit"
         NAME = "name", "deleted for its name"
         PULSE_USER = "account", "deleted with its Pulse user"

@@ -234,7 +234,6 @@ class Sessions:
         self._sessions: dict[tuple[int, str], Session] = {}
 
     def of(self, vhost: str) -> Session:
-        """Return this thread's session in a vhost."""
         key = (threading.get_ident(), vhost)
         if key not in self._sessions:
             self._sessions[key] = Session(self._amqp_url, vhost, self._seconds)

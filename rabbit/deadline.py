@@ -52,7 +52,6 @@ def seconds_left(timeout: float) -> float:
 
 
 def record_answer() -> None:
-    """Record that the broker answered."""
     current = _limit.get()
     if current is not None and current.renewed:
         current.until = time.monotonic() + current.seconds

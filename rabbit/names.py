@@ -110,7 +110,6 @@ def consumer_queue(consumer: str) -> str:
 
 
 def is_agents_queue(name: str) -> bool:
-    """Return whether a queue's name begins like that of a registered queue."""
     return _AGENTS_QUEUE.match(name) is not None
 
 

@@ -87,8 +87,6 @@ class QueueFields(Protocol):
 
 
 class StoredRow(QueueFields, Protocol):
-    """A stored row of a queue."""
-
     @property
     def misses(self) -> int:
         """The number of consecutive lists that lacked it."""

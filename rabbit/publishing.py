@@ -65,14 +65,10 @@ MAX_UNCONFIRMED_BYTES = 4 * 1024 * 1024
 
 
 class Result(Enum):
-    """The outcome of publishing to one queue."""
-
     DELIVERED = "delivered"
-    """The queue has the message."""
     REJECTED = "rejected"
     """The queue is full. With ``reject-publish-dlx`` the message is in the dead-letter queue."""
     UNREACHABLE = "unreachable"
-    """The queue's node is down."""
     GONE = "gone"
     """The queue or the vhost does not exist, or Guardian may not publish there."""
 
@@ -404,7 +400,6 @@ class _Call:
         return not self._is_over and time.monotonic() < self.until
 
     def has_more(self) -> bool:
-        """Return whether more vhosts are to begin."""
         return self._remaining_vhosts > 0 and not self._is_over
 
     def fail(self, failure: "_Failure", *, everywhere: bool) -> None:

@@ -39,7 +39,6 @@ TYPES_WITHOUT_LENGTH = (STREAM, MQTT_QOS_0)
 """Queue types without a length: readers remove nothing from a stream."""
 
 UNKNOWN_TYPE = "unknown"
-"""The queue type of a row that has none."""
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 """Parameters of the cheapest complete list with lengths.

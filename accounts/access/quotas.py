@@ -59,5 +59,4 @@ def require_room(quota: Quota, owner: Owner, rows: QuerySet[Any], things: str = 
 
 
 def has_room(quota: Quota, owner: Owner, rows: QuerySet[Any]) -> bool:
-    """Return whether the owner may have one more of these rows."""
     return owner.is_staff or not quota.maximum or rows.count() < quota.maximum

@@ -8,7 +8,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_reserved(username: str) -> bool:
-    """Return whether an entry of the setting reserves this name."""
     return any(pattern(entry).search(username) for entry in settings.GUARDIAN_RESERVED_USERS if entry)
 
 

@@ -68,7 +68,6 @@ def why_refused(token: AuthToken, path: str, method: str) -> str:
 
 
 def allows_all(token: AuthToken) -> bool:
-    """Return whether a token may do what its owner may."""
     return token.scope == AuthToken.Scope.ALL
 
 

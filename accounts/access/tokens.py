@@ -68,7 +68,6 @@ def revoke_token(token: AuthToken) -> None:
 
 
 def revocation_of(tokens: Sequence[AuthToken], by: Owner, confirm: str = "") -> ConfirmableChange:
-    """Return the revocation of these tokens together."""
     return ConfirmableChange(by, "revoke tokens", tokens, {}, confirm)
 
 

@@ -69,7 +69,6 @@ class Step(NamedTuple):
         return self.do not in (EXISTS, LEFT_OUT)
 
     def as_json(self) -> dict[str, object]:
-        """Return the step as ``--json`` prints it."""
         return {**self._asdict(), "owners": list(self.owners), "notes": list(self.notes)}
 
 

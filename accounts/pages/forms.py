@@ -107,8 +107,6 @@ class OperatorsPulseUserForm(PulseUserForm):
 
 
 class AdoptForm(Form):
-    """A manually created user of the broker, and its future owners."""
-
     id_prefix = "adopt"
     owners = AddressesField(
         label="Owners", required=True, help_text="E-mail addresses of people who have signed in here, one a line."
@@ -200,7 +198,6 @@ class DeleteForm(Form):
         self.username = username
 
     def clean_name(self) -> str:
-        """Check that the typed name is the Pulse user's."""
         name: str = self.cleaned_data["name"]
         if name != self.username:
             raise forms.ValidationError("This is not the Pulse user's name. Nothing was deleted.")
@@ -221,7 +218,6 @@ class NameForm(forms.Form):
         self.name = name
 
     def clean_typed(self) -> str:
-        """Refuse another name."""
         typed: str = self.cleaned_data["typed"]
         if typed != self.name:
             raise forms.ValidationError("This is not the text above. Nothing was changed.")

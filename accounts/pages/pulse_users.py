@@ -178,7 +178,6 @@ def pulse_user_response(
     trouble: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    """Show the page of a Pulse user, with forms that have errors."""
     permissions: dict[str, list[str]] = {}
     live = None
     if pulse_user.ready and pulse_user.removing_since is None and not trouble:

@@ -63,7 +63,6 @@ def set_thresholds_of_all(
 
 
 def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner) -> PulseUser:
-    """Return a copy of the Pulse user with these thresholds. Raises ValidationError."""
     changed = copy.copy(pulse_user)
     for name, value in values.items():
         setattr(changed, name, value)

@@ -96,8 +96,6 @@ def send_code(request: HttpRequest, address: str) -> None:
 
 @method_decorator(never_cache, name="dispatch")
 class SignInView(allauth_private.AskForAddressView):
-    """Ask for an address and send a code to it."""
-
     form_class = AddressForm
     template_name = "signin/signin.html"
 
@@ -118,8 +116,6 @@ class SignInView(allauth_private.AskForAddressView):
 
 @method_decorator(never_cache, name="dispatch")
 class CodeView(allauth_private.EnterCodeView):
-    """Accept the code, or send another one."""
-
     form_class = CodeForm
     template_name = "signin/code.html"
 
@@ -140,7 +136,6 @@ class CodeView(allauth_private.EnterCodeView):
         )
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Check the code, or send another one."""
         if request.POST.get("action") != "resend":
             return super().post(request, *args, **kwargs)
         try:

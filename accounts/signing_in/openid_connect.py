@@ -152,7 +152,6 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         return session
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
-        """Find or create the owner."""
         claims = sociallogin.claims
         if not sociallogin.is_existing:
             if claims.verified_address is None:
@@ -202,7 +201,6 @@ def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse
 
 @never_cache
 def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """Sign in the person who returns from the provider."""
     if not settings.OIDC_ISSUER:
         raise Http404("OpenID Connect is not configured")
     try:

@@ -183,7 +183,6 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
 
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
-    """Return the agents of a page, with a constant number of statements."""
     keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
     if not keys:
         return []

@@ -23,7 +23,6 @@ from rabbit.errors import BrokerUnavailable
 from rabbit.management import Management
 
 PASSWORD_FIELDS = ["token", "next_token", "password_set"]
-"""The fields that describe a login's password."""
 
 
 class PresentedToken(NamedTuple):

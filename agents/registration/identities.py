@@ -143,7 +143,6 @@ def read_config(identity: AgentIdentity) -> str:
 
 
 def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
-    """Return the values of the model's fields."""
     fields: dict[str, Any] = dict(changes)
     if "config_file_content" in fields:
         content = fields.pop("config_file_content")

@@ -94,7 +94,6 @@ class Report:
 
 
 def old_reports(now: datetime) -> QuerySet[Sweep]:
-    """Return the reports to prune."""
     return Sweep.objects.filter(at__lt=now - KEEP_REPORTS)
 
 
@@ -187,7 +186,6 @@ def _new_notices(report: Report) -> Iterator[Notice]:
 
 
 def queue_as_json(name: QueueName) -> dict[str, str]:
-    """Return a queue's name as it appears in reports."""
     return {"vhost": name[0], "queue": name[1]}
 
 

@@ -27,7 +27,6 @@ BYTES = 8 * 1024 * 1024
 LEVEL_BITS = 7
 FINEST = 7
 WIDTHS: tuple[int, ...] = tuple(8 ** (FINEST - level) * TICKS_PER_SECOND for level in range(FINEST + 1))
-"""The ticks of the buckets of each level."""
 
 LEVELS = range(FINEST + 1)
 

@@ -79,7 +79,6 @@ SETTINGS = (
     "CASSANDRA_HOSTS", "CASSANDRA_KEYSPACE", "CASSANDRA_DATACENTER", "CASSANDRA_USER", "CASSANDRA_PASSWORD",
     "CASSANDRA_TLS",
 )  # fmt: skip
-"""The settings that a connection depends on."""
 
 _NOW = "SELECT now() FROM system.local"
 
@@ -194,7 +193,6 @@ class Rows:
             self._is_answered.set()
 
     def arrive_within(self, seconds: float) -> bool:
-        """Return whether the first page arrives within this time."""
         return self._is_answered.wait(seconds) and self._error is None
 
     def wait(self) -> Self:

@@ -248,7 +248,6 @@ def _row_of(application: str, row: Sequence[Any]) -> _Row:
 
 
 def time_of(key: uuid.UUID) -> datetime:
-    """Return when a queue was created, from its key."""
     return _EPOCH + timedelta(microseconds=place(key).ticks // 10)
 
 

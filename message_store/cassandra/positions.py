@@ -68,7 +68,6 @@ class PositionTables(QueueTables):
                     yield consumer
 
     def _positions(self, queue: StoredQueue, consumer: str) -> tuple[uuid.UUID | None, dict[int, uuid.UUID]]:
-        """Return the version of a consumer's positions, and the positions."""
         rows = list(self._connection.execute(self._connection.bind(cql.GET_POSITIONS, [queue.key, consumer])))
         version = rows[0][0] if rows else None
         return version, {partition: message_id for _, partition, message_id in rows if message_id is not None}

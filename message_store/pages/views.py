@@ -74,7 +74,6 @@ def store_page(view: View) -> View:
 
 
 def caller(owner: Owner) -> Caller:
-    """Return an owner as a caller of the message store."""
     return Caller(email=owner.email)
 
 
@@ -94,8 +93,6 @@ def has_something_to_see(visitor: Owner | AnonymousUser) -> bool:
 
 
 class Row(NamedTuple):
-    """A queue in a list."""
-
     queue: StoredQueue
     name: str
     application: str

@@ -37,7 +37,6 @@ def open_requests() -> QuerySet[QueueEvent]:
 
 
 def open_request(queue: Queue) -> QueueEvent | None:
-    """Return the request about this queue that is open, or None."""
     return open_requests().filter(queue=queue).first()
 
 

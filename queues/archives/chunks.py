@@ -22,7 +22,6 @@ _LENGTH = struct.Struct(">I")
 
 
 def pack(messages: Sequence[Fetched]) -> bytes:
-    """Return messages as a compressed chunk."""
     compressor = zlib.compressobj(LEVEL)
     parts = []
     for message in messages:
@@ -43,7 +42,6 @@ def pack(messages: Sequence[Fetched]) -> bytes:
 
 
 def unpack(chunk: bytes) -> Iterator[Fetched]:
-    """Yield the messages of a chunk, in their order."""
     data = memoryview(zlib.decompress(chunk))
     offset = 0
     while offset < len(data):

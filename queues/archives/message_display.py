@@ -12,7 +12,6 @@ from rabbit.fetching import Fetched
 from rabbit.names import readable, readable_text
 
 MAX_CHARACTERS = 50_000
-"""The part of a body that a page shows."""
 
 UNFOLDED_CHARACTERS = 2_000
 UNFOLDED_LINES = 40
@@ -42,8 +41,6 @@ class Body(NamedTuple):
 
 
 class Property(NamedTuple):
-    """A row of a message's table."""
-
     name: str
     value: str
 
@@ -106,7 +103,6 @@ def line(position: int, message: Fetched) -> MessageLine:
 
 
 def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
-    """Return a body for a page."""
     text, is_cut = _text_of(body, most)
     if text is None:
         digits = body[:MAX_HEX_BYTES].hex(" ")

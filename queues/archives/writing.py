@@ -107,7 +107,6 @@ def _delete_oldest(of: Q, most: int) -> int:
 
 
 def store_batch(archive: Archive, batch: Sequence[Fetched]) -> None:
-    """Add fetched messages to the archive, in one transaction."""
     data = pack(batch)
     with transaction.atomic():
         ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(batch), data=data)
@@ -135,5 +134,4 @@ def discard_unfinished(vhost: str, name: str) -> None:
 
 
 def expiry() -> datetime:
-    """Return when an archive that is created now expires."""
     return timezone.now() + timedelta(days=settings.GUARDIAN_ARCHIVE_DAYS)

@@ -224,7 +224,6 @@ def stall_over(notification: Notification) -> Content:
 
 
 def messages(number: int) -> str:
-    """Return a number of messages in words."""
     return counted(number, "message")
 
 
@@ -381,7 +380,6 @@ def _owners(facts: Details) -> str:
 
 
 def weekly(notification: Notification) -> Content:
-    """Return the weekly summary of an owner's queues."""
     facts = notification.facts
     queues, warned, deleted = facts["queues"], facts["warned"], facts["deleted"]
     subject = [counted(queues, "queue")]
@@ -431,7 +429,6 @@ def _long(line: Details) -> Row:
 
 
 def queue_table(queues: Sequence[Details], more: int) -> Table:
-    """Return a table of queues with their vhosts."""
     rows = [Row(f"{readable(one['queue'])} in {readable(one['vhost'])}") for one in queues]
     return Table(rows, "Queues", more=more)
 

@@ -62,7 +62,6 @@ def archive_of(request: Request, uuid: UUID) -> Archive:
 
 
 def describe(archive: Archive) -> dict[str, Any]:
-    """Return what the pages about one archive show of it."""
     return {
         "archive": archive,
         "name": readable(archive.queue_name),
@@ -104,8 +103,6 @@ def archives_page(request: Request) -> HttpResponse:
 
 
 class FirstMessageForm(forms.Form):
-    """The position at which a page of messages begins."""
-
     first = forms.IntegerField(required=False, min_value=1, label="From message")
 
 
@@ -160,7 +157,6 @@ def message_page(request: Request, uuid: UUID, position: int) -> HttpResponse:
 @signed_in
 @require_safe
 def message_body(request: Request, uuid: UUID, position: int) -> HttpResponse:
-    """Download the body of one message as it is."""
     message = _message(request, archive_of(request, uuid), position, reading.DOWNLOADED)
     disposition = f'attachment; filename="message-{position}"'
     return HttpResponse(
@@ -171,7 +167,6 @@ def message_body(request: Request, uuid: UUID, position: int) -> HttpResponse:
 @login_required
 @require_safe
 def archive_download(request: Request, uuid: UUID) -> StreamingHttpResponse:
-    """Download all messages as JSON Lines."""
     return download(archive_of(request, uuid), request.user)
 
 
@@ -192,8 +187,6 @@ def archive_delete(request: Request, uuid: UUID) -> HttpResponse:
 
 
 class PeekForm(forms.Form):
-    """How many messages to look at."""
-
     count = forms.IntegerField(min_value=1, max_value=peek.MAX_MESSAGES, initial=10, label="Number of messages")
 
 

@@ -115,12 +115,10 @@ class Row:
 
     @property
     def is_over(self) -> bool:
-        """Whether the queue is known to be over its deletion limit."""
         return self.queue.length is not None and self.queue.length > self.thresholds.max
 
     @property
     def limits(self) -> str:
-        """The limits that apply, in words."""
         return _limits_in_words(self.thresholds, self.spared)
 
     @property

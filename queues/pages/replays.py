@@ -75,8 +75,6 @@ class TargetForm(forms.Form):
 
 
 class RangeForm(forms.Form):
-    """Which messages are sent, and how fast."""
-
     first = forms.IntegerField(label="From message", min_value=1)
     last = forms.IntegerField(label="To message", min_value=1)
     rate = forms.IntegerField(
@@ -195,12 +193,10 @@ def _preview(
 
 
 def _is_gone(archive: Archive) -> bool:
-    """Return whether the archive's queue is not on the broker, as last listed."""
     return not Queue.objects.filter(vhost=archive.vhost, name=archive.queue_name).exclude(state="gone").exists()
 
 
 def _seen_queue(request: Request, archive: Archive, name: str) -> Queue | None:
-    """Return the row of a target queue, if the visitor may see it."""
     return Queue.objects.seen_by(request.user).filter(vhost=archive.vhost, name=name).first()
 
 

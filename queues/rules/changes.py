@@ -18,8 +18,6 @@ class Event(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message to send about a queue."""
-
     queue: StoredQueue
     kind: MessageKind
     thresholds: Thresholds

@@ -52,8 +52,6 @@ class Bar(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A labelled value or time on an axis, in percent from the top or the left."""
-
     at: float
     label: str
 

@@ -228,7 +228,6 @@ class _Comparison:
             self._judge(key, listed, states.get(listed.node, unknown))
 
     def _node_states(self) -> dict[str, BrokerState]:
-        """Return the state of each node that the policy considers."""
         held: dict[str, list[int]] = {node: [] for node in self.observation.memory}
         for key, size in self.observation.held.items():
             listed = self.listed.get(key)

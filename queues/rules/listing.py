@@ -125,8 +125,6 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 
 
 class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no types
-    """Filters of a list of archives."""
-
     search = CharFilter(field_name="queue_name", lookup_expr="icontains", label="Part of the name", max_length=255)
     queue = CharFilter(field_name="queue_name", label="Queue")
     vhost = CharFilter(label="Virtual host")
@@ -185,7 +183,6 @@ class Counts(NamedTuple):
 
 
 def add_up(groups: Sequence[StateCount]) -> Counts:
-    """Return the numbers of all these groups together."""
     existing = [group for group in groups if group.state != Queue.State.GONE]
     by_state: Counter[str] = Counter()
     for group in groups:

@@ -91,7 +91,6 @@ class StoredQueue(NamedTuple):
 
 
 OwnershipFields = tuple[int | None, int | None, bool]
-"""``pulse_user_id``, ``owner_id`` and ``registered``."""
 
 FROM_LIST = slice(StoredQueue._fields.index("vhost"), StoredQueue._fields.index("state"))
 """The fields that each list replaces: those of ``ListedQueue`` and the ownership."""
@@ -142,7 +141,6 @@ class Rules:
     quiet_seconds: int
 
     def ignores(self, vhost: str, name: str) -> bool:
-        """Return whether Guardian ignores this queue."""
         if self.vhosts is not None and vhost not in self.vhosts:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
@@ -177,7 +175,6 @@ class Earlier(NamedTuple):
 
 
 def from_listed(listed: ListedQueue) -> StoredQueue:
-    """Return the row of a queue that is listed for the first time."""
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, notified_state=OK, quiet_until=None, recovery_notified=False, merged=0,

@@ -30,8 +30,6 @@ class Thresholds(NamedTuple):
 
 
 class Action(Enum):
-    """What a pass does about one queue."""
-
     NOTHING = "nothing"
     WARN = "warn"
     RECOVER = "recover"
@@ -136,8 +134,6 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Static:
-    """The same thresholds for all queues."""
-
     thresholds: Thresholds
     needs_memory: bool = False
 

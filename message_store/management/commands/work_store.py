@@ -134,7 +134,6 @@ class Command(BaseCommand):
 
 
 def _partitions(pins: Sequence[str]) -> list[Partition]:
-    """Return the partitions that these texts of the form QUEUE:NUMBER name."""
     found = []
     for pin in pins:
         queue, _, number = pin.rpartition(":")
@@ -148,7 +147,6 @@ def _partitions(pins: Sequence[str]) -> list[Partition]:
 
 
 def _load(path: str) -> Callable[..., Any]:
-    """Return the function that MODULE:FUNCTION names."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise CommandError(
