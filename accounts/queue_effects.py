@@ -24,10 +24,12 @@ _providers: list[QueueEffects] = []
 
 
 def register(provider: QueueEffects) -> None:
+    """Set the provider."""
     _providers[:] = [provider]
 
 
 def provider() -> QueueEffects:
+    """Return the provider."""
     return _providers[0]
 
 

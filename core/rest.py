@@ -44,6 +44,8 @@ class LengthRequired(exceptions.APIException):
 
 
 class TooManyRequests(exceptions.APIException):
+    """The client exceeded a rate limit."""
+
     status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
@@ -211,6 +213,7 @@ def confirmation_details(error: ConfirmationRequired, path: str) -> dict[str, An
 
 
 def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
+    """Convert Django's ValidationError to REST framework's."""
     if not hasattr(error, "error_dict"):
         return exceptions.ValidationError({"non_field_errors": error.messages})
     by_field = error.message_dict

@@ -74,6 +74,7 @@ Recipients = dict[int | None, dict[Recipient, None]]
 
 
 def _of_pulse_users(pulse_users: Sequence[tuple[int]]) -> Recipients:
+    """Return the recipients for the queues of these Pulse users, by the Pulse user's id."""
     recipients: Recipients = {}
     if not pulse_users:
         return recipients
@@ -93,6 +94,7 @@ def _of_pulse_users(pulse_users: Sequence[tuple[int]]) -> Recipients:
 
 
 def _of_owners(owners: Sequence[tuple[int]]) -> Recipients:
+    """Return the recipients for the queues of these owners' agents, by the owner's id."""
     recipients: Recipients = {}
     if not owners:
         return recipients

@@ -62,6 +62,7 @@ class Step(NamedTuple):
 
     @property
     def thing(self) -> str:
+        """What the step is for, in words."""
         return "Pulse user" if self.what == "account" else self.what
 
     @property
@@ -69,6 +70,7 @@ class Step(NamedTuple):
         return self.do not in (EXISTS, LEFT_OUT)
 
     def as_json(self) -> dict[str, object]:
+        """Return the step as ``--json`` prints it."""
         return {**self._asdict(), "owners": list(self.owners), "notes": list(self.notes)}
 
 
@@ -123,7 +125,11 @@ class PulseUserLists(NamedTuple):
 
     @classmethod
     def fetch(cls) -> "PulseUserLists":
-        """Fetch both lists, with two queries and one request to the broker."""
+        """Fetch both lists, with two queries and one request to the broker.
+
+        Raises:
+            BrokerError: the broker is unreachable or refuses.
+        """
         owners: dict[str, set[str]] = {}
         owned = PulseUser.owners.through.objects.values_list("pulseuser__username", "owner__email")
         for username, email in owned:

@@ -9,8 +9,10 @@ _counts: list[Count] = []
 
 
 def register(count: Count) -> None:
+    """Register the function that counts the queues."""
     _counts[:] = [count]
 
 
 def of(pulse_users: Collection[int]) -> Mapping[int, int]:
+    """Return the number of queues of each of these Pulse users, by id."""
     return _counts[0](pulse_users)

@@ -22,6 +22,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def pack(messages: Sequence[Fetched]) -> bytes:
+    """Return messages as a compressed chunk."""
     compressor = zlib.compressobj(LEVEL)
     parts = []
     for message in messages:
@@ -42,6 +43,7 @@ def pack(messages: Sequence[Fetched]) -> bytes:
 
 
 def unpack(chunk: bytes) -> Iterator[Fetched]:
+    """Yield the messages of a chunk, in their order."""
     data = memoryview(zlib.decompress(chunk))
     offset = 0
     while offset < len(data):

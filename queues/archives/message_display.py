@@ -103,6 +103,7 @@ def line(position: int, message: Fetched) -> MessageLine:
 
 
 def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
+    """Return a body for a page."""
     text, is_cut = _text_of(body, most)
     if text is None:
         digits = body[:MAX_HEX_BYTES].hex(" ")

@@ -107,6 +107,7 @@ def _delete_oldest(of: Q, most: int) -> int:
 
 
 def store_batch(archive: Archive, batch: Sequence[Fetched]) -> None:
+    """Add fetched messages to the archive, in one transaction."""
     data = pack(batch)
     with transaction.atomic():
         ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(batch), data=data)

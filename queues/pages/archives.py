@@ -157,6 +157,7 @@ def message_page(request: Request, uuid: UUID, position: int) -> HttpResponse:
 @signed_in
 @require_safe
 def message_body(request: Request, uuid: UUID, position: int) -> HttpResponse:
+    """Download the body of one message as it is."""
     message = _message(request, archive_of(request, uuid), position, reading.DOWNLOADED)
     disposition = f'attachment; filename="message-{position}"'
     return HttpResponse(
