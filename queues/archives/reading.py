@@ -17,6 +17,7 @@ from queues.models import Archive
 from rabbit.fetching import Fetched
 
 LOOKED_AT, DOWNLOADED = "viewed messages", "downloaded messages"
+"""Entries of the audit trail."""
 
 
 def delete(archive: Archive, by: Owner) -> None:
@@ -84,6 +85,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value of AMQP's types as one of JSON's."""
     if isinstance(value, Mapping):
         return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
