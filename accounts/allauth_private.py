@@ -20,10 +20,10 @@ from django.http import HttpRequest
 
 
 def client_address(request: HttpRequest) -> str:
-    """Return the client's IP address as reported by the trusted proxies, without an interface; "": it is unknown.
+    """Return the client's IP address as reported by the trusted proxies, without an interface, or "" if it is unknown.
 
-    A proxy appends the address to X-Forwarded-For. Entries before those of the trusted proxies come from the client
-    and are ignored (ALLAUTH_TRUSTED_PROXY_COUNT). The address is unknown if the header has fewer entries than there are
+    A proxy appends the address to X-Forwarded-For. Entries before those of the trusted proxies come from the client and
+    are ignored (ALLAUTH_TRUSTED_PROXY_COUNT). The address is unknown if the header has fewer entries than there are
     trusted proxies.
     """
     try:
@@ -62,22 +62,18 @@ class AskForAddressView(RequestLoginCodeView):
 
 
 class EnterCodeView(ConfirmLoginCodeView):
-    """The form for a code."""
-
     _process: LoginCodeVerificationProcess
 
     @property
     def address(self) -> str:
-        """The address that the code was sent to."""
         return str(self._process.state["email"])
 
     @property
     def user(self) -> Any:
-        """The user who signs in; None if the user no longer exists."""
+        """The user who signs in, or None if the user no longer exists."""
         return self._process.user
 
     def abort(self) -> None:
-        """Forget the pending code."""
         self._process.abort()
 
 

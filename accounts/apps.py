@@ -2,8 +2,6 @@ from django.apps import AppConfig
 
 
 class AccountsConfig(AppConfig):
-    """Owners, and their Pulse users on the broker."""
-
     name = "accounts"
 
     def ready(self) -> None:

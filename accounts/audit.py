@@ -60,7 +60,6 @@ class Middleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Answer the request."""
         before = _request.set(request)
         try:
             return self.get_response(request)
@@ -86,15 +85,14 @@ def watch(model: type[Model], fields: Collection[str], many_to_many: Collection[
 
 
 def is_watched(model: type[Model]) -> bool:
-    """Return whether this model is watched."""
     return bool(auditlog.contains(model))
 
 
 def record(by: Owner | None, action: str, thing: Model | Sequence[Model] | None, **details: Any) -> None:
-    """Write an entry for an action, such as "purged".
+    """Write an entry for an action, such as "purged". ``by`` is by default the user of the request, if any.
 
-    ``by`` None: the user of the request, if any. Several things of one model share an entry. ``details`` are texts,
-    numbers, and lists or mappings of these; never secrets.
+    Several things of one model share an entry. ``details`` are texts, numbers, and lists or mappings of these; never
+    secrets.
     """
     _entry(by, action, thing, details).save()
 

@@ -34,7 +34,6 @@ class OwnerManager(BaseUserManager["Owner"]):
     """Finds and creates owners by e-mail address, ignoring case."""
 
     def get_by_natural_key(self, username: str | None) -> "Owner":
-        """Return the owner with this address."""
         return self.get(email=normalize_address(username or ""))
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
@@ -46,7 +45,6 @@ class OwnerManager(BaseUserManager["Owner"]):
         return owner
 
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
-        """Create an operator."""
         return self.create_user(email, password, is_staff=True, is_superuser=True, vouched=True, **fields)
 
 
@@ -70,13 +68,10 @@ def normalize_address(email: str) -> str:
 
 
 def check_address(email: str) -> None:
-    """Check that this is an e-mail address in normal form that can't be mistaken for another.
+    """Check that this is an e-mail address in normal form that can't be mistaken for another. Raises ValidationError.
 
     Refuses invisible characters, marks for text direction, and compatibility characters such as full-width letters,
     which a mail server would treat as plain ones.
-
-    Raises:
-        ValidationError: the address is invalid.
     """
     EmailValidator(INVALID_ADDRESS)(email)
     is_plain = email.isprintable() and unicodedata.normalize("NFKC", email) == email
@@ -85,11 +80,7 @@ def check_address(email: str) -> None:
 
 
 def check_line(text: str, max_length: int) -> None:
-    """Check that this is one line of visible text, not blank and within the maximum length.
-
-    Raises:
-        ValidationError: the text is blank, too long, or contains control or invisible characters.
-    """
+    """Raise ValidationError unless this is one line of visible text, not blank and within the maximum length."""
     if not text.strip():
         raise ValidationError("The text is empty. Enter a text.")
     if len(text) > max_length:
@@ -112,10 +103,8 @@ MAX_THRESHOLD = 2**31 - 1
 def check_thresholds(warn: int | None, limit: int | None) -> None:
     """Check the warning threshold and the deletion limit of a queue or a Pulse user, in messages.
 
-    None means the policy's value. A given value is compared with the settings' value of the other.
-
-    Raises:
-        ValidationError: a value is out of range, or the warning threshold is not below the deletion limit.
+    None means the policy's value. A given value is compared with the settings' value of the other. Raises
+    ValidationError unless both are in range and the warning threshold is below the deletion limit.
     """
     warned_at = warn if warn is not None else settings.GUARDIAN_WARN_QUEUE_LENGTH
     deleted_past = limit if limit is not None else settings.GUARDIAN_MAX_QUEUE_LENGTH
@@ -184,7 +173,6 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.is_active and self.is_staff
 
     def has_module_perms(self, app_label: str) -> bool:
-        """Return whether this owner is an active operator."""
         return self.is_active and self.is_staff
 
     def get_full_name(self) -> str:
@@ -192,7 +180,6 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.full_name or self.email
 
     def get_short_name(self) -> str:
-        """Return the part of the address before the @."""
         return self.email.partition("@")[0]
 
 
@@ -265,10 +252,7 @@ def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Row
 
 
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
-    """Pulse users."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
-        """Return the Pulse users that this visitor may see."""
         return visible_to(self, visitor, models.Q(owners=visitor.pk))
 
     def search(self, text: str) -> "PulseUserQuerySet":
@@ -342,8 +326,6 @@ class PulseUser(models.Model):
 
 
 class InvitationQuerySet(models.QuerySet["Invitation"]):
-    """Invitations to own Pulse users."""
-
     def open(self) -> "InvitationQuerySet":
         """Return the invitations that can be accepted: neither answered nor expired, and the inviter is an owner."""
         inviter_owns = PulseUser.owners.through.objects.filter(
@@ -358,7 +340,6 @@ class InvitationQuerySet(models.QuerySet["Invitation"]):
         )
 
     def received_by(self, visitor: Owner | AnonymousUser) -> "InvitationQuerySet":
-        """Return the open invitations that this visitor can answer."""
         return self.open().filter(invitee=visitor.pk).select_related("pulse_user", "inviter", "invitee")
 
 
@@ -385,7 +366,6 @@ class Invitation(models.Model):
 
     @property
     def expires_at(self) -> datetime:
-        """When it expires."""
         return self.created + INVITATION_LIFETIME
 
 
@@ -412,8 +392,6 @@ class AuditEntry(AbstractLogEntry):
     """An entry of the audit trail, written by ``accounts/audit.py``. It outlives the actor and the changed thing."""
 
     class Outcome(models.TextChoices):
-        """The outcome of an action."""
-
         DONE = "done", "done"
         UNKNOWN = "unknown", "unknown"
         NOT_DONE = "not-done", "not done"

@@ -34,5 +34,4 @@ def provider() -> QueueEffects:
 
 
 def removal_of(pulse_users: Sequence[PulseUser], by: Owner, confirm: str = "") -> ConfirmableChange:
-    """Return the removal of these Pulse users together."""
     return ConfirmableChange(by, "remove Pulse users", pulse_users, {}, confirm)

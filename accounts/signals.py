@@ -9,7 +9,7 @@ vouch_requested = Signal()
 """``owner`` requests to be vouched for, with a ``reason``."""
 
 vouched = Signal()
-"""``by`` vouched for ``owner``. None: a rule did."""
+"""``by`` vouched for ``owner``, or a rule did (None)."""
 
 address_added = Signal()
 """``address``, a NotificationAddress, must be confirmed."""
@@ -24,7 +24,7 @@ invitation_answered = Signal()
 """``invitation`` was accepted, or declined if ``accepted`` is false."""
 
 owners_assigned = Signal()
-"""``by``, an operator, made each key of ``pulse_users`` an owner of its Pulse users. None: a command did."""
+"""``by``, an operator or a command (None), made each key of ``pulse_users`` an owner of its Pulse users."""
 
 owners_left = Signal()
 """``owners`` no longer own ``pulse_users``. ``by``: who removed them, or the owner who left."""

@@ -8,6 +8,5 @@ from accounts.signing_in import owners
 
 @shared_task
 def prune_visitors() -> None:
-    """Delete owners who never verified their address, and expired links, sessions and invitations."""
     owners.prune_visitors()
     invitations.prune()

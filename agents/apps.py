@@ -2,12 +2,9 @@ from django.apps import AppConfig
 
 
 class AgentsConfig(AppConfig):
-    """Agents, and the queues that they register."""
-
     name = "agents"
 
     def ready(self) -> None:
-        """Connect the receivers, and register handlers and providers with lower packages."""
         # Models can't be imported earlier. The receivers in deletions.py keep queues from being left on the broker.
         from agents import receivers  # noqa: F401
         from agents.removal import deletions, handlers  # noqa: F401

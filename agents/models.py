@@ -42,8 +42,6 @@ class ObjectType(models.TextChoices):
 
 
 class OfferingQuerySet(models.QuerySet["Offering"]):
-    """Offerings."""
-
     def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
         """Return the offerings that this visitor's agents may subscribe to: all for operators, else as a member."""
         return visible_to(self, visitor, access.may_register(visitor))
@@ -73,11 +71,7 @@ def may_subscribe(owner: str, offering: str) -> "models.ExpressionWrapper[models
 
 
 def check_offering_name(name: str) -> None:
-    """Check the name of an offering.
-
-    Raises:
-        ValidationError: the name is invalid.
-    """
+    """Raise ValidationError if the name of an offering is invalid."""
     check_line(name, MAX_OFFERING_NAME_LENGTH)
 
 
@@ -118,10 +112,7 @@ class AgentVhost(models.Model):
 
 
 class RegisteredQuerySet(models.QuerySet[Any]):
-    """Rows that agents registered."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
-        """Return the rows that this visitor may see."""
         return visible_to(self, visitor, access.own_rows(self.model.OWNER_FIELD, visitor))
 
 
@@ -276,7 +267,6 @@ class EventSubscription(Login):
 
     @property
     def rmq_username(self) -> str:
-        """The name of its RabbitMQ user."""
         return self.uuid.hex
 
     @property
@@ -344,12 +334,10 @@ class SubscriptionQueue(RegisteredQueue):
 
     @property
     def owner(self) -> Owner:
-        """The owner of its subscription."""
         return self.subscription.owner
 
     @property
     def login(self) -> EventSubscription:
-        """The login that reads it."""
         return self.subscription
 
 
@@ -374,7 +362,6 @@ class Consumer(Login, RegisteredQueue):
 
     @property
     def owner(self) -> Owner:
-        """The owner of its agent."""
         return self.identity.owner
 
     @property
@@ -392,8 +379,6 @@ class Sweep(models.Model):
     """The report of a sweep of orphans or a clean-up of stale subscriptions. Old reports are pruned."""
 
     class Kind(models.TextChoices):
-        """The kind of report."""
-
         ORPHANS = "orphans", "orphaned queues"
         STALE = "stale", "stale subscriptions"
 

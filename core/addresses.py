@@ -5,7 +5,7 @@ from urllib.parse import SplitResult, urlsplit
 
 
 def split_address(url: str) -> SplitResult | None:
-    """Return the parts of a URL; None: it is invalid, and any part may contain a piece of a password."""
+    """Return the parts of a URL, or None if it is invalid: any part may then contain a piece of a password."""
     try:
         parts = urlsplit(url)
         _ = parts.port

@@ -37,9 +37,6 @@ def management(*, read_timeout: float | None = None) -> Management:
     """Return this process's management client, which its threads share.
 
     ``read_timeout`` is in seconds. If it differs from the setting's, the result is a second client.
-
-    Raises:
-        BrokerUnavailable: no broker is configured, or its URL is invalid.
     """
     seconds = settings.GUARDIAN_BROKER_TIMEOUT_SECONDS if read_timeout is None else read_timeout
     return _management(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, seconds)
@@ -58,11 +55,7 @@ def _management(process: int, url: str, timeout: float) -> Management:
 
 
 def prometheus() -> Prometheus:
-    """Return this process's client of the nodes' Prometheus endpoints, which its threads share.
-
-    Raises:
-        BrokerUnavailable: a URL is invalid.
-    """
+    """Return this process's client of the nodes' Prometheus endpoints, which its threads share."""
     urls = tuple(settings.GUARDIAN_PROMETHEUS_URLS)
     return _prometheus(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, urls, settings.GUARDIAN_BROKER_TIMEOUT_SECONDS)
 
@@ -104,21 +97,13 @@ class Clients(NamedTuple):
 
 @contextmanager
 def clients() -> Iterator[Clients]:
-    """Open this task's clients, and close its AMQP sessions at the end.
-
-    Raises:
-        BrokerUnavailable: no broker is configured, or its URL is invalid.
-    """
+    """Open this task's clients, and close its AMQP sessions at the end."""
     with Sessions(amqp_url(), _amqp_seconds()) as sessions:
         yield Clients(management(), sessions)
 
 
 def publisher() -> Publisher:
-    """Return this process's publisher, which its threads share.
-
-    Raises:
-        NotPublished: no broker is configured, or its URL is invalid.
-    """
+    """Return this process's publisher, which its threads share."""
     return _publisher(os.getpid(), amqp_url())
 
 

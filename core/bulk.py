@@ -158,7 +158,6 @@ def _is_constant(field: "Field[Any, Any]", values: Row) -> bool:
 
 
 def _as_array(values: Sequence[Any]) -> str:
-    """Return a PostgreSQL array literal."""
     return "{" + ",".join(["NULL" if value is None else _array_element(str(value)) for value in values]) + "}"
 
 

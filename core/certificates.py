@@ -14,12 +14,11 @@ class SystemTrust(HTTPAdapter):
     """An adapter that trusts the authorities of the system's store, too."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Create the pools with a context that has loaded the store."""
         super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **kwargs)
 
 
 def store_error() -> str:
-    """Return why the file in SSL_CERT_FILE can't be used; empty: it can, or there is none. OpenSSL reports no error."""
+    """Return why the file in SSL_CERT_FILE can't be used, or an empty text. OpenSSL reports no error."""
     file = os.environ.get("SSL_CERT_FILE")
     try:
         if file:

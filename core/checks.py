@@ -21,7 +21,6 @@ OLD_DATABASE_REMEDY = (
 def check_version(
     app_configs: Sequence[Any] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Refuse a database that was created before version 1."""
     return [
         Error("This database was created before version 1 of Guardian.", hint=OLD_DATABASE_REMEDY, id="guardian.E022")
         for alias in databases or ()

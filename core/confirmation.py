@@ -25,7 +25,7 @@ _SALT = "core.confirmation"
 
 
 class AffectedQueue(NamedTuple):
-    """A queue that a change deletes. ``messages`` is its length as last listed; None: unknown."""
+    """A queue that a change deletes. ``messages`` is its length as last listed, or None if unknown."""
 
     id: int
     vhost: str
@@ -34,12 +34,10 @@ class AffectedQueue(NamedTuple):
 
     @property
     def readable_name(self) -> str:
-        """The name as pages show it."""
         return readable(self.name)
 
     @property
     def readable_vhost(self) -> str:
-        """The vhost as pages show it."""
         return readable(self.vhost)
 
 
@@ -51,7 +49,6 @@ class Effect:
     verb: str = "deletes"
 
     def __add__(self, other: "Effect") -> "Effect":
-        """Return both effects as one."""
         return Effect([*self.queues, *other.queues])
 
     @property
@@ -67,19 +64,16 @@ class Effect:
 
     @property
     def more(self) -> int:
-        """The number of queues that are not among the examples."""
         return max(0, len(self.queues) - MAX_EXAMPLES)
 
     @property
     def sentence(self) -> str:
-        """The effect in words."""
         unknown = sum(queue.messages is None for queue in self.queues)
         queues, messages = _number(len(self.queues), "queue"), _number(self.messages, "message")
         of_unknown = f", and an unknown number in {_number(unknown, 'queue')}" if unknown else ""
         return f"This {self.verb} {queues} with {messages}{of_unknown}."
 
     def as_json(self) -> dict[str, Any]:
-        """Return the effect as the API shows it."""
         examples = [{"name": one.name, "vhost": one.vhost, "messages": one.messages} for one in self.examples]
         return {"queues": len(self.queues), "messages": self.messages, "examples": examples}
 
@@ -87,8 +81,7 @@ class Effect:
 class ConfirmationRequired(Exception):
     """The change deletes queues and is not confirmed. Nothing was changed.
 
-    ``confirm`` is the text that confirms it. ``reason`` says why a given confirmation was not accepted; empty: none was
-    given.
+    ``confirm`` is the text that confirms it. ``reason`` says why a given confirmation was not accepted.
     """
 
     def __init__(self, effect: Effect, confirm: str, reason: str) -> None:
@@ -101,8 +94,8 @@ class ConfirmationRequired(Exception):
 class ConfirmableChange:
     """A change by a person to some rows, and the confirmation that came with it.
 
-    ``values`` are the new values, in types of JSON. ``confirm`` is the text of a :class:`ConfirmationRequired`; empty:
-    not confirmed yet.
+    ``values`` are the new values, in types of JSON. ``confirm`` is the text of a :class:`ConfirmationRequired`, or
+    empty.
     """
 
     def __init__(
@@ -129,7 +122,7 @@ class ConfirmableChange:
                 self._reason = "The confirmation is for another change, or was given to another person."
 
     def question(self, effect: Effect) -> ConfirmationRequired | None:
-        """Return what to ask about this effect; None: the change deletes nothing, or all of it is confirmed."""
+        """Return what to ask about this effect, or None if it deletes nothing or all of it is confirmed."""
         further = sum(queue.id not in self._confirmed for queue in effect.queues)
         if not further:
             return None
@@ -140,11 +133,7 @@ class ConfirmableChange:
         return ConfirmationRequired(effect, signing.dumps(signed, salt=_SALT, compress=True), reason)
 
     def require_confirmed(self, effect: Effect) -> None:
-        """Check that the person confirmed this effect. Call it in the change's transaction.
-
-        Raises:
-            ConfirmationRequired: a queue in the effect is not confirmed.
-        """
+        """Raise ConfirmationRequired unless the person confirmed this effect. Call it in the change's transaction."""
         if (question := self.question(effect)) is not None:
             raise question
 

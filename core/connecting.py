@@ -27,19 +27,17 @@ class Address(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A program for one library."""
-
     name: str
     code: str
 
 
 def amqp_address() -> Address | None:
-    """Return the broker's public address for AMQP; None: GUARDIAN_PUBLIC_AMQP_URL is empty."""
+    """Return the broker's public address for AMQP, or None if GUARDIAN_PUBLIC_AMQP_URL is empty."""
     return _address(settings.GUARDIAN_PUBLIC_AMQP_URL)
 
 
 def stomp_address() -> Address | None:
-    """Return the broker's public address for STOMP over WebSocket; None: GUARDIAN_PUBLIC_STOMP_URL is empty."""
+    """Return the broker's public address for STOMP over WebSocket, or None if GUARDIAN_PUBLIC_STOMP_URL is empty."""
     return _address(settings.GUARDIAN_PUBLIC_STOMP_URL)
 
 
@@ -55,7 +53,7 @@ def context(username: str, vhost: str, queue: str, exchange: str = "") -> dict[s
 
 
 def examples(username: str, vhost: str, queue: str, exchange: str = "") -> list[Example]:
-    """Return a program for each of ``LIBRARIES``; none without a public address.
+    """Return a program for each of ``LIBRARIES`` if the broker has a public address.
 
     It consumes the queue. With an exchange, it first declares both, binds them and publishes a message. Programs read
     the password from the environment, so it is in none of them.

@@ -47,11 +47,7 @@ class StrictParameters(APIView):
     """Parameters that released clients send and that do nothing."""
 
     def initial(self, request: rest.Request, *args: Any, **kwargs: Any) -> None:
-        """Check the parameters once the user may use the endpoint.
-
-        Raises:
-            ValidationError: a parameter is unknown.
-        """
+        """Refuse unknown parameters once the user may use the endpoint."""
         super().initial(request, *args, **kwargs)
         action = getattr(self, "action", "get")
         if request.method not in ("GET", "HEAD") or action is None:  # None: the method is not allowed
@@ -111,11 +107,7 @@ def at_field(name: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def read(serializer: type[Serializer[Any]], request: rest.Request) -> dict[str, Any]:
-    """Return the validated fields of the body.
-
-    Raises:
-        ValidationError: the body is invalid; the errors are listed by field.
-    """
+    """Return the validated fields of the body. Raises ValidationError, with the errors by field."""
     body = serializer(data=request.data)
     body.is_valid(raise_exception=True)
     fields: dict[str, Any] = body.validated_data
@@ -129,11 +121,7 @@ def page_of(view: GenericViewSet[Any], serializer: type[Serializer[Any]], rows: 
 
 
 def name_in(request: rest.Request, thing: str) -> str:
-    """Return the required parameter ``name``. It is in the query, because some proxies alter slashes in a path.
-
-    Raises:
-        ValidationError: it is missing.
-    """
+    """Return the required parameter ``name``. It is in the query, because some proxies alter slashes in a path."""
     name = request.query_params.get("name")
     if not name:
         raise ValidationError({"name": [f"This parameter is required: the full name of the {thing}."]})
@@ -141,11 +129,7 @@ def name_in(request: rest.Request, thing: str) -> str:
 
 
 def search_in(request: rest.Request) -> str:
-    """Return the parameter ``search``. A NUL is replaced, because PostgreSQL refuses it.
-
-    Raises:
-        ValidationError: it is too long.
-    """
+    """Return the parameter ``search``. A NUL is replaced, because PostgreSQL refuses it. A long text is invalid."""
     search = request.query_params.get("search", "")
     if len(search) > MAX_SEARCH_LENGTH:
         raise ValidationError({"search": [f"This has more than {MAX_SEARCH_LENGTH} characters. Shorten it."]})

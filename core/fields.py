@@ -33,17 +33,14 @@ class BrokerNameField(models.CharField):  # type: ignore[type-arg]
     """A name on the broker, which may contain NUL. The column is that of a ``CharField``, as migrations see it."""
 
     def deconstruct(self) -> Any:
-        """Return a ``CharField``."""
         name, _, arguments, options = super().deconstruct()
         return name, "django.db.models.CharField", arguments, options
 
     def get_prep_value(self, value: Any) -> Any:
-        """Encode a name."""
         value = super().get_prep_value(value)
         return encode(value) if isinstance(value, str) else value
 
     def from_db_value(self, value: str | None, expression: Any, connection: BaseDatabaseWrapper) -> str | None:
-        """Decode a name."""
         return None if value is None else decode(value)
 
 
@@ -51,16 +48,13 @@ class BrokerJSONField(models.JSONField):
     """JSON with names and texts from the broker, which may contain NUL. The column is that of a ``JSONField``."""
 
     def deconstruct(self) -> Any:
-        """Return a ``JSONField``."""
         name, _, arguments, options = super().deconstruct()
         return name, "django.db.models.JSONField", arguments, options
 
     def get_prep_value(self, value: Any) -> Any:
-        """Encode all texts in the value."""
         return _in_json(encode, super().get_prep_value(value))
 
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
-        """Decode all texts in the value."""
         return _in_json(decode, super().from_db_value(value, expression, connection))
 
 

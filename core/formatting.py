@@ -10,7 +10,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def rate_in_words(per_second: float | None) -> str:
-    """Return a queue's growth or shrinkage in words; empty if it is unknown."""
+    """Return a queue's growth or shrinkage in words, or an empty text if it is unknown."""
     if per_second is None:
         return ""
     if abs(per_second) < 1 / 3600:
@@ -21,7 +21,7 @@ def rate_in_words(per_second: float | None) -> str:
 
 
 def short_rate(per_second: float | None) -> str:
-    """Return a queue's growth in a few characters, such as "+28/min"; empty if it is unknown."""
+    """Return a queue's growth in a few characters, such as "+28/min", or an empty text if it is unknown."""
     if per_second is None:
         return ""
     number, unit = _with_two_digits(abs(per_second))
@@ -37,7 +37,7 @@ def _with_two_digits(per_second: float) -> tuple[float, str]:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in words, in one unit; empty if it is unknown."""
+    """Return a duration in words, in one unit, or an empty text if it is unknown."""
     if seconds is None:
         return ""
     for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):

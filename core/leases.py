@@ -50,8 +50,6 @@ def holders() -> QuerySet[Lease, uuid.UUID | None]:
 
 
 class HeldLease:
-    """A lease that this process has."""
-
     def __init__(self, name: str, seconds: float = LEASE_SECONDS) -> None:
         self.name = name
         self.holder = uuid.uuid4()
@@ -66,25 +64,16 @@ class HeldLease:
         return self._write(self._free())
 
     def renew(self) -> None:
-        """Extend the lease to its whole length.
-
-        Raises:
-            LeaseLost: it expired; do not act.
-        """
+        """Extend the lease to its whole length. Raises LeaseLost if it expired; then do not act."""
         if not self._write(self._mine()):
             raise LeaseLost(f"the lease '{self.name}' expired while it was in use; the next run continues from here")
 
     def renew_if_due(self) -> None:
-        """Renew the lease if a third of its length has passed.
-
-        Raises:
-            LeaseLost: it expired.
-        """
+        """Renew the lease if a third of its length has passed. Raises LeaseLost."""
         if time.monotonic() - self._written_at > self._seconds / 3:
             self.renew()
 
     def release(self) -> None:
-        """Release the lease, so that another process can take it."""
         Lease.objects.filter(name=self.name, holder=self.holder).update(holder=None)
 
     def _free(self) -> QuerySet[Lease]:
@@ -100,11 +89,7 @@ class HeldLease:
 
 @contextmanager
 def lease(name: str) -> Iterator[HeldLease]:
-    """Hold the lease of this name inside the ``with`` block.
-
-    Raises:
-        LeaseTaken: another process has it.
-    """
+    """Hold the lease of this name inside the ``with`` block. Raises LeaseTaken if another process has it."""
     held = HeldLease(name)
     if not held.take():
         raise LeaseTaken(name)

@@ -30,7 +30,7 @@ WINDOW_NAMES = {60: "a minute", 3600: "an hour"}
 
 @dataclass(frozen=True)
 class RateLimit:
-    """At most ``max_count`` actions in a window of ``seconds``, for each client; 0: no limit.
+    """At most ``max_count`` actions in a window of ``seconds``, for each client, or no limit if it is 0.
 
     ``actions`` names them in the plural, such as "events".
     """
@@ -57,11 +57,7 @@ _lock = threading.Lock()
 
 
 def consume(limit: RateLimit, client: str) -> None:
-    """Count one action of a client. ``client`` consists of letters, digits and ``.:_-``.
-
-    Raises:
-        RateLimitExceeded: the client reached the limit in this window.
-    """
+    """Count one action of a client, or raise RateLimitExceeded. ``client`` has letters, digits and ``.:_-`` only."""
     if not limit.max_count:
         return
     window = int(time.time() // limit.seconds)
@@ -85,12 +81,7 @@ def _use_share(limit: RateLimit, client: str, window: int) -> bool:
 
 
 def _reserve_share(limit: RateLimit, client: str, window: int) -> int:
-    """Reserve a share for this process, and return its number of actions.
-
-    Raises:
-        RateLimitExceeded: no share is left.
-        OperationalError: the database can't be written.
-    """
+    """Reserve a share for this process, and return its number of actions. Raises RateLimitExceeded."""
     size = max(1, limit.max_count // SHARES_PER_WINDOW)
     name = f"limit:{limit.actions.replace(' ', '-')}:{client}:{window}"
     shares = {f"{name}:{begin}": min(size, limit.max_count - begin) for begin in range(0, limit.max_count, size)}
@@ -104,8 +95,7 @@ def _reserve_share(limit: RateLimit, client: str, window: int) -> int:
 def add(key: str, value: Any, seconds: float) -> bool:
     """Add a value to the cache for this time. Return False if the key has a value already.
 
-    Raises:
-        OperationalError: the database can't be written. Django's database cache returns False in this case too.
+    Raises OperationalError if the database can't be written. Django's database cache returns False in this case too.
     """
     until: float | None = None
     while until is None or time.monotonic() < until:

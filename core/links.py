@@ -8,7 +8,6 @@ from django.urls import reverse
 
 
 def absolute_url(path: str) -> str:
-    """Return the absolute URL of a path."""
     return f"{settings.GUARDIAN_BASE_URL}{path}"
 
 

@@ -41,19 +41,12 @@ class LockTaken(Exception):
 
 
 class Lock(HeldLease):
-    """The lock of a name on the broker."""
-
     def __init__(self, name: str) -> None:
         super().__init__(lease_name(name), lock_seconds())
         self._locked = name
 
     def acquire(self, wait: float = 0) -> None:
-        """Take the lock. If another process has it, wait up to ``wait`` seconds.
-
-        Raises:
-            LockTaken: another process has it.
-            DatabaseError: the database can't be written.
-        """
+        """Take the lock, after up to ``wait`` seconds if another process has it. Raises LockTaken after that."""
         until = time.monotonic() + wait
         while not self.take():
             if time.monotonic() >= until:
@@ -61,10 +54,9 @@ class Lock(HeldLease):
             time.sleep(POLL_SECONDS)
 
     def renew(self) -> None:
-        """Check that this process has the lock, and will have it for the duration of a request.
+        """Raise LockTaken unless this process has the lock, and will have it for the duration of a request.
 
-        Raises:
-            LockTaken: the lock expired. Another owner may have a Pulse user or vhost of this name now.
+        Without it, another owner may have a Pulse user or vhost of this name now.
         """
         if time.monotonic() - self._written_at < RENEW_INTERVAL_SECONDS:
             is_ours = self._mine().exists()
@@ -112,11 +104,8 @@ class _Renewing:
 def lock(name: str, wait: float = 0) -> Iterator[Lock]:
     """Lock a name on the broker, so that no other process creates, changes or removes it.
 
-    If another process has the lock, wait up to ``wait`` seconds. Read the Pulse user's row again inside the block: it
-    may have changed.
-
-    Raises:
-        LockTaken: another process has it.
+    If another process has the lock, wait up to ``wait`` seconds, then raise LockTaken. Read the Pulse user's row again
+    inside the block: it may have changed.
     """
     lock = Lock(name)
     lock.acquire(wait)
@@ -134,7 +123,6 @@ def locked_names(names: Collection[str]) -> list[str]:
 
 
 def lease_name(name: str) -> str:
-    """Return the name of a lock's lease."""
     return f"{PREFIX}{name}"
 
 

@@ -21,8 +21,6 @@ class Removal(models.Model):
     """A thing to be removed from the broker. Carried out in ``core/removals.py``."""
 
     class Kind(models.TextChoices):
-        """The kinds of things, in the order in which they are removed."""
-
         PASSWORD = "password", "RabbitMQ user's password"
         USER = "user", "RabbitMQ user"
         VHOST = "vhost", "vhost, with everything in it"

@@ -84,7 +84,6 @@ _handlers: dict[str, Handler] = {}
 
 
 def register(kind: Removal.Kind, handler: Handler) -> None:
-    """Register the handler of a kind."""
     _handlers[kind] = handler
 
 
@@ -179,10 +178,7 @@ def run_due(seconds: float = SECONDS_AFTER_COMMIT, *, only: Sequence[tuple[str, 
 def run(ids: Collection[int]) -> Outcome:
     """Carry out these removals now, due or not, except those that another process has claimed.
 
-    Do not call this in a transaction.
-
-    Raises:
-        django.db.Error: the database is unreachable.
+    Do not call this in a transaction. Raises django.db.Error if the database is unreachable.
     """
     outcome = Outcome()
     waiting = list(ids)
@@ -205,7 +201,7 @@ def _is_due() -> Q:
 
 
 def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
-    """Claim a batch of these removals; None: there are none.
+    """Claim a batch of these removals, or return None if there are none.
 
     The batch sends no request after ``until``, at most ``seconds`` from now. The claim outlasts its last request.
     """
@@ -247,11 +243,9 @@ class _Batch:
 
     @property
     def unreachable(self) -> bool:
-        """Whether the broker did not answer."""
         return self._stopped.is_set()
 
     def carry_out(self) -> None:
-        """Remove the objects from the broker, and record the results."""
         self._drop_obsolete()
         try:
             with broker.clients() as clients:

@@ -39,8 +39,6 @@ MAY_BE_EXECUTED = "If it did not answer in time, your request may be done alread
 
 
 class LengthRequired(exceptions.APIException):
-    """The request has no Content-Length."""
-
     status_code = HTTPStatus.LENGTH_REQUIRED
     default_detail = "Send the body with a Content-Length, not in chunks."
 
@@ -62,11 +60,6 @@ class StrictJSONParser(BaseParser):
     media_type = "application/json"
 
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
-        """Return the parsed body.
-
-        Raises:
-            ParseError: it isn't JSON.
-        """
         body = stream.read()  # guardian_site/middleware.py limits its size
         try:
             orjson.loads(body)
@@ -89,8 +82,7 @@ class AlwaysJSONNegotiation(DefaultContentNegotiation):
     ) -> tuple[BaseRenderer, str]:
         """Return the renderer that the client accepts, or the first one.
 
-        Raises:
-            LengthRequired: the body is chunked.
+        Raises LengthRequired if the body is chunked.
         """
         if "HTTP_TRANSFER_ENCODING" in request.META and not request.META.get("CONTENT_LENGTH"):
             raise LengthRequired
@@ -105,7 +97,6 @@ class MethodsMetadata(BaseMetadata):
     """Answers OPTIONS with the methods of a URL. The schema describes them."""
 
     def determine_metadata(self, request: Request, view: Any) -> dict[str, list[str]]:
-        """Return the methods."""
         return {"methods": view.allowed_methods}
 
 
@@ -119,12 +110,6 @@ class HeaderPagination(PageNumberPagination):
     page_size_query_description = f"Results on a page: {page_size} by default, {max_page_size} at most."
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
-        """Return the requested page.
-
-        Raises:
-            ValidationError: page or page_size isn't a number from 1.
-            NotFound: there are fewer pages.
-        """
         number = self._number(request, self.page_query_param, 1)
         size = min(self._number(request, self.page_size_query_param, self.page_size), self.max_page_size)
         self.request = request
@@ -136,7 +121,6 @@ class HeaderPagination(PageNumberPagination):
         return list(self.page)
 
     def get_paginated_response(self, data: Any) -> Response:
-        """Return the page, with ``X-Result-Count`` and ``Link``."""
         page, url = cast(Page[Any], self.page), absolute_url(cast(Request, self.request).get_full_path())
         last = page.paginator.num_pages
         pages = {"first": 1, "last": last}
@@ -148,11 +132,9 @@ class HeaderPagination(PageNumberPagination):
         return Response(data, headers={"X-Result-Count": str(page.paginator.count), "Link": links})
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema of a page: an array."""
         return schema
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
-        """Return the two parameters with their minimum."""
         parameters: list[dict[str, Any]] = super().get_schema_operation_parameters(view)
         for parameter in parameters:
             parameter["schema"] |= {"minimum": 1}
@@ -248,13 +230,10 @@ class ServiceUnavailable(exceptions.APIException):
 
 
 class RefusedByBroker(exceptions.APIException):
-    """The broker refused the request."""
-
     status_code = HTTPStatus.CONFLICT
 
 
 def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
-    """Return the API's error for the broker's."""
     if isinstance(error, NotOnBroker):
         return exceptions.NotFound("This doesn't exist on the broker.")
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)

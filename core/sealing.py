@@ -19,15 +19,13 @@ class CannotUnseal(ValueError):
 
 
 def seal(purpose: str, secret: str) -> str:
-    """Return the encrypted secret."""
     return _keys(purpose).encrypt(secret.encode()).decode()
 
 
 def unseal(purpose: str, sealed: str) -> str:
     """Return the secret that was sealed for this purpose with SECRET_KEY or one of SECRET_KEY_FALLBACKS.
 
-    Raises:
-        CannotUnseal: no key fits.
+    Raises CannotUnseal if no key fits.
     """
     try:
         return _keys(purpose).decrypt(sealed.encode()).decode()

@@ -7,5 +7,4 @@ from core import removals
 
 @shared_task
 def finish_removals() -> None:
-    """Carry out the removals from the broker that are due."""
     removals.run_due(removals.SECONDS_OF_TASK)

@@ -15,12 +15,11 @@ EXCLUDED_ZONES = {"Factory", "localtime", "posixrules"}
 
 @cache
 def time_zones() -> frozenset[str]:
-    """Return the names of all time zones."""
     return frozenset(zoneinfo.available_timezones() - EXCLUDED_ZONES)
 
 
 def zone_of(name: str) -> zoneinfo.ZoneInfo:
-    """Return the time zone of this name; UTC if it no longer exists, as after a system update."""
+    """Return the time zone of this name, or UTC if it no longer exists, as after a system update."""
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
@@ -28,6 +27,6 @@ def zone_of(name: str) -> zoneinfo.ZoneInfo:
 
 
 def of_browser(request: HttpRequest) -> str:
-    """Return the name of the browser's time zone; UTC if it is unknown."""
+    """Return the name of the browser's time zone, or UTC if it is unknown."""
     name = unquote(request.COOKIES.get(COOKIE, ""))
     return name if name in time_zones() else "UTC"

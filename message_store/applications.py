@@ -30,11 +30,7 @@ class UnknownKey(Exception):
 
 
 def create_application(name: str, by: Owner | None = None) -> Application:
-    """Return the application with this name, creating it if needed.
-
-    Raises:
-        ValidationError: the name is invalid; for the field ``name``.
-    """
+    """Return the application with this name, creating it if needed."""
     check_name(name)
     with transaction.atomic():
         application, is_new = Application.objects.get_or_create(name=name)
@@ -44,11 +40,7 @@ def create_application(name: str, by: Owner | None = None) -> Application:
 
 
 def check_name(name: str) -> None:
-    """Validate the name of an application.
-
-    Raises:
-        ValidationError: the name is invalid; for the field ``name``.
-    """
+    """Raise ValidationError, for the field ``name``, unless this is a valid name of an application."""
     if not APPLICATION_NAME.fullmatch(name):
         raise ValidationError(
             {
@@ -59,13 +51,9 @@ def check_name(name: str) -> None:
 
 
 def create_key(application: Application, by: Owner | None = None) -> tuple[ApplicationKey, str]:
-    """Create a key for an application, and return its row and the key.
+    """Create a key for an application, and return its row and the key, which cannot be retrieved later.
 
-    The key cannot be retrieved later.
-
-    Raises:
-        ValidationError: the application has ``MAX_KEYS`` keys.
-        Application.DoesNotExist: the application was deleted.
+    Raises ValidationError if it has ``MAX_KEYS`` keys, and Application.DoesNotExist if it was deleted.
     """
     key = secrets.token_hex(32)
     with transaction.atomic():
@@ -78,7 +66,6 @@ def create_key(application: Application, by: Owner | None = None) -> tuple[Appli
 
 
 def revoke_key(key: ApplicationKey, by: Owner | None = None) -> None:
-    """Revoke a key if it still exists."""
     with transaction.atomic():
         found = ApplicationKey.objects.select_related("application").filter(pk=key.pk).first()
         if found is not None:
@@ -89,9 +76,7 @@ def revoke_key(key: ApplicationKey, by: Owner | None = None) -> None:
 def delete_application(application: Application, by: Owner | None = None) -> None:
     """Delete an application and its keys if it still exists.
 
-    Raises:
-        ValidationError: it has queues. A later application of the same name would get them.
-        StoreUnavailable: the store can't list its queues.
+    Raises ValidationError if it has queues: a later application of the same name would get them.
     """
     if store().queues(application.name, limit=1):
         raise ValidationError(f"{application} has queues. Remove them first, or revoke its keys.")
@@ -103,11 +88,7 @@ def delete_application(application: Application, by: Owner | None = None) -> Non
 
 
 def application_for_key(key: str) -> str:
-    """Return the name of the application with this key.
-
-    Raises:
-        UnknownKey: no application has this key.
-    """
+    """Return the name of the application with this key, or raise UnknownKey."""
     if len(key) <= MAX_KEY_LENGTH:
         with connection.cursor() as cursor:
             cursor.execute(_OF_DIGEST, [digest(key)])
@@ -118,7 +99,6 @@ def application_for_key(key: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Return whether an application has this name."""
     return APPLICATION_NAME.fullmatch(name) is not None and Application.objects.filter(name=name).exists()
 
 

@@ -2,8 +2,6 @@ from django.apps import AppConfig
 
 
 class MessageStoreConfig(AppConfig):
-    """Queues over HTTP."""
-
     name = "message_store"
     verbose_name = "Message store"
     default_auto_field = "django.db.models.BigAutoField"

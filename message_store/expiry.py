@@ -10,11 +10,7 @@ MAX_RUN_SECONDS = 50
 
 
 def remove_expired(store: MessageStore) -> int:
-    """Remove expired messages in small batches and return how many. The next run continues after a time-out.
-
-    Raises:
-        StoreUnavailable: the store is unreachable.
-    """
+    """Remove expired messages in small batches and return how many. The next run continues after a time-out."""
     until = time.monotonic() + MAX_RUN_SECONDS
     removed = 0
     while time.monotonic() < until:

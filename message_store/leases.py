@@ -18,7 +18,6 @@ BATCH_SIZE = 200
 """Leases per statement."""
 
 QueuePartition = tuple[str, int]
-"""The name of a queue and the number of a partition."""
 
 
 class NoWorker(Exception):
@@ -35,11 +34,7 @@ def join(application: str, consumer: str, worker: uuid.UUID, seconds: float) -> 
 
 
 def renew(application: str, consumer: str, worker: uuid.UUID) -> None:
-    """Count a heartbeat of a worker.
-
-    Raises:
-        NoWorker: it has no row.
-    """
+    """Count a heartbeat of a worker. Raises NoWorker."""
     if not _worker(application, consumer, worker).update(beat=F("beat") + 1):
         raise NoWorker
 
@@ -58,7 +53,6 @@ def remove_worker(application: str, consumer: str, worker: uuid.UUID, beats: int
 
 
 def lease_table(application: str, consumer: str) -> LeaseTable:
-    """Return the workers and leases of a consumer."""
     # Fetch the leases first: a holder had its row before its lease, so without a row afterwards it was removed.
     leases = _leases_of(application, consumer).exclude(holder=None).values_list("queue", "partition", "holder")
     holders = {(queue, number): holder.hex for queue, number, holder in leases if holder}
@@ -70,11 +64,7 @@ def lease_table(application: str, consumer: str) -> LeaseTable:
 def acquire(
     application: str, consumer: str, worker: uuid.UUID, partitions: Collection[QueuePartition]
 ) -> set[QueuePartition]:
-    """Lease the free ones of these partitions to a worker. Return which of them it has.
-
-    Raises:
-        NoWorker: it has no row.
-    """
+    """Lease the free ones of these partitions to a worker. Return which of them it has. Raises NoWorker."""
     held: set[QueuePartition] = set()
     has_row = Exists(Worker.objects.filter(name=OuterRef("holder")))
     for batch in _batches(partitions):
@@ -94,7 +84,6 @@ def acquire(
 
 
 def release(application: str, consumer: str, worker: uuid.UUID, partitions: Collection[QueuePartition]) -> None:
-    """Delete a worker's leases of these partitions."""
     for batch in _batches(partitions):
         _leases_of(application, consumer).filter(_among(batch), holder=worker).delete()
 

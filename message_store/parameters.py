@@ -48,11 +48,7 @@ class MessageRef(NamedTuple):
 
 
 def parse_number(value: Any, least: int, most: int) -> int:
-    """Parse a number within these bounds, given as a number or text.
-
-    Raises:
-        ValueError: the value is not a number or out of bounds; the text says which.
-    """
+    """Parse a number within these bounds, given as a number or text. Raises ValueError, which says what is wrong."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -65,32 +61,21 @@ def parse_number(value: Any, least: int, most: int) -> int:
 
 
 def parse_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return the value if it is one of the choices.
-
-    Raises:
-        ValueError: it isn't.
-    """
+    """Return the value if it is one of the choices, or raise ValueError."""
     if value not in choices:
         raise ValueError(f'"{readable_text(value)}" is not one of {", ".join(choices)}')
     return str(value)
 
 
 def parse_partitions(text: str, least: int, most: int) -> list[int]:
-    """Parse a list of partition numbers such as ``"1,2"``, dropping duplicates.
-
-    Raises:
-        ValueError: an item is not a number from ``least`` to ``most``.
-    """
+    """Parse a list of partition numbers such as ``"1,2"``, dropping duplicates. Raises ValueError."""
     return list(dict.fromkeys(parse_number(part, least, most) for part in text.split(",", MAX_PARTITIONS)))
 
 
 def parse_since(text: str, *, descending: bool = False) -> Place:
     """Return the place where reading begins, given as a message id or as a time in seconds since 1970.
 
-    Times are exact. One between two ticks is rounded in the direction of reading.
-
-    Raises:
-        ValueError: the text is neither.
+    Times are exact. One between two ticks is rounded in the direction of reading. Raises ValueError for any other text.
     """
     text = text.strip()
     if len(text) == 32:
@@ -108,11 +93,7 @@ def parse_since(text: str, *, descending: bool = False) -> Place:
 
 
 def parse_id(text: Any) -> uuid.UUID:
-    """Parse a message id.
-
-    Raises:
-        ValueError: the text is not a message id.
-    """
+    """Parse a message id. Raises ValueError."""
     if isinstance(text, str):
         try:
             return ids.parse(text)
@@ -124,10 +105,7 @@ def parse_id(text: Any) -> uuid.UUID:
 def parse_ids(text: str) -> list[MessageRef]:
     """Parse addresses of messages such as ``"1:hex,2:hex"``, or ``"hex"`` for partition 1.
 
-    Partitions that the queue doesn't have are valid, but empty.
-
-    Raises:
-        Invalid: for the fields ``message_id``, ``partition``.
+    Partitions that the queue doesn't have are valid, but empty. Raises Invalid for ``message_id`` or ``partition``.
     """
     parts = text.split(",", MAX_IDS)
     if len(parts) > MAX_IDS:

@@ -28,7 +28,7 @@ class Caller:
 
     @property
     def principal(self) -> str | None:
-        """The caller's principal; None if anonymous."""
+        """The caller's principal, or None if anonymous."""
         if self.application is not None:
             return f"app:{self.application}"
         return None if self.email is None else f"bid:{self.email}"
@@ -38,22 +38,18 @@ ANONYMOUS = Caller()
 
 
 def may_manage(application: str, caller: Caller) -> bool:
-    """Return whether the caller may list, create, update and delete an application's queues."""
     return caller.application == application
 
 
 def may_post(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether the caller may post and overwrite messages."""
     return caller.application == queue.application
 
 
 def may_delete(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether the caller may delete messages."""
     return caller.principal in (queue.principals or (f"app:{queue.application}",))
 
 
 def may_read(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether the caller may read messages."""
     return queue.type == "public" or may_delete(queue, caller)
 
 
@@ -65,8 +61,7 @@ def may_use_positions(queue: StoredQueue, caller: Caller) -> bool:
 def parse(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of principals. Drop duplicates and normalize e-mail addresses.
 
-    Raises:
-        ValueError: a principal is invalid, or there are too many.
+    Raises ValueError if a principal is invalid or there are too many.
     """
     found = dict.fromkeys(_principal(part.strip()) for part in text.split(",") if part.strip())
     if len(found) > MAX_PRINCIPALS:

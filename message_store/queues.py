@@ -86,11 +86,9 @@ def create(
 ) -> StoredQueue:
     """Create a queue, by default with a random name, and return it.
 
-    If it exists, apply the given settings, except a smaller number of partitions.
-
-    Raises:
-        Invalid: for the fields ``queue_name``, ``partitions``, ``type``, ``consistency``, ``principles``.
-        StoreUnavailable: the store is unreachable, or other clients keep creating and deleting the queue.
+    If it exists, apply the given settings, except a smaller number of partitions. Raises Invalid for ``queue_name``,
+    ``partitions``, ``type``, ``consistency`` and ``principles``, and StoreUnavailable also if other clients keep
+    creating and deleting the queue.
     """
     given = _validated(1, partitions, type, consistency, principals, name=name)
     name = given.pop("name", None) or uuid.uuid4().hex
@@ -115,22 +113,14 @@ def update(
 ) -> StoredQueue:
     """Change the given settings of a queue and return it. An empty string removes all principals.
 
-    Raises:
-        Invalid: for the fields ``partitions`` (which can't shrink), ``type``, ``consistency``, ``principles``.
-        NoQueue: the queue was deleted.
-        StoreUnavailable: the store is unreachable.
+    Raises Invalid for ``partitions`` (which can't shrink), ``type``, ``consistency`` and ``principles``.
     """
     given = _validated(queue.partitions, partitions, type, consistency, principals)
     return store().update(queue.application, queue.name, **given)
 
 
 def find(application: str, name: str) -> StoredQueue:
-    """Return a queue.
-
-    Raises:
-        NoQueue: the queue does not exist, or the name is invalid.
-        StoreUnavailable: the store is unreachable.
-    """
+    """Return a queue. Raises NoQueue also if the name is invalid."""
     try:
         check_name(name)
     except ValueError:
@@ -141,11 +131,8 @@ def find(application: str, name: str) -> StoredQueue:
 def queues(application: str, *, start: str = "", limit: int | str | None = None) -> list[StoredQueue]:
     """Return up to 1000 queues of an application, sorted by name, from the name ``start`` on.
 
-    A larger ``limit`` counts as 1000: the original service had no largest one.
-
-    Raises:
-        Invalid: for the fields ``limit``, ``offset``.
-        StoreUnavailable: the store is unreachable.
+    A larger ``limit`` counts as 1000: the original service had no largest one. Raises Invalid for ``limit``,
+    ``offset``.
     """
     errors: dict[str, str] = {}
     wanted = MAX_READ if limit is None else limit
@@ -158,11 +145,7 @@ def queues(application: str, *, start: str = "", limit: int | str | None = None)
 
 
 def check_name(name: str) -> None:
-    """Validate the name of a queue or consumer, which must be usable in a URL.
-
-    Raises:
-        ValueError: the name is invalid; the text says why.
-    """
+    """Raise ValueError unless this is a valid name of a queue or consumer, which must be usable in a URL."""
     if not name:
         raise ValueError(REQUIRED)
     if len(name) > MAX_NAME_LENGTH:
@@ -175,14 +158,7 @@ def check_name(name: str) -> None:
 
 
 def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
-    """Post a message.
-
-    Raises:
-        Invalid: for the fields ``body``, ``ttl``, ``partition``, ``content_type``.
-        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
-        NoQueue: the queue was deleted.
-        StoreUnavailable: the store is unreachable.
-    """
+    """Post a message. Raises Invalid for ``body``, ``ttl``, ``partition`` and ``content_type``, and QuotaReached."""
     return _post(queue, [_message(queue, entry)])[0]
 
 
@@ -191,14 +167,8 @@ def post_all(
 ) -> list[MessageRef]:
     """Post all of the messages or none, and return their addresses in the same order.
 
-    ``errors`` has the earlier errors of the entries that are None.
-
-    Raises:
-        Invalid: for the fields of ``post`` after the entry's index, as in ``1.partition``, or for ``messages``.
-        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
-        BatchTooLarge: the messages are too large to be stored together.
-        NoQueue: the queue was deleted.
-        StoreUnavailable: the store is unreachable.
+    ``errors`` has the earlier errors of the entries that are None. Raises Invalid for the fields of ``post`` after the
+    entry's index, as in ``1.partition``, or for ``messages``; QuotaReached; and BatchTooLarge.
     """
     found = dict(errors or {})
     messages = []
@@ -222,13 +192,8 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
 
     A new message can't have a future id: a reader that continues after it would miss all messages posted until then. An
     existing message may have one, since the clock may have been set back. All messages are validated before the first
-    is stored. If the store fails midway, repeat the call.
-
-    Raises:
-        Invalid: for the fields ``body``, ``ttl``, ``partition``, ``content_type``, ``message_id``.
-        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
-        NoQueue: the queue was deleted.
-        StoreUnavailable: the store is unreachable.
+    is stored. If the store fails midway, repeat the call. Raises Invalid for the fields of ``post`` and ``message_id``,
+    and QuotaReached.
     """
     messages = [_message(queue, entry._replace(partition=ref.partition)) for ref in refs]
     latest = store().now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
@@ -255,9 +220,6 @@ def read(
 
     Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. With ``batch_bytes``,
     messages are fetched in batches whose bodies have about this size, so that a caller may stop early.
-
-    Raises:
-        StoreUnavailable: the store is unreachable.
     """
     used = store()
     before = visible_before(used)
@@ -283,9 +245,6 @@ def read_ids(
     """Yield the existing messages at these addresses, in this order, without duplicates.
 
     ``batch_bytes`` works as in ``read``.
-
-    Raises:
-        StoreUnavailable: the store is unreachable.
     """
     used = store()
     before = visible_before(used)
@@ -314,23 +273,18 @@ def _next_batch(asked: int, some: Iterable[StoredMessage], batch_bytes: int | No
 
 
 def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
-    """Delete the messages at these addresses, ignoring those that don't exist.
-
-    Raises:
-        StoreUnavailable: the store is unreachable.
-    """
+    """Delete the messages at these addresses, ignoring those that don't exist."""
     places = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
     if places:
         store().delete(queue, places)
 
 
 def visible_before(used: MessageStore) -> int | None:
-    """Return the ticks from which on the store's delay hides messages; None without a delay."""
+    """Return the ticks from which on the store's delay hides messages, or None without a delay."""
     return used.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
 
 
 def place_before(message_id: uuid.UUID) -> Place:
-    """Return the last place before this message."""
     ticks, rest = ids.place(message_id)
     return Place(ticks, rest - 1) if rest else Place(ticks - 1, MAX_REST)
 
@@ -339,12 +293,7 @@ def place_before(message_id: uuid.UUID) -> Place:
 
 
 def positions(queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-    """Return the id of a consumer's last processed message by partition.
-
-    Raises:
-        Invalid: for the field ``consumer``.
-        StoreUnavailable: the store is unreachable.
-    """
+    """Return the id of a consumer's last processed message by partition. Raises Invalid for ``consumer``."""
     _check_consumer(consumer)
     return store().positions(queue, consumer)
 
@@ -356,11 +305,7 @@ def version_of(positions: Mapping[int, uuid.UUID]) -> str:
 
 
 def waiting(queue: StoredQueue, positions: Mapping[int, uuid.UUID], partitions: Iterable[int]) -> list[int]:
-    """Return which of these partitions have messages after these positions. The store's delay applies.
-
-    Raises:
-        StoreUnavailable: the store is unreachable.
-    """
+    """Return which of these partitions have messages after these positions. The store's delay applies."""
     used = store()
     starts = {one: ids.place_after(positions[one]) if one in positions else None for one in partitions}
     return used.waiting(queue, starts, before=visible_before(used)) if starts else []
@@ -370,12 +315,8 @@ def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any
     """Move a consumer's positions in these partitions ``from`` one message ``to`` another. Return all positions.
 
     A position that is no longer at ``from`` (None: no position) stays, whatever happens to the others. One that was
-    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused.
-
-    Raises:
-        Invalid: for the fields ``consumer``, ``positions``, or the given partition.
-        NoQueue: the queue was deleted.
-        StoreUnavailable: the store is unreachable.
+    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused. Raises
+    Invalid for ``consumer``, ``positions``, or the given partition.
     """
     _check_consumer(consumer)
     moves = _by_partition(queue, given, _parse_move)
@@ -391,11 +332,7 @@ def _parse_move(move: Any) -> tuple[uuid.UUID | None, uuid.UUID]:
 
 
 def _by_partition(queue: StoredQueue, given: Mapping[str, Any], parse: Callable[[Any], T]) -> dict[int, T]:
-    """Return the parsed values by partition.
-
-    Raises:
-        Invalid: for the fields ``positions``, or the given partition.
-    """
+    """Return the parsed values by partition. Raises Invalid for ``positions``, or the given partition."""
     errors: dict[str, str] = {} if given else {"positions": REQUIRED}
     parsed: dict[int, T] = {}
     for partition, value in given.items():
@@ -415,13 +352,8 @@ def set_positions(
 ) -> None:
     """Set a consumer's positions in these partitions only, forward or back.
 
-    ``versions``: only if all its positions still have one of these versions.
-
-    Raises:
-        Invalid: for the fields ``consumer``, ``positions``, or the given partition.
-        PositionsChanged: the positions have another version.
-        NoQueue: the queue was deleted.
-        StoreUnavailable: the store is unreachable.
+    With ``versions``, raise PositionsChanged unless all its positions still have one of these versions. Raises Invalid
+    for ``consumer``, ``positions``, or the given partition.
     """
     _check_consumer(consumer)
     new = _by_partition(queue, given, parse_id)
@@ -434,12 +366,7 @@ def set_positions(
 
 
 def delete_positions(queue: StoredQueue, consumer: str) -> None:
-    """Delete a consumer's positions.
-
-    Raises:
-        Invalid: for the field ``consumer``.
-        StoreUnavailable: the store is unreachable.
-    """
+    """Delete a consumer's positions. Raises Invalid for ``consumer``."""
     _check_consumer(consumer)
     store().delete_positions(queue, consumer)
 
@@ -454,11 +381,7 @@ def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
 
 
 def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:
-    """Validate a message and fill in its defaults.
-
-    Raises:
-        Invalid: for its invalid fields.
-    """
+    """Validate a message and fill in its defaults. Raises Invalid."""
     errors: dict[str, str] = {}
     partition, ttl = 0, DEFAULT_TTL_SECONDS
     if not entry.body:
@@ -494,11 +417,7 @@ def _validated(
     named: str | None,
     name: str | None = None,
 ) -> dict[str, Any]:
-    """Return the given settings, parsed for the store.
-
-    Raises:
-        Invalid: for the invalid settings.
-    """
+    """Return the given settings, parsed for the store. Raises Invalid."""
     errors: dict[str, str] = {}
     checks: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
         "name": ("queue_name", name, _valid_name),

@@ -32,11 +32,7 @@ class QuotaReached(Exception):
 
 @contextmanager
 def reserved(application: str, size: int) -> Iterator[None]:
-    """Count these bytes for an application, unless the block stores nothing.
-
-    Raises:
-        QuotaReached: the application would have more than ``MESSAGE_STORE_MAX_BYTES``.
-    """
+    """Count these bytes for an application, unless the block stores nothing."""
     with transaction.atomic() if store().in_database else _subtracted_on_error(application, size):
         if _reserve(application, size):
             yield
@@ -71,11 +67,7 @@ def _reserve(application: str, size: int) -> bool:
 
 
 def measure_due() -> None:
-    """Measure the applications that are due, unless another process is measuring.
-
-    Raises:
-        StoreUnavailable: the store is unreachable. The next call begins anew.
-    """
+    """Measure the applications that are due, unless another process is measuring. If the store fails, begin anew."""
     if not settings.MESSAGE_STORE_MAX_BYTES:
         return
     with suppress(LeaseTaken, LeaseLost), lease(LEASE) as held:

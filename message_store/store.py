@@ -83,7 +83,8 @@ class MessageStore(ABC):
     all messages that were readable in its partition before. So a reader that continues after its last message misses
     none, unless ``delay`` is set. Expired messages are never returned.
 
-    Every method may raise ``StoreUnavailable``. The methods are safe for concurrent threads and processes.
+    Every method may raise ``StoreUnavailable``, and one about a queue ``NoQueue`` if it was deleted. The methods are
+    safe for concurrent threads and processes.
     """
 
     in_database: bool = False
@@ -114,11 +115,7 @@ class MessageStore(ABC):
         consistency: str = "strong",
         principals: Sequence[str] = (),
     ) -> StoredQueue:
-        """Create a queue and return it.
-
-        Raises:
-            QueueExists: the application has a queue of this name. It stays unchanged.
-        """
+        """Create a queue and return it. Raises QueueExists for a name that exists; that queue stays unchanged."""
 
     @abstractmethod
     def update(
@@ -131,19 +128,11 @@ class MessageStore(ABC):
         consistency: str | None = None,
         principals: Sequence[str] | None = None,
     ) -> StoredQueue:
-        """Change the given settings and return the updated queue. A smaller number of partitions is ignored.
-
-        Raises:
-            NoQueue: the queue does not exist.
-        """
+        """Change the given settings and return the updated queue. A smaller number of partitions is ignored."""
 
     @abstractmethod
     def find(self, application: str, name: str) -> StoredQueue:
-        """Return a queue.
-
-        Raises:
-            NoQueue: the queue does not exist.
-        """
+        """Return a queue."""
 
     @abstractmethod
     def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
@@ -161,11 +150,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def remove(self, application: str, name: str) -> None:
-        """Delete a queue with its messages and positions. Reads miss them immediately; a task frees the disk space.
-
-        Raises:
-            NoQueue: the queue does not exist.
-        """
+        """Delete a queue with its messages and positions. Reads miss them immediately; a task frees the disk space."""
 
     # Messages. ``queue`` comes from ``find``, ``register``, ``update`` or ``queues``.
 
@@ -173,9 +158,7 @@ class MessageStore(ABC):
     def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
         """Store all of the messages or none. Return their ids in the same order.
 
-        Raises:
-            NoQueue: the queue was deleted.
-            BatchTooLarge: the messages are too large to be stored together.
+        Raises BatchTooLarge if they are too large to be stored together.
         """
 
     @abstractmethod
@@ -216,9 +199,6 @@ class MessageStore(ABC):
         """Create or replace the message with this id in its partition.
 
         The id determines its place, so a reader that is past this place misses it.
-
-        Raises:
-            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
@@ -260,9 +240,7 @@ class MessageStore(ABC):
     ) -> None:
         """Set the positions of these partitions only, if all of the consumer's positions still are ``unchanged``.
 
-        Raises:
-            NoQueue: the queue was deleted.
-            PositionsChanged: a position differs from ``unchanged``. None was set.
+        Otherwise raise PositionsChanged, and set none.
         """
 
     @abstractmethod
@@ -273,9 +251,6 @@ class MessageStore(ABC):
 
         A position moves only if it still is the first of the two ids (None: no position). So if two workers both
         believe that they own a partition, neither reverts the other's progress.
-
-        Raises:
-            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
@@ -291,7 +266,6 @@ STORES = {
     "database": "message_store.database.store.DatabaseStore",
     "cassandra": "message_store.cassandra.store.CassandraStore",
 }
-"""Store classes by their names in the setting ``MESSAGE_STORE``."""
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,6 @@ class StoreTransport(Transport):
         self.deployment = DEFAULT_DEPLOYMENT
 
     def queues(self, names: Collection[str]) -> dict[str, WorkQueue]:
-        """Return the existing ones of these queues by name, or all of the application's queues without names."""
         close_old_connections()
         found: list[StoredQueue] = []
         with _errors():
@@ -52,7 +51,6 @@ class StoreTransport(Transport):
         return {queue.name: WorkQueue(self, queue.name, queue.partitions, queue.created, queue) for queue in found}
 
     def read(self, queue: WorkQueue, partition: int, after: str | None, limit: int) -> Page:
-        """Return up to ``limit`` messages of a partition after this message id."""
         start = None if after is None else ids.place_after(uuid.UUID(after))
         name, deployment = queue.name, self.deployment
         new = tuple.__new__  # Message(…) would take twice the time
@@ -64,7 +62,6 @@ class StoreTransport(Transport):
         return Page(found, len(found) == limit)
 
     def progress(self, queue: WorkQueue, consumer: str, partitions: Collection[int]) -> Progress:
-        """Return the consumer's positions, and which of these partitions have messages after them."""
         with _errors():
             positions = queues.positions(queue.key, consumer)
             waiting = queues.waiting(queue.key, positions, partitions)
@@ -73,7 +70,6 @@ class StoreTransport(Transport):
     def advance_positions(
         self, queue: WorkQueue, consumer: str, moves: Mapping[int, tuple[str | None, str]]
     ) -> dict[int, str]:
-        """Move positions from one message to another, if they are unchanged. Return these positions afterwards."""
         given = {number: (None if at is None else uuid.UUID(at), uuid.UUID(to)) for number, (at, to) in moves.items()}
         with _errors():
             if store().advance_positions(queue.key, consumer, given) == given.keys():
@@ -81,7 +77,6 @@ class StoreTransport(Transport):
             return {number: at.hex for number, at in store().positions(queue.key, consumer).items()}
 
     def keep(self, message: Message, queue: str, ttl: int) -> None:
-        """Post a copy of a message to a queue, which is created if needed."""
         copy = NewMessage(message.body, 1, ttl, message.content_type)
         with _errors():
             try:
@@ -94,7 +89,6 @@ class StoreTransport(Transport):
                 raise StoreUnavailable(f"The queue {queue} was just deleted.") from error
 
     def join(self, consumer: str, worker: str, seconds: float) -> None:
-        """Add a worker with a new id. Its leases last ``seconds``."""
         with _errors():
             leases.join(self.application, consumer, uuid.UUID(worker), seconds)
 
@@ -104,22 +98,18 @@ class StoreTransport(Transport):
             leases.renew(self.application, consumer, uuid.UUID(worker))
 
     def remove_worker(self, consumer: str, worker: str, beats: int | None = None) -> bool:
-        """Remove a worker and its leases, with ``beats`` only if it has sent no further heartbeat."""
         with _errors():
             return leases.remove_worker(self.application, consumer, uuid.UUID(worker), beats)
 
     def lease_table(self, consumer: str, worker: str) -> LeaseTable:
-        """Return the workers and leases of a consumer."""
         with _errors():
             return leases.lease_table(self.application, consumer)
 
     def acquire(self, consumer: str, worker: str, partitions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Lease the free ones of these partitions to a worker. Return which of them it has."""
         with _errors():
             return leases.acquire(self.application, consumer, uuid.UUID(worker), partitions)
 
     def release(self, consumer: str, worker: str, partitions: Collection[tuple[str, int]]) -> None:
-        """Release a worker's leases of these partitions."""
         with _errors():
             leases.release(self.application, consumer, uuid.UUID(worker), partitions)
 

@@ -65,7 +65,6 @@ def _vouched(notification: Notification) -> Content:
 
 
 def _invitation(notification: Notification) -> Content:
-    """Return what the invitation says now."""
     uuid = notification.facts["invitation"]
     invitation = Invitation.objects.open().select_related("pulse_user", "inviter").filter(uuid=uuid).first()
     if invitation is None:

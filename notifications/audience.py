@@ -1,5 +1,7 @@
 """The recipients of notifications: owners by mail and in their channels, added addresses, operators.
 
+What an owner muted or deferred is in ``mutes.py`` and ``preferences.py``.
+
 Who may see a queue and its events on the pages and over the API: ``queues/access.py``.
 """
 
@@ -39,7 +41,6 @@ class Recipient(NamedTuple):
 
 
 def operators() -> list[str]:
-    """Return the addresses that get a copy of every notification."""
     return list(dict.fromkeys(normalize_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 

@@ -93,11 +93,7 @@ def _render_by_channel(batch: list[Delivery], counts: DeliveryCounts) -> dict[Ch
 
 
 def _send_to_one(channel: Channel, message: Message, deadline: float) -> bool:
-    """Send a message to its channel, and return whether it was sent; False: the time is over.
-
-    Raises:
-        ChannelFailed: the message was not delivered, for any reason.
-    """
+    """Send a message to its channel, and return False if the time is over. Raises ChannelFailed."""
     if time.monotonic() >= deadline:
         return False
     _, title, body = message

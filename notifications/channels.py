@@ -106,16 +106,13 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
 
 
 def delete_channel(channel: Channel) -> None:
-    """Delete a channel. Pending notifications to it are not sent."""
     channel.delete()
 
 
 def test_channel(channel: Channel) -> None:
     """Send a test message now, and record the result. An owner sends one at a time.
 
-    Raises:
-        accounts.access.vouching.NotVouched: the owner is not vouched.
-        ChannelFailed: the message was not delivered, or another test of the owner is running.
+    Raises ChannelFailed, also if another test of the owner is running, and NotVouched.
     """
     vouching.require_vouched(channel.owner)
     body = f"Messages about your queues arrive here.\n{settings.GUARDIAN_BASE_URL}"
@@ -129,11 +126,7 @@ def test_channel(channel: Channel) -> None:
 
 
 def send(channel: Channel, title: str, body: str) -> None:
-    """Send a message now, and record the result. It takes at most 12 seconds.
-
-    Raises:
-        ChannelFailed: the message was not delivered.
-    """
+    """Send a message now, and record the result. It takes at most 12 seconds. Raises ChannelFailed."""
     try:
         post(channel, title, body)
     except ChannelFailed as error:
@@ -145,8 +138,7 @@ def send(channel: Channel, title: str, body: str) -> None:
 def post(channel: Channel, title: str, body: str) -> None:
     """Send a message now, without using the database. The body is truncated to the service's limit.
 
-    Raises:
-        ChannelFailed: the message was not delivered.
+    Raises ChannelFailed.
     """
     try:
         sender = _sender(sealing.unseal(sealing.CHANNELS, channel.sealed_url))
@@ -167,7 +159,6 @@ def post(channel: Channel, title: str, body: str) -> None:
 
 
 def record_result(channel: Channel, error: str = "") -> None:
-    """Record that a message was delivered, or why not."""
     result: dict[str, Any] = (
         {"last_error": error[:300]} if error else {"last_error": "", "last_sent_at": timezone.now()}
     )
@@ -187,11 +178,7 @@ class _Sender(NamedTuple):
 
 
 def _sender(url: str) -> _Sender:
-    """Return the sender for this address.
-
-    Raises:
-        BadChannel: the address is malformed, or not allowed.
-    """
+    """Return the sender for this address. Raises BadChannel if the address is malformed or not allowed."""
     if len(url) > MAX_URL_LENGTH or any(character.isspace() or not character.isprintable() for character in url):
         raise BadChannel(f"An address has at most {MAX_URL_LENGTH} characters, and contains no spaces.")
     scheme = url.partition("://")[0].lower()
@@ -231,7 +218,6 @@ def _service_sender(parsed: dict[str, Any]) -> _Sender:
 
 
 def _webhook_sender(url: str) -> _Sender:
-    """Return the sender of any other https:// address, which gets a JSON object with a title and a message."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -254,7 +240,6 @@ def _webhook_sender(url: str) -> _Sender:
 
 
 def _asset() -> AppriseAsset:
-    """Return apprise's settings: Guardian's name, no images, no storage, no redirects."""
     return AppriseAsset(
         app_id="Guardian",
         app_desc="Guardian",
@@ -268,7 +253,6 @@ def _asset() -> AppriseAsset:
 
 
 def _why(attempt: public_https.Attempt) -> str:
-    """Return why a message was not delivered, and what to do."""
     status = attempt.status
     if attempt.reason or status is None:
         return attempt.reason or "nothing was sent; check the address"

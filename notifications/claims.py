@@ -57,7 +57,6 @@ class DeliveryCounts:
     failed: int = 0
 
     def __add__(self, other: "DeliveryCounts") -> "DeliveryCounts":
-        """Return the sums."""
         return DeliveryCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 

@@ -18,8 +18,6 @@ MAX_NAME_IN_SUBJECT = 80
 
 
 class Link(NamedTuple):
-    """A link, or a button."""
-
     text: str
     url: str
 
@@ -32,8 +30,6 @@ class Fact(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table about several subjects."""
-
     name: str
     cells: tuple[str, ...] = ()
     url: str = ""
@@ -51,18 +47,16 @@ class Table:
 
 
 class Why(NamedTuple):
-    """Why the recipient gets a notification, and where to change that."""
-
     text: str
     link: Link | None = None
 
 
 @dataclass(frozen=True)
 class Content:
-    """The parts of a message, in their order. ``advice`` is what the recipient can do, ``action`` the button for it.
-    ``help`` leads to the section of the documents about it.
+    """The parts of a message, in their order.
 
-    ``why`` None: the recipient owns the queue or operates this installation.
+    ``advice`` is what the recipient can do, ``action`` the button for it. ``help`` leads to the section of the
+    documents about it. Without ``why``, the recipient owns the queue or operates this installation.
     """
 
     subject: str
@@ -102,7 +96,6 @@ def subject_url(notification: "Notification") -> str:
 
 
 def operators_help(section: str) -> Link:
-    """Return the link to a section of the operators' document."""
     return Link("Help with this alarm", f"{absolute_url(reverse('help_document', args=['operators']))}#{section}")
 
 
@@ -112,7 +105,6 @@ def is_to_operator(notification: "Notification") -> bool:
 
 
 def why_added(notification: "Notification", pulse_users: Sequence[str]) -> Why:
-    """Return why an address that an owner added to these Pulse users gets a notification."""
     facts = notification.facts
     ask = f"its owners: {', '.join(facts['owners'])}" if facts.get("owners") else "an operator"
     return Why(
@@ -122,7 +114,6 @@ def why_added(notification: "Notification", pulse_users: Sequence[str]) -> Why:
 
 
 def why_owner(text: str) -> Why:
-    """Return why an owner gets a notification, with the link to the settings."""
     return Why(text, Link("Change when and where you are notified", absolute_url(reverse("settings"))))
 
 

@@ -42,7 +42,6 @@ class Notice:
 
     @property
     def ownership(self) -> Ownership:
-        """The ownership of the queue."""
         return Ownership(self.pulse_user_id, self.owner_id)
 
     @property

@@ -7,8 +7,6 @@ from notifications import channels
 
 
 class ChannelForm(Form):
-    """A new channel."""
-
     about = "channel"
     name = forms.CharField(
         max_length=channels.MAX_NAME_LENGTH, help_text="Your name for it, such as the name of the chat room."
@@ -26,8 +24,6 @@ class ChannelForm(Form):
 
 
 class QuietHoursForm(Form):
-    """The quiet hours of an owner."""
-
     about = "quiet"
     quiet_from = forms.TimeField(
         label="From",
@@ -46,7 +42,5 @@ class QuietHoursForm(Form):
 
 
 class WeeklyForm(Form):
-    """The switch of the weekly summary."""
-
     about = "weekly"
     weekly_summary = forms.BooleanField(label="Send me a summary of my queues every week", required=False)

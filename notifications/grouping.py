@@ -142,7 +142,6 @@ def brief_text(notifications: Delivery) -> str:
 
 
 def _lines(notifications: Delivery) -> list[Line]:
-    """Return the lines of a table in their order."""
     return sorted(map(_line, notifications), key=lambda one: one.rank)
 
 

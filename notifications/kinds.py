@@ -62,12 +62,10 @@ def _unregistered(notification: "Notification") -> Content:
 
 
 def choices() -> list[tuple[str, str]]:
-    """Return the names and texts of all kinds, for the model's field."""
     return [(kind.name, kind.text) for kind in _kinds.values()]
 
 
 def names() -> list[str]:
-    """Return the names of all kinds."""
     return list(_kinds)
 
 

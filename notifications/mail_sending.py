@@ -178,10 +178,8 @@ class _NotOpened(_NotSent):
 def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
     """Send a mail, and open the connection if needed. It runs in a thread, without the database.
 
-    Raises:
-        _NotOpened: the mail server is unreachable, or refuses another connection.
-        _NotSent: the mail server refuses this mail.
-        OSError: the connection was closed.
+    Raises _NotSent if the mail server refuses this mail, _NotOpened if it is unreachable or refuses another connection,
+    and OSError if the connection was closed.
     """
     try:
         connection.open()

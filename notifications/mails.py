@@ -18,15 +18,10 @@ from notifications.content import Content, Fact, Table, Why
 from notifications.models import Notification
 
 GROUP = "group"
-"""The value of X-Guardian-Kind for a message with several notifications."""
 
 
 def compose(*notifications: Notification) -> EmailMultiAlternatives:
-    """Return a mail with text and HTML: one notification, or a table of several.
-
-    Raises:
-        Obsolete: there is nothing to send any more.
-    """
+    """Return a mail with text and HTML: one notification, or a table of several. Raises Obsolete."""
     said, why = _content(notifications)
     kind = notifications[0].kind if len(notifications) == 1 else GROUP
     subject = _subject(said)
@@ -48,11 +43,7 @@ def compose(*notifications: Notification) -> EmailMultiAlternatives:
 
 
 def in_text(*notifications: Notification) -> tuple[str, str]:
-    """Return the subject and text for channels, which get only the first lines of a table.
-
-    Raises:
-        Obsolete: there is nothing to send any more.
-    """
+    """Return the subject and text for channels, which get only the first lines of a table. Raises Obsolete."""
     said, why = _content(notifications)
     text = _as_text(said, why) if len(notifications) == 1 else grouping.brief_text(notifications)
     return _subject(said), text

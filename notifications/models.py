@@ -15,8 +15,6 @@ class Notification(models.Model):
     """The outbox: one message to one recipient through one channel, kept until it is delivered."""
 
     class State(models.TextChoices):
-        """The delivery state."""
-
         DUE = "due", "to be sent"
         SENDING = "sending", "being sent"
         SENT = "sent", "sent"
@@ -56,7 +54,7 @@ class Notification(models.Model):
 
     @cached_property
     def subject(self) -> subjects.Subject | None:
-        """The current subject; None: it has no page, or no longer exists."""
+        """The current subject, or None if it has no page or no longer exists."""
         return subjects.look_up({self.about}).get(self.about)
 
 

@@ -28,7 +28,7 @@ Mutes = dict[tuple[int, str, str], set[str]]
 
 
 def topic_of(kind: Kind) -> str:
-    """Return the topic by which a kind of notification is chosen; empty: it can't be muted."""
+    """Return the topic by which a kind of notification is chosen, or an empty text if it can't be muted."""
     topic = DELETION if kind.is_final else kind.topic
     return topic if topic in TOPICS else ""
 
@@ -39,7 +39,6 @@ def muted(owner: Owner, pulse_user: PulseUser) -> set[Choice]:
 
 
 def set_muted(owner: Owner, pulse_user: PulseUser, choices: Collection[Choice]) -> None:
-    """Set what this owner does not get about the Pulse user's queues."""
     with transaction.atomic():
         Mute.objects.filter(owner=owner, pulse_user=pulse_user).delete()
         Mute.objects.bulk_create(

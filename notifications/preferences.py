@@ -17,13 +17,11 @@ def set_quiet_hours(
     until: time | Unchanged | None = UNCHANGED,
     time_zone: str | Unchanged = UNCHANGED,
 ) -> None:
-    """Set the quiet hours and their time zone; both times None: no quiet hours.
+    """Set the quiet hours and their time zone. Two times of None end the quiet hours.
 
-    Notifications that are already deferred are deferred to the end of the new quiet hours, or released.
-
-    Raises:
-        ValidationError: the time zone does not exist, one time is missing, or both are the same. The keys are
-            ``quiet_from``, ``quiet_until`` and ``time_zone``.
+    Notifications that are already deferred are deferred to the end of the new quiet hours, or released. Raises
+    ValidationError, with the keys ``quiet_from``, ``quiet_until`` and ``time_zone``, if the time zone does not exist,
+    one time is missing, or both are the same.
     """
     with transaction.atomic():
         row = Owner.objects.select_for_update(no_key=True).get(pk=owner.pk)
@@ -53,7 +51,6 @@ def _check_quiet_hours(from_: time | None, until: time | None, time_zone: str) -
 
 
 def set_weekly_summary(owner: Owner, wanted: bool) -> None:
-    """Turn this owner's weekly summary on or off."""
     owner.weekly_summary = wanted
     owner.save(update_fields=["weekly_summary"])
 

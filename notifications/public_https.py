@@ -52,7 +52,6 @@ class Attempt:
         self._lock = threading.Lock()
 
     def add_socket(self, connected: socket.socket) -> None:
-        """Close this connection when the attempt ends."""
         with self._lock:
             if self._ended:
                 connected.close()
@@ -118,12 +117,9 @@ def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def require_public_literal(host: str) -> None:
-    """Refuse a host that is a private IP address, in any notation, or a name of this machine.
+    """Raise Unreachable for a host that is a private IP address, in any notation, or a name of this machine.
 
     Other names are resolved only for a connection.
-
-    Raises:
-        Unreachable: the host is not public.
     """
     if settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE:
         return
@@ -245,16 +241,13 @@ class Client:
     RequestException = requests.RequestException
 
     def request(self, method: str, url: str, **options: Any) -> requests.Response:
-        """Send a request, and return the answer."""
         with _Session() as session:
             return session.request(method, url, **options)
 
     def get(self, url: str, **options: Any) -> requests.Response:
-        """Send a GET request, and return the answer."""
         return self.request("GET", url, **options)
 
     def post(self, url: str, data: Any = None, **options: Any) -> requests.Response:
-        """Send a POST request, and return the answer."""
         return self.request("POST", url, data=data, **options)
 
 
@@ -264,8 +257,7 @@ client = Client()
 def confine(plugin: object) -> None:
     """Make this plugin of apprise send all its requests through ``client``.
 
-    Raises:
-        KeyError: the plugin's module does not use ``requests``.
+    Raises KeyError if the plugin's module does not use ``requests``.
     """
     names = vars(sys.modules[type(plugin).__module__])
     names["requests"]  # raises KeyError

@@ -30,7 +30,6 @@ audit.watch(Channel, ("owner", "name", "service"))  # the address is a secret
 
 @receiver(signals.address_added)
 def ask_to_confirm(sender: object, address: NotificationAddress, **_: Any) -> None:
-    """Ask an added address to confirm notifications about the Pulse user's queues."""
     facts = {
         "address": str(address.uuid),
         "account": address.pulse_user.username,
@@ -41,7 +40,6 @@ def ask_to_confirm(sender: object, address: NotificationAddress, **_: Any) -> No
 
 @receiver(signals.vouch_requested)
 def ask_operators(sender: object, owner: Owner, reason: str, **_: Any) -> None:
-    """Notify the operators of an owner's request to be vouched for."""
     if recipients := audience.operators_and_staff():
         facts = {"asks": owner.email, "reason": reason}
         _enqueue(Notice(VOUCH_REQUEST, facts, recipients=recipients))
@@ -49,14 +47,12 @@ def ask_operators(sender: object, owner: Owner, reason: str, **_: Any) -> None:
 
 @receiver(signals.vouched)
 def notify_vouched(sender: object, owner: Owner, by: Owner | None, **_: Any) -> None:
-    """Notify an owner who was vouched for."""
     facts = {"by": by.email if by else ""}
     _enqueue(Notice(VOUCHED, facts, recipients=[owner.email]))
 
 
 @receiver(signals.owners_invited)
 def ask_invitees(sender: object, invitations: Sequence[Invitation], **_: Any) -> None:
-    """Ask each invitee to accept or decline."""
     _enqueue(
         *(Notice(INVITATION, {"invitation": str(one.uuid)}, recipients=[one.invitee.email]) for one in invitations)
     )
@@ -64,7 +60,6 @@ def ask_invitees(sender: object, invitations: Sequence[Invitation], **_: Any) ->
 
 @receiver(signals.invitation_answered)
 def notify_inviter(sender: object, invitation: Invitation, accepted: bool, **_: Any) -> None:
-    """Notify the inviter that an invitation was accepted or declined."""
     facts = {
         "pulse_user": invitation.pulse_user.username,
         "invitee": invitation.invitee.email,
@@ -77,7 +72,6 @@ def notify_inviter(sender: object, invitation: Invitation, accepted: bool, **_: 
 def notify_assigned(
     sender: object, pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None, **_: Any
 ) -> None:
-    """Notify owners whom an operator assigned. One message for each owner."""
     facts = {"by": by.email if by else ""}
     _enqueue(
         *(
@@ -91,7 +85,7 @@ def notify_assigned(
 def notify_of_departure(
     sender: object, owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner, **_: Any
 ) -> None:
-    """Notify the remaining owners, and those who were removed. ``by`` knows. One message for each recipient."""
+    """Notify the remaining owners, and those who were removed, but not ``by``. One message for each recipient."""
     left = [owner.email for owner in owners]
     removed = {email: [one.username for one in pulse_users] for email in left if email != by.email}
     facts = {"left": left, "by": by.email}
@@ -100,7 +94,7 @@ def notify_of_departure(
 
 @receiver(signals.owner_deactivated)
 def notify_of_deactivation(sender: object, owner: Owner, pulse_users: Sequence[PulseUser], by: Owner, **_: Any) -> None:
-    """Notify the other owners. ``by`` knows. One message for each recipient."""
+    """Notify the other owners, but not ``by``. One message for each recipient."""
     facts = {"left": [owner.email], "by": by.email, "deactivated": True}
     _enqueue(*_to_each(_names_by_owner(pulse_users, {by, owner}), facts))
 

@@ -30,12 +30,10 @@ def register(kind: str, lookup: Lookup) -> None:
 
 
 def key(kind: str, id_: int) -> str:
-    """Return the key of a subject."""
     return f"{kind} {id_}"
 
 
 def is_key(text: str) -> bool:
-    """Return whether this is the key of a subject of a registered kind."""
     return text.rpartition(" ")[0] in _lookups
 
 

@@ -7,5 +7,4 @@ from notifications import sending
 
 @shared_task
 def send_notifications() -> None:
-    """Send the notifications that are due."""
     sending.send_due()

@@ -56,7 +56,6 @@ def mutes_page(request: OwnersRequest, username: str) -> HttpResponse:
 
 
 def split_choice(text: str) -> mutes.Choice:
-    """Return the topic and the channel in the value of a checkbox."""
     topic, _, channel = text.partition(" ")
     return topic, channel
 
@@ -64,7 +63,6 @@ def split_choice(text: str) -> mutes.Choice:
 @login_required
 @require_POST
 def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Send a test message to a channel of the visitor, and show the result."""
     channel = get_object_or_404(Channel.objects.select_related("owner"), owner=request.user, uuid=uuid)
     try:
         channels.test_channel(channel)
@@ -78,7 +76,6 @@ def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
 @login_required
 @page_with_forms
 def channel_delete(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Delete a channel of the visitor after confirmation."""
     channel = get_object_or_404(Channel, owner=request.user, uuid=uuid)
     if request.method == "POST":
         channels.delete_channel(channel)

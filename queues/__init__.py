@@ -1,0 +1,1 @@
+"""The guarded queues. Begin with ``rules`` (when a queue is deleted) and ``guard`` (one pass)."""

@@ -2,8 +2,6 @@ from django.apps import AppConfig
 
 
 class QueuesConfig(AppConfig):
-    """The guarded queues."""
-
     name = "queues"
 
     def ready(self) -> None:

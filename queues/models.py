@@ -17,8 +17,6 @@ from rabbit.snapshot import length_of
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
-    """Queries for queues."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
         """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
         return visible_to(self, visitor, own_queues(visitor))
@@ -43,8 +41,6 @@ class Queue(models.Model):
         NAME = "name", "its name breaks the namespace policy"
 
     class BlockReason(models.TextChoices):
-        """Why the deletion of a queue is blocked."""
-
         BRAKE = "brake", "too many at once"
         SETTINGS = "settings", "new settings or new broker"
 
@@ -184,7 +180,7 @@ class Queue(models.Model):
 
     @property
     def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None where either is unknown."""
+        """Ready plus unacknowledged messages, or None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
 
 
@@ -206,8 +202,6 @@ class QueueEvent(models.Model):
     """An event in the life of a queue. It is kept when the queue's row is deleted."""
 
     class Kind(models.TextChoices):
-        """The kinds of event."""
-
         WARNED = "warned", "reached its warning threshold"
         RECOVERED = "recovered", "back to normal"
         DELETABLE = "condemned", "over its deletion limit"
@@ -243,8 +237,6 @@ class QueueEvent(models.Model):
 
 
 class ArchiveQuerySet(models.QuerySet["Archive"]):
-    """Queries for archives."""
-
     def seen_by(self, visitor: Owner | AnonymousUser) -> "ArchiveQuerySet":
         """Return the kept archives that this visitor may see: all for an operator, their own for an owner."""
         return visible_to(self.filter(state=Archive.State.KEPT), visitor, own_archives(visitor))
@@ -254,8 +246,6 @@ class Archive(models.Model):
     """The messages of a queue that was deleted, purged or fetched to be deleted, kept for its owners for a while."""
 
     class Reason(models.TextChoices):
-        """Why the messages were archived."""
-
         LENGTH = "length", "over its deletion limit"
         NAME = "name", "deleted for its name"
         PULSE_USER = "account", "deleted with its Pulse user"
@@ -328,8 +318,6 @@ class Replay(models.Model):
     """The publication of an archive's messages to a queue or an exchange. A task carries it out in steps."""
 
     class State(models.TextChoices):
-        """The states of a replay."""
-
         RUNNING = "running", "running"
         DONE = "done", "done"
         STOPPED = "stopped", "stopped"
@@ -362,7 +350,6 @@ class Replay(models.Model):
 
     @property
     def total(self) -> int:
-        """The number of messages to send."""
         return self.last - self.first + 1
 
 

@@ -26,5 +26,4 @@ removal.register_queue_deleter(destroying.delete_queue_of_pulse_user)
 
 @receiver(signals.pulse_user_removed)
 def forget_queues(sender: object, pulse_user: PulseUser, **_: Any) -> None:
-    """Record that the Pulse user's queues are gone."""
     tombstones.forget_queues_of(pulse_user)

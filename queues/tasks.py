@@ -22,23 +22,19 @@ def delete_queues() -> None:
 
 @shared_task
 def replay_archives() -> None:
-    """Carry out the replays that are running."""
     replay.run_due()
 
 
 @shared_task
 def prune() -> None:
-    """Delete old rows."""
     pruning.prune()
 
 
 @shared_task
 def count_consumers() -> None:
-    """Count the consumers of the guarded queues."""
     consumer_health.count_consumers()
 
 
 @shared_task
 def tell_the_week() -> None:
-    """Enqueue the weekly summaries that are due."""
     weekly.enqueue_weekly_summaries()

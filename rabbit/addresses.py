@@ -13,10 +13,7 @@ _SEPARATOR = re.compile(r"\s*,\s*(?=[a-zA-Z][a-zA-Z0-9+.-]*://)")
 
 
 def split_addresses(setting: str) -> list[str]:
-    """Return the addresses in a setting, without trailing slashes; none if it is empty.
-
-    Only a comma before the next ``scheme://`` separates addresses.
-    """
+    """Return the addresses in a setting, without trailing slashes. Only a comma before ``scheme://`` separates them."""
     return [address.rstrip("/") for address in _SEPARATOR.split(setting.strip()) if address]
 
 
@@ -48,7 +45,7 @@ class Addresses:
         return len(self) > 1 and address not in self._checked
 
     def conflict(self, address: str, cluster: str) -> str:
-        """Record the cluster at an address: its id or its name. Return why it can't be used; empty: it can.
+        """Record the id or name of the cluster at an address. Return why it can't be used, or an empty text if it can.
 
         An address that was used before can still be used: its cluster was renamed.
         """
@@ -72,12 +69,10 @@ def are_two(cluster: str, other: str) -> bool:
 
 
 def two_clusters(address: str, other: str) -> str:
-    """Return the text for addresses of two clusters in one setting."""
     return f"{without_credentials(other)} leads to another cluster than {without_credentials(address)}"
 
 
 def without_credentials(address: str) -> str:
-    """Return an address without its user and its password."""
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 

@@ -55,7 +55,7 @@ class DeclareOk(NamedTuple):
 
     @classmethod
     def after(cls, answer: Any, seconds: float) -> "DeclareOk | None":
-        """Return py-amqp's answer; None: it took ``seconds``, and the queue's leader may not have answered."""
+        """Return py-amqp's answer, or None if it took ``seconds``: the queue's leader may not have answered."""
         if not answer.message_count and seconds >= LEADER_TIMEOUT_SECONDS:
             return None
         return cls(answer.message_count, answer.consumer_count)
@@ -65,10 +65,9 @@ class Session:
     """A channel in one vhost, for one thread. The first request opens it, and the next one after an error reopens it.
 
     ``amqp_url`` is ``amqp://user:password@host:port``, or several, separated by commas, of nodes of one cluster: the
-    first that accepts the connection is used. ``seconds`` is the timeout for opening it, and for each answer;
-    a deletion may take longer, unless a deadline applies.
-    Every request raises a ``BrokerError``: ``NotOnBroker`` (the vhost or the thing does not exist, or its node is
-    down), ``Refused``, or ``BrokerUnavailable``, if there is no answer in time.
+    first that accepts the connection is used. ``seconds`` is the timeout for opening it, and for each answer; a
+    deletion may take longer, unless a deadline applies. ``NotOnBroker`` also says that the vhost does not exist or that
+    the queue's node is down.
     """
 
     def __init__(self, amqp_url: str, vhost: str, seconds: float = TIMEOUT_SECONDS) -> None:
@@ -79,7 +78,7 @@ class Session:
         self._channel: Any = None
 
     def declare_passively(self, name: str) -> DeclareOk | None:
-        """Return a queue's ready messages and consumers; None: reported as empty, but its leader may not have answered.
+        """Return a queue's ready messages and consumers, or None if its leader may not have answered.
 
         The user needs access to the vhost; on RabbitMQ 4.3 also a permission on the queue.
         """
@@ -91,10 +90,8 @@ class Session:
     def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
         """Delete a queue, and return how many ready messages it had. A queue that does not exist counts as deleted.
 
-        The broker checks the conditions without a race, but only for classic queues.
-
-        Raises:
-            Refused: a condition doesn't hold, or the queue is exclusive to a live connection.
+        The broker checks the conditions without a race, but only for classic queues. It raises Refused if one doesn't
+        hold, or if the queue is exclusive to a live connection.
         """
         channel = self._open_channel()
         with self.time_for_deletion():
@@ -106,18 +103,12 @@ class Session:
         return int(self.request(lambda: channel.queue_purge(name)))
 
     def declare_exchange_passively(self, name: str) -> None:
-        """Check that an exchange exists."""
         if len(name.encode()) > MAX_NAME_BYTES:
             raise NotOnBroker(f"vhost '{self.vhost}': no exchange has a name of more than {MAX_NAME_BYTES} bytes")
         channel = self._open_channel()
         self.request(lambda: channel.exchange_declare(name, "", passive=True))
 
     def delete_exchange(self, name: str) -> None:
-        """Delete an exchange.
-
-        Raises:
-            NotOnBroker: it does not exist.
-        """
         self.declare_exchange_passively(name)  # the deletion of an exchange that does not exist succeeds, too
         channel = self._open_channel()
         self.request(lambda: channel.exchange_delete(name))
@@ -165,7 +156,6 @@ class Session:
         return self._connection is not None
 
     def close(self) -> None:
-        """Close the connection without waiting for the broker."""
         if self._connection is not None:
             self._connection.collect()
         self._connection = self._channel = None
@@ -253,7 +243,6 @@ class Sessions:
         self._sessions: dict[tuple[int, str], Session] = {}
 
     def of(self, vhost: str) -> Session:
-        """Return this thread's session in a vhost."""
         key = (threading.get_ident(), vhost)
         if key not in self._sessions:
             self._sessions[key] = Session(self._amqp_url, vhost, self._seconds)
@@ -297,7 +286,7 @@ def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueN
 
 
 def cluster_of(connection: amqp.Connection) -> str:
-    """Return the name of the cluster at an open connection; empty: it has none."""
+    """Return the name of the cluster at an open connection, or an empty text if it has none."""
     # py-amqp sets this attribute when the broker's first frame arrives.
     properties = getattr(connection, "server_properties", None) or {}
     return str(properties.get("cluster_name", ""))

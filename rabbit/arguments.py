@@ -24,7 +24,6 @@ REGISTERED_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     "x-dead-letter-exchange": "",
     "x-dead-letter-routing-key": DEAD_LETTER_QUEUE,
 }
-"""The arguments of every subscription and consumer queue."""
 
 DEAD_LETTER_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",
@@ -32,7 +31,6 @@ DEAD_LETTER_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     "x-max-length": REGISTERED_MAX_LENGTH,
     "x-overflow": "drop-head",  # the newest messages are the most useful for finding the cause
 }
-"""The arguments of the dead-letter queue in an agents' vhost."""
 
 
 def of_type(queue_type: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

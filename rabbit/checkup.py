@@ -12,7 +12,6 @@ TIMEOUT_SECONDS = 4.0
 """For the connection and for each answer."""
 
 PROBE_QUEUE = "guardian.doctor"
-"""A queue that does not exist."""
 
 
 class ServerProperties(NamedTuple):
@@ -24,11 +23,7 @@ class ServerProperties(NamedTuple):
 
 
 def server_properties(amqp_url: str) -> ServerProperties:
-    """Return the properties of the broker at an address. The login may fail.
-
-    Raises:
-        OSError: there is no answer, or it is not AMQP.
-    """
+    """Return the properties of the broker at an address. The login may fail. Raises OSError if this isn't AMQP."""
     connection = new_connection(amqp_url, "/", TIMEOUT_SECONDS)
     try:
         with suppress(amqp.AMQPError):
@@ -46,9 +41,7 @@ def server_properties(amqp_url: str) -> ServerProperties:
 def check_vhost(amqp_url: str, vhost: str) -> None:
     """Connect to a vhost and declare a queue there passively, like the recheck before a deletion.
 
-    Raises:
-        OSError: there is no answer.
-        amqp.AMQPError: the broker refuses the login or the request.
+    Raises OSError if there is no answer, and amqp.AMQPError if the broker refuses the login or the request.
     """
     connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
     try:

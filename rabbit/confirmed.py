@@ -27,8 +27,6 @@ KEY_HEADER = "x-guardian-replay"
 
 
 class Outcome(Enum):
-    """The broker's answer to a message."""
-
     CONFIRMED = "confirmed"
     REJECTED = "rejected"
     """By a full queue."""
@@ -41,7 +39,7 @@ class ConfirmChannel:
 
     ``key_of`` returns the key of a returned message, given its routing key and the message. ``outcomes`` has the
     outcome of each message that the broker answered, by its key. ``blocked_since`` is the monotonic time since when the
-    broker blocks the connection, as it does under a resource alarm; infinity: it does not.
+    broker blocks the connection, as it does under a resource alarm, or infinity.
     """
 
     def __init__(self, session: Session, key_of: Callable[[str, Any], str]) -> None:
@@ -61,7 +59,6 @@ class ConfirmChannel:
 
     @property
     def frame_max(self) -> int:
-        """The largest frame in bytes."""
         return int(self._channel.connection.frame_max)
 
     def publish(self, key: str, message: amqp.Message, exchange: str, routing_key: str) -> None:
@@ -105,13 +102,9 @@ class ConfirmedPublisher:
         self._channel = ConfirmChannel(session, key_of=lambda _, message: message.headers[KEY_HEADER])
 
     def publish(self, messages: Mapping[str, Fetched], exchange: str, routing_key: str | None = None) -> dict[str, str]:
-        """Publish messages by key, and return why each that no queue took was not taken.
+        """Publish messages by key, and return by key why a message reached no queue.
 
-        ``routing_key`` replaces those of the messages.
-
-        Raises:
-            BrokerUnavailable: the broker does not answer in time. Some of the messages may have arrived.
-            BrokerError: the broker refuses.
+        ``routing_key`` replaces those of the messages. After BrokerUnavailable some of the messages may have arrived.
         """
         too_long = self._session.request(lambda: [key for key in messages if self._is_too_long(messages[key])])
         self._channel.outcomes.clear()

@@ -37,12 +37,11 @@ def limit(seconds: float, *, renewed: bool = False) -> Iterator[None]:
 
 
 def is_limited() -> bool:
-    """Return whether a limit applies."""
     return _limit.get() is not None
 
 
 def seconds_left(timeout: float) -> float:
-    """Return the seconds that the next request may take: the client's timeout or less; 0: the limit is over."""
+    """Return the seconds that the next request may take: at most the client's timeout, or 0 if the limit is over."""
     current = _limit.get()
     if current is None:
         return timeout
@@ -53,7 +52,6 @@ def seconds_left(timeout: float) -> float:
 
 
 def record_answer() -> None:
-    """Record that the broker answered."""
     current = _limit.get()
     if current is not None and current.renewed:
         current.until = time.monotonic() + current.seconds

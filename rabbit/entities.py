@@ -13,7 +13,7 @@ class Vhost(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """A binding from the exchange ``source`` (empty: the default exchange) to a queue or an exchange."""
+    """A binding to a queue or an exchange. An empty ``source`` is the default exchange."""
 
     source: str
     vhost: str
@@ -25,8 +25,6 @@ class Binding(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """An exchange as listed."""
-
     name: str
     vhost: str
     type: str
@@ -36,8 +34,6 @@ class Exchange(NamedTuple):
 
 
 class User(NamedTuple):
-    """A RabbitMQ user."""
-
     name: str
     tags: frozenset[str]
 
@@ -55,7 +51,7 @@ class Client(NamedTuple):
     """A connection in the list of all connections, which lags by 5 s.
 
     ``protocol`` is the broker's name for it, such as "Web STOMP 1.2" or "AMQP 0-9-1". ``given_name`` is the
-    ``connection_name`` in the client's properties; empty: none.
+    ``connection_name`` in the client's properties, or empty.
     """
 
     user: str
@@ -87,7 +83,7 @@ class QueueRates(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node of the cluster. Figures are in bytes; None: the node is stopped, or has just started.
+    """A node of the cluster. Figures are in bytes, or None if the node is stopped or has just started.
 
     ``fd_used`` and ``fd_total`` are file descriptors, ``uptime`` is seconds. ``partitions`` are the nodes that this
     node has lost contact with.

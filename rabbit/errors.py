@@ -8,8 +8,6 @@ MAX_REASON_LENGTH = 300
 
 
 class BrokerError(Exception):
-    """A request to the broker failed."""
-
     def __init__(self, text: str) -> None:
         # PostgreSQL can't store a NUL from the broker's answer.
         super().__init__(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
@@ -19,7 +17,7 @@ class BrokerUnavailable(BrokerError):
     """The broker did not answer, or answered 5xx. It may have executed the request, so retry later.
 
     ``timed_out``: the request was sent, and the answer timed out. ``never_reached``: there was no connection, so the
-    request was not executed. ``status`` is the HTTP status; 0: there was no answer.
+    request was not executed. ``status`` is the HTTP status, or 0 without an answer.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False, status: int = 0) -> None:
@@ -36,7 +34,7 @@ class NodeDown(BrokerUnavailable):
 class Refused(BrokerError):
     """The broker refused with 401, 403 or another 4xx, or with a 500 without a reason. A retry does not help.
 
-    ``status`` is the HTTP status; 0: the request was not sent. ``reason`` is the broker's.
+    ``status`` is the HTTP status, or 0 if the request was not sent. ``reason`` is the broker's.
     """
 
     def __init__(self, text: str, *, status: int, reason: str) -> None:
@@ -52,8 +50,8 @@ class ConnectionLimit(Refused):
 class InequivalentArguments(Refused):
     """The queue or exchange exists with other arguments, durability or auto-deletion.
 
-    ``argument`` is the one that differs, ``found`` its value on the broker, ``wanted`` the value in the request. None:
-    the value is not set, or the broker doesn't name it.
+    ``argument`` is the one that differs, ``found`` its value on the broker, ``wanted`` the value in the request. Both
+    are None if the value is not set or the broker doesn't name it.
     """
 
     def __init__(self, text: str, *, status: int, reason: str) -> None:

@@ -27,9 +27,6 @@ class FailoverClient:
     """An HTTP client of one broker at one or several addresses, for many threads.
 
     ``setting`` has the addresses, and ``read`` returns the server at one. The options are those of ``PooledClient``.
-
-    Raises:
-        ValueError: an address is invalid.
     """
 
     def __init__(self, setting: str, read: Callable[[str], Server], **options: Any) -> None:
@@ -43,12 +40,10 @@ class FailoverClient:
 
     @property
     def number(self) -> int:
-        """The number of addresses."""
         return len(self._servers)
 
     @property
     def where(self) -> str:
-        """The addresses without credentials."""
         return ", ".join(self._servers[address].base for address in self._in_turn())
 
     def of_each(self) -> dict[str, "FailoverClient"]:
@@ -56,7 +51,6 @@ class FailoverClient:
         return {address: self.at(address) for address in self._in_turn()}
 
     def at(self, address: str) -> "FailoverClient":
-        """Return a client of this address alone."""
         one = copy(self)
         one._only = address
         return one
@@ -72,9 +66,7 @@ class FailoverClient:
     ) -> Answer:
         """Send an idempotent request to the first address that can be reached and accepts the login.
 
-        Raises:
-            NoAnswer: no address can be reached, or an answer timed out.
-            TooLarge: the answer's body is too large.
+        Raises NoAnswer if no address can be reached or an answer timed out, and TooLarge.
         """
         failures: list[NoAnswer] = []
         refusal: Answer | None = None
@@ -99,7 +91,7 @@ class FailoverClient:
         raise _all_failed(failures)
 
     def cluster_ids(self) -> dict[str, str]:
-        """Return the id of the cluster at each address; empty: there is no answer."""
+        """Return the id of the cluster at each address. It is empty without an answer."""
         ids = {}
         for address in self._in_turn():
             try:
@@ -109,7 +101,6 @@ class FailoverClient:
         return ids
 
     def close(self) -> None:
-        """Close all connections."""
         for client in self._clients.values():
             client.close()
 
@@ -117,7 +108,6 @@ class FailoverClient:
         return self._addresses.in_turn() if self._only is None else [self._only]
 
     def move_past(self, address: str) -> None:
-        """Begin with the next address from now on, because this one failed."""
         if self._only is None:
             self._addresses.move_past(address)
 
@@ -141,7 +131,7 @@ class FailoverClient:
             raise NoAnswer(conflict, never_reached=True, is_another_cluster=True)
 
     def _cluster_id(self, address: str) -> str:
-        """Return the id of the cluster at an address; empty: another answer, such as a refusal."""
+        """Return the id of the cluster at an address. It is empty for another answer, such as a refusal."""
         answer = self._send(address, "GET", f"/api/global-parameters/{CLUSTER_ID}", None, None)
         try:
             return str(orjson.loads(answer.body)["value"]) if answer.status == 200 else ""

@@ -110,13 +110,12 @@ class Fetch:
 
     @property
     def _broker_version(self) -> tuple[int, ...]:
-        """The broker's major and minor version; empty: unknown."""
+        """The broker's major and minor version, empty if unknown."""
         version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
         return tuple(int(part) for part in version.groups()) if version else ()
 
     @property
     def fetched(self) -> int:
-        """The number of messages that this channel holds."""
         return self.kept + self.excess
 
     @property
@@ -125,7 +124,7 @@ class Fetch:
         return self.fetched > 0 and self.delivery_limit is not None and self._broker_version < NACK_IS_NO_DELIVERY
 
     def declare_passively(self) -> DeclareOk | None:
-        """Return the ready messages and consumers of the queue; None: its leader may not have answered."""
+        """Return the ready messages and consumers of the queue, or None if its leader may not have answered."""
         began = time.monotonic()
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
         if self._is_classic:

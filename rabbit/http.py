@@ -65,9 +65,6 @@ class PooledClient:
     ``base`` is ``http://host:port`` or ``https://…``; ``credentials`` are a user and a password. All timeouts are
     seconds: ``read_timeout`` limits each read, ``answer_timeout`` a whole answer. ``max_bytes`` limits its body.
     Proxies named in the environment are not used: they would see every password.
-
-    Raises:
-        ValueError: the host's name is invalid.
     """
 
     def __init__(
@@ -99,11 +96,7 @@ class PooledClient:
     ) -> Answer:
         """Send an idempotent request and return its answer. Retry once, on a fresh connection, if its connection dies.
 
-        ``target`` is the path and the query, percent-encoded; it is sent as it is.
-
-        Raises:
-            NoAnswer: there is no complete answer.
-            TooLarge: the answer's body is too large.
+        ``target`` is the path and the query, percent-encoded; it is sent as it is. Raises NoAnswer and TooLarge.
         """
         request = self._pooled.build_request(
             method,
@@ -135,7 +128,6 @@ class PooledClient:
             raise NoAnswer(f"the connection was cut, or HTTP isn't spoken there ({error})") from error
 
     def close(self) -> None:
-        """Close all connections. No request can be sent afterwards."""
         self._pooled.close()
 
     def _new_client(self) -> httpx.Client:

@@ -26,11 +26,7 @@ class NodeMemory(NamedTuple):
 
 
 def of_nodes(management: Management) -> dict[str, NodeMemory]:
-    """Return the memory of the running nodes that report it.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the memory of the running nodes that report it."""
     return {
         node.name: NodeMemory(node.mem_used, node.mem_limit)
         for node in management.nodes()
@@ -42,9 +38,6 @@ def of_queues(management: Management, vhosts: Sequence[str] | None) -> dict[Queu
     """Return the bytes of memory that each queue's process and its messages hold. They lag by 5 s or more.
 
     It takes one request, which costs the broker the statistics of all queues: in one vhost, or in all of them.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     vhost = vhosts[0] if vhosts is not None and len(vhosts) == 1 else None
     rows = management.list_queues(vhost, {"columns": COLUMNS})

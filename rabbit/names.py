@@ -47,11 +47,7 @@ class NameKind(Enum):
 
 
 def check_user_name(name: str) -> None:
-    """Check that a name is valid for a Pulse user. Neither trim it nor fold its case.
-
-    Raises:
-        InvalidUserName: it is not valid.
-    """
+    """Raise InvalidUserName unless a name is valid for a Pulse user. Neither trim it nor fold its case."""
     if _USER_NAME.fullmatch(name):
         return
     if not name:
@@ -69,41 +65,37 @@ def check_user_name(name: str) -> None:
 
 
 def queue_prefix(user: str) -> str:
-    """Return the prefix of this Pulse user's queue names."""
     return f"queue/{user}/"
 
 
 def exchange_prefix(user: str) -> str:
-    """Return the prefix of this Pulse user's exchange names."""
     return f"exchange/{user}/"
 
 
 def user_of_queue(name: str) -> str | None:
-    """Return the Pulse user in a queue's name, whether that user exists or not. None: the name has none."""
+    """Return the Pulse user in a queue's name, whether that user exists or not, or None."""
     match = _OWNED_QUEUE.match(name)
     return match[1] if match is not None else None
 
 
 def user_of_exchange(name: str) -> str | None:
-    """Return the Pulse user in an exchange's name, whether that user exists or not. None: the name has none."""
+    """Return the Pulse user in an exchange's name, whether that user exists or not, or None."""
     match = _OWNED_EXCHANGE.match(name)
     return match[1] if match is not None else None
 
 
 def kind_of_queue(name: str) -> NameKind:
-    """Return how a queue is named."""
     return _kind(name, own=_OWNED_QUEUE, others=_OWNED_EXCHANGE)
 
 
 def kind_of_exchange(name: str) -> NameKind:
-    """Return how an exchange is named."""
     if not name:
         return NameKind.SYSTEM
     return _kind(name, own=_OWNED_EXCHANGE, others=_OWNED_QUEUE)
 
 
 def subscription_queue(subscription: str, offering: str, object_type: str) -> str:
-    """Return the name of a subscription's queue for an offering and a type. The first two are UUIDs in hex."""
+    """Return the name of a subscription's queue. The subscription and the offering are UUIDs in hex."""
     return f"subscription_{subscription}_offering_{offering}_{object_type}"
 
 
@@ -118,7 +110,6 @@ def consumer_queue(consumer: str) -> str:
 
 
 def is_agents_queue(name: str) -> bool:
-    """Return whether a queue's name begins like that of a registered queue."""
     return _AGENTS_QUEUE.match(name) is not None
 
 

@@ -38,7 +38,7 @@ class BrokerPolicy(NamedTuple):
 
 
 class LengthLimit(NamedTuple):
-    """The broker's limits of a queue: messages, and bytes of their bodies; None: no limit."""
+    """The broker's limits of a queue: messages, and bytes of their bodies. None is no limit."""
 
     messages: int | None
     size: int | None
@@ -89,7 +89,7 @@ def effective(policies: Iterable[BrokerPolicy], name: str, type_: str) -> Mappin
 def length_limit(
     arguments: Mapping[str, Any], policy: Mapping[str, Any], operator_policy: Mapping[str, Any]
 ) -> LengthLimit | None:
-    """Return the limits that apply to a queue; None: the broker does not limit it.
+    """Return the limits that apply to a queue, or None if the broker does not limit it.
 
     The lowest number applies, wherever it is set. For the overflow behaviour an argument precedes a policy.
     """

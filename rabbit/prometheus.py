@@ -87,8 +87,6 @@ class QueueFields(Protocol):
 
 
 class StoredRow(QueueFields, Protocol):
-    """A stored row of a queue."""
-
     @property
     def misses(self) -> int:
         """The number of consecutive lists that lacked it."""
@@ -117,8 +115,7 @@ class NodeMetrics(NamedTuple):
 def parse_metrics(text: str) -> NodeMetrics:
     """Parse a page of ``/metrics/detailed?family=queue_coarse_metrics``.
 
-    Raises:
-        MalformedResponse: the page is incomplete, or not RabbitMQ's.
+    Raises MalformedResponse if the page is incomplete or not RabbitMQ's.
     """
     ready, unacknowledged = (SAMPLES[name].findall(text) for name in (READY, UNACKNOWLEDGED))
     # The node's name comes last, so a page that has it is complete.
@@ -158,9 +155,6 @@ class Endpoint:
 
     ``url`` is ``http://host:15692``, with ``user:password@`` if a proxy needs it. For the other parameters see
     ``Management``.
-
-    Raises:
-        ValueError: the URL is invalid.
     """
 
     def __init__(
@@ -187,12 +181,7 @@ class Endpoint:
         )
 
     def read(self, vhosts: Sequence[str] = ()) -> NodeMetrics:
-        """Return this node's metrics of the queues in these vhosts; without any, in all vhosts.
-
-        Raises:
-            BrokerUnavailable: the node doesn't answer.
-            MalformedResponse: the answer is incomplete, or not RabbitMQ's.
-        """
+        """Return this node's metrics of the queues in these vhosts; without any, in all vhosts."""
         query = "".join(f"&vhost={quote(vhost, safe='')}" for vhost in vhosts)
         outcome: Literal["ok", "failed", "away"] = "away"
         began = time.perf_counter()
@@ -254,11 +243,8 @@ class Scrape(NamedTuple):
         lengths are newer than the metrics, and stay.
 
         A queue keeps its stored fields if its name is ambiguous, if two nodes report it, or if it exists without
-        metrics. A queue that never has metrics is looked up if the last list lacked it.
-
-        Raises:
-            ListNeeded: too many queues are new or missing.
-            BrokerError: a queue could not be looked up.
+        metrics. A queue that never has metrics is looked up if the last list lacked it. Raises ListNeeded if too many
+        queues are new or missing.
         """
         new = {
             key for key in self.depths.keys() - stored.keys() if all(map(is_amqp_name, key)) and not is_ignored(*key)
@@ -325,9 +311,6 @@ class Prometheus:
     ``urls`` are the endpoints. Without any, the management API's list of listeners has their ports and nodes. Their
     host is then the node's host name, or ``host`` if the cluster has one node. For the other parameters see
     ``Management``.
-
-    Raises:
-        ValueError: a URL is invalid.
     """
 
     def __init__(
@@ -357,12 +340,7 @@ class Prometheus:
         *,
         keep_stored_lengths: bool = False,
     ) -> Snapshot:
-        """Return a snapshot of these vhosts (None: of all vhosts) from the nodes' metrics. See ``Scrape.to_snapshot``.
-
-        Raises:
-            ListNeeded: too many queues are new or missing.
-            BrokerError: a node has no metrics, or the management API doesn't answer.
-        """
+        """Return a snapshot of these vhosts, or of all, from the nodes' metrics. See ``Scrape.to_snapshot``."""
         scrape = self.scrape(management, vhosts, between_requests)
         return scrape.to_snapshot(
             management, stored, is_ignored, between_requests, keep_stored_lengths=keep_stored_lengths
@@ -374,13 +352,7 @@ class Prometheus:
         vhosts: Sequence[str] | None,
         between_requests: Callable[[], None] = lambda: None,
     ) -> Scrape:
-        """Fetch every running node's metrics of these vhosts (None: of all vhosts).
-
-        Call ``between_requests`` between two requests.
-
-        Raises:
-            BrokerError: a node has no metrics, or the management API doesn't answer.
-        """
+        """Fetch every running node's metrics of these vhosts, or of all. Call ``between_requests`` between two."""
         listed_nodes = management.nodes()
         nodes, down = members_of(listed_nodes)
         between_requests()
@@ -410,7 +382,6 @@ class Prometheus:
         return Scrape(depths, nodes, down, seconds, alarms_of(listed_nodes))
 
     def _find(self, management: Management, nodes: frozenset[str]) -> list[str]:
-        """Return the URLs of these nodes' endpoints from the management API."""
         found_for, found = self._found
         if found_for == nodes:
             return found

@@ -65,14 +65,10 @@ MAX_UNCONFIRMED_BYTES = 4 * 1024 * 1024
 
 
 class Result(Enum):
-    """The outcome of publishing to one queue."""
-
     DELIVERED = "delivered"
-    """The queue has the message."""
     REJECTED = "rejected"
     """The queue is full. With ``reject-publish-dlx`` the message is in the dead-letter queue."""
     UNREACHABLE = "unreachable"
-    """The queue's node is down."""
     GONE = "gone"
     """The queue or the vhost does not exist, or Guardian may not publish there."""
 
@@ -111,8 +107,6 @@ class OutcomeUnknown(BrokerUnavailable):
 
 
 class NotPublished(BrokerUnavailable):
-    """There was no connection to the broker, so nothing was published."""
-
     def __init__(self, text: str) -> None:
         super().__init__(text, never_reached=True)
 
@@ -133,9 +127,6 @@ class Publisher:
     trips, including the closing of another connection. With 32 connections and two cores, a call reached 500 vhosts in
     2 s on the broker's machine, in 3 s at 10 ms a round trip, and in 4 s at 20 ms. At 100 ms it reached 180 in 5 s. The
     outcome of the remaining vhosts is unknown. Each call has a random order, so that later calls reach them.
-
-    Raises:
-        ValueError: the URL is invalid.
     """
 
     def __init__(
@@ -167,17 +158,14 @@ class Publisher:
 
     @property
     def connections(self) -> int:
-        """The number of open connections."""
         with self._changed:
             return self._open
 
     def publish(self, queues: Iterable[QueueName], message: Message) -> dict[QueueName, Result]:
         """Publish a message to each of these queues, and return the outcomes.
 
-        Raises:
-            OutcomeUnknown: some queues may have the message.
-            NotPublished: the broker can't be reached, or all connections are busy.
-            Refused: the broker refuses the login; nothing was published.
+        Raises OutcomeUnknown if some queues may have the message, and NotPublished if none has it because the broker
+        can't be reached or all connections are busy.
         """
         names: dict[str, list[str]] = {}
         for vhost, name in dict.fromkeys(queues):
@@ -201,7 +189,6 @@ class Publisher:
         return sorted(order, key=lambda vhost: vhost not in connected)
 
     def close(self) -> None:
-        """Close the unused connections."""
         self._close_unused(since=float("inf"))
 
     def _publish_in(self, vhost: str, names: Sequence[str], call: "_Call") -> None:
@@ -262,10 +249,7 @@ class Publisher:
     def _acquire(self, vhost: str, until: float) -> "_Connection":
         """Return a connection to this vhost for this thread alone: from the pool, or a new one.
 
-        Raises:
-            _VhostRefused: there is no such vhost, or the user may not connect to it.
-            NotPublished: the broker can't be reached in time, or all connections stay busy.
-            Refused: the broker refuses the login.
+        Raises _VhostRefused, or NotPublished if the broker can't be reached in time or all connections stay busy.
         """
         pooled, evicted = self._reserve(vhost, until)
         try:
@@ -375,7 +359,7 @@ class Publisher:
 
 
 class _Failure(NamedTuple):
-    """Why a vhost's queues don't all have the message. ``error`` None: some may have it."""
+    """Why a vhost's queues don't all have the message. Without an ``error``, some may have it."""
 
     why: str
     error: BrokerError | None
@@ -416,7 +400,6 @@ class _Call:
         return not self._is_over and time.monotonic() < self.until
 
     def has_more(self) -> bool:
-        """Return whether more vhosts are to begin."""
         return self._remaining_vhosts > 0 and not self._is_over
 
     def fail(self, failure: "_Failure", *, everywhere: bool) -> None:
@@ -448,11 +431,6 @@ class _Connection:
     """A session with a channel in confirm mode. One thread uses it at a time."""
 
     def __init__(self, session: Session, blocked_seconds: float) -> None:
-        """Open the connection.
-
-        Raises:
-            BrokerError: it can't be opened.
-        """
         self.vhost = session.vhost
         self.unused_since = 0.0
         self._session = session
@@ -468,12 +446,7 @@ class _Connection:
         return True
 
     def publish(self, names: Sequence[str], call: _Call, should_yield: Callable[[], bool]) -> None:
-        """Publish to each of these queues, and record the outcomes in the call.
-
-        Raises:
-            _VhostRefused: the user may not publish here.
-            _Unconfirmed: a message was sent, but not confirmed.
-        """
+        """Publish to each of these queues, and record the outcomes. Raises _VhostRefused and _Unconfirmed."""
         sent = call.message
         message = amqp.Message(
             sent.body,
@@ -515,7 +488,6 @@ class _Connection:
                 raise _Unconfirmed(TIMED_OUT)
 
     def close(self, until: float = math.inf) -> None:
-        """Close the connection by AMQP's handshake."""
         left = until - time.monotonic()
         if left > 0:
             self._session.disconnect(min(left, CLOSE_SECONDS))

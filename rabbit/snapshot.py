@@ -39,7 +39,6 @@ TYPES_WITHOUT_LENGTH = (STREAM, MQTT_QOS_0)
 """Queue types without a length: readers remove nothing from a stream."""
 
 UNKNOWN_TYPE = "unknown"
-"""The queue type of a row that has none."""
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 """Parameters of the cheapest complete list with lengths.
@@ -76,12 +75,12 @@ class ListedName(NamedTuple):
 
 
 def length_of(ready: int | None, unacknowledged: int | None) -> int | None:
-    """Return a queue's length: ready plus unacknowledged messages. None if either is unknown: unknown is not 0."""
+    """Return ready plus unacknowledged messages, or None if either is unknown: unknown is not 0."""
     return None if ready is None or unacknowledged is None else ready + unacknowledged
 
 
 class ListedQueue(NamedTuple):
-    """A queue as listed. ``ready`` and ``unacknowledged`` are messages; None: the broker doesn't report them."""
+    """A queue as listed. ``ready`` and ``unacknowledged`` are messages, or None if the broker doesn't report them."""
 
     vhost: str
     name: str
@@ -95,7 +94,6 @@ class ListedQueue(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
 
 
@@ -134,12 +132,10 @@ class Snapshot(NamedTuple):
 def take(
     management: Management, vhosts: Sequence[str] | None, between_requests: Callable[[], None] = lambda: None
 ) -> Snapshot:
-    """List the queues of these vhosts; None: of all vhosts. Call ``between_requests`` between two requests.
+    """List the queues of these vhosts, or of all. Call ``between_requests`` between two requests.
 
-    The snapshot names each vhost that could not be listed. A vhost that does not exist counts as listed and empty.
-
-    Raises:
-        BrokerError: no vhost could be listed.
+    The snapshot names each vhost that could not be listed. Only if none could, raise the error. A vhost that does not
+    exist counts as listed and empty.
     """
     listed_nodes = management.nodes()
     nodes, down = members_of(listed_nodes)
@@ -186,9 +182,6 @@ def list_names(
     """Return all queues of these vhosts, those that are down too, and the reason for each vhost that can't be listed.
 
     Call ``between_requests`` between two requests. The broker does not ask the queues' processes.
-
-    Raises:
-        BrokerError: no vhost could be listed.
     """
     unlisted: dict[str, str] = {}
     listed: list[ListedName] = []
@@ -210,12 +203,10 @@ def find(management: Management, vhost: str, name: str) -> ListedQueue | None:
 
 
 def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the cluster's running nodes, and of its other nodes."""
     return members_of(management.nodes())
 
 
 def members_of(nodes: Sequence[Node]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the running ones of these nodes, and of the others."""
     return (
         frozenset(node.name for node in nodes if node.running),
         frozenset(node.name for node in nodes if not node.running),
@@ -229,11 +220,7 @@ def alarms_of(nodes: Sequence[Node]) -> frozenset[tuple[str, str]]:
 
 
 def require_administrator(management: Management) -> None:
-    """Check that the broker doesn't leave queues out: without the administrator tag it does, and still answers 200.
-
-    Raises:
-        Refused: the user doesn't have the administrator tag.
-    """
+    """Raise Refused unless the user has the administrator tag. Without it the broker leaves queues out of its lists."""
     user = management.whoami()
     if "administrator" not in user.tags:
         raise Refused(
@@ -259,14 +246,11 @@ def iter_lists(
     unlisted: dict[str, str],
     between_requests: Callable[[], None] = lambda: None,
 ) -> Generator[list[dict[str, Any]], None, None]:
-    """Yield lists of rows of the queues in these vhosts (None: in all vhosts), with the query's ``params``.
+    """Yield lists of rows of the queues in these vhosts, or in all vhosts, with the query's ``params``.
 
     The list of a vhost that does not exist, or could not be listed, is empty. The reason for the latter is added to
-    ``unlisted``. Requests overlap: the broker prepares the next lists while the caller reads one. Call
-    ``between_requests`` before each list.
-
-    Raises:
-        BrokerError: no vhost could be listed, or an answer timed out.
+    ``unlisted``. If none can be listed, or an answer timed out, raise the error. Requests overlap: the broker prepares
+    the next lists while the caller reads one. Call ``between_requests`` before each list.
     """
     failures: list[BrokerError] = []
     requests = _vhosts_to_request(vhosts)
@@ -299,7 +283,7 @@ def iter_lists(
 
 
 def _vhosts_to_request(vhosts: Sequence[str] | None) -> Sequence[str | None]:
-    """Return the vhost of each request; None: a request of all vhosts."""
+    """Return the vhost of each request. None stands for a request of all vhosts."""
     # A vhost may have these names, but a URL's path may not contain them.
     if vhosts is None or len(vhosts) > MAX_SEPARATE_LISTS or not {"", ".", ".."}.isdisjoint(vhosts):
         return [None]
@@ -373,7 +357,7 @@ def _is_internal(row: dict[str, Any]) -> bool:
 
 
 def _messages(value: Any) -> int | None:
-    """Return a number of messages; None if the value is no number, or too large for the database."""
+    """Return a number of messages, or None if the value is no number or too large for the database."""
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 

@@ -16,11 +16,7 @@ COLUMNS = "name,vhost,arguments,effective_policy_definition"
 
 
 def without_retention(management: Management, streams: Collection[QueueName]) -> list[QueueName]:
-    """Return those of these streams that keep all messages.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return those of these streams that keep all messages."""
     if len(streams) <= MAX_SINGLE_REQUESTS:
         rows = [row for key in streams if (row := _row(management, key)) is not None]
     else:

@@ -13,6 +13,5 @@ class ContextThreadPool(ThreadPoolExecutor):
     """A thread pool that runs each task in the submitter's context, so that its log lines have the same id."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function in a thread, in a copy of the current context."""
         context = copy_context()
         return super().submit(lambda: context.run(fn, *args, **kwargs))

@@ -5,11 +5,7 @@ from urllib.parse import SplitResult, urlsplit
 
 
 def split_url(url: str, schemes: Sequence[str], form: str) -> SplitResult:
-    """Return the parts of a URL with one of these schemes. ``form`` tells the user how to write the URL.
-
-    Raises:
-        ValueError: the URL is invalid.
-    """
+    """Return the parts of a URL with one of these schemes, or raise ValueError with the ``form`` it must have."""
     try:
         parts = urlsplit(url)
         _ = parts.port

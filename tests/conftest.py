@@ -201,7 +201,6 @@ class TestManagement(Management):
         self._amqp_url = broker.amqp_url
 
     def delete_queue(self, vhost: str, name: str) -> None:
-        """Delete a queue."""
         with Session(self._amqp_url, vhost, 60) as session:
             session.delete_queue(name)
 
@@ -211,7 +210,6 @@ class TestManagement(Management):
             session.purge_queue(name)
 
     def delete_exchange(self, vhost: str, name: str) -> None:
-        """Delete an exchange."""
         with Session(self._amqp_url, vhost, 60) as session:
             session.delete_exchange(name)
 
@@ -238,7 +236,6 @@ class Vhosts:
         self._empty: str | None = None
 
     def lend(self) -> str:
-        """Return an empty vhost."""
         name, self._empty = self._empty, None
         if name is None:
             name = f"test-{uuid.uuid4().hex[:12]}"

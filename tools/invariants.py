@@ -274,7 +274,7 @@ def _agents_disagreements(there: Collection[tuple[str, str]], vhosts: Collection
 
 
 def _logins_disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
-    """Return the agents' Pulse users with permissions in these vhosts that have no row."""
+    """Return the agents' RabbitMQ users with permissions in these vhosts that have no row."""
     known = {one.hex for one in EventSubscription.objects.values_list("uuid", flat=True)}
     known |= set(Consumer.objects.values_list("rmq_username", flat=True))
     return [

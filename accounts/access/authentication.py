@@ -32,8 +32,7 @@ class TokenAuthentication(BaseAuthentication):
     def authenticate(self, request: Request) -> tuple[Owner, AuthToken] | None:
         """Return the owner and the token, or None if the header has no token.
 
-        Raises:
-            AuthenticationFailed: the token is malformed, unknown or expired, or its owner is inactive.
+        Raises AuthenticationFailed if the token is malformed, unknown or expired, or its owner is inactive.
         """
         words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
         if not words or words[0].lower() != "token":
@@ -62,7 +61,6 @@ class TokenAuthentication(BaseAuthentication):
         return owner, token
 
     def authenticate_header(self, request: Request) -> str:
-        """Return the value of ``WWW-Authenticate`` in a 401 response."""
         return "Token"
 
 

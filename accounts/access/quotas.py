@@ -16,7 +16,7 @@ from accounts.models import Owner
 
 @dataclass(frozen=True)
 class Quota:
-    """The maximum number of ``things`` of an owner. It is the value of a setting; 0: no limit.
+    """The maximum number of ``things`` of an owner. It is the value of a setting, where 0 is no limit.
 
     ``remove`` is how an owner makes room.
     """
@@ -27,7 +27,6 @@ class Quota:
 
     @property
     def maximum(self) -> int:
-        """The maximum."""
         return int(getattr(settings, self.setting))
 
 
@@ -60,5 +59,4 @@ def require_room(quota: Quota, owner: Owner, rows: QuerySet[Any], things: str = 
 
 
 def has_room(quota: Quota, owner: Owner, rows: QuerySet[Any]) -> bool:
-    """Return whether the owner may have one more of these rows."""
     return owner.is_staff or not quota.maximum or rows.count() < quota.maximum

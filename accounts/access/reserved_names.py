@@ -8,7 +8,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_reserved(username: str) -> bool:
-    """Return whether an entry of the setting reserves this name."""
     return any(pattern(entry).search(username) for entry in settings.GUARDIAN_RESERVED_USERS if entry)
 
 
@@ -18,9 +17,5 @@ def is_name(entry: str) -> bool:
 
 
 def pattern(entry: str) -> re.Pattern[str]:
-    """Return the pattern of the names that an entry reserves, in upper and lower case.
-
-    Raises:
-        re.error: the entry is neither a name nor a regular expression.
-    """
+    """Return the pattern of the names that an entry reserves, in upper and lower case. Raises re.error."""
     return re.compile(rf"^{re.escape(entry)}\Z" if is_name(entry) else entry, re.IGNORECASE)

@@ -1,7 +1,8 @@
 """What a token may do: its scope.
 
-An agent's token is stored on other machines, and is a password on the broker. So its scope ``agent`` allows only the
-requests that agents send. A token with the scope ``all`` may do what its owner may, except manage tokens.
+An agent's token is stored on other machines, and is a password on the broker (with the permissions of
+``rabbit/permissions.py``). So its scope ``agent`` allows only the requests that agents send. A token with the scope
+``all`` may do what its owner may, except manage tokens.
 """
 
 import re
@@ -67,7 +68,6 @@ def why_refused(token: AuthToken, path: str, method: str) -> str:
 
 
 def allows_all(token: AuthToken) -> bool:
-    """Return whether a token may do what its owner may."""
     return token.scope == AuthToken.Scope.ALL
 
 
@@ -77,7 +77,6 @@ class TokenScope(BasePermission):
     message = ""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Return whether the token may send this request."""
         if isinstance(request.auth, AuthToken):
             self.message = why_refused(request.auth, _path(request), str(request.method))
         return not self.message

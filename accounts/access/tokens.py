@@ -68,16 +68,14 @@ def revoke_token(token: AuthToken) -> None:
 
 
 def revocation_of(tokens: Sequence[AuthToken], by: Owner, confirm: str = "") -> ConfirmableChange:
-    """Return the revocation of these tokens together."""
     return ConfirmableChange(by, "revoke tokens", tokens, {}, confirm)
 
 
 def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> None:
     """Revoke these tokens. ``change`` is their revocation.
 
-    Raises:
-        ConfirmationRequired: an owner is left without a valid token, so the next clean-up deletes the queues of their
-            agents. Nothing was changed.
+    Raises ConfirmationRequired if an owner is left without a valid token, so that the next clean-up deletes the queues
+    of their agents. Then nothing was changed.
     """
     with transaction.atomic():
         effect = Effect([])
@@ -93,7 +91,6 @@ def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> 
 
 
 def revoke_tokens_of(owner: Owner) -> None:
-    """Revoke all tokens of an owner."""
     _revoke(AuthToken.objects.filter(user=owner))
 
 

@@ -43,11 +43,7 @@ def may_vouch(visitor: Owner | AnonymousUser) -> bool:
 
 
 def require_vouched(owner: Owner) -> None:
-    """Check that this owner may use the broker. Operators may even if nobody vouched for them.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-    """
+    """Raise NotVouched unless this owner may use the broker. Operators may even if nobody vouched for them."""
     if not owner.is_active:
         raise NotVouched(f"{owner.email} is deactivated. Ask an operator.")
     if not owner.vouched and not owner.is_staff:
@@ -58,7 +54,6 @@ def require_vouched(owner: Owner) -> None:
 
 
 def may_use_broker(owner: Owner) -> bool:
-    """Return whether this owner may use the broker."""
     try:
         require_vouched(owner)
     except NotVouched:
@@ -67,14 +62,11 @@ def may_use_broker(owner: Owner) -> bool:
 
 
 def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
-    """Let an owner use the broker, and record who vouched. ``by`` None: a rule or command, which the reason names.
+    """Let an owner use the broker, and record who vouched. ``by`` is None for a rule or command, named in the reason.
 
     A person can also vouch for an owner who is vouched for by a rule. Then the rule no longer withdraws it. After a
-    withdrawal by an operator, only operators can vouch again.
-
-    Raises:
-        PermissionDenied: ``by`` may not vouch for others, or not for this owner.
-        ValidationError: the reason is too long, contains control characters, or begins like a rule's.
+    withdrawal by an operator, only operators can vouch again. PermissionDenied is raised if ``by`` may not vouch, and
+    ValidationError also if the reason begins like a rule's.
     """
     if by is not None and not may_vouch(by):
         raise PermissionDenied("You can't approve access. Ask an operator.")
@@ -97,13 +89,10 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
 
 def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
-    """Keep an owner from creating Pulse users and tokens, and record who withdrew the vouching. ``by`` None: a rule.
+    """Keep an owner from creating Pulse users and tokens, and record who did. ``by`` is None for a rule.
 
-    Existing Pulse users and tokens keep working; ``withdrawal.withdraw`` can remove them.
-
-    Raises:
-        PermissionDenied: ``by`` is no operator, or the owner is one.
-        ValidationError: the reason is too long, contains control characters, or begins like a rule's.
+    Existing Pulse users and tokens keep working; ``withdrawal.withdraw`` can remove them. Raises PermissionDenied if
+    ``by`` is no operator or the owner is one, and ValidationError also if the reason begins like a rule's.
     """
     if by is not None and not by.is_staff:
         raise PermissionDenied("Only operators can withdraw access.")
@@ -176,8 +165,7 @@ def lock(owner: Owner) -> Owner:
 def lock_all(owners: Iterable[Owner]) -> list[Owner]:
     """Return these owners locked as by :func:`lock`, without duplicates, in one query.
 
-    Raises:
-        NotVouched: an owner no longer exists.
+    Raises NotVouched if an owner no longer exists.
     """
     wanted = {owner.pk: owner for owner in owners}
     locked = lock_existing(wanted.values())
@@ -239,11 +227,7 @@ def _is_by_group(record: Vouching | None) -> bool:
 
 
 def _normalized_reason(reason: str, by: Owner | None) -> str:
-    """Return the reason as one line, which may be empty.
-
-    Raises:
-        ValidationError: the reason is invalid, or a person's reason begins like a rule's.
-    """
+    """Return the reason as one line, which may be empty. A person's reason must not begin like a rule's."""
     line = " ".join(reason.split())
     if by is not None and line.casefold().startswith(RULE.strip().casefold()):
         raise ValidationError(

@@ -67,7 +67,6 @@ class Step(NamedTuple):
 
     @property
     def is_change(self) -> bool:
-        """Whether this step changes something."""
         return self.do not in (EXISTS, LEFT_OUT)
 
     def as_json(self) -> dict[str, object]:
@@ -158,9 +157,6 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
 
     ``usable`` are the addresses of owners who may own a Pulse user. Other owners are left out, and so is a Pulse user
     without a usable owner.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     lists = PulseUserLists.fetch()
     granted = broker.management().all_permissions()

@@ -243,9 +243,6 @@ def plan(found: Found, *, operators: bool) -> list[Step]:
     """Return the steps for owners and Pulse users. Sends two requests to the broker and changes nothing.
 
     ``operators``: make administrators of PulseGuardian operators here.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     people = _plan_people(found.people, operators=operators)
     usable = {step.name for step in people if step.do != LEFT_OUT}

@@ -23,8 +23,6 @@ page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
 
 
 class OwnersRequest(HttpRequest):
-    """A request of a signed-in owner."""
-
     user: Owner
 
 
@@ -40,7 +38,6 @@ def search_text(request: OwnersRequest) -> str:
 
 
 def form_data(request: OwnersRequest) -> QueryDict | None:
-    """Return the submitted data, or None for a GET request."""
     return request.POST if request.method == "POST" else None
 
 

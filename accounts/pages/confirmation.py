@@ -13,7 +13,7 @@ OWN_FIELDS = ("csrfmiddlewaretoken", "confirm", "typed")
 
 
 def typed_confirmation(request: HttpRequest, name: str) -> tuple[NameForm, str]:
-    """Return the form of the typed name, and the confirmation from the page; empty unless the name is right."""
+    """Return the form of the typed name, and the confirmation from the page, if the name is right."""
     form = NameForm(name, request.POST if "confirm" in request.POST else None)
     form.fields["typed"].label = "To confirm, type or paste the text in the box above"
     return form, request.POST["confirm"] if form.is_valid() else ""

@@ -37,7 +37,6 @@ class AddressesField(forms.CharField):
     widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off"})
 
     def clean(self, value: Any) -> list[str]:
-        """Return the addresses."""
         text = super().clean(value)
         return list(dict.fromkeys(filter(None, re.split(r"[\s,;]+", text))))
 
@@ -49,15 +48,11 @@ def password_field(label: str, help_text: str) -> forms.CharField:
 
 
 class SearchForm(Form):
-    """The search field of a list."""
-
     id_prefix = "list"
     search = forms.CharField(required=False, max_length=255)
 
 
 class PulseUserForm(Form):
-    """A new Pulse user."""
-
     id_prefix = "new"
     username = forms.CharField(
         label="Name",
@@ -92,7 +87,6 @@ class PulseUserForm(Form):
         return username
 
     def clean_owners(self) -> list[Owner]:
-        """Return the owners."""
         return ownership.find_owners(self.cleaned_data["owners"])
 
 
@@ -113,8 +107,6 @@ class OperatorsPulseUserForm(PulseUserForm):
 
 
 class AdoptForm(Form):
-    """A manually created user of the broker, and its future owners."""
-
     id_prefix = "adopt"
     owners = AddressesField(
         label="Owners", required=True, help_text="E-mail addresses of people who have signed in here, one a line."
@@ -130,13 +122,10 @@ class AdoptForm(Form):
         self.fields = {"username": username, **self.fields}
 
     def clean_owners(self) -> list[Owner]:
-        """Return the owners."""
         return ownership.find_owners(self.cleaned_data["owners"])
 
 
 class PasswordForm(Form):
-    """A new password for a Pulse user."""
-
     id_prefix = "password"
     password = password_field(
         "Your own password (optional)", "If you leave this empty, we generate a password and show it once."
@@ -150,8 +139,6 @@ class PasswordForm(Form):
 
 
 class OwnerForm(Form):
-    """Another owner of a Pulse user."""
-
     id_prefix = "owner"
     email = forms.EmailField(label="E-mail address of another owner", help_text="The person must have signed in here.")
 
@@ -169,8 +156,6 @@ class RemoveOwnerForm(Form):
 
 
 class AddressForm(Form):
-    """A further notification address of a Pulse user."""
-
     id_prefix = "address"
     email = forms.EmailField(
         label="Another address",
@@ -179,8 +164,6 @@ class AddressForm(Form):
 
 
 class ThresholdsForm(Form):
-    """The warning threshold and the deletion limit of a Pulse user's queues, in messages."""
-
     id_prefix = "thresholds"
     warn_length = forms.IntegerField(
         label="Warning threshold (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
@@ -215,7 +198,6 @@ class DeleteForm(Form):
         self.username = username
 
     def clean_name(self) -> str:
-        """Check that the typed name is the Pulse user's."""
         name: str = self.cleaned_data["name"]
         if name != self.username:
             raise forms.ValidationError("This is not the Pulse user's name. Nothing was deleted.")
@@ -236,7 +218,6 @@ class NameForm(forms.Form):
         self.name = name
 
     def clean_typed(self) -> str:
-        """Refuse another name."""
         typed: str = self.cleaned_data["typed"]
         if typed != self.name:
             raise forms.ValidationError("This is not the text above. Nothing was changed.")
@@ -244,8 +225,6 @@ class NameForm(forms.Form):
 
 
 class VouchRequestForm(Form):
-    """A request to be vouched for."""
-
     id_prefix = "request"
     reason = forms.CharField(
         label="What do you need RabbitMQ for?",
@@ -256,8 +235,6 @@ class VouchRequestForm(Form):
 
 
 class VouchForm(Form):
-    """The owner to vouch for."""
-
     id_prefix = "vouch"
     email = forms.EmailField(label="E-mail address", help_text="The person must have signed in here.")
     reason = forms.CharField(
@@ -266,8 +243,6 @@ class VouchForm(Form):
 
 
 class WithdrawForm(Form):
-    """The options of a withdrawal."""
-
     id_prefix = "withdraw"
     remove = forms.BooleanField(
         label="Also remove Pulse users and tokens", required=False, help_text="Otherwise they keep working."
@@ -278,8 +253,6 @@ class WithdrawForm(Form):
 
 
 class TokenForm(Form):
-    """A new token."""
-
     id_prefix = "token"
     name = forms.CharField(
         label="Name",
@@ -299,5 +272,4 @@ class TokenForm(Form):
     days = forms.IntegerField(label="Valid for (days)", initial=tokens.DEFAULT_DAYS)
 
     def clean_scope(self) -> str:
-        """Return the scope; by default an agent's."""
         return self.cleaned_data["scope"] or AuthToken.Scope.AGENT

@@ -178,7 +178,6 @@ def pulse_user_response(
     trouble: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    """Show the page of a Pulse user, with forms that have errors."""
     permissions: dict[str, list[str]] = {}
     live = None
     if pulse_user.ready and pulse_user.removing_since is None and not trouble:
@@ -223,7 +222,7 @@ def pulse_user_response(
 
 
 def _connections_shown(connections: list[Connection]) -> dict[str, Any]:
-    """Return these connections as the page shows them, each with its consumers; None: they are unknown."""
+    """Return these connections as the page shows them, each with its consumers, or None if they are unknown."""
     shown = sorted(connections, key=lambda connection: connection.name)[:CONNECTIONS_SHOWN]
     consumers = passwords.consumers_of(shown)
     return {
@@ -287,7 +286,6 @@ def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 
 @pulse_user_action
 def pulse_user_connections(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Close a live connection of a Pulse user."""
     try:
         passwords.close_connection(pulse_user, request.POST.get("close", ""), request.user)
     except NotOnBroker:
@@ -315,7 +313,6 @@ def change_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpRespon
 
 @pulse_user_action
 def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Set the thresholds of a Pulse user's queues."""
     form = forms.ThresholdsForm(request.POST)
     if form.is_valid():
         typed, confirm = typed_confirmation(request, pulse_user.username)
@@ -342,7 +339,6 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
 
 @pulse_user_action
 def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Set whether the messages of a Pulse user's queues are archived."""
     form = forms.ArchivesForm(request.POST)
     form.is_valid()  # any value is
     thresholds.set_keeps_archives(pulse_user, form.cleaned_data["keeps_archives"])

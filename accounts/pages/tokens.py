@@ -71,7 +71,6 @@ def _tokens_response(
 @login_required
 @page_with_forms
 def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Revoke a token of the visitor, after confirmation."""
     token = get_object_or_404(AuthToken, user=request.user, uuid=uuid)
     if request.method == "POST":
         typed, confirm = typed_confirmation(request, token.name or request.user.email)

@@ -31,10 +31,7 @@ _SALT = "accounts.notification-address"
 def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> None:
     """Replace the Pulse user's further addresses. Each new address gets a request to confirm.
 
-    Raises:
-        ValidationError: an address is invalid or got a request within the last hour, or there are too many; on the
-            field ``notification_emails``.
-        PulseUser.DoesNotExist: the Pulse user no longer exists.
+    An address that got a request within the last hour is invalid. The field is ``notification_emails``.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -49,10 +46,7 @@ def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> No
 def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
     """Add a further address and send it a request to confirm.
 
-    Raises:
-        ValidationError: the address is invalid, exists already, got a request within the last hour, or exceeds the
-            maximum; on the field ``email``.
-        PulseUser.DoesNotExist: the Pulse user no longer exists.
+    An address that got a request within the last hour is invalid. The field is ``email``.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -90,9 +84,7 @@ def confirmation_token(address: NotificationAddress) -> str:
 def address_for_token(token: str) -> NotificationAddress:
     """Return the address that this token confirms.
 
-    Raises:
-        django.core.signing.SignatureExpired: the token has expired.
-        django.core.signing.BadSignature: the token is invalid, or the address no longer exists.
+    Raises SignatureExpired, or BadSignature if the token is invalid or the address no longer exists.
     """
     uuid, email = signing.loads(token, salt=_SALT, max_age=CONFIRMATION_MAX_AGE_SECONDS)
     address = NotificationAddress.objects.select_related("pulse_user").filter(uuid=uuid, email=email).first()
@@ -104,9 +96,7 @@ def address_for_token(token: str) -> NotificationAddress:
 def confirm_address(token: str) -> NotificationAddress:
     """Confirm the address of this token, so that it gets the Pulse user's notifications. Idempotent.
 
-    Raises:
-        django.core.signing.SignatureExpired: the token has expired.
-        django.core.signing.BadSignature: the token is invalid, or the address no longer exists.
+    Raises the errors of ``address_for_token``.
     """
     address = address_for_token(token)
     if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now()):
@@ -116,11 +106,7 @@ def confirm_address(token: str) -> NotificationAddress:
 
 
 def create_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
-    """Create a further address and request its confirmation. Call this in a transaction.
-
-    Raises:
-        ValidationError: the address got a request within the last hour; on the field ``notification_emails``.
-    """
+    """Create a further address and request its confirmation. Call this in a transaction."""
     address = NotificationAddress.objects.create(pulse_user=pulse_user, email=email, added_by=by)
     try:
         _request_confirmation(address)
@@ -150,11 +136,7 @@ def _request_confirmation(address: NotificationAddress) -> None:
 
 
 def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: Iterable[str] = ()) -> list[str]:
-    """Return the addresses in normal form, without duplicates.
-
-    Raises:
-        ValidationError: an address that isn't in ``present`` is invalid, or there are too many.
-    """
+    """Return the addresses in normal form, without duplicates. Those in ``present`` are not checked again."""
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     current, owner_emails = set(present), {owner.email for owner in owners}
     errors = []
@@ -173,7 +155,6 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
 
 
 def is_address(email: str) -> bool:
-    """Return whether this is a valid e-mail address."""
     try:
         check_address(email)
     except ValidationError:

@@ -149,7 +149,7 @@ def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopte
 def _mark_ready(
     pulse_user: PulseUser, owners: Sequence[Owner], invitees: Sequence[Owner], emails: Sequence[str], by: Owner
 ) -> bool:
-    """Mark the Pulse user as ready, and return whether it is. False if its removal has begun."""
+    """Mark the Pulse user as ready, and return whether it is. It isn't if its removal has begun."""
     with transaction.atomic():
         if not live_row(pulse_user).update(ready=True):
             return False
@@ -219,11 +219,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
 
 
 def adoptable() -> list[str]:
-    """Return the names of the broker's users that can be adopted.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the names of the broker's users that can be adopted."""
     users = broker.management().users()
     stored = set(PulseUser.objects.values_list("username", flat=True))
     return sorted(

@@ -69,12 +69,7 @@ def accept(invitation: Invitation) -> None:
 
 
 def decline(invitation: Invitation) -> None:
-    """Decline an invitation, and notify the inviter.
-
-    Raises:
-        Invitation.DoesNotExist: the invitation is no longer open.
-        PulseUser.DoesNotExist: the Pulse user no longer exists.
-    """
+    """Decline an invitation, and notify the inviter. Raises Invitation.DoesNotExist if it is no longer open."""
     with transaction.atomic():
         locked = _lock(invitation)
         locked.closed_at = timezone.now()

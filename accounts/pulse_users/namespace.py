@@ -24,11 +24,7 @@ NOTHING = Belongings([], [])
 
 
 def belongings_of(management: Management, username: str) -> Belongings:
-    """Return a Pulse user's queues and exchanges, which are removed with it.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return a Pulse user's queues and exchanges, which are removed with it."""
     queues, exchanges = _list(management)
     return Belongings(
         sorted(name for name in queues if names.user_of_queue(name) == username),
@@ -39,8 +35,7 @@ def belongings_of(management: Management, username: str) -> Belongings:
 def used_names(management: Management, username: str) -> Belongings:
     """Return all queues and exchanges that a Pulse user of this name could change: its own, and misnamed ones.
 
-    Raises:
-        BrokerError: the broker is unreachable or refuses, or its lists may lack queues.
+    Raises BrokerError also if the broker's lists may lack queues.
     """
     vhost = settings.GUARDIAN_PULSE_VHOST
     running, _ = snapshot.members(management)

@@ -134,21 +134,14 @@ def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
 
 
 def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> None:
-    """Withdraw an open invitation. Idempotent.
-
-    Raises:
-        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
-    """
+    """Withdraw an open invitation. Idempotent."""
     with transaction.atomic():
         locked = _lock(pulse_user, by)
         invitations.withdraw(locked.invitations.open().filter(invitee=invitee), locked, by)
 
 
 def assigned(pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
-    """Notify the people whom an operator made owners of these Pulse users, in the transaction that did.
-
-    ``by`` None: an operator's command.
-    """
+    """Notify the owners whom an operator, or a command (None), assigned. Call this in the same transaction."""
     others = {owner: owned for owner, owned in pulse_users.items() if owner != by}
     if (by is None or by.is_staff) and others:
         signals.owners_assigned.send(PulseUser, pulse_users=others, by=by)
@@ -173,11 +166,7 @@ def _expose_passwords(pulse_users: Sequence[PulseUser]) -> None:
 
 
 def require_access(pulse_user: PulseUser, by: Owner) -> None:
-    """Check that ``by`` may change the Pulse user, in case that they were removed since their request began.
-
-    Raises:
-        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
-    """
+    """Check that ``by`` may change the Pulse user, in case that they were removed since their request began."""
     PulseUser.objects.seen_by(by).get(pk=pulse_user.pk)
 
 

@@ -107,16 +107,11 @@ def _close_connections(management: Management, username: str) -> None:
 
 
 def connections_of(pulse_user: PulseUser) -> list[Connection]:
-    """Return the Pulse user's live connections.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
     return broker.management().connections_of(pulse_user.username)
 
 
 def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueConsumer]] | None:
-    """Return the consumers of these connections by the connection's name; None: the broker did not answer."""
+    """Return the consumers of these connections by the connection's name, or None if the broker did not answer."""
     management = broker.management()
     found: dict[str, list[QueueConsumer]] = {connection.name: [] for connection in connections}
     try:
@@ -131,11 +126,9 @@ def consumers_of(connections: Collection[Connection]) -> dict[str, list[QueueCon
 
 
 def close_connection(pulse_user: PulseUser, name: str, by: Owner) -> None:
-    """Close one live connection of the Pulse user.
+    """Close one live connection of the Pulse user. Raises NotOnBroker if it has none of this name.
 
-    Raises:
-        NotOnBroker: the Pulse user has no connection of this name.
-        BrokerError: the broker is unreachable or refuses, as it does in a connection's first seconds.
+    The broker refuses to close a connection in its first seconds.
     """
     management = broker.management()
     if name not in {connection.name for connection in management.connections_of(pulse_user.username)}:

@@ -58,11 +58,7 @@ class StillOnBroker(BrokerError):
 
 
 def belongings_of(pulse_user: PulseUser) -> Belongings:
-    """Return the Pulse user's queues and exchanges, which are removed with it.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the Pulse user's queues and exchanges, which are removed with it."""
     return namespace.belongings_of(broker.management(), pulse_user.username)
 
 
@@ -72,12 +68,8 @@ def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owne
     The RabbitMQ user and its connections are removed first, so that no client creates further queues. ``change`` is the
     removal of this Pulse user, or of several Pulse users including this one.
 
-    Raises:
-        ConfirmationRequired: the Pulse user has queues whose deletion is not confirmed. Nothing changed.
-        PermissionDenied: it is Guardian's own user, or has become an administrator. Nothing changed.
-        BrokerError: the broker is unreachable or refuses. Nothing changed.
-        RemovalPending: the removal has started, and is not complete. Guardian continues.
-        PulseUser.DoesNotExist: ``by`` no longer owns it.
+    After RemovalPending, Guardian continues. After any other error nothing changed: ConfirmationRequired for its
+    queues, PermissionDenied if it is Guardian's own user or has become an administrator.
     """
     management = broker.management()
     reason = why_not_ownable(pulse_user.username, _tags(management, pulse_user.username))
@@ -113,7 +105,6 @@ def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
 
 
 def register_handler() -> None:
-    """Register the handler of Pulse users."""
     removals.register(Removal.Kind.PULSE_USER, removals.Handler(_remove, obsolete=_not_marked, alone=True))
 
 
@@ -128,10 +119,7 @@ def _not_marked(pulse_users: Sequence[Removal]) -> list[Removal]:
 def _remove(clients: Clients, removal: Removal, until: float) -> None:
     """Remove a marked Pulse user from the broker, and then its row.
 
-    Raises:
-        locks.LockTaken: another process is changing it, or this process lost the lock because it was too slow.
-        removals.Postponed: the time is over.
-        BrokerError: the broker is unreachable, refuses, or still has the Pulse user.
+    Raises locks.LockTaken if another process is changing it or this one was too slow, and removals.Postponed.
     """
     try:
         _remove_locked(clients, removal.name, until)
@@ -172,9 +160,8 @@ def _tags(management: Management, username: str) -> frozenset[str]:
 def _remove_from_broker(clients: Clients, pulse_user: PulseUser, lock: locks.Lock, until: float) -> None:
     """Delete a user with its queues and exchanges.
 
-    Raises:
-        StillOnBroker: the broker still lists some, or a list may have been incomplete.
-        removals.Postponed: it is later than ``until``, in monotonic time.
+    Raises StillOnBroker if the broker still lists some or a list may have been incomplete, and removals.Postponed after
+    ``until``, in monotonic time.
     """
     management, username = clients.management, pulse_user.username
     with contextlib.suppress(NotOnBroker):

@@ -22,13 +22,10 @@ from core.confirmation import ConfirmableChange
 def set_thresholds(
     pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner, confirm: str = ""
 ) -> None:
-    """Set the warning threshold and the deletion limit of the Pulse user's queues, in messages; None: the policy's.
+    """Set the thresholds of the Pulse user's queues, in messages, or None for the policy's.
 
-    Raises:
-        PermissionDenied: owners may not set thresholds.
-        ValidationError: a threshold is invalid, or the limit is above what owners may set.
-        ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
-        PulseUser.DoesNotExist: the Pulse user no longer exists.
+    Raises PermissionDenied if owners may not set thresholds, ValidationError also if the limit is above what owners may
+    set, and ConfirmationRequired if the next pass would delete queues and ``confirm`` does not confirm it.
     """
     if set_thresholds_of_all([pulse_user], warn, limit, by, confirm):
         raise PulseUser.DoesNotExist("The Pulse user no longer exists.")
@@ -43,10 +40,7 @@ def set_thresholds_of_all(
 ) -> list[PulseUser]:
     """Set the thresholds of several Pulse users, all or none, and return the Pulse users that no longer exist.
 
-    Raises:
-        PermissionDenied: owners may not set thresholds.
-        ValidationError: a threshold is invalid, or the limit is above what owners may set.
-        ConfirmationRequired: the next pass would delete queues, and ``confirm`` does not confirm it.
+    Raises the errors of ``set_thresholds``.
     """
     if not by.is_staff and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
         raise PermissionDenied("Only operators set thresholds here. Ask an operator.")
@@ -69,11 +63,6 @@ def set_thresholds_of_all(
 
 
 def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner) -> PulseUser:
-    """Return a copy of the Pulse user with these thresholds.
-
-    Raises:
-        ValidationError: a threshold is invalid, or the limit is above what owners may set.
-    """
     changed = copy.copy(pulse_user)
     for name, value in values.items():
         setattr(changed, name, value)
@@ -85,11 +74,7 @@ def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner
 
 
 def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:
-    """Set whether the messages of the Pulse user's deleted and purged queues are archived.
-
-    Raises:
-        PulseUser.DoesNotExist: the Pulse user no longer exists.
-    """
+    """Set whether the messages of the Pulse user's deleted and purged queues are archived."""
     with transaction.atomic():
         row = PulseUser.objects.locked(pulse_user)
         row.keeps_archives = keeps

@@ -88,11 +88,7 @@ def check_name(username: str) -> None:
 
 
 def check_password(password: str, username: str) -> None:
-    """Check that this is a valid password of the Pulse user with this name.
-
-    Raises:
-        ValidationError: the password is invalid; on the field ``password``.
-    """
+    """Raise ValidationError, on the field ``password``, unless this password is valid."""
     try:
         if settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS:
             raise ValidationError("Passwords are generated here. Leave yours out.")
@@ -141,11 +137,7 @@ def live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
 
 
 def require_operator(by: Owner) -> None:
-    """Check that this owner may adopt what the broker has.
-
-    Raises:
-        PermissionDenied: the owner is no operator.
-    """
+    """Raise PermissionDenied unless this owner, as an operator, may adopt what the broker has."""
     if not by.is_staff:
         raise PermissionDenied("Only operators can adopt Pulse users, queues and exchanges of the broker.")
 
@@ -174,7 +166,6 @@ def guardian_usernames() -> set[str]:
 
 
 def is_valid_name(name: str) -> bool:
-    """Return whether the name follows the rules for names of Pulse users."""
     try:
         names.check_user_name(name)
     except names.InvalidUserName:
@@ -183,10 +174,5 @@ def is_valid_name(name: str) -> bool:
 
 
 def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
-    """Return the Pulse user's permissions on the broker, by vhost.
-
-    Raises:
-        NotOnBroker: the broker has no such user.
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the Pulse user's permissions on the broker, by vhost. Raises NotOnBroker if there is no such user."""
     return broker.management().permissions_of(pulse_user.username)

@@ -19,11 +19,8 @@ def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "",
     Existing Pulse users and tokens stay, unless ``remove``: then the tokens are revoked, the Pulse users that only this
     owner has are removed with their queues and exchanges, and the owner is removed from shared Pulse users.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator, or the owner is one.
-        ConfirmationRequired: queues of the Pulse users, or of the owner's agents, are deleted, and ``confirm`` does not
-            confirm it. Nothing was changed.
-        ValidationError: the reason is too long, or contains control characters.
+    Raises PermissionDenied if ``by`` is no operator or the owner is one; ConfirmationRequired if queues of the Pulse
+    users or of the owner's agents would be deleted; and ValidationError for an invalid reason. Then nothing changed.
     """
     with transaction.atomic():
         vouching.unvouch(owner, by, reason)
@@ -35,10 +32,8 @@ def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "",
 def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
     """Remove an owner from all shared Pulse users, and mark the Pulse users without another owner for removal.
 
-    Call this in a transaction. The number of queries doesn't depend on the number of Pulse users.
-
-    Raises:
-        ConfirmationRequired: queues are deleted, and the change is not confirmed.
+    Call this in a transaction. The number of queries doesn't depend on the number of Pulse users. Raises
+    ConfirmationRequired if the change, which deletes queues, is not confirmed.
     """
     through = PulseUser.owners.through
     owned = through.objects.filter(owner=owner).values("pulseuser")

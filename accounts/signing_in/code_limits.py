@@ -18,10 +18,9 @@ TO_MAILBOX = (RateLimit("sign-in codes", 100, 3600),)
 
 
 def count_code(request: HttpRequest, address: str) -> None:
-    """Count a code for an address in normal form.
+    """Count a code for an address in normal form, or raise RateLimitExceeded.
 
-    Raises:
-        RateLimitExceeded: a limit is reached. A request that a network's limits refuse is not counted for the mailbox.
+    A request that a network's limits refuse is not counted for the mailbox.
     """
     network = client_network(request)
     digest = hashlib.sha256(mailbox(address).encode()).hexdigest()

@@ -51,8 +51,6 @@ class MailRefused(Exception):
 
 
 class AddressForm(RequestLoginCodeForm):
-    """The e-mail address to send a code to."""
-
     email = EmailField(
         label="E-mail address",
         label_suffix="",
@@ -62,13 +60,10 @@ class AddressForm(RequestLoginCodeForm):
     )
 
     def clean_email(self) -> str:
-        """Return the address in normal form."""
         return valid_address(self.cleaned_data["email"])
 
 
 class CodeForm(ConfirmLoginCodeForm):
-    """The code from the mail."""
-
     code = forms.CharField(
         label="Code",
         label_suffix="",
@@ -81,11 +76,8 @@ class CodeForm(ConfirmLoginCodeForm):
 def send_code(request: HttpRequest, address: str) -> None:
     """Send a code to this address and expect it in this session. Earlier codes become invalid.
 
-    The response doesn't reveal whether an owner exists. A deactivated owner gets a mail that says so.
-
-    Raises:
-        RateLimitExceeded: too many codes were requested by this client or for this mailbox.
-        MailRefused, MailUnavailable: nothing was sent.
+    The response doesn't reveal whether an owner exists. A deactivated owner gets a mail that says so. Raises
+    RateLimitExceeded for this client or mailbox, MailRefused or MailUnavailable.
     """
     code_limits.count_code(request, address)
     owner = get_or_create_owner(address)
@@ -104,13 +96,10 @@ def send_code(request: HttpRequest, address: str) -> None:
 
 @method_decorator(never_cache, name="dispatch")
 class SignInView(allauth_private.AskForAddressView):
-    """Ask for an address and send a code to it."""
-
     form_class = AddressForm
     template_name = "signin/signin.html"
 
     def form_valid(self, form: AddressForm) -> HttpResponse:
-        """Send the code and redirect to the page for entering it."""
         self.request.session.pop(PENDING_CLAIMS_KEY, None)
         try:
             send_code(self.request, form.cleaned_data["email"])
@@ -127,8 +116,6 @@ class SignInView(allauth_private.AskForAddressView):
 
 @method_decorator(never_cache, name="dispatch")
 class CodeView(allauth_private.EnterCodeView):
-    """Accept the code, or send another one."""
-
     form_class = CodeForm
     template_name = "signin/code.html"
 
@@ -139,7 +126,6 @@ class CodeView(allauth_private.EnterCodeView):
         return super().dispatch(request, *args, **kwargs)
 
     def restart(self) -> HttpResponse:
-        """Redirect to the page for entering the address."""
         messages.error(
             self.request,
             "There is no valid code for this browser. A code works once, for ten minutes, in the browser in which you "
@@ -150,7 +136,6 @@ class CodeView(allauth_private.EnterCodeView):
         )
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Check the code, or send another one."""
         if request.POST.get("action") != "resend":
             return super().post(request, *args, **kwargs)
         try:
@@ -172,15 +157,12 @@ class CodeView(allauth_private.EnterCodeView):
 
 
 def too_many_codes(request: HttpRequest, error: RateLimitExceeded) -> HttpResponse:
-    """Return the page that says that too many codes were requested."""
     response = render(request, "signin/too-many.html", {"minutes": -(-error.seconds // 60)}, status=429)
     response["Retry-After"] = str(error.seconds)
     return response
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """Customizes all ways of signing in."""
-
     error_messages = {
         **DefaultAccountAdapter.error_messages,
         "incorrect_code": "This is not the code that we sent last. Compare it with the mail, or request a new one.",
@@ -200,7 +182,6 @@ class AccountAdapter(DefaultAccountAdapter):
         super().send_mail(template_prefix, email, {**context, "address": settings.GUARDIAN_BASE_URL})
 
     def respond_user_inactive(self, request: HttpRequest, user: Any) -> HttpResponse:
-        """Return the page that says that the account is closed."""
         return render(request, "signin/closed.html", status=403)
 
     def login(self, request: HttpRequest, user: Any) -> None:

@@ -59,8 +59,7 @@ class Claims:
     def __init__(self, issuer: str, userinfo: Mapping[str, Any], id_token: Mapping[str, Any]) -> None:
         """Read the claims of both documents. A claim of the user info takes precedence.
 
-        Raises:
-            ValueError: they contain no valid ``sub``, or different ones.
+        Raises ValueError if they contain no valid ``sub``, or different ones.
         """
         if id_token and id_token["sub"] != userinfo["sub"]:
             raise ValueError("the sub of the ID token and of the user info differ")
@@ -104,7 +103,6 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 
     @property
     def openid_config(self) -> dict[str, Any]:
-        """The provider's configuration."""
         with _parsing("configuration"):
             config: dict[str, Any] = super().openid_config
             for name in ("issuer", "authorization_endpoint", "token_endpoint", "userinfo_endpoint"):
@@ -116,17 +114,14 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
         return config
 
     def get_access_token_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Exchange the code for a token."""
         with _parsing("answer to the code"):
             return super().get_access_token_data(*args, **kwargs)
 
     def parse_token(self, data: Any) -> Any:
-        """Read the token."""
         with _parsing("token"):
             return super().parse_token(data)  # type: ignore[no-untyped-call]
 
     def complete_login(self, request: HttpRequest, app: Any, token: SocialToken, **kwargs: Any) -> Any:
-        """Fetch the claims about the person who signs in."""
         with _parsing("claims"):
             login = super().complete_login(request, app, token, **kwargs)
             userinfo, id_token = (
@@ -139,11 +134,7 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 
 
 def check_provider() -> None:
-    """Fetch the provider's configuration.
-
-    Raises:
-        RequestException, OAuth2Error: it can't be fetched, or is invalid.
-    """
+    """Fetch the provider's configuration. Raises RequestException, or OAuth2Error if it is invalid."""
     _ = ProviderAdapter(HttpRequest(), PROVIDER_ID).openid_config
 
 
@@ -156,13 +147,11 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
     """
 
     def get_requests_session(self) -> Session:
-        """Return a session for requests to the provider."""
         session: Session = super().get_requests_session()  # type: ignore[no-untyped-call]
         session.mount("https://", SystemTrust())
         return session
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
-        """Find or create the owner."""
         claims = sociallogin.claims
         if not sociallogin.is_existing:
             if claims.verified_address is None:
@@ -181,7 +170,6 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         exception: Exception | None = None,
         extra_context: dict[str, Any] | None = None,
     ) -> None:
-        """Return a page that says what went wrong and what to do."""
         if exception is not None:
             raise ImmediateHttpResponse(_provider_unavailable(request, exception))
         if error == AuthError.CANCELLED or request.GET.get("error") == "access_denied":  # some providers omit the state
@@ -213,7 +201,6 @@ def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse
 
 @never_cache
 def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """Sign in the person who returns from the provider."""
     if not settings.OIDC_ISSUER:
         raise Http404("OpenID Connect is not configured")
     try:

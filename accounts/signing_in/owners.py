@@ -20,11 +20,7 @@ VISITOR_LIFETIME = timedelta(days=1)
 
 
 def valid_address(text: str) -> str:
-    """Return this e-mail address in normal form.
-
-    Raises:
-        ValidationError: the address is invalid.
-    """
+    """Return this e-mail address in normal form, or raise ValidationError."""
     address = normalize_address(text)
     check_address(address)
     return address
@@ -46,7 +42,6 @@ def get_or_create_owner(address: str) -> Owner:
 
 
 def mark_address_verified(owner: Owner) -> None:
-    """Record that the owner's address is verified."""
     row = _email_address_row(owner)
     if not row.verified:
         row.verified = True

@@ -21,7 +21,6 @@ class SessionStore(db.SessionStore):
     """The session store of ``SESSION_ENGINE``. It supports only synchronous access."""
 
     def encode(self, session_dict: dict[str, Any]) -> str:
-        """Return the encrypted session."""
         return self._cipher().encrypt(self.serializer().dumps(session_dict)).decode()
 
     def decode(self, session_data: bytes | str) -> dict[str, Any]:
@@ -33,17 +32,14 @@ class SessionStore(db.SessionStore):
         return found
 
     def exists(self, session_key: str) -> bool:
-        """Return whether there is a session with this key."""
         return super().exists(_digest(session_key))
 
     def create_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
-        """Return a row for this session and its data."""
         row = super().create_model_instance(data)
         row.session_key = _digest(row.session_key)
         return row
 
     def delete(self, session_key: str | None = None) -> None:
-        """Delete the session with this key, by default this session."""
         if (key := session_key or self.session_key) is not None:
             super().delete(_digest(key))
 

@@ -36,7 +36,7 @@ PATHS: Mapping[type[SubscriptionQueue] | type[Consumer], tuple[str, str]] = {
 
 
 def with_delivery(rows: Rows) -> Rows:
-    """Annotate what ``blocked_reason`` needs, and ``consumers``: as counted within the last minute; None: not yet."""
+    """Annotate what ``blocked_reason`` needs, and ``consumers``: as counted within the last minute, or None."""
     listed = Queue.objects.filter(vhost=OuterRef("vhost"), name=OuterRef("queue_name")).exclude(state=Queue.State.GONE)
     owner, offering = PATHS[rows.model]
     return rows.annotate(
@@ -47,7 +47,7 @@ def with_delivery(rows: Rows) -> Rows:
 
 
 def blocked_reason(row: Any) -> str | None:
-    """Return why no event reaches the agent of this registered queue; None: delivery works.
+    """Return why no event reaches the agent of this registered queue, or None if delivery works.
 
     The row comes from ``with_delivery``.
     """

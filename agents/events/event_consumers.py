@@ -38,11 +38,7 @@ def register(
 
 
 def set_object_types(consumer: Consumer, object_types: Sequence[str]) -> None:
-    """Change the types of a consumer's events.
-
-    Raises:
-        ObjectDoesNotExist: the consumer no longer exists.
-    """
+    """Change the types of a consumer's events. Raises ObjectDoesNotExist if it no longer exists."""
     rows = Consumer.objects.filter(pk=consumer.pk)
     if not rows.update(object_types=list(object_types), modified=timezone.now()):
         raise Consumer.DoesNotExist("The consumer no longer exists.")

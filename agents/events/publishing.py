@@ -79,7 +79,6 @@ class Published:
     gone: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as the REST API returns it."""
         return asdict(self)
 
 
@@ -222,7 +221,6 @@ def _failed_deliveries(results: Mapping[QueueName, Result]) -> dict[QueueName, U
 
 
 def _log(offering: Offering, object_type: str, message_id: str, undelivered: Mapping[QueueName, Undelivered]) -> None:
-    """Write a log line for each reason, with its queues."""
     for kind, why in sorted(set(undelivered.values())):
         names = [f"{name} in {vhost}" for (vhost, name), found in undelivered.items() if found == (kind, why)]
         more = f" and {len(names) - MAX_QUEUES_LOGGED} more" if len(names) > MAX_QUEUES_LOGGED else ""

@@ -124,7 +124,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
 
 
 def _connecting(agents: Iterable[Agent]) -> dict[str, Any]:
-    """Return how the first of these agents consumes its first queue; an empty dictionary if none has a queue."""
+    """Return how the first of these agents consumes its first queue, or an empty dictionary if none has a queue."""
     for agent in agents:
         for reader in agent.readers:
             for queue in reader.queues:
@@ -173,7 +173,7 @@ def _uuids_in(text: str) -> list[UUID]:
 
 
 def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
-    """Return the connections to a vhost (None: all vhosts), or None and an error text. One request to the broker."""
+    """Return the connections to a vhost, or to all vhosts, or None and an error text. One request to the broker."""
     try:
         return broker.management().clients(vhost), ""
     except NotOnBroker:
@@ -183,7 +183,6 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
 
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
-    """Return the agents of a page, with a constant number of statements."""
     keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
     if not keys:
         return []
@@ -252,7 +251,6 @@ def _readers(
 
 
 def _observed_types(subscription: EventSubscription) -> list[str]:
-    """Return the object types of a subscription."""
     if subscription.object_type:
         return [subscription.object_type]
     types = [one.get("object_type") for one in subscription.observable_objects if isinstance(one, dict)]
@@ -315,7 +313,6 @@ class RemovalEffect(NamedTuple):
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def agent_remove(request: Request, uuid: UUID) -> HttpResponse:
-    """Remove an agent's identity, with its subscriptions and its consumer."""
     identity = get_object_or_404(AgentIdentity.objects.seen_by(request.user).select_related("owner"), uuid=uuid)
     subscriptions = list(identity.event_subscriptions.all())
     consumers = list(Consumer.objects.filter(identity=identity))
@@ -325,7 +322,6 @@ def agent_remove(request: Request, uuid: UUID) -> HttpResponse:
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def subscription_remove(request: Request, uuid: UUID) -> HttpResponse:
-    """Remove an event subscription, with its queues."""
     subscription = get_object_or_404(
         EventSubscription.objects.seen_by(request.user).select_related("owner", "identity"), uuid=uuid
     )
@@ -335,7 +331,6 @@ def subscription_remove(request: Request, uuid: UUID) -> HttpResponse:
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def consumer_remove(request: Request, uuid: UUID) -> HttpResponse:
-    """Remove an agent's consumer, with its queue."""
     consumer = get_object_or_404(Consumer.objects.seen_by(request.user).select_related("identity__owner"), uuid=uuid)
     return _remove(request, consumer, consumer.identity.owner, [], [consumer], "consumer", consumer.queue_name)
 

@@ -23,7 +23,6 @@ from rabbit.errors import BrokerUnavailable
 from rabbit.management import Management
 
 PASSWORD_FIELDS = ["token", "next_token", "password_set"]
-"""The fields that describe a login's password."""
 
 
 class PresentedToken(NamedTuple):
@@ -41,13 +40,7 @@ def _is_granted(login: EventSubscription | Consumer, presented: PresentedToken) 
 
 
 def grant_login(login: EventSubscription | Consumer, presented: PresentedToken, management: Management) -> None:
-    """Make the presented token the password of a login, which may only read its own queues.
-
-    Raises:
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the login no longer exists.
-        BrokerError: the broker is unreachable or refuses, or another request is changing this login for too long.
-    """
+    """Make the presented token the password of a login, which may only read its own queues."""
     # Read again: creating a lost vhost again clears password_set of its logins.
     login.refresh_from_db(fields=PASSWORD_FIELDS)
     if _is_granted(login, presented):
@@ -103,7 +96,6 @@ def _lock_token(token: AuthToken) -> bool:
 
 
 def _put_user(login: EventSubscription | Consumer, presented: PresentedToken, management: Management) -> None:
-    """Create the user of a login, with the token as its password, and its permissions."""
     username, vhost = login.rmq_username, login.owner.uuid.hex
     management.put_user(username, presented.key)
     try:

@@ -24,12 +24,8 @@ REASON_SECONDS = 1.0
 def declare_or_replace(vhost: str, name: str, wanted: Mapping[str, Any], management: Management) -> bool:
     """Declare a queue of the configured type, and return whether it is new.
 
-    A queue with other arguments is replaced if it is empty and unused.
-
-    Raises:
-        Refused: the queue can't be replaced; the text names the arguments, their values and the expected values.
-        NotOnBroker: there is no such vhost.
-        NodeDown: the node of the queue is down, or does not answer.
+    A queue with other arguments is replaced if it is empty and unused. Raises Refused if it can't be replaced, with the
+    arguments, their values and the expected values; NotOnBroker if there is no such vhost; and NodeDown.
     """
     wanted = arguments.of_type(settings.GUARDIAN_REGISTERED_QUEUE_TYPE, wanted)
     try:

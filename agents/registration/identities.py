@@ -54,10 +54,7 @@ def read_uuid(text: Any) -> uuids.UUID:
     """Return the UUID in this text: 32 hex digits, with all four dashes in their places or without dashes.
 
     Python and Django also accept numbers, braces, prefixes and misplaced dashes, which can turn a mistake into another
-    valid UUID.
-
-    Raises:
-        ValueError: the text is malformed.
+    valid UUID. Raises ValueError.
     """
     if not isinstance(text, str) or _UUID.fullmatch(text) is None:
         raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
@@ -146,7 +143,6 @@ def read_config(identity: AgentIdentity) -> str:
 
 
 def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
-    """Return the values of the model's fields."""
     fields: dict[str, Any] = dict(changes)
     if "config_file_content" in fields:
         content = fields.pop("config_file_content")

@@ -91,14 +91,7 @@ def create_subscription(
     description: str = "",
     source_ip: str | None = None,
 ) -> EventSubscription:
-    """Create a subscription without an identity. The token becomes its password.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the owner or the subscription no longer exists.
-        BrokerError: the broker is unreachable or refuses; nothing was created.
-    """
+    """Create a subscription without an identity. The token becomes its password."""
     management = broker.management()
     subscription = EventSubscription(
         owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
@@ -221,11 +214,8 @@ def redeclare(row: SubscriptionQueue | Consumer, management: Management) -> None
     """Declare a registered queue that the broker has lost or never had, and create its vhost if it is missing.
 
     Then close the connections of its login. An agent that read the lost queue over STOMP got an ERROR for its
-    subscription, and its connection stays open without a subscription.
-
-    Raises:
-        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
-        BrokerError: the broker is unreachable.
+    subscription, and its connection stays open without a subscription. Raises Refused if the broker has the queue with
+    other arguments and in use.
     """
     # Not ready until the connections are closed: after a crash, the next pass closes them.
     type(row)._default_manager.filter(pk=row.pk, state=Registration.READY).update(state=Registration.CREATING)
@@ -310,10 +300,8 @@ def _close_connections(login: EventSubscription | Consumer, management: Manageme
 
 
 def _may_have_executed(error: Exception) -> bool:
-    """Return whether the broker may have executed the request that failed with this error."""
     return isinstance(error, MalformedResponse) or (isinstance(error, BrokerUnavailable) and not error.never_reached)
 
 
 def _certainly_not_sent(error: Exception) -> bool:
-    """Return whether the failed request certainly never reached the broker."""
     return isinstance(error, BrokerUnavailable) and error.never_reached

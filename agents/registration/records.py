@@ -93,10 +93,7 @@ def cancel_removal(kind: Removal.Kind, vhost: str, name: str) -> bool:
     """Cancel a pending removal, and return whether there was one. Commit the row of the registration before.
 
     A process that executes a removal first commits a claim and then reads the rows. So either that process sees the
-    row, or this function sees the claim.
-
-    Raises:
-        Busy: the removal is in progress.
+    row, or this function sees the claim and raises Busy.
     """
     pending = Removal.objects.filter(kind=kind, vhost=vhost, name=name)
     if not pending.exists():

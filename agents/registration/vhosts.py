@@ -30,13 +30,7 @@ def require_vhost(owner: Owner, management: Management) -> None:
 
 
 def create_vhost(owner: Owner, management: Management) -> None:
-    """Create the vhost of an owner's agents and its dead-letter queue, even if the row says that the broker has them.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses, or another request is creating the vhost for too long.
-        NotVouched: the vhost was never created, and the owner may not use the broker.
-        ObjectDoesNotExist: the owner no longer exists.
-    """
+    """Create the vhost of an owner's agents and its dead-letter queue, even if the row says that they exist."""
     _create_vhost(owner, management, recreate=True)
 
 
@@ -101,5 +95,4 @@ def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> 
 
 
 def lost_again(vhost: str, error: NotOnBroker) -> Busy:
-    """Return the error for a vhost that was missing again right after it was created."""
     return Busy(f"The broker has lost the vhost '{vhost}' again, or its node is down; try again later: {error}")

@@ -24,12 +24,15 @@ from core.models import Removal
 logger = logging.getLogger(__name__)
 
 COLLECTED = "_removals_of_this_deletion"
-"""The attribute for the collected removals. It is set on the origin of a deletion: an instance or a queryset."""
+"""The attribute for the collected removals. It is set on the origin of a deletion: an instance or a queryset.
+
+The origin is all that the signals of one deletion share, and no other deletion has it. A ContextVar would mix nested
+deletions, and keep what a failed deletion collected for the thread's next.
+"""
 
 MAX_ATTEMPTS = 3
 
 DEADLOCK = "40P01"
-"""PostgreSQL's code of a deadlock."""
 
 _PARENTS: Mapping[type[Model], Mapping[str, type[Model]]] = {
     Owner: {},
@@ -48,10 +51,7 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
     """Delete a row or the rows of a queryset with their cascade, and return how many of each model were deleted.
 
     Lock them first, so that no row that refers to them is inserted before the deletion. (SQLite has one writer anyway.)
-    Rows that no longer exist are ignored.
-
-    Raises:
-        django.db.Error: the database failed, or there were ``MAX_ATTEMPTS`` conflicts with other transactions.
+    Rows that no longer exist are ignored. After ``MAX_ATTEMPTS`` conflicts with other transactions, raise the error.
     """
     if isinstance(rows, Model):
         rows = type(rows)._base_manager.filter(pk=rows.pk)

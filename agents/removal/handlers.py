@@ -205,7 +205,6 @@ def _queues_removed(queues: Sequence[Removal]) -> None:
 
 
 def register_handlers() -> None:
-    """Register the handlers of agents' kinds."""
     kinds = Removal.Kind
     removals.register(kinds.PASSWORD, Handler(_reset_password))
     removals.register(kinds.USER, Handler(_delete_user, obsolete=_needed_users))

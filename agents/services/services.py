@@ -37,20 +37,12 @@ def register_processor(
 
 
 def set_statistics(service: AgentService, statistics: dict[str, Any]) -> None:
-    """Replace the statistics of a service.
-
-    Raises:
-        ObjectDoesNotExist: the service no longer exists.
-    """
+    """Replace the statistics of a service. Raises ObjectDoesNotExist."""
     _changed(service, {"statistics": statistics})
 
 
 def _changed(row: Reported, fields: Mapping[str, Any]) -> Reported:
-    """Change a row, and return it.
-
-    Raises:
-        ObjectDoesNotExist: it no longer exists.
-    """
+    """Change a row, and return it. Raises ObjectDoesNotExist."""
     values = {**fields, "modified": timezone.now()}
     if not type(row).objects.filter(pk=row.pk).update(**values):
         raise type(row).DoesNotExist

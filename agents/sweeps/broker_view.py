@@ -42,11 +42,7 @@ class BrokerView(NamedTuple):
 
 
 def observe(report: Report, lease: HeldLease | None) -> BrokerView:
-    """List the broker, then read the rows.
-
-    Raises:
-        BrokerError: nothing could be listed, or the list is not trustworthy.
-    """
+    """List the broker, then read the rows."""
     renew = lease.renew_if_due if lease else lambda: None
     management = broker.management()
     before = registered.agent_vhosts()

@@ -82,7 +82,6 @@ class Report:
     notifications: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as ``--json`` prints it."""
         return {**asdict(self), "at": self.at.isoformat()}
 
     def add_error(self, error: str) -> None:
@@ -95,7 +94,6 @@ class Report:
 
 
 def old_reports(now: datetime) -> QuerySet[Sweep]:
-    """Return the reports to prune."""
     return Sweep.objects.filter(at__lt=now - KEEP_REPORTS)
 
 
@@ -188,7 +186,6 @@ def _new_notices(report: Report) -> Iterator[Notice]:
 
 
 def queue_as_json(name: QueueName) -> dict[str, str]:
-    """Return a queue's name as it appears in reports."""
     return {"vhost": name[0], "queue": name[1]}
 
 

@@ -77,7 +77,6 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
 
 
 def _owners_without_token() -> QuerySet[Owner]:
-    """Return the owners without a valid token."""
     valid = AuthToken.objects.filter(user=OuterRef("pk")).exclude(handlers.is_expired())
     return Owner.objects.filter(~Exists(valid))
 

@@ -106,7 +106,7 @@ def _orphans(view: BrokerView) -> list[ListedName]:
 def _select_confirmed(
     report: Report, orphans: list[ListedName], only: Collection[QueueName] | None
 ) -> list[ListedName]:
-    """Return the confirmed orphans (None: all), and report the others as ``left_out``."""
+    """Return the confirmed orphans, or all without a confirmation, and report the others as ``left_out``."""
     if only is None:
         return orphans
     report.left_out = [

@@ -1,1 +1,4 @@
-"""The message store in Apache Cassandra. Begin with ``store.py``."""
+"""The message store in Apache Cassandra. Begin with ``store.py``.
+
+``StoreUnavailable`` says that no node answers, ``NoQueue`` that the queue was removed.
+"""

@@ -27,7 +27,6 @@ BYTES = 8 * 1024 * 1024
 LEVEL_BITS = 7
 FINEST = 7
 WIDTHS: tuple[int, ...] = tuple(8 ** (FINEST - level) * TICKS_PER_SECOND for level in range(FINEST + 1))
-"""The ticks of the buckets of each level."""
 
 LEVELS = range(FINEST + 1)
 
@@ -49,7 +48,6 @@ class Bucket(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first ticks after the bucket."""
         return self.start + WIDTHS[self.level]
 
 
@@ -59,7 +57,6 @@ def covering(ticks: int) -> list[Bucket]:
 
 
 def bucket_of(place: Place) -> Bucket:
-    """Return the bucket of a message."""
     level = place.rest & LEVEL_BITS
     return Bucket(place.ticks // WIDTHS[level] * WIDTHS[level], level)
 

@@ -23,11 +23,7 @@ class ClusterFacts(NamedTuple):
 
 
 def examine(wait: float = 0) -> ClusterFacts:
-    """Return facts about the cluster. Wait up to ``wait`` seconds for the nodes' clocks.
-
-    Raises:
-        StoreUnavailable: no node answers, or the keyspace has no tables of this version.
-    """
+    """Return facts about the cluster. Wait up to ``wait`` seconds for the nodes' clocks."""
     with translated():
         connection = connections.get()
         if wait:

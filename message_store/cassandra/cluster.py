@@ -79,7 +79,6 @@ SETTINGS = (
     "CASSANDRA_HOSTS", "CASSANDRA_KEYSPACE", "CASSANDRA_DATACENTER", "CASSANDRA_USER", "CASSANDRA_PASSWORD",
     "CASSANDRA_TLS",
 )  # fmt: skip
-"""The settings that a connection depends on."""
 
 _NOW = "SELECT now() FROM system.local"
 
@@ -172,7 +171,6 @@ class Rows:
     """
 
     def __init__(self, session: Session, statement: Any, timeout: float, state: bytes | None = None) -> None:
-        """Send the statement. ``state`` is the paging state of the previous page."""
         self._session = session
         self._statement = statement
         self._timeout = timeout
@@ -195,7 +193,6 @@ class Rows:
             self._is_answered.set()
 
     def arrive_within(self, seconds: float) -> bool:
-        """Return whether the first page arrives within this time."""
         return self._is_answered.wait(seconds) and self._error is None
 
     def wait(self) -> Self:
@@ -213,24 +210,15 @@ class Rows:
             yield from rows._page
 
     def one(self) -> Any:
-        """Return the first row, or None."""
         return next(iter(self._page), None)
 
     @property
     def was_applied(self) -> bool:
-        """Whether the lightweight transaction was applied."""
         return bool(self.one()[0])
 
 
 class Connection:
-    """A session with the keyspace, and its prepared statements. Threads share it."""
-
     def __init__(self) -> None:
-        """Connect.
-
-        Raises:
-            StoreUnavailable: no node answers, or the keyspace has an older version.
-        """
         self._keyspace: str = settings.CASSANDRA_KEYSPACE
         self._prepared: dict[str, PreparedStatement] = {}
         with translated():
@@ -263,7 +251,6 @@ class Connection:
             )
 
     def prepare(self, cql: str) -> None:
-        """Prepare a statement for ``bind``."""
         for attempt in range(1, PREPARE_ATTEMPTS + 1):
             try:
                 self._prepared[cql] = self.session.prepare(cql.replace("keyspace.", f"{self._keyspace}."))
@@ -287,7 +274,6 @@ class Connection:
         return bound
 
     def execute(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
-        """Execute a statement and return its rows."""
         return self.start(statement, timeout).wait()
 
     def start(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
@@ -377,11 +363,7 @@ class _Connections:
         self._failed: dict[Any, tuple[float, StoreUnavailable]] = {}
 
     def get(self) -> Connection:
-        """Return the connection, opening it if needed.
-
-        Raises:
-            StoreUnavailable: it can't be opened, or couldn't within the last second.
-        """
+        """Return the connection, opening it if needed. After a failure, the next attempt waits ``RETRY_SECONDS``."""
         key = (os.getpid(), *(str(getattr(settings, name)) for name in SETTINGS))
         found = self._open.get(key)
         if found is not None:
@@ -401,4 +383,3 @@ class _Connections:
 
 
 connections = _Connections()
-"""The connections of this process."""

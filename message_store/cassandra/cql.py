@@ -90,4 +90,3 @@ LIST_CONSUMERS = "SELECT consumer FROM keyspace.consumers WHERE queue = ?"
 DELETE_CONSUMERS = "DELETE FROM keyspace.consumers WHERE queue = ?"
 
 ALL = tuple(text for name, text in list(globals().items()) if isinstance(text, str) and re.match("[A-Z]", name))
-"""All statements, to prepare them."""

@@ -49,8 +49,6 @@ class _Row(NamedTuple):
 
 
 class QueueTables(MessageStore):
-    """The queues of a store in Cassandra, and lists of their names."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
@@ -210,7 +208,6 @@ class QueueTables(MessageStore):
         return found
 
     def _transact(self, statement: Any) -> bool:
-        """Execute a lightweight transaction, and return whether it was applied."""
         statement.serial_consistency_level = ConsistencyLevel.SERIAL
         statement.is_idempotent = False
         statement.retry_policy = FallthroughRetryPolicy()
@@ -220,11 +217,7 @@ class QueueTables(MessageStore):
         return self._connection.execute(self._connection.bind(cql.IS_REMOVED, [queue.key], level)).one() is not None
 
     def _require(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> None:
-        """Make sure that the queue was not removed.
-
-        Raises:
-            NoQueue: it was.
-        """
+        """Raise NoQueue if the queue was removed."""
         if self._is_removed(queue, level):
             raise NoQueue(queue.name)
 
@@ -255,7 +248,6 @@ def _row_of(application: str, row: Sequence[Any]) -> _Row:
 
 
 def time_of(key: uuid.UUID) -> datetime:
-    """Return when a queue was created, from its key."""
     return _EPOCH + timedelta(microseconds=place(key).ticks // 10)
 
 

@@ -19,8 +19,6 @@ _Change = Callable[[dict[int, uuid.UUID]], _Changes]
 
 
 class PositionTables(QueueTables):
-    """The positions of consumers in Cassandra."""
-
     def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
         with translated():
             if self._is_removed(queue):
@@ -70,13 +68,12 @@ class PositionTables(QueueTables):
                     yield consumer
 
     def _positions(self, queue: StoredQueue, consumer: str) -> tuple[uuid.UUID | None, dict[int, uuid.UUID]]:
-        """Return the version of a consumer's positions, and the positions."""
         rows = list(self._connection.execute(self._connection.bind(cql.GET_POSITIONS, [queue.key, consumer])))
         version = rows[0][0] if rows else None
         return version, {partition: message_id for _, partition, message_id in rows if message_id is not None}
 
     def _change_positions(self, queue: StoredQueue, consumer: str, change: _Change) -> _Changes:
-        """Make the changes that ``change`` returns for the current positions; None deletes one. Return them."""
+        """Make the changes that ``change`` returns for the current positions, where None deletes one. Return them."""
         bind, key = self._connection.bind, [queue.key, consumer]
         for _ in range(MAX_ATTEMPTS):
             version, known = self._positions(queue, consumer)

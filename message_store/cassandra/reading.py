@@ -66,7 +66,6 @@ class Reading:
         """The buckets without messages, among those that were read as a whole."""
 
     def messages(self) -> Iterator[Any]:
-        """Yield the rows of the messages in order."""
         at = self._lower.ticks if self._sign > 0 else self._upper.ticks - (self._upper.rest == 0)
         bind, key = self._connection.bind, [self._queue.key, self._partition]
         starts = [bucket.start for bucket in buckets.covering(at)]
@@ -139,11 +138,6 @@ class Reading:
 
 
 def entries_of(queue: StoredQueue, rows: Iterable[Any]) -> Iterator[Entry]:
-    """Yield the entries of the index in their order.
-
-    Raises:
-        NoQueue: the queue was removed.
-    """
     for (kind, edge, level), same in groupby(rows, key=lambda row: row[:3]):
         if kind == REMOVED:
             raise NoQueue(queue.name)

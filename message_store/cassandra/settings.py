@@ -15,11 +15,7 @@ KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 
 def contact_points() -> list[tuple[str, int]]:
-    """Return the hosts and ports of CASSANDRA_HOSTS.
-
-    Raises:
-        ValueError: there is none, or an entry is neither a host nor host:port.
-    """
+    """Return the hosts and ports of CASSANDRA_HOSTS. Raises ValueError for none, or if one isn't host or host:port."""
     found = []
     for entry in settings.CASSANDRA_HOSTS:
         parts = urlsplit(f"//{entry}")
@@ -34,8 +30,7 @@ def contact_points() -> list[tuple[str, int]]:
 def replication() -> dict[str, int]:
     """Return the replicas in each data centre, from CASSANDRA_REPLICATION.
 
-    Raises:
-        ValueError: it is neither a number nor a list such as ``dc1:3,dc2:3``, or leaves out CASSANDRA_DATACENTER.
+    Raises ValueError unless it is a number or a list such as ``dc1:3,dc2:3`` that includes CASSANDRA_DATACENTER.
     """
     text, own = settings.CASSANDRA_REPLICATION, settings.CASSANDRA_DATACENTER
     pairs = [("", "", text)] if ":" not in text else [part.strip().rpartition(":") for part in text.split(",")]

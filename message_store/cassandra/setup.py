@@ -19,7 +19,10 @@ class SetupError(Exception):
 
 
 def actual_replication(cluster: Cluster) -> dict[str, int] | None:
-    """Return the keyspace's replicas in each data centre; None if there is no keyspace. Another strategy has none."""
+    """Return the keyspace's replicas in each data centre, or None if there is no keyspace.
+
+    Another strategy has none.
+    """
     keyspace = cluster.metadata.keyspaces.get(settings.CASSANDRA_KEYSPACE)
     if keyspace is None:
         return None
@@ -28,12 +31,7 @@ def actual_replication(cluster: Cluster) -> dict[str, int] | None:
 
 
 def set_up() -> Iterator[str]:
-    """Create or upgrade the keyspace and its tables, and yield what was done.
-
-    Raises:
-        SetupError: the cluster has too few nodes, or the keyspace another replication.
-        StoreUnavailable: the cluster is unreachable.
-    """
+    """Create or upgrade the keyspace and its tables, and yield what was done. Raises SetupError."""
     with translated():
         cluster = open_cluster()
         try:

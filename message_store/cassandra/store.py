@@ -64,8 +64,6 @@ CONCURRENT_READS = 16
 
 
 class CassandraStore(PositionTables):
-    """Queues and messages in Apache Cassandra."""
-
     def remove(self, application: str, name: str) -> None:
         with translated():
             row = self._deleted_row(application, name)
@@ -126,11 +124,7 @@ class CassandraStore(PositionTables):
         messages: Sequence[NewMessage],
         by_partition: Mapping[int, Sequence[int]],
     ) -> tuple[dict[int, Bucket], list[BoundStatement]]:
-        """Return the bucket of each partition, which is in the index, and statements that mark some as full.
-
-        Raises:
-            NoQueue: the queue was removed.
-        """
+        """Return the bucket of each partition, which is in the index, and statements that mark some as full."""
         level = LEVELS[queue.consistency]
         reads = [self._covering(queue, partition, ticks, level) for partition in by_partition]
         targets, entries, full = {}, [], []

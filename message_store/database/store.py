@@ -46,8 +46,6 @@ _QUEUE_COLUMNS = "application, name, created, partitions, type, consistency, pri
 
 
 class DatabaseStore(MessageStore):
-    """Queues and messages in Guardian's database."""
-
     in_database = True
 
     def register(

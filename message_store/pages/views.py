@@ -54,8 +54,6 @@ View = Callable[..., HttpResponse]
 
 
 class Request(HttpRequest):
-    """A request of a signed-in owner."""
-
     user: Owner
 
 
@@ -76,7 +74,6 @@ def store_page(view: View) -> View:
 
 
 def caller(owner: Owner) -> Caller:
-    """Return an owner as a caller of the message store."""
     return Caller(email=owner.email)
 
 
@@ -96,8 +93,6 @@ def has_something_to_see(visitor: Owner | AnonymousUser) -> bool:
 
 
 class Row(NamedTuple):
-    """A queue in a list."""
-
     queue: StoredQueue
     name: str
     application: str
@@ -222,11 +217,7 @@ class MessageFilterForm(forms.Form):
 
 
 def place_of(text: str, *, descending: bool) -> Place:
-    """Return the place of a day, a time, or a value of the API's parameter ``since``.
-
-    Raises:
-        ValueError: the text is none of them.
-    """
+    """Return the place of a day, a time, or a value of the API's parameter ``since``. Raises ValueError."""
     day = parse_date(text)
     at = datetime(day.year, day.month, day.day) if day else parse_datetime(text)  # noqa: DTZ001 - it is made aware next
     if at is None:

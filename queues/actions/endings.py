@@ -22,7 +22,7 @@ class Ending(NamedTuple):
 
 
 def ending(events: Iterable[QueueEvent]) -> Ending | None:
-    """Return how the queue of these events, newest first, was deleted. None: Guardian did not delete it."""
+    """Return how the queue of these events, newest first, was deleted, or None if Guardian did not delete it."""
     last = next((event for event in events if event.kind in ENDINGS), None)
     if last is None or last.kind == QueueEvent.Kind.GONE:
         return None
@@ -51,6 +51,6 @@ def bindings_at_deletion(events: Iterable[QueueEvent]) -> list[dict[str, str]]:
 
 
 def _lost(details: dict[str, object]) -> str:
-    """Return why messages were not archived, as a sentence; empty: they were, or it is not known."""
+    """Return why messages were not archived, as a sentence, or an empty text if they were or it is not known."""
     why = details.get("why_not_archived")
     return f"Messages were not archived, because {why}." if why else ""

@@ -33,11 +33,7 @@ class OwnExchange(NamedTuple):
 
 
 def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
-    """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests."""
     usernames = None if visitor.is_staff else _usernames(visitor)
     if usernames is not None and not usernames:
         return []

@@ -37,17 +37,14 @@ def open_requests() -> QuerySet[QueueEvent]:
 
 
 def open_request(queue: Queue) -> QueueEvent | None:
-    """Return the request about this queue that is open, if there is one."""
     return open_requests().filter(queue=queue).first()
 
 
 def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
     """Ask the operators for a deletion limit of this queue, in messages.
 
-    Raises:
-        ValidationError: the limit is not higher than the present one, the queue has none, a request is open, or there
-            is no operator.
-        RateLimitExceeded: the owner sent too many requests.
+    Raises RateLimitExceeded. The limit is invalid if it is not higher than the present one, the queue has none, a
+    request is open, or there is no operator.
     """
     if thresholds.is_spared(queue):
         raise ValidationError("Guardian never deletes this queue for its length.")
@@ -72,12 +69,7 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
 
 
 def decline(queue: Queue, by: Owner, reason: str) -> None:
-    """Decline the open request about this queue. Who asked gets the reason by mail.
-
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        ValidationError: no request is open.
-    """
+    """Decline the open request about this queue. Who asked gets the reason by mail."""
     if not by.is_staff:
         raise PermissionDenied("Only operators decide about requests.")
     with transaction.atomic():

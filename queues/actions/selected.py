@@ -25,11 +25,7 @@ def find(by: Owner, uuids: Collection[UUID]) -> list[Queue]:
 
 
 def destroy(queues: Sequence[Queue], by: Owner, action: str, confirm: str = "") -> Results[Queue]:
-    """Delete or purge these queues, and continue after single failures. Their ready messages are archived first.
-
-    Raises:
-        ConfirmationRequired: ``confirm`` does not confirm it. Nothing was changed.
-    """
+    """Delete or purge these queues, and continue after single failures. Their ready messages are archived first."""
     verb, do = DESTROY[action]
     change = ConfirmableChange(by, f"{action} selected queues", queues, {}, confirm)
     change.require_confirmed(Effect(effects.of_deletion(queues).queues, verb))
@@ -37,12 +33,7 @@ def destroy(queues: Sequence[Queue], by: Owner, action: str, confirm: str = "") 
 
 
 def release(queues: Sequence[Queue], by: Owner, confirm: str = "") -> Results[Queue]:
-    """Let the next pass within ten minutes delete those of these queues whose deletion is blocked.
-
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        ConfirmationRequired: ``confirm`` does not confirm it. Nothing was changed.
-    """
+    """Let the next pass within ten minutes delete those of these queues whose deletion is blocked."""
     if not by.is_staff:
         raise PermissionDenied("Only operators release blocked queues.")
     blocked = [queue for queue in queues if queue.block_reason]

@@ -44,9 +44,9 @@ class Gone(Exception):
 
 
 class Consuming(NamedTuple):
-    """A consumer of a queue, and the unacknowledged messages of its channel; None: the broker does not report them.
+    """A consumer of a queue, and the unacknowledged messages of its channel, or None if the broker doesn't report them.
 
-    ``connection_name`` is the name that the client gave to its connection; empty: none, or the broker did not answer.
+    ``connection_name`` is the name that the client gave to its connection, if any.
     """
 
     consumer: QueueConsumer
@@ -55,11 +55,11 @@ class Consuming(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A queue's current state on the broker; None: the broker did not answer, or does not report it.
+    """A queue's current state on the broker. None: the broker did not answer, or does not report it.
 
     ``ready`` counts messages. ``bindings`` lacks the one to the default exchange. ``upstream`` are the bindings between
-    exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length; None, too, if it has none.
-    ``size`` are the bytes of its messages' bodies.
+    exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length, if it has one. ``size`` are
+    the bytes of its messages' bodies.
     """
 
     ready: int | None = None
@@ -76,12 +76,8 @@ class Live(NamedTuple):
 def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
     """Delete a queue. ``keep`` its messages in an archive, if archives are on.
 
-    The intent is recorded first, so that a crash in between leaves a trace.
-
-    Raises:
-        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
-        Gone: the broker does not list the queue. Its row stays; the next lists decide.
-        BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be deleted.
+    The intent is recorded first, so that a crash in between leaves a trace. After ``Gone`` the row stays, and the next
+    lists decide. After a BrokerError that isn't ``was_not_executed``, the queue may be deleted.
     """
     require_may_destroy(queue, by)
     with (
@@ -98,12 +94,7 @@ def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
 def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
     """Purge the ready messages of a queue, and ``keep`` them in an archive. Unacknowledged messages stay.
 
-    The event is recorded first, so that a lost answer leaves a trace.
-
-    Raises:
-        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
-        Gone: the broker does not list the queue. Its row stays; the next lists decide.
-        BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be purged.
+    The event is recorded first, so that a lost answer leaves a trace. The errors are those of ``delete_queue``.
     """
     require_may_destroy(queue, by)
     with (
@@ -117,7 +108,7 @@ def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
 
 
 def why_not_archived(queue: Queue, by: Owner) -> str:
-    """Return why the messages of a queue can't be archived; empty: they can, as far as the bounds allow."""
+    """Return why the messages of a queue can't be archived, or an empty text if they can be, within the bounds."""
     return destroying.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True))
 
 
@@ -137,11 +128,7 @@ def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Targ
 
 
 def require_may_destroy(queue: Queue, by: Owner) -> None:
-    """Require that this owner, who may see the queue, may delete and purge it.
-
-    Raises:
-        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
-    """
+    """Require that this owner, who may see the queue, may delete and purge it."""
     if queue.registered and not by.is_staff:
         raise PermissionDenied(
             "An agent registered this queue, so Guardian would declare it again. "
@@ -158,13 +145,9 @@ def set_limits(
     max_length: int | Unchanged | None = UNCHANGED,
     confirm: str = "",
 ) -> None:
-    """Set a queue's own limits, in messages; None: those of its Pulse user or the policy apply.
+    """Set a queue's own limits, in messages. None: those of its Pulse user or the policy apply.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
-        ConfirmationRequired: the next pass would delete the queue, and ``confirm`` does not confirm it.
-        Queue.DoesNotExist: its row was deleted in the meantime.
+    Raises Queue.DoesNotExist if its row was deleted in the meantime.
     """
     given = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
     limits = {name: value for name, value in given.items() if value is not UNCHANGED}
@@ -176,13 +159,7 @@ def set_limits(
 def set_limits_of_all(
     queues: Collection[Queue], by: Owner, limits: Mapping[str, Any], confirm: str = ""
 ) -> dict[int, ValidationError | Queue.DoesNotExist]:
-    """Set these limits, any of ``LIMITS``, for several queues, and return the errors by primary key.
-
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        ConfirmationRequired: the next pass would delete some of them, and ``confirm`` does not confirm it. Nothing was
-            changed.
-    """
+    """Set these limits, any of ``LIMITS``, for several queues, and return the errors by primary key."""
     if not by.is_staff:
         raise PermissionDenied("Only operators set the limits of a queue.")
     change = ConfirmableChange(by, "set limits", queues, limits, confirm)
@@ -223,11 +200,7 @@ def _lock(queues: Collection[Queue]) -> dict[int, Queue]:
 
 
 def _with_limits(queue: Queue, limits: Mapping[str, Any]) -> Queue:
-    """Return a copy of a queue with these limits.
-
-    Raises:
-        ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
-    """
+    """Return a copy of a queue with these limits."""
     changed = copy.copy(queue)
     for name, value in limits.items():
         setattr(changed, name, value)
@@ -258,11 +231,7 @@ def _write_limits(
 
 
 def check_limits(pulse_user: PulseUser | None, warn_length: int | None, max_length: int | None) -> None:
-    """Check a queue's own limits, in messages, together with those of its Pulse user.
-
-    Raises:
-        ValidationError: the deletion limit is below the warning threshold.
-    """
+    """Check a queue's own limits, in messages, together with those of its Pulse user."""
     if warn_length is None and max_length is None:
         return
     if pulse_user is not None:
@@ -311,11 +280,7 @@ def _with_names(vhost: str, consuming: Sequence[Consuming], management: Manageme
 
 
 def _with_surroundings(state: Live, queue: Queue, management: Management) -> Live:
-    """Return the state with what leads to the queue's exchanges, and with the broker's own limit of its length.
-
-    Raises:
-        BrokerError: the broker did not answer.
-    """
+    """Return the state with what leads to the queue's exchanges, and with the broker's own limit of its length."""
 
     def bindings_to(names: Collection[str]) -> dict[str, list[Binding]]:
         return {name: management.bindings_to_exchange(queue.vhost, name) for name in names}
@@ -330,8 +295,7 @@ def _with_surroundings(state: Live, queue: Queue, management: Management) -> Liv
 def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     """Record the request that follows, and delete the record if the broker certainly did not carry it out.
 
-    Raises:
-        Gone: the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
+    Raises Gone if the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
     """
     with transaction.atomic():
         event = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
@@ -350,7 +314,6 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
 
 
 def _record_deletion(queue: Queue, by: Owner) -> None:
-    """Record that this owner deleted the queue."""
     with transaction.atomic():
         actor = _lock_actor(by)
         row = Queue.objects.select_for_update().get(pk=queue.pk)
@@ -377,7 +340,7 @@ def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any
 
 
 def _lock_actor(by: Owner) -> Owner | None:
-    """Lock and return the acting owner, inside a transaction; None: the owner was removed in the meantime.
+    """Lock and return the acting owner, inside a transaction, or None if the owner was removed in the meantime.
 
     Call it before locking queues: the removal of an owner locks in this order too.
     """

@@ -53,7 +53,6 @@ def gone_fields() -> dict[str, Any]:
 
 
 def figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:
-    """Return the details of an event about a queue's length."""
     return {"length": length_of(ready, unacknowledged)}
 
 

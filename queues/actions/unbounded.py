@@ -29,9 +29,6 @@ def plan(names: Iterable[str]) -> list[Step]:
 
     The names come without a vhost, so each stands for every queue of that name, on the broker or stored. If there is
     none, it stands for a future queue in the Pulse users' vhost.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     wanted = list(dict.fromkeys(names))
     steps = [
@@ -72,11 +69,8 @@ def apply(steps: Sequence[Step], command: str) -> None:
     """Make the queues of these steps unbounded, all or none. ``command`` is recorded in their events.
 
     A queue without a row gets one in state gone. The first pass that lists it finds the row, so it knows that the queue
-    is unbounded before it judges it. The lease keeps passes from inserting the same row.
-
-    Raises:
-        LeaseTaken: a pass is running, and does not end within a minute.
-        LeaseLost: this process was suspended until the lease expired. Nothing was changed.
+    is unbounded before it judges it. The lease keeps passes from inserting the same row. Raises LeaseTaken if a pass
+    runs for more than a minute, and LeaseLost if this process was suspended. Then nothing was changed.
     """
     wanted = [(step.vhost, step.name) for step in steps if step.do == MAKE_UNBOUNDED]
     if not wanted:

@@ -12,7 +12,6 @@ from rabbit.fetching import Fetched
 from rabbit.names import readable, readable_text
 
 MAX_CHARACTERS = 50_000
-"""The part of a body that a page shows."""
 
 UNFOLDED_CHARACTERS = 2_000
 UNFOLDED_LINES = 40
@@ -31,7 +30,7 @@ DELIVERY_MODES = {1: "1 (transient)", 2: "2 (persistent)"}
 class Body(NamedTuple):
     """The part of a body that a page shows. ``rest`` is collapsed. ``is_cut``: there is more.
 
-    ``format`` is JSON, text or hex; empty: there is no body. ``size`` is in bytes.
+    ``format`` is JSON, text or hex, or empty without a body. ``size`` is in bytes.
     """
 
     format: str
@@ -42,8 +41,6 @@ class Body(NamedTuple):
 
 
 class Property(NamedTuple):
-    """A row of a message's table."""
-
     name: str
     value: str
 
@@ -59,8 +56,6 @@ class MessageShown(NamedTuple):
 
 
 class MessageLine(NamedTuple):
-    """A message in a list."""
-
     position: int
     exchange: str
     routing_key: str
@@ -131,7 +126,7 @@ def _text_of(body: bytes, most: int) -> tuple[str | None, bool]:
 
 
 def _pretty(body: bytes, most: int) -> str | None:
-    """Return a body as indented JSON, cut when it is longer than ``most`` characters; None: it is no JSON."""
+    """Return a body as indented JSON, cut when it is longer than ``most`` characters, or None if it is no JSON."""
     value, encoding = reading.read_body(body)
     if encoding != "json":
         return None

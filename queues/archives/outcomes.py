@@ -21,11 +21,9 @@ class Removed:
 
     @property
     def archived(self) -> int:
-        """The number of archived messages."""
         return self.archive.messages if self.archive else 0
 
     def as_facts(self) -> dict[str, Any]:
-        """Return the facts of a notification or an event about it."""
         return {
             "archived": self.archived,
             "dropped": self.dropped,
@@ -37,7 +35,6 @@ class Removed:
 
 
 def outcome_in_words(removed: Removed) -> str:
-    """Return the outcome for a queue's messages, in sentences for a page."""
     sentences = []
     if removed.archive is not None and removed.archived:
         until = f"{removed.archive.expires:%-d %B %Y}"

@@ -37,7 +37,7 @@ BATCH = 100
 STEP_SECONDS = 20.0
 
 ORIGINAL_HEADER = "x-guardian-original"
-"""A table of what a replayed message had and must not have: with it, it could reach what its owner can't, or expire."""
+"""Headers and properties that are removed from a replayed message: they could route it elsewhere or make it expire."""
 
 ROUTING_HEADERS = ("CC", "BCC")
 MOVED_PROPERTIES = ("user_id", "expiration")
@@ -64,8 +64,8 @@ class ReplayRefused(ValueError):
 class Room(NamedTuple):
     """The ready messages, the consumers and the deletion limit of a replay's target queue.
 
-    None: the target is an exchange, the queue's leader did not answer, or the queue has no limit that is known.
-    ``coming`` are the messages that other replays are sending to it.
+    They are None if the target is an exchange, the queue's leader did not answer, or no limit is known. ``coming`` are
+    the messages that other replays are sending to it.
     """
 
     ready: int | None = None
@@ -75,16 +75,14 @@ class Room(NamedTuple):
 
     @property
     def fits(self) -> int | None:
-        """The number of messages with which the queue is at its limit; None: it is not known."""
+        """The number of messages with which the queue is at its limit, or None if it is not known."""
         return None if self.ready is None or self.limit is None else max(0, self.limit - self.ready - self.coming)
 
 
 def room(archive: Archive, *, queue: str = "", exchange: str = "") -> Room:
     """Return the room in a queue or an exchange.
 
-    Raises:
-        ReplayRefused: its Pulse user may not write to the target, or the target is missing.
-        BrokerError: the broker is unreachable or refuses.
+    Raises ReplayRefused as ``require_writable``, or without such a target.
     """
     require_writable(archive, queue, exchange)
     with broker.session(archive.vhost) as session:
@@ -104,13 +102,9 @@ def start(
 ) -> Replay:
     """Create a replay of the messages from ``first`` to ``last``. The task carries it out.
 
-    ``rate`` is the most messages a second. ``uuid`` is the replay's, so that a form that is sent twice starts one.
-
-    Raises:
-        ReplayRefused: its Pulse user may not write to the target, the target is missing or would be over its deletion
-            limit again, or the range is invalid.
-        IntegrityError: there is a replay of this UUID.
-        BrokerError: the broker is unreachable or refuses.
+    ``rate`` is the most messages a second. ``uuid`` is the replay's, so that a form that is sent twice starts one: the
+    second time IntegrityError is raised. ReplayRefused also says that the target would be over its deletion limit
+    again, or that the range is invalid.
     """
     replay = _planned(archive, queue, exchange, first, last)
     replay.uuid = uuid or replay.uuid
@@ -127,7 +121,6 @@ def start(
 
 
 def stop(replay: Replay, by: Owner) -> None:
-    """Stop a replay that is running. Messages that were sent stay where they are."""
     if _finish(replay, State.STOPPED):
         audit.record(by, STOPPED, [replay.archive], sent=replay.sent)
 
@@ -243,11 +236,7 @@ def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:
 
 
 def _planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:
-    """Return a replay that is not saved.
-
-    Raises:
-        ReplayRefused: its Pulse user may not write to the target, or the range is invalid.
-    """
+    """Return a replay that is not saved. Raises ReplayRefused, also if the range is invalid."""
     last = archive.messages if last is None else last
     if not 1 <= first <= last <= archive.messages:
         raise ReplayRefused(f"Choose a range of messages within 1 to {archive.messages}.", "first")
@@ -256,11 +245,7 @@ def _planned(archive: Archive, queue: str, exchange: str, first: int, last: int 
 
 
 def require_writable(archive: Archive, queue: str, exchange: str) -> None:
-    """Require that the archive's Pulse user may write to the target itself.
-
-    Raises:
-        ReplayRefused: it may not, or the target is not one queue or one exchange.
-    """
+    """Raise ReplayRefused unless the target is one queue or one exchange that the archive's Pulse user may write to."""
     if bool(queue) == bool(exchange):
         raise ReplayRefused("Name either a queue or an exchange.")
     if archive.pulse_user is None:

@@ -136,10 +136,8 @@ def unfinished_archives(vhost: str, name: str) -> QuerySet[Archive]:
 
 
 def discard_unfinished(vhost: str, name: str) -> None:
-    """Delete the unfinished archives of a queue."""
     unfinished_archives(vhost, name).delete()
 
 
 def expiry() -> datetime:
-    """Return when an archive that is created now expires."""
     return timezone.now() + timedelta(days=settings.GUARDIAN_ARCHIVE_DAYS)

@@ -17,7 +17,6 @@ from queues.mails.about_queues import page_link, queue_table
 
 
 def outage(notification: Notification) -> Content:
-    """Return the message that Guardian can't query the broker."""
     said = Content(
         subject="No queue is guarded: the broker can't be queried",
         happened="Guardian can't query the broker, so it guards no queue at the moment.",
@@ -30,7 +29,6 @@ def outage(notification: Notification) -> Content:
 
 
 def outage_over(notification: Notification) -> Content:
-    """Return the message that the broker answers again."""
     lasted = duration(notification.facts["seconds"])
     said = Content(
         subject="The broker answers again",
@@ -66,7 +64,6 @@ def brake(notification: Notification) -> Content:
 
 
 def short_list(notification: Notification) -> Content:
-    """Return the message that the broker lists far fewer queues than before."""
     missing, seen = notification.facts["missing"], notification.facts["seen"]
     said = Content(
         subject=f"The broker's list lacks {counted(missing, 'queue')}",
@@ -81,7 +78,6 @@ def short_list(notification: Notification) -> Content:
 
 
 def alarm(notification: Notification) -> Content:
-    """Return the message that a resource alarm is raised on a node."""
     resource, node = notification.facts["resource"], notification.facts["node"]
     other = "free disk space on the node" if resource == "disk" else "check the node's connections"
     said = Content(
@@ -115,7 +111,6 @@ def alarm_over(notification: Notification) -> Content:
 
 
 def node_lost(notification: Notification) -> Content:
-    """Return the message that a node of the cluster is down."""
     facts = notification.facts
     node = facts["node"]
     is_frozen = facts.get("is_frozen", False)
@@ -144,7 +139,6 @@ def node_lost(notification: Notification) -> Content:
 
 
 def node_back(notification: Notification) -> Content:
-    """Return the message that a node runs again, or left the cluster."""
     facts = notification.facts
     node, lasted = facts["node"], duration(facts["seconds"])
     state = "running again" if facts["running"] else "no longer in the cluster"
@@ -158,7 +152,6 @@ def node_back(notification: Notification) -> Content:
 
 
 def refused(notification: Notification) -> Content:
-    """Return the message that the broker refuses to delete queues."""
     count = notification.facts["count"]
     said = Content(
         subject=f"The broker refuses to delete {counted(count, 'queue')}",
@@ -199,7 +192,6 @@ def late(notification: Notification) -> Content:
 
 
 def unresponsive(notification: Notification) -> Content:
-    """Return the message that the process of a queue does not respond."""
     said = Content(
         subject="A queue's process does not respond",
         happened="The broker's exact list of queues hangs: the process of a queue does not respond.",
@@ -213,7 +205,6 @@ def unresponsive(notification: Notification) -> Content:
 
 
 def responsive(notification: Notification) -> Content:
-    """Return the message that all queues respond again."""
     lasted = duration(notification.facts["seconds"])
     said = Content(
         subject="All queues respond again",
@@ -225,7 +216,6 @@ def responsive(notification: Notification) -> Content:
 
 
 def unaddressable(notification: Notification) -> Content:
-    """Return the message that queues have names that no client can use."""
     facts = notification.facts
     count = facts["count"]
     them = "it" if count == 1 else "them"

@@ -33,7 +33,6 @@ BACK_TO_NORMAL = "There is nothing to do. Guardian warns you if the queue reache
 
 
 def warning(notification: Notification) -> Content:
-    """Return the warning that a queue reached its warning threshold."""
     facts = notification.facts
     length = messages(facts["length"])
     why_dead = " Agents could not get them: their queues were full, or no consumer read the messages in time."
@@ -48,7 +47,6 @@ def warning(notification: Notification) -> Content:
 
 
 def recovery(notification: Notification) -> Content:
-    """Return the message that a queue is below its warning threshold again."""
     facts = notification.facts
     length = messages(facts["length"])
     said = Content(
@@ -97,7 +95,7 @@ def deletion(notification: Notification) -> Content:
 
 
 def _archive_link(notification: Notification) -> Link | None:
-    """Return the link to the archive; None: there is none, or the recipient is an added address and can't open it."""
+    """Return the link to the archive, or None without an archive or for an added address, which can't open it."""
     facts = notification.facts
     if not facts.get("archive") or "account" in facts:
         return None
@@ -117,7 +115,6 @@ def _became_of_messages(facts: Details) -> list[str]:
 
 
 def limit_request(notification: Notification) -> Content:
-    """Return the request of an owner for a higher deletion limit."""
     facts = notification.facts
     wanted = messages(facts["wanted"])
     page = absolute_url(reverse("queue_limits", args=[UUID(facts["uuid"])]))
@@ -168,7 +165,6 @@ def limit_answer(notification: Notification) -> Content:
 
 
 def no_consumers(notification: Notification) -> Content:
-    """Return the message that a queue has had no consumer for some time."""
     facts = notification.facts
     length, lasted = facts["length"], duration(facts.get("seconds"))
     stays = "" if facts.get("registered") else "Messages that are published to it stay there. "
@@ -183,7 +179,6 @@ def no_consumers(notification: Notification) -> Content:
 
 
 def consumers_back(notification: Notification) -> Content:
-    """Return the message that a queue has a consumer again."""
     facts = notification.facts
     lasted = duration(facts.get("seconds"))
     after = f", after {lasted} without" if lasted else ""
@@ -196,7 +191,6 @@ def consumers_back(notification: Notification) -> Content:
 
 
 def stalled(notification: Notification) -> Content:
-    """Return the message that the consumers of a queue acknowledge nothing."""
     facts = notification.facts
     length, ready, unacknowledged = facts["length"], facts["ready"], facts["unacknowledged"]
     if facts.get("registered"):
@@ -218,7 +212,6 @@ def stalled(notification: Notification) -> Content:
 
 
 def stall_over(notification: Notification) -> Content:
-    """Return the message that the consumers of a queue acknowledge messages again."""
     facts = notification.facts
     lasted = duration(facts.get("seconds"))
     why = "Its consumers acknowledge messages again." if facts["length"] else "No message waits in it."
@@ -231,7 +224,6 @@ def stall_over(notification: Notification) -> Content:
 
 
 def messages(number: int) -> str:
-    """Return a number of messages in words."""
     return counted(number, "message")
 
 
@@ -388,7 +380,6 @@ def _owners(facts: Details) -> str:
 
 
 def weekly(notification: Notification) -> Content:
-    """Return the weekly summary of an owner's queues."""
     facts = notification.facts
     queues, warned, deleted = facts["queues"], facts["warned"], facts["deleted"]
     subject = [counted(queues, "queue")]
@@ -438,7 +429,6 @@ def _long(line: Details) -> Row:
 
 
 def queue_table(queues: Sequence[Details], more: int) -> Table:
-    """Return a table of queues with their vhosts."""
     rows = [Row(f"{readable(one['queue'])} in {readable(one['vhost'])}") for one in queues]
     return Table(rows, "Queues", more=more)
 

@@ -13,7 +13,7 @@ KIND = "queue"
 
 
 def subject_key(queue_id: int | None) -> str:
-    """Return the key of a queue for ``Notification.about``; empty: the queue has no row."""
+    """Return the key of a queue for ``Notification.about``, or an empty text if the queue has no row."""
     return "" if queue_id is None else subjects.key(KIND, queue_id)
 
 

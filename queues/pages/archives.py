@@ -56,17 +56,12 @@ def what_happened(archive: Archive) -> str:
 
 
 def archive_of(request: Request, uuid: UUID) -> Archive:
-    """Return an archive that the visitor may see.
-
-    Raises:
-        Http404: there is none.
-    """
+    """Return an archive that the visitor may see, or raise Http404."""
     seen = Archive.objects.seen_by(request.user)
     return get_object_or_404(seen.select_related("pulse_user", "queue", "by"), uuid=uuid)
 
 
 def describe(archive: Archive) -> dict[str, Any]:
-    """Return what the pages about one archive show of it."""
     return {
         "archive": archive,
         "name": readable(archive.queue_name),
@@ -108,15 +103,12 @@ def archives_page(request: Request) -> HttpResponse:
 
 
 class FirstMessageForm(forms.Form):
-    """The position at which a page of messages begins."""
-
     first = forms.IntegerField(required=False, min_value=1, label="From message")
 
 
 @signed_in
 @require_safe
 def archive_page(request: Request, uuid: UUID) -> HttpResponse:
-    """Show an archive and a page of its messages."""
     archive = archive_of(request, uuid)
     form = FirstMessageForm(request.GET if "first" in request.GET else None, label_suffix="")
     asked = form.cleaned_data["first"] if form.is_valid() else None
@@ -147,7 +139,6 @@ def _message(request: Request, archive: Archive, position: int, action: str) -> 
 @signed_in
 @require_safe
 def message_page(request: Request, uuid: UUID, position: int) -> HttpResponse:
-    """Show one message."""
     archive = archive_of(request, uuid)
     message = _message(request, archive, position, reading.LOOKED_AT)
     return render(
@@ -177,14 +168,12 @@ def message_body(request: Request, uuid: UUID, position: int) -> HttpResponse:
 @login_required
 @require_safe
 def archive_download(request: Request, uuid: UUID) -> StreamingHttpResponse:
-    """Download all messages as JSON Lines."""
     return download(archive_of(request, uuid), request.user)
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def archive_delete(request: Request, uuid: UUID) -> HttpResponse:
-    """Delete an archive after confirmation."""
     archive = archive_of(request, uuid)
     context = describe(archive)
     if request.method == "POST":
@@ -199,8 +188,6 @@ def archive_delete(request: Request, uuid: UUID) -> HttpResponse:
 
 
 class PeekForm(forms.Form):
-    """How many messages to look at."""
-
     count = forms.IntegerField(min_value=1, max_value=peek.MAX_MESSAGES, initial=10, label="Number of messages")
 
 

@@ -42,14 +42,12 @@ class DestroyForm(NameForm):
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
-    """Delete a queue after its name was typed."""
     return _destroy(request, uuid, "queues/delete.html", single.delete_queue, "deleted")
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
-    """Purge a queue after its name was typed."""
     return _destroy(request, uuid, "queues/purge.html", single.purge_queue, "purged")
 
 

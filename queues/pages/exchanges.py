@@ -55,7 +55,6 @@ def exchanges_page(request: Request) -> HttpResponse:
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def exchange_delete(request: Request) -> HttpResponse:
-    """Delete the exchange ``?name=`` after its name was typed."""
     name = request.GET.get("name", "")
     try:
         exchanges.require_own(request.user, name)

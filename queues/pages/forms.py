@@ -26,8 +26,6 @@ class LimitsForm(forms.Form):
 
 
 class LimitRequestForm(forms.Form):
-    """A request for a higher deletion limit."""
-
     max_length = forms.IntegerField(
         label="Deletion limit", min_value=1, max_value=MAX_THRESHOLD, help_text="In messages."
     )

@@ -32,7 +32,6 @@ def _as_sent(initial: dict[str, Any]) -> dict[str, Any]:
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
-    """Set a queue's own limits, as an operator."""
     queue = seen_queue(request, uuid)
     name = readable(queue.name)
     if not request.user.is_staff:
@@ -86,7 +85,6 @@ def _limits_page(request: Request, queue: Queue, form: LimitsForm, decline: Decl
 @signed_in
 @require_POST
 def queue_limit_decline(request: Request, uuid: UUID) -> HttpResponse:
-    """Decline the open request for a higher limit, as an operator."""
     queue = seen_queue(request, uuid)
     if not request.user.is_staff:
         return _refused(request, queue)
@@ -106,7 +104,6 @@ def queue_limit_decline(request: Request, uuid: UUID) -> HttpResponse:
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_limit_request(request: Request, uuid: UUID) -> HttpResponse:
-    """Let an owner ask the operators for a higher deletion limit."""
     queue = seen_queue(request, uuid)
     form = LimitRequestForm(request.POST if request.method == "POST" else None)
     if form.is_valid():

@@ -67,12 +67,10 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The queue's readable name."""
         return readable(self.queue.name)
 
     @property
     def vhost(self) -> str:
-        """The vhost's readable name."""
         return readable(self.queue.vhost)
 
     @property
@@ -102,14 +100,14 @@ class Row:
 
     @property
     def of_agents(self) -> str:
-        """Whose agents the queue belongs to, in words; empty: it is not in the vhost of agents."""
+        """Whose agents the queue belongs to, in words, or an empty text if it is not in the vhost of agents."""
         if self.queue.owner is None:
             return ""
         return f"{'' if self.queue.registered else 'not registered by '}agents of {self.queue.owner.email}"
 
     @property
     def state(self) -> str:
-        """The state of the queue, in words; empty: it is within its limits, and yet not healthy."""
+        """The state of the queue, in words, or an empty text if it is within its limits and yet not healthy."""
         if not self.queue.block_reason:
             within_limits = self.queue.state == Queue.State.OK
             return "" if within_limits and self.needs_attention else self.queue.get_state_display()
@@ -117,17 +115,15 @@ class Row:
 
     @property
     def is_over(self) -> bool:
-        """Whether the queue is known to be over its deletion limit."""
         return self.queue.length is not None and self.queue.length > self.thresholds.max
 
     @property
     def limits(self) -> str:
-        """The limits that apply, in words."""
         return _limits_in_words(self.thresholds, self.spared)
 
     @property
     def rate(self) -> str:
-        """The growth in the last minutes, such as "+28/min"; empty: unknown."""
+        """The growth in the last minutes, such as "+28/min", or an empty text if it is unknown."""
         return short_rate(self._growth.per_second) if self._growth else ""
 
     @property
@@ -202,7 +198,7 @@ def queues_page(request: Request) -> HttpResponse:
 
 
 class Heading(NamedTuple):
-    """The heading of a column: its link, and how it is sorted now, as ``aria-sort`` has it; empty: it isn't."""
+    """The heading of a column: its link, and how it is sorted now, as ``aria-sort`` has it, if at all."""
 
     label: str
     query: str
@@ -222,7 +218,7 @@ def _headings(filters: Mapping[str, Any]) -> list[Heading]:
 
 
 class Freshness(NamedTuple):
-    """When queues were last listed (None: never). ``late``: too long ago. ``outage``: the broker is unreachable."""
+    """When queues were last listed, if ever. ``late``: too long ago. ``outage``: the broker is unreachable."""
 
     listed_at: datetime | None
     late: bool
@@ -230,7 +226,6 @@ class Freshness(NamedTuple):
 
 
 def freshness_of_list(watch: Watch | None) -> Freshness:
-    """Return how old the last list is."""
     if watch is None or watch.listed_at is None:
         return Freshness(None, late=True, outage=watch is not None and watch.outage_since is not None)
     since = timezone.now() - watch.listed_at

@@ -32,7 +32,6 @@ SLOW_START_SECONDS = 60
 BACK, QUEUE, EXCHANGE = "back", "queue", "exchange"
 
 WHERE, WHICH, CHECK = 1, 2, 3
-"""The steps."""
 
 
 class TargetForm(forms.Form):
@@ -76,8 +75,6 @@ class TargetForm(forms.Form):
 
 
 class RangeForm(forms.Form):
-    """Which messages are sent, and how fast."""
-
     first = forms.IntegerField(label="From message", min_value=1)
     last = forms.IntegerField(label="To message", min_value=1)
     rate = forms.IntegerField(
@@ -196,17 +193,15 @@ def _preview(
 
 
 def _is_gone(archive: Archive) -> bool:
-    """Return whether the archive's queue is not on the broker, as last listed."""
     return not Queue.objects.filter(vhost=archive.vhost, name=archive.queue_name).exclude(state="gone").exists()
 
 
 def _seen_queue(request: Request, archive: Archive, name: str) -> Queue | None:
-    """Return the row of a target queue, if the visitor may see it."""
     return Queue.objects.seen_by(request.user).filter(vhost=archive.vhost, name=name).first()
 
 
 def _first_unsent(archive: Archive) -> int:
-    """Return the number of the first message after those that replays sent; 1 if they sent the last one."""
+    """Return the number of the first message that no replay sent, or 1 if they sent the last one."""
     sent = archive.replays.filter(sent__gt=0).aggregate(to=Max(F("first") + F("sent")))["to"] or 1
     return sent if sent <= archive.messages else 1
 
@@ -265,7 +260,6 @@ def _rest(one: Replay, begin: int, end: int) -> str:
 @signed_in
 @require_POST
 def replay_stop(request: Request, uuid: UUID, replay_uuid: UUID) -> HttpResponse:
-    """Stop a replay."""
     one = _replay(request, uuid, replay_uuid)
     replay.stop(one, request.user)
     messages.success(request, "The replay is stopped. A batch of at most 100 messages may still arrive.")

@@ -14,7 +14,7 @@ SPAN = charts.SPANS["hour"]
 
 
 class Trend(NamedTuple):
-    """``line`` is an SVG path over the last hour; empty: no length is known. ``growth`` is None if it is unknown."""
+    """``line`` is an SVG path over the last hour. It is empty, and ``growth`` None, if no length is known."""
 
     line: str
     growth: growth.Growth | None

@@ -15,8 +15,6 @@ View = Callable[..., HttpResponse]
 
 
 class Request(HttpRequest):
-    """A request of a signed-in owner, with django-htmx's details."""
-
     user: Owner
     htmx: HtmxDetails
 

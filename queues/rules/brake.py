@@ -1,7 +1,9 @@
 """The brake on bulk deletion, and the release of blocked queues by an operator.
 
 A queue whose deletion is blocked has a ``block_reason`` on its row. It stays blocked until an operator releases it, or
-its length is back to normal. A release names queues; the next pass deletes them whatever their number.
+its length is back to normal. A release names queues; the next pass deletes them whatever their number. Passes
+(``comparison.py``) and sweeps (``agents/sweeps/reports.py``) apply the brake. Operators release queues on the page
+``status.views.operate_brake``.
 """
 
 import logging
@@ -49,7 +51,7 @@ def groups_to_block(sizes: Mapping[Group, int], limit: int) -> Sequence[Group]:
 class Brake(NamedTuple):
     """The state of the brake. ``since`` is None while it blocks nothing; ``queues`` counts the blocked queues.
 
-    ``released`` counts the queues that ``released_by`` released at ``released_at``; 0: no release is valid now.
+    ``released`` counts the queues that ``released_by`` released at ``released_at``, or is 0 without a valid release.
     """
 
     since: datetime | None = None
@@ -60,7 +62,6 @@ class Brake(NamedTuple):
 
 
 def brake() -> Brake:
-    """Return the state of the brake on bulk deletion."""
     watch = Watch.objects.filter(id=1).first()
     if watch is None:
         return Brake()
@@ -85,9 +86,7 @@ def release_brake(by: Owner, queues: Collection[QueueName]) -> Release:
     """Let the next pass within ten minutes delete these queues, by vhost and name, if they are still to be deleted.
 
     All other queues stay blocked. A valid earlier release stays, and only queues that are blocked now are released.
-
-    Raises:
-        ValueError: ``queues`` is empty.
+    Raises ValueError without queues.
     """
     names = frozenset(queues)
     if not names:

@@ -13,15 +13,11 @@ from rabbit.names import QueueName
 
 
 class Event(NamedTuple):
-    """An event to record."""
-
     queue: StoredQueue
     kind: str
 
 
 class Message(NamedTuple):
-    """A message to send about a queue."""
-
     queue: StoredQueue
     kind: MessageKind
     thresholds: Thresholds
@@ -41,7 +37,6 @@ class Deletable(NamedTuple):
 
     @property
     def key(self) -> QueueName:
-        """The vhost and the name."""
         return (self.queue.vhost, self.queue.name)
 
     @property
@@ -116,14 +111,13 @@ class Changes:
         self.replace_queues(without_concurrent_edits)
 
     def set_ids(self, ids: Mapping[QueueName, int]) -> None:
-        """Set the ids of the new queues."""
         if ids:
             self.replace_queues(
                 lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
             )
 
     def replace_queues(self, replace: Callable[[StoredQueue], StoredQueue | None]) -> None:
-        """Replace each queue by the result of this function; None drops the queue."""
+        """Replace each queue by the result of this function, or drop it if that is None."""
         written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
         for queues in (*written, self.vanished, self.listed_last):
             queues[:] = [after for queue in queues if (after := replace(queue)) is not None]

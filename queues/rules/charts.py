@@ -52,8 +52,6 @@ class Bar(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A labelled value or time on an axis, in percent from the top or the left."""
-
     at: float
     label: str
 
@@ -61,9 +59,9 @@ class Tick(NamedTuple):
 class Chart(NamedTuple):
     """The length over time.
 
-    ``line`` and ``area`` are SVG paths. ``warn_at`` and ``max_at`` are percent from the top; None: no such threshold,
-    or beyond the scale. ``lowest``, ``highest`` and ``last`` are lengths in messages within the window. ``points`` are
-    [seconds since the start of the window, messages], as in JSON.
+    ``line`` and ``area`` are SVG paths. ``warn_at`` and ``max_at`` are percent from the top, or None if there is no
+    such threshold or it is beyond the scale. ``lowest``, ``highest`` and ``last`` are lengths in messages within the
+    window. ``points`` are [seconds since the start of the window, messages], as in JSON.
     """
 
     line: str
@@ -92,7 +90,7 @@ def chart(
     has_maximum: bool,
     to_limit: bool = False,
 ) -> Chart | None:
-    """Return the chart of this window; None: no length is known in it.
+    """Return the chart of this window, or None if no length is known in it.
 
     ``samples`` are (time, messages), oldest first. Each length lasts until the next sample, so the last sample before
     the window gives the length at its start. ``has_maximum``: the deletion limit applies to the queue. ``to_limit``:
@@ -125,7 +123,7 @@ def chart(
 
 
 def sparkline(samples: Sequence[Sample], began: datetime, ended: datetime) -> str:
-    """Return the lengths of this window as an SVG path from the bottom, at 0, to the top; empty: none is known."""
+    """Return the known lengths of this window as an SVG path from the bottom, at 0, to the top."""
     steps = within(samples, began, ended)
     if not steps:
         return ""

@@ -226,7 +226,6 @@ class _Comparison:
             self._judge(key, listed, states.get(listed.node, unknown))
 
     def _node_states(self) -> dict[str, BrokerState]:
-        """Return the state of each node that the policy considers."""
         held: dict[str, list[int]] = {node: [] for node in self.observation.memory}
         for key, size in self.observation.held.items():
             listed = self.listed.get(key)
@@ -310,13 +309,12 @@ class _Comparison:
         return queue.owner_id if queue.owner_id is not None else self.owners.get(queue.pulse_user_id)
 
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
-        """Return the thresholds of a queue by these rules."""
         of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
         load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
         return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
 
     def _block_reason(self, queue: StoredQueue, thresholds: Thresholds, broker: BrokerState) -> str:
-        """Return why this queue must not be deleted until an operator releases it; empty: it may be deleted.
+        """Return why this queue must not be deleted until an operator releases it, or an empty text.
 
         A blocked queue whose length dips below the limit stays blocked until it is below the warning threshold, or
         until its limit is raised above it. A queue of unknown length may turn out to be too long.
@@ -479,7 +477,6 @@ class _Comparison:
         self._record_row(after)
 
     def _record_row(self, queue: StoredQueue) -> None:
-        """Record what to write about a queue."""
         row = self.stored.get((queue.vhost, queue.name))
         if row is None:
             self.changes.new.append(queue)

@@ -9,7 +9,7 @@ WINDOW_SECONDS = 120
 
 
 class Growth(NamedTuple):
-    """Messages a second (negative: the queue shrinks), and seconds to the limit (None: never, or above it already)."""
+    """Messages a second, negative if the queue shrinks, and seconds to the limit, or None if it won't be reached."""
 
     per_second: float
     seconds_to_max: float | None
@@ -23,7 +23,7 @@ def since(now: datetime, first_seen: datetime) -> datetime:
 def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth | None:
     """Return the growth between the first and the last of these samples (time, messages), oldest first.
 
-    None: there are less than two samples, or less than half a second lies between them.
+    It is None if there are less than two samples, or less than half a second lies between them.
     """
     if len(samples) < 2:
         return None

@@ -100,11 +100,9 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         return queryset
 
     def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
-        """Return the queues without a consumer if ``value`` is true, else all."""
         return queryset.filter(WITHOUT_CONSUMER) if value else queryset
 
     def filter_blocked(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
-        """Return the queues whose deletion is blocked if ``value`` is true, else all."""
         return queryset.exclude(block_reason="") if value else queryset
 
     def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
@@ -127,8 +125,6 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 
 
 class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no types
-    """Filters of a list of archives."""
-
     search = CharFilter(field_name="queue_name", lookup_expr="icontains", label="Part of the name", max_length=255)
     queue = CharFilter(field_name="queue_name", label="Queue")
     vhost = CharFilter(label="Virtual host")
@@ -187,7 +183,6 @@ class Counts(NamedTuple):
 
 
 def add_up(groups: Sequence[StateCount]) -> Counts:
-    """Return the numbers of all these groups together."""
     existing = [group for group in groups if group.state != Queue.State.GONE]
     by_state: Counter[str] = Counter()
     for group in groups:

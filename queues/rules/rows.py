@@ -62,7 +62,7 @@ class StoredQueue(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None where either is unknown."""
+        """Ready plus unacknowledged messages, or None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
 
     @property
@@ -81,7 +81,6 @@ class StoredQueue(NamedTuple):
         return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.merged)
 
     def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
-        """Return the queue with another quiet period."""
         return self._replace(
             notified_state=after.notified_state,
             quiet_until=after.until,
@@ -91,7 +90,6 @@ class StoredQueue(NamedTuple):
 
 
 OwnershipFields = tuple[int | None, int | None, bool]
-"""``pulse_user_id``, ``owner_id`` and ``registered``."""
 
 FROM_LIST = slice(StoredQueue._fields.index("vhost"), StoredQueue._fields.index("state"))
 """The fields that each list replaces: those of ``ListedQueue`` and the ownership."""
@@ -124,7 +122,7 @@ class Registrations:
     pending_removals: Collection[QueueName] = frozenset()
 
     def owner_of(self, queue: QueueName) -> int | None:
-        """Return the owner of an agents' queue, by its registration or its vhost; None: it is no agents' queue."""
+        """Return the owner of an agents' queue, by its registration or its vhost, or None for any other queue."""
         return self.queues.get(queue, self.vhosts.get(queue[0]))
 
     def was_unregistered(self, queue: StoredQueue) -> bool:
@@ -135,7 +133,7 @@ class Registrations:
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of a comparison. ``vhosts`` are the guarded vhosts; None: all."""
+    """The settings of a comparison. ``vhosts`` are the guarded vhosts, or None for all."""
 
     policy: Policy
     pulse_vhost: str
@@ -146,7 +144,6 @@ class Rules:
     quiet_seconds: int
 
     def ignores(self, vhost: str, name: str) -> bool:
-        """Return whether Guardian ignores this queue."""
         if self.vhosts is not None and vhost not in self.vhosts:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
@@ -181,7 +178,6 @@ class Earlier(NamedTuple):
 
 
 def from_listed(listed: ListedQueue) -> StoredQueue:
-    """Return the row of a queue that is listed for the first time."""
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, decided_at=None, decided_for="", decided_limit=None, is_released=False,

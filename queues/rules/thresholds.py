@@ -30,8 +30,6 @@ class Thresholds(NamedTuple):
 
 
 class Action(Enum):
-    """What a pass does about one queue."""
-
     NOTHING = "nothing"
     WARN = "warn"
     RECOVER = "recover"
@@ -39,8 +37,6 @@ class Action(Enum):
 
 
 class Verdict(NamedTuple):
-    """The next state of a queue, and the action."""
-
     state: str
     action: Action
 
@@ -48,10 +44,10 @@ class Verdict(NamedTuple):
 def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: bool) -> Verdict:
     """Return the next state of a queue, and the action.
 
-    ``length`` is ready plus unacknowledged messages; None: unknown. A queue that is ``spared`` must not be deleted now:
-    it is unbounded, exclusive or registered; the list is too short to trust; only its unacknowledged messages put it
-    over its limit, for less than ``UNACKED_MINIMUM``; or its messages are not fetched, and one list shows it too long.
-    A queue in state deleting is judged again: it was declared again, or an earlier pass did not delete it.
+    ``length`` is ready plus unacknowledged messages, or None if unknown. A queue that is ``spared`` must not be deleted
+    now: it is unbounded, exclusive or registered; the list is too short to trust; only its unacknowledged messages put
+    it over its limit, for less than ``UNACKED_MINIMUM``; or its messages are not fetched, and one list shows it too
+    long. A queue in state deleting is judged again: it was declared again, or an earlier pass did not delete it.
     """
     if length is None:
         return Verdict(state, Action.NOTHING)
@@ -75,7 +71,7 @@ The list shows such a queue as of its last tick, up to 5 s ago. Only its ready c
 
 
 def over_unacked_since(since: datetime | None, ready: int, length: int, limit: int, now: datetime) -> datetime | None:
-    """Return the time since when only its unacknowledged messages put a queue over its limit; None: they do not.
+    """Return the time since when only its unacknowledged messages put a queue over its limit, or None if they do not.
 
     ``since`` is the result for the previous list.
     """
@@ -103,7 +99,7 @@ def fetch_paused_until(queue: "Queue", now: datetime) -> datetime | None:
 
 
 class QueueLoad(NamedTuple):
-    """What a policy considers of a queue: its length in messages, and the bytes of memory it holds (0: unknown)."""
+    """What a policy considers of a queue: its length in messages, and the bytes of memory it holds, or 0 if unknown."""
 
     length: int | None
     memory: int = 0
@@ -113,7 +109,7 @@ class QueueLoad(NamedTuple):
 class BrokerState:
     """The state of a queue's node that a policy considers.
 
-    ``memory`` is the node's used memory, as a fraction of its watermark (0: unknown). ``relief`` is the result of
+    ``memory`` is the node's used memory, as a fraction of its watermark, or 0 if unknown. ``relief`` is the result of
     ``relief_bytes``.
     """
 
@@ -138,13 +134,10 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Static:
-    """The same thresholds for all queues."""
-
     thresholds: Thresholds
     needs_memory: bool = False
 
     def __call__(self, queue: QueueLoad, broker: BrokerState) -> Thresholds:
-        """Return the fixed thresholds."""
         return self.thresholds
 
 
@@ -178,7 +171,7 @@ MIN_RELIEF = 0.01
 
 
 def relief_bytes(node: NodeMemory, held: Iterable[int]) -> float:
-    """Return the bytes of memory from which a queue is to be deleted to relieve a node; infinity: none is.
+    """Return the size above which queues are deleted to free memory, in bytes, or infinity for none.
 
     ``held`` are the bytes that the queues hold that may be deleted. The largest are deleted, until the node's memory
     would be back at ``PRESSURE_START``.
@@ -212,7 +205,6 @@ def resolve(
 
 
 def policy() -> Policy:
-    """Return the policy from the settings."""
     return POLICIES[settings.GUARDIAN_THRESHOLD_POLICY](
         Thresholds(settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH)
     )

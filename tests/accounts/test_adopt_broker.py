@@ -21,8 +21,6 @@ pytestmark = pytest.mark.usefixtures("guarded")
 
 @pytest.fixture
 def write_file(tmp_path):
-    """Return a function that writes a file, and returns its path."""
-
     def write(content, encoding="utf-8"):
         path = tmp_path / "owners.csv"
         path.write_bytes(content.encode(encoding))
@@ -32,7 +30,6 @@ def write_file(tmp_path):
 
 
 def run_command(*arguments):
-    """Run the command in this process and return its output."""
     out, err = io.StringIO(), io.StringIO()
     call_command("adopt_broker", *arguments, stdout=out, stderr=err)
     return out.getvalue(), err.getvalue()

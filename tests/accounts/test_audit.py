@@ -64,7 +64,6 @@ def trail(**wanted):
 
 
 def all_entries():
-    """Return all entries as text."""
     return serializers.serialize("json", AuditEntry.objects.all())
 
 

@@ -142,7 +142,6 @@ def run_import(url, *options):
 
 
 def refusal(url, *options):
-    """Return the error of the command."""
     with pytest.raises(CommandError) as error:
         run_import(url, *options)
     assert error.value.returncode == 1

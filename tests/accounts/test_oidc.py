@@ -123,7 +123,7 @@ def test_a_known_subject_with_another_address_is_the_same_owner(client, provider
 
 
 @pytest.mark.parametrize("verified", [False, None, "false", 1, "missing"])
-def test_an_unverified_address_takes_over_no_pulse_user(client, provider, mailbox, verified):
+def test_an_unverified_address_takes_over_no_owner(client, provider, mailbox, verified):
     victim = Owner.objects.create_user("alice@example.org", vouched=True)
     claims = {"email": "alice@example.org"} if verified == "missing" else {**ALICE, "email_verified": verified}
     provider.register("attacker", **claims)
@@ -198,7 +198,7 @@ def test_an_unverified_address_needs_a_code_once(client, provider, mailbox, sett
     assert (Owner.objects.count(), len(mailbox.mails)) == (1, 1)
 
 
-def test_a_code_for_another_address_links_no_pulse_user(client, provider, mailbox):
+def test_a_code_for_another_address_links_no_owner(client, provider, mailbox):
     provider.register("fifth", email="alice@example.org")
     provider.sign_in(client, "fifth")
     client.post("/signin/", {"email": "bob@example.org"})

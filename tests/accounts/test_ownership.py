@@ -43,7 +43,6 @@ def shared(alice, bob):
 
 @pytest.fixture
 def invitation(pulse_user, alice, bob):
-    """Return Alice's invitation to Bob."""
     add_owner(pulse_user, bob, alice)
     return Invitation.objects.get()
 

@@ -99,7 +99,6 @@ def confirmation_requests():
 
 @pytest.fixture
 def pulse_user(alice, name):
-    """Return Alice's Pulse user, created on the broker too."""
     return create_pulse_user(name, [alice])[0]
 
 
@@ -265,7 +264,7 @@ def test_a_killed_creation_is_finished_by_repeating_it(alice, name, broker, guar
 
 
 @pytest.mark.parametrize("unfinished", [True, False])
-def test_a_creation_does_not_take_over_a_manual_pulse_user(alice, name, management, guarded, unfinished):
+def test_a_creation_does_not_take_over_a_manual_rabbitmq_user(alice, name, management, guarded, unfinished):
     if unfinished:
         PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
@@ -277,7 +276,7 @@ def test_a_creation_does_not_take_over_a_manual_pulse_user(alice, name, manageme
     assert list(PulseUser.objects.values_list("ready", flat=True)) == [False] * unfinished
 
 
-def test_rotation_and_removal_do_not_take_over_a_manual_pulse_user(alice, name, management, guarded, removed):
+def test_rotation_and_removal_do_not_take_over_a_manual_rabbitmq_user(alice, name, management, guarded, removed):
     pulse_user = PulseUser.objects.create(username=name)
     pulse_user.owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
@@ -513,7 +512,7 @@ def test_an_adopted_pulse_user_with_a_powerful_tag_is_not_changed_or_removed(
         adopt_pulse_user(name, [alice], operator)
 
 
-def test_guardians_own_pulse_user_is_not_changed_or_removed(alice, operator, name, guarded, management, settings):
+def test_guardians_own_rabbitmq_user_is_not_changed_or_removed(alice, operator, name, guarded, management, settings):
     management.put_user(name, "word")
     pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator"])

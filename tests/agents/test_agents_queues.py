@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("agents")
 
 @pytest.fixture
 def agent(agents):
-    """Return Alice's agent."""
     return NewAgent(agents, "alice")
 
 
@@ -40,14 +39,12 @@ def registered(agent):
 
 @pytest.fixture
 def agents_vhost(registered, guarded, settings):
-    """Return the vhost of Alice's agents, which is guarded beside the test's own."""
     settings.GUARDIAN_VHOSTS = [guarded, registered.vhost]
     return registered.vhost
 
 
 @pytest.fixture
 def agents_amqp(broker, agents_vhost):
-    """Return a connection to the vhost of Alice's agents."""
     opened = Amqp(broker.amqp_url, agents_vhost)
     yield opened
     with contextlib.suppress(AMQPError):  # it is closed with its vhost
@@ -157,7 +154,6 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
 
 @pytest.fixture
 def consumer(agent):
-    """Return the consumer of Alice's agent."""
     return agent.register_consumer()[0]
 
 

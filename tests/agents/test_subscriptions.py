@@ -63,7 +63,6 @@ pytestmark = pytest.mark.usefixtures("agents")
 
 @pytest.fixture
 def agent(agents):
-    """Return Alice's agent, which has an identity and a token."""
     return NewAgent(agents, "alice")
 
 

@@ -76,7 +76,6 @@ class Program:
         return data
 
     def post(self, path, body="hello", **headers):
-        """Post a message and return its key."""
         return self.ok("POST", path, body, TEXT, **headers)["messages"][0]["key"]
 
     def put(self, path, ticks, body="hello", partition=1):
@@ -86,7 +85,6 @@ class Program:
         return message_id
 
     def bodies(self, path):
-        """Return the bodies of the messages at this path."""
         return [message["body"] for message in self.ok("GET", path)["messages"]]
 
 

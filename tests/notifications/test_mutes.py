@@ -16,7 +16,6 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def chat(alice):
-    """Return Alice's channel."""
     return Channel.objects.create(owner=alice, name="chat", service="Slack", sealed_url="")
 
 

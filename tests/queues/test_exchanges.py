@@ -1,5 +1,3 @@
-"""Exchanges of Pulse users."""
-
 import pytest
 
 from accounts.models import AuditEntry, Owner

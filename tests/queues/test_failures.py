@@ -365,7 +365,7 @@ def guardians_user(guarded, settings, broker, management):
 
 
 @pytest.mark.parametrize("what", ["its permissions", "itself"])
-def test_guardians_pulse_user_that_is_restored_on_the_broker_lost_nothing(
+def test_guardians_rabbitmq_user_that_is_restored_on_the_broker_lost_nothing(
     guardians_user, amqp, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)

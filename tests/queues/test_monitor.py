@@ -197,7 +197,7 @@ def test_queues_are_reported_or_deleted_by_name(amqp, settings, management, guar
     assert report.misnamed_exchanges == ["queue/alice/events"]
 
 
-def test_a_pulse_user_without_the_administrator_tag_is_an_outage(amqp, settings, management, broker):
+def test_a_rabbitmq_user_without_the_administrator_tag_is_an_outage(amqp, settings, management, broker):
     amqp.queue("one")
     once.run_once()
     management.put_user("watcher", "secret", ["monitoring"])

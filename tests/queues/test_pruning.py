@@ -1,5 +1,3 @@
-"""Pruning of old rows."""
-
 import uuid
 from datetime import timedelta
 

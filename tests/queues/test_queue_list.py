@@ -1,5 +1,3 @@
-"""The list of queues."""
-
 import re
 from datetime import timedelta
 

@@ -141,13 +141,13 @@ def test_a_session_connects_to_the_first_address_that_answers(broker, vhost, amq
 
 @pytest.fixture
 def narrow(broker, management):
-    """Return an address for AMQP whose Pulse user may log in, but use no vhost."""
+    """Return an address for AMQP whose RabbitMQ user may log in, but use no vhost."""
     management.put_user("narrow", "word", [])
     yield re.sub("//.*@", "//narrow:word@", broker.amqp_url)
     management.delete_user("narrow")
 
 
-def test_a_session_connects_to_an_address_whose_pulse_user_may_use_the_vhost(broker, vhost, amqp, narrow):
+def test_a_session_connects_to_an_address_whose_rabbitmq_user_may_use_the_vhost(broker, vhost, amqp, narrow):
     amqp.queue("a", 2)
     with Session(f"{narrow},{broker.amqp_url}", vhost) as session:
         assert session.declare_passively("a").ready == 2
@@ -165,7 +165,7 @@ def test_several_addresses_share_the_time_to_connect_but_not_the_time_of_an_answ
             assert session.declare_passively("a").ready == 2
 
 
-def test_an_event_is_published_at_an_address_whose_pulse_user_may_use_the_vhost(broker, vhost, amqp, narrow):
+def test_an_event_is_published_at_an_address_whose_rabbitmq_user_may_use_the_vhost(broker, vhost, amqp, narrow):
     amqp.queue("a")
     publisher = Publisher(f"{narrow},{broker.amqp_url}")
     assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.DELIVERED}
@@ -191,7 +191,7 @@ def test_a_pass_begins_again_at_the_next_address(guarded, amqp, broker, settings
     assert sent("ops@example.org") == ["warning"]
 
 
-def test_a_pass_uses_no_address_whose_pulse_user_sees_only_some_queues(guarded, amqp, broker, management, settings):
+def test_a_pass_uses_no_address_whose_rabbitmq_user_sees_only_some_queues(guarded, amqp, broker, management, settings):
     amqp.queue("short", 1)
     management.put_user("half", "word", ["management"])
     half = re.sub("//.*@", "//half:word@", broker.management_url)

@@ -1,5 +1,3 @@
-"""Requests about single queues and exchanges over AMQP."""
-
 import time
 
 import pytest

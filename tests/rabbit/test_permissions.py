@@ -62,7 +62,7 @@ def test_a_pattern_is_searched_and_not_anchored():
 
 @pytest.fixture
 def open_as(broker, management, vhost):
-    """Return a function that creates a Pulse user and connects as it."""
+    """Return a function that creates a RabbitMQ user and connects as it."""
     users, connections = [], []
 
     def connect(user: str) -> pika.BlockingConnection:

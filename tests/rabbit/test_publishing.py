@@ -45,8 +45,8 @@ def publisher(broker):
 
 
 @pytest.fixture
-def pulse_user(broker, management, vhosts):
-    """Give the name and URL of a new Pulse user, which only the publisher uses."""
+def rabbitmq_user(broker, management, vhosts):
+    """Give the name and URL of a new RabbitMQ user, which only the publisher uses."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.put_user(name, "sekret-word")
     for vhost in vhosts:
@@ -128,8 +128,8 @@ def test_a_missing_queue_is_gone_and_the_others_get_the_message(publisher, manag
     assert publisher.publish([(here, "a")], message()) == {(here, "a"): Result.DELIVERED}
 
 
-def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(pulse_user, management, vhosts, caplog):
-    name, url = pulse_user
+def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(rabbitmq_user, management, vhosts, caplog):
+    name, url = rabbitmq_user
     publisher = Publisher(url)
     gone = f"test-{uuid.uuid4().hex[:12]}"
     management.delete_permissions(vhosts[0], name)
@@ -161,8 +161,8 @@ def test_a_thousand_messages_keep_their_results_apart(publisher, management, vho
 # The pool
 
 
-def test_the_least_recently_used_connection_is_closed(pulse_user, management, vhosts):
-    name, url = pulse_user
+def test_the_least_recently_used_connection_is_closed(rabbitmq_user, management, vhosts):
+    name, url = rabbitmq_user
     publisher = Publisher(url, max_connections=2)
     a, b, c = vhosts[:3]
     for vhost in (a, b, a, c):
@@ -172,8 +172,8 @@ def test_the_least_recently_used_connection_is_closed(pulse_user, management, vh
     publisher.close()
 
 
-def test_idle_connections_are_closed_without_further_publishing(pulse_user, management, vhosts):
-    name, url = pulse_user
+def test_idle_connections_are_closed_without_further_publishing(rabbitmq_user, management, vhosts):
+    name, url = rabbitmq_user
     publisher = Publisher(url, idle_seconds=0.3)
     publisher.publish([(vhost, "a") for vhost in vhosts], message())
     assert publisher.connections == 6
@@ -185,8 +185,8 @@ def test_idle_connections_are_closed_without_further_publishing(pulse_user, mana
 
 
 @pytest.mark.parametrize("max_connections", [1, 3])
-def test_eight_threads_publish_once_within_the_connection_limit(pulse_user, management, vhosts, max_connections):
-    name, url = pulse_user
+def test_eight_threads_publish_once_within_the_connection_limit(rabbitmq_user, management, vhosts, max_connections):
+    name, url = rabbitmq_user
     publisher = Publisher(url, max_connections=max_connections)
     open_ = []
 
@@ -287,8 +287,8 @@ def test_a_forked_process_has_its_own_connections(broker, management, vhost, set
 # Failures
 
 
-def test_a_connection_is_reused_and_replaced_once_it_is_closed(pulse_user, management, vhosts):
-    name, url = pulse_user
+def test_a_connection_is_reused_and_replaced_once_it_is_closed(rabbitmq_user, management, vhosts):
+    name, url = rabbitmq_user
     publisher = Publisher(url)
     for number in range(5):
         if number == 3:

@@ -253,7 +253,7 @@ def test_after_a_restore_missing_agents_queues_are_declared_again(backup, agent)
     assert agent.names == agent.registered
 
 
-def test_after_a_restore_a_newer_pulse_user_stays_without_an_owner(backup, guarded, agents, management, amqp):
+def test_after_a_restore_a_newer_rabbitmq_user_stays_without_an_owner(backup, guarded, agents, management, amqp):
     backup.make()
     username = "since-the-backup"
     create_pulse_user(username, [agents.owner("carol")])

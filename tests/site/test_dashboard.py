@@ -21,7 +21,6 @@ def new_queue(name, pulse_user, **fields):
 
 @pytest.fixture
 def visit(client, alice):
-    """Return a function that opens the page as Alice."""
     client.force_login(alice)
     return lambda: client.get("/")
 

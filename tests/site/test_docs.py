@@ -52,7 +52,7 @@ SETTINGS = {name: reader.default for name, reader in pages.read_settings().items
 MANAGE = ".venv/bin/python manage.py "
 REQUESTS = [line.removeprefix("curl ") for line in LINES if line.startswith("curl ")]
 ON_THE_BROKER = [line.removeprefix("rabbitmqctl ") for line in LINES if line.startswith("rabbitmqctl ")]
-FOR_THE_PULSE_USER = ("add_user", "set_user_tags", "set_permissions")
+FOR_GUARDIANS_USER = ("add_user", "set_user_tags", "set_permissions")
 ENDLESS = ("monitor_queues", "send_notifications")
 MAY_END_WITH = {"doctor": (0, 1)}
 SAYS_NOTHING = ("migrate",)
@@ -283,13 +283,13 @@ def run_on_the_brokers_machine(broker, lines):
 
 @pytest.mark.soak
 def test_documented_rabbitmqctl_commands_work(broker):
-    run_on_the_brokers_machine(broker, [line for line in ON_THE_BROKER if line.split()[0] not in FOR_THE_PULSE_USER])
+    run_on_the_brokers_machine(broker, [line for line in ON_THE_BROKER if line.split()[0] not in FOR_GUARDIANS_USER])
 
 
-def test_the_documented_commands_create_guardians_broker_pulse_user(broker, management):
+def test_the_documented_commands_create_guardians_rabbitmq_user(broker, management):
     try:
         run_on_the_brokers_machine(
-            broker, sorted(line for line in ON_THE_BROKER if line.split()[0] in FOR_THE_PULSE_USER)
+            broker, sorted(line for line in ON_THE_BROKER if line.split()[0] in FOR_GUARDIANS_USER)
         )
         assert "administrator" in management.user("shown").tags
         assert management.permissions_of("shown")["/"]

@@ -154,8 +154,8 @@ def test_a_wrong_password_is_a_problem(good_installation, settings, broker):
 
 
 @pytest.fixture
-def create_pulse_user(management, broker, settings):
-    """Return a function that creates a Pulse user with these tags for Guardian."""
+def create_user(management, broker, settings):
+    """Return a function that creates a RabbitMQ user with these tags for Guardian."""
     name = f"doctor-{os.getpid()}"
 
     def make(*tags, **permissions):
@@ -170,23 +170,23 @@ def create_pulse_user(management, broker, settings):
     management.delete_user(name)
 
 
-def test_a_pulse_user_that_is_no_administrator_is_a_problem(good_installation, guarded, create_pulse_user):
-    name = create_pulse_user("management", **{guarded: FULL_ACCESS})
+def test_a_rabbitmq_user_that_is_no_administrator_is_a_problem(good_installation, guarded, create_user):
+    name = create_user("management", **{guarded: FULL_ACCESS})
     assert_problem("broker user", name, f"rabbitmqctl set_user_tags {name} administrator")
 
 
 @pytest.mark.parametrize(
     "granted", [Permissions("^queue/.*", ".*", ".*"), Permissions(".*", "^queue/", ".*"), Permissions(".*", ".*", "^$")]
 )
-def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good_installation, guarded, create_pulse_user, granted):
-    name = create_pulse_user("administrator", **{guarded: granted})
+def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good_installation, guarded, create_user, granted):
+    name = create_user("administrator", **{guarded: granted})
     assert_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
 
 
 def test_missing_permissions_over_amqp_are_a_problem(
-    good_installation, guarded, create_pulse_user, settings, broker, management
+    good_installation, guarded, create_user, settings, broker, management
 ):
-    name = create_pulse_user(**{guarded: Permissions("^$", "^$", "^$")})
+    name = create_user(**{guarded: Permissions("^$", "^$", "^$")})
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     found = examine()
     assert found["permissions over AMQP"].status is Status.PROBLEM
@@ -219,8 +219,8 @@ def test_permissions_of_an_external_pulse_user_are_a_warning(guarded, management
     assert (finding.status, "none of RabbitMQ's own users" in finding.found) == (Status.WARNING, True)
 
 
-def test_a_guarded_vhost_the_pulse_user_cannot_access_is_a_problem(good_installation, guarded, create_pulse_user):
-    create_pulse_user("administrator")
+def test_a_guarded_vhost_the_rabbitmq_user_cannot_access_is_a_problem(good_installation, guarded, create_user):
+    create_user("administrator")
     found = examine()
     assert found["permissions"].status is Status.PROBLEM
     assert found["broker over AMQP"].status is Status.PROBLEM
@@ -319,8 +319,8 @@ def test_each_of_several_addresses_is_checked(good_installation, settings, broke
     assert "secret-word" not in str(doctor_examine.examine())
 
 
-def test_an_address_with_another_pulse_user_is_reported(good_installation, settings, broker, create_pulse_user):
-    create_pulse_user("administrator")
+def test_an_address_with_another_rabbitmq_user_is_reported(good_installation, settings, broker, create_user):
+    create_user("administrator")
     two_addresses(settings, broker, management=settings.RABBITMQ_MANAGEMENT_URL)
     assert ("one RabbitMQ user", Status.WARNING) in [(one.name, one.status) for one in addresses_found()]
 

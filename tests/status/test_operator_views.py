@@ -21,13 +21,11 @@ PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{action}/" for action in ("pass"
 
 
 def words(page):
-    """Return the text of a page, without markup."""
     text = page.text[page.text.index('id="content-start"') :]
     return " ".join(re.sub(r"<[^>]*>", " ", text).replace("&#x27;", "'").split())
 
 
 def key(page):
-    """Return the confirmation key of a page."""
     return re.search(r'name="shown" value="([^"]+)"', page.text)[1]
 
 

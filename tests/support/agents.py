@@ -27,7 +27,6 @@ _numbers = itertools.count(1)
 
 
 def make_removals_due() -> None:
-    """Make all pending removals due."""
     # A second ago, since SQLite's clock has only milliseconds and may read the present as the future.
     Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
 
@@ -65,11 +64,9 @@ class Agents:
         return {row["name"]: row["arguments"] for row in rows}
 
     def users(self) -> set[str]:
-        """Return the names of the broker's RabbitMQ users."""
         return {user.name for user in self.management.users()}
 
     def vhosts(self) -> set[str]:
-        """Return the names of the broker's vhosts."""
         return {vhost.name for vhost in self.management.vhosts()}
 
 
@@ -176,7 +173,7 @@ def store_queue_row(row, **fields):
 
 @contextlib.contextmanager
 def broker_restored(management: Management) -> Iterator[None]:
-    """Delete from the broker every vhost and Pulse user that an agent's registration creates inside."""
+    """Delete from the broker every vhost and RabbitMQ user that an agent's registration creates inside."""
     made = Agents(management)
     vhosts, users = made.vhosts(), made.users()
     yield
@@ -192,7 +189,7 @@ def broker_restored(management: Management) -> Iterator[None]:
 
 @pytest.fixture
 def agents(guarded: str, management: Management) -> Iterator[Agents]:
-    """Guard the broker. Delete the vhosts and Pulse users of agents from it afterwards."""
+    """Guard the broker. Delete the vhosts and RabbitMQ users of agents from it afterwards."""
     with broker_restored(management):
         yield Agents(management)
 

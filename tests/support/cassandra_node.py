@@ -47,7 +47,6 @@ class SharedNode:
         part.rename(self.file)
 
     def stop(self) -> None:
-        """Stop the node."""
         if self._starting is not None:
             self._starting.join()
         if self._node is not None:
@@ -75,14 +74,12 @@ def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Stop the node."""
     if _shared is not None:
         _shared.stop()
 
 
 @pytest.fixture(scope="session")
 def cassandra_hosts(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return the address of the node."""
     if not hasattr(request.config, "workerinput"):
         with PrivateCassandra() as node:
             yield node.hosts

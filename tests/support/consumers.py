@@ -32,7 +32,6 @@ def consuming(consumer):
 
 
 def length(amqp, queue):
-    """Return the number of ready messages in a queue."""
     return amqp.channel.queue_declare(queue, passive=True).method.message_count
 
 
@@ -58,7 +57,6 @@ def publish_raw(amqp, body=b"{}", queue=QUEUE, **properties):
 
 
 def queue_exists(amqp, queue):
-    """Return whether a queue exists."""
     channel = amqp.connection.channel()
     try:
         channel.queue_declare(queue, passive=True)
@@ -74,6 +72,5 @@ class InMilliseconds(pika.BasicProperties):
     SECONDS = 1_700_000_000
 
     def encode(self):
-        """Return the encoded properties."""
         seconds, milliseconds = (struct.pack(">cQ", b"T", self.SECONDS * factor) for factor in (1, 1000))
         return [b"".join(super().encode()).replace(seconds, milliseconds)]

@@ -1,5 +1,3 @@
-"""Counting requests to the broker."""
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock

@@ -38,14 +38,12 @@ def operator(db: None) -> Owner:
 
 @pytest.fixture
 def admin(client: Client, operator: Owner) -> Client:
-    """Return a client with the operator signed in."""
     client.force_login(operator)
     return client
 
 
 @pytest.fixture
 def as_alice(client: Client, alice: Owner) -> Client:
-    """Return a client with Alice signed in."""
     client.force_login(alice)
     return client
 

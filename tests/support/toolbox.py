@@ -333,7 +333,7 @@ def is_refused(opened: pika.BlockingConnection, action: Callable[[Any], Any]) ->
 
 @contextmanager
 def login_without_configure(management: Management, vhost: str, broker: Any) -> Iterator[str]:
-    """Yield the AMQP URL of a Pulse user that may not delete queues."""
+    """Yield the AMQP URL of a RabbitMQ user that may not delete queues."""
     name = f"limited-{uuid.uuid4().hex}"
     management.put_user(name, "secret")
     management.set_permissions(vhost, name, Permissions(configure="^$", write=".*", read=".*"))

@@ -20,8 +20,6 @@ from cryptography.x509.oid import NameOID
 
 
 class Received(NamedTuple):
-    """A received request."""
-
     path: str
     headers: dict[str, str]
     json: Any

@@ -22,7 +22,6 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the file and the options."""
         parser.add_argument(
             "csv",
             nargs="?",

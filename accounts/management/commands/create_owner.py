@@ -10,18 +10,14 @@ from accounts.signing_in.owners import mark_address_verified
 
 
 class Command(BaseCommand):
-    """Create or change an owner."""
-
     help = "Create an owner. If the owner exists, grant what the options say and take nothing away."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the address and the options."""
         parser.add_argument("email")
         parser.add_argument("--operator", action="store_true", help="the owner runs this installation")
         parser.add_argument("--vouched", action="store_true", help="the owner may use the broker")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create or change the owner."""
         owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
         is_new = owner is None
         if owner is None:

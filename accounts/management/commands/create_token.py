@@ -11,12 +11,9 @@ from core.limits import RateLimitExceeded
 
 
 class Command(BaseCommand):
-    """Create a token for an owner."""
-
     help = "Create a token for the REST API and print only the token. It can't be shown again."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the address, the lifetime and the scope."""
         parser.add_argument("email")
         parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help="lifetime in days (default: %(default)s)")
         parser.add_argument(
@@ -27,7 +24,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create the token."""
         email = normalize_address(options["email"])
         owner = Owner.objects.filter(email=email).first()
         if owner is None:

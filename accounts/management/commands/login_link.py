@@ -8,16 +8,12 @@ from accounts.signing_in.links import create_link
 
 
 class Command(BaseCommand):
-    """Print a link that signs an owner in."""
-
     help = "Print a link that signs this owner in once, within 10 minutes. Give it to nobody else."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the address."""
         parser.add_argument("email")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create and print the link."""
         owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
         if owner is None:
             raise CommandError(f"There is no owner {options['email']!r}; create one with: manage.py create_owner EMAIL")

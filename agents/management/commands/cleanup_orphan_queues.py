@@ -14,8 +14,6 @@ from rabbit.names import readable
 
 
 class Command(BaseCommand):
-    """Run one sweep, without Celery."""
-
     help = "Delete agents' queues without a registration, and declare missing registered queues again."
     force_help = "ignore the brake on bulk deletion, and delete orphans in use too"
     event = "requested a sweep of orphans"
@@ -28,7 +26,6 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
 
     def run(self, *, force: bool, dry_run: bool) -> Report:
-        """Run the sweep."""
         return sweep.sweep_orphans(force=force, dry_run=dry_run)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -52,7 +49,6 @@ class Command(BaseCommand):
 
 
 def in_words(report: Report) -> str:
-    """Return the report as text."""
     if report.another_sweep:
         return "Another clean-up is running; nothing was done."
     lines = [f"Error: {error}" for error in report.errors]

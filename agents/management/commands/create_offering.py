@@ -13,12 +13,9 @@ from agents.models import Offering, check_offering_name
 
 
 class Command(BaseCommand):
-    """Create or change an offering."""
-
     help = "Create an offering and print its UUID. If the UUID exists, rename it and add members and publishers."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the name and the options."""
         parser.add_argument("name")
         parser.add_argument("--uuid", help="the UUID of the offering in another system (default: a new one)")
         emails: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "EMAIL"}
@@ -26,7 +23,6 @@ class Command(BaseCommand):
         parser.add_argument("--publisher", **emails, help="an owner who may publish its events")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create or change the offering."""
         name = options["name"]
         try:
             check_offering_name(name)

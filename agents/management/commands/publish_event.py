@@ -14,18 +14,15 @@ from rabbit.errors import BrokerError
 
 
 class Command(BaseCommand):
-    """Publish an event."""
-
     help = "Publish an event to the agents that registered for its offering and type, and print the result."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the offering, the type and the payload."""
         parser.add_argument("offering", help="its UUID, or its name if only one offering has it")
         parser.add_argument("type", help=f"one of: {', '.join(ObjectType.values)}")
         parser.add_argument("json", help="the payload, a JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Publish the event. The exit code is 1 if nothing was published or the outcome is unknown."""
+        """Exit with 1 if nothing was published or the outcome is unknown."""
         offering = _find(options["offering"])
         try:
             orjson.loads(options["json"])  # stricter
@@ -40,7 +37,6 @@ class Command(BaseCommand):
 
 
 def in_words(published: Published) -> str:
-    """Return the result as text."""
     return (
         f"{published.delivered} delivered, {published.skipped} skipped, {published.rejected} rejected as full, "
         f"{published.unreachable} unreachable, {published.gone} gone; the message id is {published.message_id}."
@@ -48,7 +44,6 @@ def in_words(published: Published) -> str:
 
 
 def _find(text: str) -> Offering:
-    """Return the offering with this UUID or this name."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

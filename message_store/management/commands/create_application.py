@@ -8,16 +8,12 @@ from message_store.applications import create_application, create_key
 
 
 class Command(BaseCommand):
-    """Create an application of the message store if needed, and a key for it."""
-
     help = "Create an application if it does not exist, and print a new key for it. The key cannot be retrieved later."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the name."""
         parser.add_argument("name")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Create the application and the key."""
         try:
             _, key = create_key(create_application(options["name"]))
         except ValidationError as error:

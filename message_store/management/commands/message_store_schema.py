@@ -10,12 +10,9 @@ from message_store.store import StoreUnavailable
 
 
 class Command(BaseCommand):
-    """Create or upgrade the keyspace of CASSANDRA_KEYSPACE, and say what was done."""
-
     help = "Create or upgrade the message store's keyspace on Cassandra, and say what was done."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the command."""
         if settings.MESSAGE_STORE != "cassandra":
             self.stdout.write(f"MESSAGE_STORE is {settings.MESSAGE_STORE}: `migrate` creates its tables.")
             return

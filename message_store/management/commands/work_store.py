@@ -29,8 +29,6 @@ FAILURES = {"log": log_failure, "keep": keep_failure}
 
 
 class Command(BaseCommand):
-    """Run a worker of the message store."""
-
     help = (
         "Call a function with each message of an application's queues, in order within a partition. Share the "
         "partitions with the other workers of the same consumer. SIGTERM or Ctrl-C releases them immediately. "
@@ -38,7 +36,6 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options."""
         parser.add_argument("job", metavar="MODULE:FUNCTION", help="called with each message and the context")
         parser.add_argument("--application", required=True, metavar="NAME", help="the application that owns the queues")
         parser.add_argument(
@@ -89,7 +86,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the worker until a signal."""
         consumer = options["consumer"] or options["job"].rpartition(":")[2]
         if not 1 <= options["batch"] <= queues.MAX_READ:
             raise CommandError(f"--batch must be from 1 to {queues.MAX_READ}", returncode=INVALID_ARGUMENT)
@@ -138,7 +134,6 @@ class Command(BaseCommand):
 
 
 def _partitions(pins: Sequence[str]) -> list[Partition]:
-    """Return the partitions that these texts of the form QUEUE:NUMBER name."""
     found = []
     for pin in pins:
         queue, _, number = pin.rpartition(":")
@@ -152,7 +147,6 @@ def _partitions(pins: Sequence[str]) -> list[Partition]:
 
 
 def _load(path: str) -> Callable[..., Any]:
-    """Return the function that MODULE:FUNCTION names."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise CommandError(

@@ -12,16 +12,13 @@ INTERVAL_SECONDS = 5
 
 
 class Command(BaseCommand):
-    """Send notifications, without Celery."""
-
     help = "Send the notifications that are due, repeatedly."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options."""
         parser.add_argument("--once", action="store_true", help="send what is due now and end")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Send what is due, once, or every five seconds until SIGTERM or Ctrl-C."""
+        """Send once, or every five seconds until SIGTERM or Ctrl-C."""
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())

@@ -16,7 +16,6 @@ class Command(BaseCommand):
     help = f"Call functions with the messages of queues, until SIGTERM or Ctrl-C. {EXIT_CODES}"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options."""
         add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

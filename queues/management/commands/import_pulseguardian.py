@@ -26,7 +26,6 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the address of the database and the options."""
         parser.add_argument(
             "database_url",
             nargs="?",

@@ -23,12 +23,9 @@ DONE, FAILED, BRAKE_HELD = 0, 1, 3
 
 
 class Command(BaseCommand):
-    """Run passes of the monitor, without Celery."""
-
     help = "List the queues, warn about long ones, delete those over their limit, and record it, repeatedly."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options."""
         parser.add_argument("--once", action="store_true", help="run one pass and end")
         parser.add_argument("--dry-run", action="store_true", help="compare and decide, change nothing, and end")
         parser.add_argument(
@@ -76,7 +73,6 @@ class Command(BaseCommand):
         return self._print(options, report)
 
     def _print(self, options: dict[str, Any], report: Report) -> int:
-        """Print the report, and return its exit code."""
         if options["json"]:
             self.stdout.write(json.dumps(report.as_json()))
         else:
@@ -108,7 +104,6 @@ def _delete(stop: threading.Event) -> None:
 
 
 def as_text(report: Report) -> str:
-    """Return the report as text."""
     if report.another_pass:
         return "Another pass is running; nothing was done."
     lines = [f"Error: {readable(error)}" for error in report.errors]

@@ -11,12 +11,9 @@ POLL_SECONDS = 5
 
 
 class Command(BaseCommand):
-    """Carry out replays without Celery."""
-
     help = "Send the messages of the replays that are running, repeatedly."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the option."""
         parser.add_argument("--once", action="store_true", help="end when no replay makes progress")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -9,7 +9,6 @@ from guardian_consumers.command import EXIT_CODES, add_arguments, consume
 
 
 def main() -> int:
-    """Run the consumers of the command line, and return the exit code."""
     parser = ArgumentParser(prog="python -m guardian_consumers", description="Consume messages.", epilog=EXIT_CODES)
     add_arguments(parser)
     options = vars(parser.parse_args())

@@ -94,7 +94,6 @@ class ConsumerConnection:
 
     @property
     def ready(self) -> bool:
-        """Whether the connection is open and set up."""
         return self._link.ready
 
     @property

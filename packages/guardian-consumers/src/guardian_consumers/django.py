@@ -175,7 +175,7 @@ class _Deduplication:
         self._prune_at = 0.0
 
     def claim(self, message: Message) -> "tuple[Processed | None, bool]":
-        """Return the message's row, and whether this transaction created it; no row if the message has no id.
+        """Return the message's row, or None if it has no id, and whether this transaction created the row.
 
         The unique constraint blocks a concurrent transaction until the first one has committed or rolled back.
         """

@@ -44,11 +44,9 @@ DECLARE_REFUSAL_CODES = {403, 406}
 
 
 CLOSE_SECONDS = 10.0
-"""Timeout for closing a connection."""
 
 
 def open_channel(connection: Any) -> Callable[..., Any]:
-    """Return the step that opens a channel."""
     return lambda callback: connection.channel(on_open_callback=callback)
 
 
@@ -108,7 +106,6 @@ class Link:
         """The number of connections set up so far."""
 
     def start(self) -> None:
-        """Start the thread and connect."""
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
@@ -126,7 +123,7 @@ class Link:
 
     @property
     def server_version(self) -> tuple[int, ...]:
-        """The first two numbers of the broker's version; (0, 0): unknown."""
+        """The first two numbers of the broker's version, or (0, 0) if it is unknown."""
         version = str((self._connection.server_properties or {}).get("version", "")) if self._connection else ""
         numbers = version.split(".")[:2]
         return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (0, 0)

@@ -43,7 +43,6 @@ class ConsumerCollector(Collector):
         self._consumers = [(consumer.names.queue(consumer.source.key), consumer) for consumer in consumers]
 
     def collect(self) -> Iterator[Metric]:
-        """Return the current metrics."""
         messages = CounterMetricFamily(
             "consumer_messages",
             "Settled messages by outcome: done (acknowledged), retry (delayed), park, requeue or discard.",

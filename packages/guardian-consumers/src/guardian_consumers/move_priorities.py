@@ -44,7 +44,6 @@ from guardian_consumers.publisher import Publisher
 from guardian_consumers.settings import Settings
 
 DONE, FAILED, INVALID_SETTING = 0, 1, 2
-"""Exit codes."""
 
 PREFETCH = 500
 
@@ -56,7 +55,6 @@ def main(
     environment: Mapping[str, str] = os.environ,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run the command, and return the exit code."""
     parser = ArgumentParser(
         prog="python -m guardian_consumers.move_priorities",
         description="Move messages from the queues of former priority settings.",
@@ -133,7 +131,6 @@ class _Move:
         self._failure: ConsumerError | None = None
 
     def run(self) -> int:
-        """Move all messages, and return their number."""
         for name in self._targets:
             if self._queue_counts(name) is None:
                 raise Refused(f"queue {name} does not exist: start a consumer with this setting first to declare it")
@@ -153,7 +150,7 @@ class _Move:
         return self._moved
 
     def _queue_counts(self, queue: str) -> tuple[int, int] | None:
-        """Return the numbers of ready messages and of consumers; None if the queue does not exist."""
+        """Return the numbers of ready messages and of consumers, or None if the queue does not exist."""
         channel = self._connection.channel()
         try:
             answer = channel.queue_declare(queue, passive=True).method

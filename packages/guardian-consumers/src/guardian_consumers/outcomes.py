@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class Outcome(Enum):
-    """The outcome of a message."""
-
     DONE = "done"
     """Handled and acknowledged."""
     HALT = "halt"

@@ -124,7 +124,6 @@ class PriorityQueues:
         ]
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return a buffer that prefers higher levels."""
         return RankedBuffer(len(self.levels), lambda delivery: delivery.level, self.ageing)
 
     def routes(self, names: Names) -> Iterator[Exchange | Binding]:
@@ -170,12 +169,10 @@ class BrokerPriorities:
     routing_keys: Sequence[str] = ()
 
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
-        """Return the one queue."""
         name = priority_queue(names.queue(self.key))
         return [PhysicalQueue(name, (), prefetch, arguments={"x-max-priority": MAX_PRIORITY})]
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return a buffer that prefers higher priorities."""
         return RankedBuffer(MAX_PRIORITY + 1, lambda delivery: priority_of(delivery.properties), single_queue=True)
 
     def routes(self, names: Names) -> Iterator[Exchange | Binding]:
@@ -216,7 +213,6 @@ class RankedBuffer:
         self._lock = threading.Lock()
 
     def put(self, delivery: Delivery) -> None:
-        """Add a delivery to its rank."""
         line = self._queues[self._rank(delivery)]
         with self._lock:
             line.append((self._clock(), delivery))

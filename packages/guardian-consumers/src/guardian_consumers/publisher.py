@@ -45,8 +45,6 @@ class Publication(NamedTuple):
 
 
 class _PendingMessage:
-    """A message that is not yet confirmed."""
-
     __slots__ = ("body", "done", "exchange", "mandatory", "properties", "returned", "routing_key", "sent")
 
     def __init__(self, exchange: str, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> None:

@@ -73,7 +73,6 @@ class Bucket:
         return True
 
     def give_back(self) -> None:
-        """Return an unused token."""
         self._level = min(self.burst, self._level + 1)
 
     @property
@@ -107,14 +106,9 @@ class TokenBucket:
         self._bucket = Bucket(self.rate, self.burst - self.rate * self.max_token_age, clock())
 
     def prefetch(self, most: int) -> int:
-        """Return the prefetch, from 1 to ``most``, not counting messages whose callbacks run."""
         return prefetch(self.rate, most)
 
     def take(self, timeout: float) -> float:
-        """Take a token, waiting up to ``timeout`` seconds.
-
-        Return 0 if a token was taken, otherwise the seconds until there may be one.
-        """
         until = self._clock() + timeout
         while True:
             with self._lock:
@@ -127,7 +121,6 @@ class TokenBucket:
             self._sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
 
     def give_back(self) -> None:
-        """Return an unused token."""
         with self._lock:
             self._bucket.give_back()
 
@@ -207,7 +200,6 @@ class SharedTokenBucket:
         return self._away_since is not None
 
     def prefetch(self, most: int) -> int:
-        """Return the prefetch, from 1 to ``most``, not counting messages whose callbacks run."""
         return prefetch(self.rate, most)
 
     def take(self, timeout: float) -> float:
@@ -305,7 +297,7 @@ def validate_rate(rate: float, burst: float | None) -> tuple[float, float]:
 
 
 def max_token_age(rate: float, burst: float) -> float:
-    """Return the seconds within which a token must be used; 0 if the burst is too small to allow any."""
+    """Return the seconds within which a token must be used, or 0 if the burst is too small to allow any."""
     seconds = min(MAX_TOKEN_AGE_SECONDS, burst / 4 / rate, (burst - 1) / rate)
     return seconds if seconds >= MIN_TOKEN_AGE_SECONDS else 0.0
 

@@ -118,7 +118,7 @@ def first_published(delivery: Delivery) -> tuple[str, str]:
 
 
 def attempts_of(headers: Mapping[str, Any]) -> int:
-    """Return how often a message failed; 0 if the header is missing or invalid."""
+    """Return how often a message failed, or 0 if the header is missing or invalid."""
     attempts = headers.get(ATTEMPTS)
     return attempts if type(attempts) is int and 0 < attempts < 2**31 else 0
 

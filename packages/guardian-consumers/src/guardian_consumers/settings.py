@@ -22,7 +22,7 @@ QUEUE_TYPES = ("classic", "quorum")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the broker, names and consumers.
+    """Settings of the broker, names and consumers. Raises SettingsError for invalid ones.
 
     - ``url``: amqp(s)://user:password@host:port/vhost; or several, separated by commas, of nodes of one cluster.
     - ``exchange``: ``{project}_{environment}``.
@@ -32,18 +32,16 @@ class Settings:
     - ``threads``: concurrent callbacks. The default is the prefetch; with ranges of priorities one and a half times the
       prefetch, and at least two.
     - ``priorities``: ranges with their own queues, such as "0-4,5-9"; "broker" for the broker's own; empty for none.
-    - ``priority_ageing``: with ranges, the seconds after which a waiting message rises one level; None: never.
-    - ``time_limit``: the seconds that a callback may take before it returns or acknowledges; 0: no limit.
-    - ``grace``: the seconds for callbacks to finish at shutdown; None: no limit.
+    - ``priority_ageing``: with ranges, the seconds after which a waiting message rises one level, or None for never.
+    - ``time_limit``: the seconds that a callback may take before it returns or acknowledges, or 0 for no limit.
+    - ``grace``: the seconds for callbacks to finish at shutdown, or None for no limit.
     - ``hold_seconds``: how long messages may wait in memory for a limiter before they are requeued.
     - ``publish_timeout``: the seconds to wait for a confirm.
-    - ``rate``: messages per second; None: no limit.
-    - ``burst``: messages at once after a pause; None: those of a tenth of a second.
-    - ``rate_redis_url``: the Redis through which processes share the rate; None: each process has its own.
-    - ``rate_name``: processes with the same name share a rate; None: the queue's name.
+    - ``rate``: messages per second, or None for no limit.
+    - ``burst``: messages at once after a pause, or None for those of a tenth of a second.
+    - ``rate_redis_url``: the Redis through which processes share the rate, or None if each has its own.
+    - ``rate_name``: processes with the same name share a rate. The default is the queue's name.
     - ``rate_away``: while Redis is unreachable, "wait" or the rate of each process on its own.
-
-    Raises SettingsError for invalid settings.
     """
 
     url: str = field(repr=False)
@@ -91,7 +89,6 @@ class Settings:
 
     @property
     def names(self) -> Names:
-        """The names of exchanges and queues."""
         return Names(self.exchange, self.pulse_user)
 
     @property
@@ -103,7 +100,6 @@ class Settings:
         return found
 
     def source(self, key: str, routing_keys: Sequence[str] = ()) -> Source:
-        """Return the source of this key: a plain queue, or one with priorities."""
         return source_for(key, routing_keys, self.priorities, self.priority_ageing)
 
     @property

@@ -152,7 +152,6 @@ class PlainQueue:
     routing_keys: Sequence[str] = ()
 
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
-        """Return the one queue."""
         return [PhysicalQueue(names.queue(self.key), self._routing_keys(names), prefetch)]
 
     def routes(self, names: Names) -> Iterable[Exchange | Binding]:
@@ -170,7 +169,6 @@ class PlainQueue:
         return [names.routing_key(key) for key in self.routing_keys or [self.key]]
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return a FIFO buffer."""
         return FifoBuffer()
 
 
@@ -181,21 +179,18 @@ class FifoBuffer:
         self._deliveries: deque[Delivery] = deque()
 
     def put(self, delivery: Delivery) -> None:
-        """Add a delivery at the end."""
         self._deliveries.append(delivery)
 
     def __len__(self) -> int:
         return len(self._deliveries)
 
     def take(self) -> Delivery | None:
-        """Remove and return the oldest."""
         try:
             return self._deliveries.popleft()
         except IndexError:  # another worker took it
             return None
 
     def overdue(self) -> Sequence[Delivery]:
-        """Remove and return overdue deliveries; see `OverdueBuffer`."""
         since = time.monotonic() - OVERDUE_SECONDS
         found = []
         with suppress(IndexError):

@@ -126,19 +126,11 @@ class Message(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The body decoded as UTF-8.
-
-        Raises:
-            UnicodeDecodeError: the body isn't UTF-8.
-        """
+        """The body decoded as UTF-8. Raises UnicodeDecodeError if it isn't."""
         return self.body.decode()
 
     def json(self) -> Any:
-        """Return the body parsed as JSON.
-
-        Raises:
-            ValueError: the body isn't JSON.
-        """
+        """Return the body parsed as JSON. Raises ValueError if it isn't."""
         return json.loads(self.body)
 
 
@@ -179,17 +171,14 @@ class Client:
         self._http = httpx.Client(headers=authorization, timeout=timeout, transport=transport)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
-        """Return the client."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the connections."""
         self.close()
 
     # Queues
@@ -416,7 +405,7 @@ _MIN_RFC_REST, _MAX_RFC_REST = 1 << 63, (1 << 63) + (1 << 62) - 1
 
 
 def _next_id(message_id: str, descending: bool) -> str | None:
-    """Return the next possible message id in the direction of reading; None beyond the first or last possible id."""
+    """Return the next possible message id in the direction of reading, or None beyond the first or last possible id."""
     ticks, rest = ids.place(UUID(message_id))
     if descending:
         place = ids.Place(ticks, rest - 1) if rest > _MIN_RFC_REST else ids.Place(ticks - 1, _MAX_RFC_REST)

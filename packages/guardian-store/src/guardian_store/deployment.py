@@ -117,11 +117,7 @@ class Deployment:
         return False
 
     def confirm(self) -> None:
-        """Refresh and record if due, then make sure that the leases are valid.
-
-        Raises:
-            LeasesLost: the leases expired.
-        """
+        """Refresh and record if due, then make sure that the leases are valid. Raises LeasesLost if they expired."""
         self._refresh_if_due()
         self._record_if_due()
         if not self.coordination.leases_valid:
@@ -144,7 +140,6 @@ class Deployment:
             self._back_off()
 
     def succeeded(self) -> None:
-        """Reset the backoff."""
         self._failures = 0
         if self._waiting:
             logger.warning("The worker continues.")

@@ -86,11 +86,7 @@ def random_rests(number: int) -> list[int]:
 
 
 def parse(text: str) -> uuid.UUID:
-    """Parse a message id: the 32 hex digits of a UUID1.
-
-    Raises:
-        ValueError: the text is not a message id.
-    """
+    """Parse a message id: the 32 hex digits of a UUID1. Raises ValueError if it isn't one."""
     if not _HEX.fullmatch(text):
         raise ValueError(f"{text[:50]!r} is not a message id")
     found = uuid.UUID(hex=text)

@@ -61,7 +61,6 @@ class StoreLeases(Coordination):
             logger.warning("Could not release the leases, which expire in %s s: %s", self.seconds, error)
 
     def plan(self, partitions: Collection[Partition]) -> Plan:
-        """Fetch the workers and leases, and plan this worker's share of these partitions."""
         deployment = self._transport.deployment
         with _coordinating():
             table = self._transport.lease_table(self._consumer, self._worker_id)
@@ -94,7 +93,6 @@ class StoreLeases(Coordination):
         return living
 
     def release(self, partitions: Collection[Partition]) -> None:
-        """Release the leases of these partitions."""
         self.leased -= set(partitions)
         self._mine -= set(partitions)
         if not partitions:
@@ -107,7 +105,6 @@ class StoreLeases(Coordination):
             raise LeasesLost(f"it is unknown which leases were released: {error}") from error
 
     def acquire(self, planned: Plan) -> set[Partition]:
-        """Lease the planned partitions that are still free, and return the newly leased ones."""
         # _mine may have more than ``leased``: after a lost connection, a lease may exist without an answer.
         wanted = planned.acquire[: planned.max_acquire]
         if wanted:

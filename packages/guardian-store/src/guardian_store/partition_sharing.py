@@ -117,9 +117,7 @@ class Coordination(ABC):
     def renew(self) -> None:
         """Send a heartbeat and renew the leases.
 
-        Raises:
-            LeasesLost: the leases expired.
-            CoordinationUnavailable: the answer is missing or too late to rely on.
+        Raises LeasesLost if they expired, and CoordinationUnavailable if the answer is missing or too late to rely on.
         """
         with self._renew_lock:
             begun = clock()
@@ -177,11 +175,9 @@ class PinnedPartitions(Coordination):
         return Plan(sorted(self.leased - existing), sorted(existing - self.leased), len(existing))
 
     def release(self, partitions: Collection[Partition]) -> None:
-        """Remove these partitions."""
         self.leased -= set(partitions)
 
     def acquire(self, planned: Plan) -> set[Partition]:
-        """Add the planned partitions, and return them."""
         self.leased |= set(planned.acquire)
         return set(planned.acquire)
 

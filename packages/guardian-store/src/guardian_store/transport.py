@@ -92,8 +92,7 @@ class Transport(ABC):
     def keep(self, message: Message, queue: str, ttl: int) -> None:
         """Post a copy of a message to a queue, which is created if needed.
 
-        Raises:
-            Invalid: the store refuses the copy, as it is too large for a request. It always will.
+        Raises Invalid if the copy is too large for a request. It always will be.
         """
 
     # The leases of a consumer's workers. ``renew`` and ``acquire`` raise ``NotFound`` if the worker was removed.
@@ -149,11 +148,9 @@ class HTTPTransport(Transport):
         self.client = Client(address, application, key=key, timeout=timeout)
 
     def close(self) -> None:
-        """Close the connections."""
         self.client.close()
 
     def queues(self, names: Collection[str]) -> dict[str, WorkQueue]:
-        """Return the existing ones of these queues by name, or all of the application's queues without names."""
         found = []
         if names:
             for name in names:
@@ -167,13 +164,11 @@ class HTTPTransport(Transport):
         return {queue.name: WorkQueue(self, queue.name, queue.partitions, queue.created) for queue in found}
 
     def read(self, queue: WorkQueue, partition: int, after: str | None, limit: int) -> Page:
-        """Return up to ``limit`` messages of a partition after this message id."""
         with _of_queue():
             page = self.client.read(queue.name, partition=partition, after=after, limit=limit)
         return Page([message._replace(deployment=self.deployment) for message in page.messages], page.more)
 
     def progress(self, queue: WorkQueue, consumer: str, partitions: Collection[int]) -> Progress:
-        """Return the consumer's positions, and which of these partitions have messages after them."""
         asked = {"waiting": ",".join(map(str, partitions))}
         with _of_queue():
             answer = self.client.request("GET", queue.name, "positions", consumer, params=asked)
@@ -182,13 +177,11 @@ class HTTPTransport(Transport):
     def advance_positions(
         self, queue: WorkQueue, consumer: str, moves: Mapping[int, tuple[str | None, str]]
     ) -> dict[int, str]:
-        """Move positions from one message to another, if they are unchanged. Return these positions afterwards."""
         body = {str(partition): {"from": at, "to": to} for partition, (at, to) in moves.items()}
         with _of_queue():
             return _positions(self.client.request("POST", queue.name, "positions", consumer, json=body))
 
     def keep(self, message: Message, queue: str, ttl: int) -> None:
-        """Post a copy of a message to a queue, which is created if needed."""
         try:
             self._post(message, queue, ttl)
         except NotFound:
@@ -209,20 +202,16 @@ class HTTPTransport(Transport):
             raise Unavailable(error.status, error.errors) from error  # other messages expire
 
     def join(self, consumer: str, worker: str, seconds: float) -> None:
-        """Add a worker with a new id. Its leases last ``seconds``."""
         self._leases("PUT", consumer, "workers", worker, data={"seconds": repr(seconds)})
 
     def renew(self, consumer: str, worker: str, timeout: float) -> None:
-        """Count a heartbeat of a worker. Give up after ``timeout`` seconds."""
         self._leases("POST", consumer, "workers", worker, timeout=timeout)
 
     def remove_worker(self, consumer: str, worker: str, beats: int | None = None) -> bool:
-        """Remove a worker and its leases, with ``beats`` only if it has sent no further heartbeat."""
         params = {} if beats is None else {"beats": str(beats)}
         return bool(self._leases("DELETE", consumer, "workers", worker, params=params)["removed"])
 
     def lease_table(self, consumer: str, worker: str) -> LeaseTable:
-        """Return the workers and leases of a consumer."""
         answer = self._leases("GET", consumer, "leases", worker)
         workers = [WorkerState(entry["worker"], entry["beats"], entry["seconds"]) for entry in answer["workers"]]
         return LeaseTable(
@@ -235,11 +224,9 @@ class HTTPTransport(Transport):
         )
 
     def acquire(self, consumer: str, worker: str, partitions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Lease the free ones of these partitions to a worker. Return which of them it has."""
         return self._change_leases(consumer, worker, "acquire", partitions)
 
     def release(self, consumer: str, worker: str, partitions: Collection[tuple[str, int]]) -> None:
-        """Release a worker's leases of these partitions."""
         self._change_leases(consumer, worker, "release", partitions)
 
     def _change_leases(

@@ -50,7 +50,6 @@ Failure = Callable[[Message, Any, WorkQueue, Exception], None]
 
 
 def log_failure(message: Message, context: Any, queue: WorkQueue, exception: Exception) -> None:
-    """Log the failure."""
     logger.error(
         "The job failed for message %s in partition %s of queue %r of %r: %s",
         *(message.id, message.partition, queue.name, queue.transport.application, exception),
@@ -62,10 +61,8 @@ def keep_failure(message: Message, context: Any, queue: WorkQueue, exception: Ex
     """Log the failure, and copy the message to the queue ``errors`` for 30 days.
 
     A failed message of this queue itself is not copied, or it would fail forever. Neither is one whose copy the store
-    refuses, such as a copy that is too large for a request: it stays in its queue alone.
-
-    Raises:
-        Unavailable: the message is not copied. The worker handles it again.
+    refuses, such as a copy that is too large for a request: it stays in its queue alone. Raises Unavailable if the
+    message is not copied. Then the worker handles it again.
     """
     log_failure(message, context, queue, exception)
     if queue.name == ERROR_QUEUE:
@@ -98,7 +95,6 @@ class Leases:
     seconds: float = LEASE_SECONDS
 
     def coordination(self, transport: Transport, consumer: str) -> Coordination:
-        """Return a new worker's view of the leases in a deployment."""
         return StoreLeases(transport, consumer, self.seconds)
 
 
@@ -114,12 +110,7 @@ class ZooKeeper:
     seconds: float = LEASE_SECONDS
 
     def coordination(self, transport: Transport, consumer: str) -> Coordination:
-        """Return a new worker's view of the leases in a deployment.
-
-        Raises:
-            ValueError: the hosts are malformed.
-            ModuleNotFoundError: kazoo is not installed.
-        """
+        """Return a new worker's view. Raises ValueError for malformed hosts, and ModuleNotFoundError without kazoo."""
         try:
             from guardian_store.zookeeper import ZooKeeperLeases
         except ModuleNotFoundError as error:
@@ -134,7 +125,6 @@ class Pinned:
     partitions: Collection[Partition]
 
     def coordination(self, transport: Transport, consumer: str) -> Coordination:
-        """Return the partitions of a deployment."""
         return PinnedPartitions([one for one in self.partitions if one.deployment == transport.deployment])
 
 
@@ -202,10 +192,8 @@ class Worker:
     def run(self) -> None:
         """Handle messages until ``stop``. In the end record the positions and release the leases.
 
-        Raises:
-            Exception: the failure handler raised something other than ``RetryLater``.
-            Denied: the key is unknown, or lacks permission.
-            NotFound: the application does not exist.
+        Raises the failure handler's exception other than ``RetryLater``; Denied if the key is unknown or lacks
+        permission; NotFound if the application does not exist.
         """
         with self._context() as context, ExitStack() as at_end:
             ended = threading.Event()

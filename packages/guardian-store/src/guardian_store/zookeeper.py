@@ -119,7 +119,6 @@ class ZooKeeperLeases(Coordination):
             raise LeasesLost(f"a write to ZooKeeper failed: {_describe(error)}") from error
 
     def plan(self, partitions: Collection[Partition]) -> Plan:
-        """Fetch the workers and leases, and plan this worker's share of these partitions."""
         client = self._connected()
         pending = [client.get_children_async(f"{self._path}/{part}") for part in ("workers", "leases")]
         workers, leases = (self._read(one) or [] for one in pending)
@@ -140,7 +139,6 @@ class ZooKeeperLeases(Coordination):
         return planned._replace(release=[*planned.release, *(self.leased - set(partitions))])
 
     def release(self, partitions: Collection[Partition]) -> None:
-        """Release the leases of these partitions."""
         client = self._connected()
         self.leased -= set(partitions)
         pending = []
@@ -156,7 +154,6 @@ class ZooKeeperLeases(Coordination):
                 raise LeasesLost(f"ZooKeeper refused to release a lease: {_describe(deleted)}")
 
     def acquire(self, planned: Plan) -> set[Partition]:
-        """Lease the planned partitions that are still free, and return the newly leased ones."""
         client, new = self._connected(), set()
         name = self._worker_id.encode()
         pending = {

@@ -10,8 +10,6 @@ BATCH = 500
 
 
 class ProcessedQuerySet(models.QuerySet["Processed"]):
-    """Processed messages."""
-
     def prune(self, keep: timedelta) -> int:
         """Delete up to ``BATCH`` rows older than this, and return how many."""
         old = self.filter(at__lt=timezone.now() - keep).order_by("at")
