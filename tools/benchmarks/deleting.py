@@ -1,18 +1,16 @@
-"""500 deletions in one pass over 10,000 queues, compared to the bare requests."""
+"""Passes that decide to delete 500 of 10,000 queues, or find 500 that wait, compared to one with none."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
 
 from django.test import override_settings
 
 from accounts.models import Owner, PulseUser
 from core import broker
+from queues.guard import deleter
+from queues.guard.monitor import run_pass
 from queues.guard.once import run_once
-from rabbit import amqp
-from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks import load
 from tools.benchmarks.figures import Figure, in_turn, seconds, timed
 from tools.benchmarks.passes import REST_SECONDS
@@ -32,73 +30,47 @@ MESSAGES = 3
 
 @override_settings(GUARDIAN_WARN_QUEUE_LENGTH=1, GUARDIAN_MAX_QUEUE_LENGTH=2)
 def deleting() -> list[Figure]:
-    """Measure passes that delete queues with an owner to notify, and queues without.
-
-    The floor is parallel deletions, the listing, and passive declares. With owners it includes the parallel requests
-    for their mails: consumers, bindings and arguments.
-    """
+    """Measure passes with and without deletions, and the deletions, with an owner to notify."""
     load.declare_queues("/", range(QUEUES))
     load.wait_for_messages("/", queues=QUEUES, messages=0)
     owner = Owner.objects.create_user("owner@example.org", vouched=True)
     PulseUser.objects.create(username="owned", ready=True).owners.add(owner)
-    PulseUser.objects.create(username="unowned", ready=True)
     run_once()
-    surroundings: list[float] = []
-    found = in_turn(
-        ROUNDS,
-        owned=lambda: delete_by_pass(create_queues("owned")),
-        unowned=lambda: delete_by_pass(create_queues("unowned")),
-        bare=lambda: delete_bare(create_queues("nobody"), surroundings),
-    )
-    with_mails = [sum(both) for both in zip(found["bare"], surroundings[-ROUNDS:], strict=True)]
-    where = f"{EXCESS} of {QUEUES:,} queues, deleted in one pass"
+    deletions: list[float] = []
+
+    def waiting() -> float:
+        took = seconds_of_pass(0)
+        deletions.append(seconds(deleter.run))
+        return took
+
+    def deciding() -> float:
+        create_queues()
+        return seconds_of_pass(EXCESS)
+
+    found = in_turn(ROUNDS, none=lambda: seconds_of_pass(0), deciding=deciding, waiting=waiting)
+    where = f"a pass over {QUEUES:,} queues"
     return [
-        Figure(where, "no owner to notify", "s", found["unowned"], found["bare"], MAX_RATIO),
-        Figure(where, "owners notified", "s", found["owned"], with_mails, MAX_RATIO),
+        Figure(where, f"decides to delete {EXCESS}", "s", found["deciding"], found["none"], MAX_RATIO),
+        Figure(where, f"{EXCESS} wait to be deleted", "s", found["waiting"], found["none"], MAX_RATIO),
+        Figure("the deleter", f"archives and deletes {EXCESS} queues", "s", deletions[-ROUNDS:]),
     ]
 
 
-def create_queues(user: str) -> list[str]:
-    """Declare and store a Pulse user's queues, fill them over their limit, and let the broker rest."""
-    names = [f"queue/{user}/{time.monotonic_ns()}-{number}" for number in range(EXCESS)]
-    in_parallel(partial(broker.management().declare_queue, "/", arguments={}), names)
+def create_queues() -> None:
+    """Declare and store queues of the Pulse user, fill them over their limit, and let the broker rest."""
+    names: Sequence[str] = [f"queue/owned/{time.monotonic_ns()}-{number}" for number in range(EXCESS)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(lambda name: broker.management().declare_queue("/", name, arguments={}), names))
     run_once()
     for _ in range(MESSAGES):
         load.publish_one_each("/", names)
     load.wait_for_messages("/", queues=QUEUES + EXCESS, messages=MESSAGES * EXCESS)
+
+
+def seconds_of_pass(decided: int) -> float:
+    """Return the seconds of a pass, and check how many deletions it decided."""
     time.sleep(REST_SECONDS)
-    return names
-
-
-def in_parallel(do: Callable[[str], Any], names: Sequence[str]) -> None:
-    """Call ``do`` with each name."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(do, names))
-
-
-def delete_by_pass(names: Sequence[str]) -> float:
-    """Return the seconds of a pass that deletes these queues."""
-    took, report = timed(run_once)
-    if report.errors or (report.deleted, report.queues) != (len(names), QUEUES + EXCESS):
+    took, report = timed(run_pass)
+    if report.errors or len(report.decided) != decided:
         raise AssertionError(f"unexpected report of a pass: {report}")
     return took
-
-
-def delete_bare(names: Sequence[str], surroundings: list[float]) -> float:
-    """Return the seconds of the bare requests. Append those of the requests for mails to ``surroundings``."""
-    management, url = broker.management(), broker.amqp_url()
-    asked = [("/", name) for name in names]
-
-    def for_mails() -> None:
-        with ThreadPoolExecutor(1) as beside:
-            consumers = beside.submit(amqp.declare_passively, url, asked)
-            in_parallel(partial(management.queue_bindings, "/"), names)
-            in_parallel(partial(management.queue_arguments, "/"), names)
-            assert len(consumers.result()) == len(names)
-
-    surroundings.append(seconds(for_mails))
-    listing = seconds(lambda: management.list_queues("/", {**TOTALS, "columns": COLUMNS}))
-    declares = seconds(lambda: amqp.declare_passively(url, asked))
-    with amqp.Sessions(url) as sessions:
-        deletes = seconds(lambda: in_parallel(lambda name: sessions.of("/").delete_queue(name), names))
-    return listing + declares + deletes
