@@ -432,7 +432,7 @@ def agent_received(reader: StompReader, sent: dict[str, str]) -> bool:
     if body is None:
         return False
     say(f"   {body}", "cyan")
-    return sent.items() <= json.loads(body).items()
+    return bool(sent.items() <= json.loads(body).items())
 
 
 def stay(demo: Demo) -> None:

@@ -62,7 +62,8 @@ def main() -> int:
             else:
                 figures += [replace(figure, where=f"{figure.where}, {database}") for figure in measured]
         show(console, name, figures)
-        missed += [f"{name}, {one.where}: {one.what} {one.target}" for one in figures if one.missed]
+        if not arguments.small:  # its ratios mean nothing
+            missed += [f"{name}, {one.where}: {one.what} {one.target}" for one in figures if one.missed]
     for line in missed:
         console.print(f"missed: {line}", style="red", markup=False, soft_wrap=True)
     for line in broken:
