@@ -29,21 +29,6 @@ PROJECT = Path(__file__).resolve().parent.parent
 MIN_FREE_BYTES = 1_000_000
 """With less free space, the disk counts as full: SQLite and the task queue can't write any more."""
 
-WITHOUT_DEFAULT = (
-    "RABBITMQ_MANAGEMENT_URL",
-    "EMAIL_URL",
-    "GUARDIAN_VHOSTS",
-    "GUARDIAN_IGNORED_QUEUES",
-    "GUARDIAN_OPERATOR_EMAILS",
-    "GUARDIAN_PROMETHEUS_URLS",
-    "GUARDIAN_VOUCHED_DOMAINS",
-    "GUARDIAN_METRICS_TOKEN",
-    "OIDC_ISSUER",
-    "OIDC_VOUCHED_GROUPS",
-    "SENTRY_DSN",
-)
-"""Settings that are off unless they are set, and those for which a stack has private servers."""
-
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -371,19 +356,15 @@ def configured() -> dict[str, str]:
     return {**env_file.parse(PROJECT / ".env").variables, **os.environ}
 
 
-def documented_defaults() -> dict[str, str]:
-    """Return the settings of ``.env.example`` that have a default, to use instead of this machine's ``.env``."""
-    lines = (PROJECT / ".env.example").read_text().splitlines()
-    return {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# ([A-Z_]+)=(.+)", line))}
-
-
 def isolated(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with these settings. Of others that ``.env`` may have, none counts.
+    """Return an environment with these settings and the documented defaults of all others, so that no ``.env`` counts.
 
-    The caller also sets ``DATABASE_URL``.
+    The caller also sets ``DATABASE_URL``. The broker and the mail server are unset, so that a stack starts its own.
     """
-    system = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-    return {**system, **documented_defaults(), **dict.fromkeys(WITHOUT_DEFAULT, ""), **settings}
+    lines = (PROJECT / ".env.example").read_text().splitlines()
+    documented = {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# ([A-Z_]+)=(.*)", line))}
+    unset = {"EMAIL_URL": "", "GUARDIAN_PROXIES": "0", "MESSAGE_STORE_DELAY_SECONDS": "0"}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", **documented, **unset, **settings}
 
 
 def turn_signals_into_interrupts() -> None:
