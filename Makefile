@@ -71,7 +71,7 @@ help:
 
 setup: .venv/installed .env $(RABBITMQ)
 
-demo: setup
+demo: setup rabbitmq-server
 	@$(PYTHON) -m tools.demo
 
 run: setup

@@ -22,7 +22,7 @@ from playwright.sync_api import Page, sync_playwright
 from tools.demo import ExpectationFailed
 from tools.mail import Mail
 from tools.processes import StartError, end_with_parent
-from tools.stack import PROJECT, Stack, documented_defaults, turn_signals_into_interrupts
+from tools.stack import PROJECT, Stack, isolated, turn_signals_into_interrupts
 
 PICTURES = PROJECT / "docs" / "pictures"
 MAX_BYTES = 150_000
@@ -31,13 +31,13 @@ WAIT_SECONDS = 150
 CHROMIUM = "/usr/bin/chromium"
 OWNER = "alice@example.org"
 OPERATOR = "ops@example.org"
+VAR = PROJECT / "var" / "pictures"
 SETTINGS = {
-    "GUARDIAN_VHOSTS": "",
+    "DATABASE_URL": f"sqlite:///{VAR / 'guardian.sqlite3'}",
     "GUARDIAN_POLL_SECONDS": "1",
     "GUARDIAN_QUIET_SECONDS": "0",
     "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
     "DEFAULT_FROM_EMAIL": "guardian@example.org",
-    "EMAIL_URL": "",
 }
 
 
@@ -232,10 +232,8 @@ def main() -> int:
     if "MAKELEVEL" in os.environ:  # make forwards no signal
         end_with_parent()
     turn_signals_into_interrupts()
-    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
-    environment = {**inherited, **documented_defaults(), **SETTINGS}
     mails: list[Mail] = []
-    stack = Stack(environment, var=PROJECT / "var" / "pictures", say=print, on_mail=mails.append, fresh=True)
+    stack = Stack(isolated(SETTINGS), var=VAR, say=print, on_mail=mails.append, fresh=True)
     try:
         with stack, contextlib.ExitStack() as consumers:
             prepare(stack, consumers)

@@ -1,5 +1,6 @@
 """A private PostgreSQL server from Debian's package, which leaves no files behind."""
 
+import contextlib
 import os
 import pwd
 import re
@@ -121,18 +122,7 @@ class PrivateCluster(PrivateServer):
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its address. (Django's test runner creates its own.)"""
-        self._execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self.database_url(name)
-
-    def drop_database(self, name: str) -> None:
-        """Drop a database, closing its connections."""
-        self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-    def _execute(self, statement: sql.Composed) -> None:
-        connection = psycopg2.connect(self.database_url())
-        try:
+        with contextlib.closing(psycopg2.connect(self.database_url())) as connection:
             connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-        finally:
-            connection.close()
+            connection.cursor().execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.database_url(name)

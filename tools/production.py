@@ -17,12 +17,23 @@ from tools.processes import StartError
 from tools.rabbitmq import PLUGINS, PrivateNode
 from tools.rabbitmq_cluster import RabbitCluster
 from tools.redis import PrivateRedis
-from tools.stack import Stack, documented_defaults
+from tools.stack import Stack, isolated
 
 OPERATOR = "ops@example.org"
 
 WARN, MAX = 20, 60
 """Warning threshold and deletion limit, in messages."""
+
+SETTINGS = {
+    "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
+    "GUARDIAN_POLL_SECONDS": "0.7",  # at 1 s, the time a worker blocks on Redis, one guard gets all passes
+    "GUARDIAN_POLL_MAX_SECONDS": "5",
+    "GUARDIAN_MAX_PULSE_USERS": "0",
+    "GUARDIAN_DELETE_BRAKE": "10000",  # many queues are due after an outage
+    "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
+    "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
+    "GUARDIAN_QUIET_SECONDS": "15",
+}
 
 
 class Production:
@@ -48,13 +59,17 @@ class Production:
         with ExitStack() as exits:
             self.cluster = exits.enter_context(PrivateCluster())
             self.redis = exits.enter_context(PrivateRedis())
-            environment = self._environment()
+            settings = {
+                **SETTINGS,
+                "DATABASE_URL": self.cluster.create_database("guardian"),
+                "CELERY_BROKER_URL": self.redis.url,
+            }
             if self._clustered:
                 cluster = exits.enter_context(RabbitCluster(plugins=PLUGINS))
                 self.nodes = cluster.nodes
-                environment |= {"RABBITMQ_MANAGEMENT_URL": cluster.management_url, "RABBIT_URL": cluster.amqp_url}
+                settings |= {"RABBITMQ_MANAGEMENT_URL": cluster.management_url, "RABBIT_URL": cluster.amqp_url}
             stack = Stack(
-                environment,
+                isolated(settings),
                 var=self._directory,
                 say=lambda text: None,
                 fresh=True,
@@ -87,26 +102,6 @@ class Production:
             for name in self.stack.names(kind):
                 self.stack.kill_process(name)  # no work is left
         self._exits.close()
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            **documented_defaults(),
-            "PATH": os.environ.get("PATH", os.defpath),
-            "LANG": "C.UTF-8",
-            "DATABASE_URL": self.cluster.create_database("guardian"),
-            "CELERY_BROKER_URL": self.redis.url,
-            "EMAIL_URL": "",
-            "GUARDIAN_IGNORED_QUEUES": "",  # set here to override .env
-            "GUARDIAN_VHOSTS": "",
-            "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
-            "GUARDIAN_POLL_SECONDS": "0.7",  # at 1 s, the time a worker blocks on Redis, one guard gets all passes
-            "GUARDIAN_POLL_MAX_SECONDS": "5",
-            "GUARDIAN_MAX_PULSE_USERS": "0",
-            "GUARDIAN_DELETE_BRAKE": "10000",  # many queues are due after an outage
-            "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
-            "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
-            "GUARDIAN_QUIET_SECONDS": "15",
-        }
 
 
 def command(*arguments: str) -> str:

@@ -52,7 +52,7 @@ class Stack:
         workers: int = 1,
         commands: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Create a stack without starting it.
+        """Create a stack without starting it. Use it as a context manager, which stops it.
 
         ``environment`` has the settings. Files go under ``var``. ``say`` is called with progress messages,
         ``show(name, line)`` with each line of output of a process, and ``on_mail`` with each mail, the last two from
@@ -88,34 +88,24 @@ class Stack:
     def prepare(self) -> None:
         """Start a broker and a mail server if none is configured, and migrate the database. Raises StartError."""
         self._var.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock_var()
-            if self._fresh:
-                self._empty_var()
-            self._choose_settings()
-            if self.environment.get("RABBITMQ_MANAGEMENT_URL"):
-                address = urlsplit(split_addresses(self.environment["RABBITMQ_MANAGEMENT_URL"])[0])
-                self._say(f"Using the RabbitMQ at {address.hostname}:{address.port}, as configured.")
-            else:
-                self._choose_broker()
-            if not self.environment.get("EMAIL_URL"):
-                self._start_mail()
-            with ThreadPoolExecutor(1) as executor:  # both take seconds
-                starting = executor.submit(self.node.start) if self.node is not None else None
-                self.manage("migrate", "--no-input")
-            if starting is not None:
-                self._report_broker(starting.result())
-        except BaseException:
-            self.stop()
-            raise
-
-    def start(self) -> None:
-        """Start the processes after `prepare`, and wait until the web processes answer. Raises StartError."""
-        try:
-            self._start_processes()
-        except BaseException:
-            self.stop()
-            raise
+        self._lock_var()
+        if self._fresh:
+            self._empty_var()
+        self._choose_settings()
+        if self.environment.get("RABBITMQ_MANAGEMENT_URL"):
+            address = urlsplit(split_addresses(self.environment["RABBITMQ_MANAGEMENT_URL"])[0])
+            self._say(f"Using the RabbitMQ at {address.hostname}:{address.port}, as configured.")
+        else:
+            self._choose_broker()
+        if not self.environment.get("EMAIL_URL"):
+            self._start_mail()
+        with ThreadPoolExecutor(1) as executor:  # both take seconds
+            starting = executor.submit(self.node.start) if self.node is not None else None
+            self.manage("migrate", "--no-input")
+        if starting is not None:
+            node = starting.result()
+            self._say(f"RabbitMQ is ready: {node.management_url} and {node.amqp_url}")
+            self._say(f"Agents can use STOMP over WebSocket: {node.stomp_url}")
 
     def _lock_var(self) -> None:
         """Lock the directory: two Guardians can't share the broker's data and the task queue."""
@@ -173,10 +163,6 @@ class Stack:
             name = f"GUARDIAN_PUBLIC_{protocol}_URL"
             self.environment[name] = self.environment.get(name) or address or ""
 
-    def _report_broker(self, node: PrivateNode) -> None:
-        self._say(f"RabbitMQ is ready: {node.management_url} and {node.amqp_url}")
-        self._say(f"Agents can use STOMP over WebSocket: {node.stomp_url}")
-
     def _start_mail(self) -> None:
         self.mail = MailCatcher(on_mail=self._keep_mail).start()
         self.environment["EMAIL_URL"] = self.mail.url
@@ -191,7 +177,8 @@ class Stack:
         if self._on_mail is not None:
             self._on_mail(mail)
 
-    def _start_processes(self) -> None:
+    def start(self) -> None:
+        """Start the processes after `prepare`, and wait until the web processes answer. Raises StartError."""
         self._processes = ProcessGroup(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
         for name, listener in self._sockets.items():
             self._commands[name] = [
@@ -370,10 +357,15 @@ def configured() -> dict[str, str]:
     return {**env_file.parse(PROJECT / ".env").variables, **os.environ}
 
 
-def documented_defaults() -> dict[str, str]:
-    """Return the settings of ``.env.example`` that have a default, to use instead of this machine's ``.env``."""
+def isolated(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with these settings and the documented defaults of all others, so that no ``.env`` counts.
+
+    The caller also sets ``DATABASE_URL``. The broker and the mail server are unset, so that a stack starts its own.
+    """
     lines = (PROJECT / ".env.example").read_text().splitlines()
-    return {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# ([A-Z_]+)=(.+)", line))}
+    documented = {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# ([A-Z_]+)=(.*)", line))}
+    unset = {"EMAIL_URL": "", "GUARDIAN_PROXIES": "0", "MESSAGE_STORE_DELAY_SECONDS": "0"}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", **documented, **unset, **settings}
 
 
 def turn_signals_into_interrupts() -> None:

@@ -8,7 +8,6 @@ a time, then two, but of full disks only one. At the end, all is read, and compa
 
 import contextlib
 import itertools
-import os
 import random
 import shutil
 import time
@@ -31,7 +30,7 @@ from tools.load import ANSWER_SECONDS, LoadThread, Request
 from tools.machines import Clock, Machine, machines
 from tools.postgresql import PrivateCluster
 from tools.processes import StartError, free_port
-from tools.stack import Stack, documented_defaults
+from tools.stack import Stack, isolated
 from tools.store_history import (
     BATCHES,
     FAULTS,
@@ -240,10 +239,7 @@ class StoreChaos:
                 shutil.copy(node.directory / "log", self._directory / "log" / f"{machine.name}.log")
 
     def _create_stack(self, clock: Clock, database_url: str) -> Stack:
-        environment = {
-            **documented_defaults(),
-            "PATH": os.environ.get("PATH", os.defpath),
-            "LANG": "C.UTF-8",
+        settings = {
             "DATABASE_URL": database_url,
             "LOG_LEVEL": "WARNING",
             "MESSAGE_STORE": "cassandra",
@@ -254,7 +250,7 @@ class StoreChaos:
         }
         commands = {f"web-{number}": clock.shifted(shift) for number, shift in enumerate(WEB_CLOCKS, 1)}
         return Stack(
-            environment,
+            isolated(settings),
             var=self._directory,
             say=lambda text: None,
             web=len(WEB_CLOCKS),

@@ -1,11 +1,11 @@
 """The import from PulseGuardian: read its database, plan the steps, apply them.
 
-The tables differ between versions, so the reader checks which columns exist first. It writes nothing, and reads
-everything in one transaction, to get a consistent snapshot.
+The tables are those of PulseGuardian's last version. The reader writes nothing, and reads everything in one
+transaction, to get a consistent snapshot.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +21,9 @@ from django.db.models import Exists, OuterRef
 from accounts import audit
 from accounts.access import vouching
 from accounts.importing import adoption
-from accounts.importing.adoption import EXISTS, LEFT_OUT, Ownership, PlanOutdated, Step
+from accounts.importing.adoption import EXISTS, LEFT_OUT, InvalidSource, Ownership, PlanOutdated, Step
 from accounts.models import Owner, Vouching, check_address, normalize_address
 from accounts.signing_in import owners as signing_in_owners
-
-MAX_ROWS = 100_000
-"""Of each table."""
-
-MAX_CELL_BYTES = 1_000_000
 
 CONNECT_TIMEOUT_SECONDS = 10
 STATEMENT_TIMEOUT_SECONDS = 60
@@ -36,36 +31,19 @@ STATEMENT_TIMEOUT_SECONDS = 60
 CREATE, CREATE_OPERATOR, APPROVE, PROMOTE = "create", "create as operator", "approve access", "make operator"
 REASON = "Had access in PulseGuardian; by the command import_pulseguardian"
 
-MAX_TEXT_LENGTH = 300
-"""In characters; longer than any valid address or name. SQLite has no limit."""
-
-Rows = Iterable[tuple[Any, ...]]
-
 _URL_FORMS = "write postgres://user:password@host:5432/name, or sqlite:///path"
 
-_COLUMNS_ON_POSTGRESQL = """
-    SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-    WHERE c.relname IN ('users', 'emails', 'pulse_users', 'pulse_user_owners', 'queues')
-        AND c.relkind IN ('r', 'v', 'm', 'p', 'f') AND pg_table_is_visible(c.oid)
-        AND a.attnum > 0 AND NOT a.attisdropped
+_PEOPLE = "SELECT email, admin FROM users ORDER BY id"
+_PULSE_USERS = """
+    SELECT p.id, p.username, u.email FROM pulse_users p
+    LEFT JOIN pulse_user_owners o ON o.pulse_users_id = p.id LEFT JOIN users u ON u.id = o.users_id
+    ORDER BY p.id, u.id
 """
-_COLUMNS_ON_SQLITE = """
-    SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c
-    WHERE m.name IN ('users', 'emails', 'pulse_users', 'pulse_user_owners', 'queues') AND m.type IN ('table', 'view')
-"""
+_QUEUES = "SELECT name, unbounded FROM queues ORDER BY name"
 
-_SELECT_PEOPLE = "SELECT id, email, admin FROM users ORDER BY id"
-_SELECT_PEOPLE_WITH_EMAILS = """
-    SELECT u.id, e.address, u.admin FROM users u LEFT JOIN emails e ON e.id = u.email_id ORDER BY u.id
-"""
-_SELECT_PULSE_USERS = "SELECT id, username FROM pulse_users ORDER BY id"
-_SELECT_OWNERS = "SELECT pulse_users_id, users_id FROM pulse_user_owners ORDER BY pulse_users_id, users_id"
-_SELECT_SINGLE_OWNERS = "SELECT id, owner_id FROM pulse_users WHERE owner_id IS NOT NULL ORDER BY id"
-_SELECT_QUEUES = "SELECT name, unbounded FROM queues ORDER BY name"
+_FLAGS = {None: False, 0: False, 1: True}
 
-
-class SourceError(ValueError):
-    """The database can't be read, or isn't PulseGuardian's. The text says why, and never contains a password."""
+Rows = Iterable[tuple[Any, ...]]
 
 
 class Person(NamedTuple):
@@ -76,14 +54,11 @@ class Person(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The content of the database.
-
-    ``unbounded`` are the names of queues that are never deleted, or None if this version has no such flag.
-    """
+    """The content of the database. ``unbounded`` are the names of queues that are never deleted."""
 
     people: list[Person]
     pulse_users: list[Ownership]
-    unbounded: list[str] | None
+    unbounded: list[str]
 
 
 # Reading
@@ -93,19 +68,19 @@ def read(url: str) -> Found:
     """Return the content of the PulseGuardian database at this URL, ``postgres://…`` or ``sqlite:///…``.
 
     Raises:
-        SourceError: the database can't be read, or isn't PulseGuardian's.
+        InvalidSource: the database can't be read, or isn't PulseGuardian's.
     """
     scheme, _, rest = url.partition("://")
     dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's URLs may name the driver, too
     if dialect in ("mysql", "mariadb"):
-        raise SourceError(
+        raise InvalidSource(
             "MySQL is not supported. Copy the database to PostgreSQL or SQLite first, for example with pgloader."
         )
     if dialect in ("postgres", "postgresql") and rest:
         return _read_postgresql(rest)
     if dialect == "sqlite" and rest:
         return _read_sqlite(rest)
-    raise SourceError(f"This is not the URL of a supported database; {_URL_FORMS}.")
+    raise InvalidSource(f"This is not the URL of a supported database; {_URL_FORMS}.")
 
 
 def _read_postgresql(rest: str) -> Found:
@@ -114,26 +89,24 @@ def _read_postgresql(rest: str) -> Found:
         with closing(psycopg2.connect(**parameters)) as connection:
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             connection.set_client_encoding("UTF8")
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_TIMEOUT_SECONDS * 1000])
 
-            def rows(statement: str) -> Rows:
-                # A named cursor keeps the rows on the server until they are fetched.
-                with connection.cursor(name="import_pulseguardian") as cursor:
+                def rows(statement: str) -> Rows:
                     cursor.execute(statement)
                     yield from cursor
 
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_TIMEOUT_SECONDS * 1000])
-            return _read(rows(_COLUMNS_ON_POSTGRESQL), rows)
+                return _read(rows)
     except (psycopg2.Error, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
         if password := parameters.get("password"):
             text = text.replace(password, "…")
-        raise SourceError(f"The database can't be read: {text}") from None
+        raise InvalidSource(f"The database can't be read: {text}") from None
 
 
 def _parameters(rest: str) -> dict[str, Any]:
     """Return the connection parameters. libpq's own errors for an invalid URL would contain the password."""
-    invalid = SourceError(
+    invalid = InvalidSource(
         f"This is not the URL of a database; {_URL_FORMS}. In a user or password write @ as %40, / as %2F and % as %25."
     )
     try:
@@ -150,90 +123,35 @@ def _parameters(rest: str) -> dict[str, Any]:
 def _read_sqlite(rest: str) -> Found:
     path = Path(rest.removeprefix("/").partition("?")[0])
     if not path.is_file():
-        raise SourceError(f"There is no file '{path}'. An absolute path needs four slashes: sqlite:////var/lib/…")
+        raise InvalidSource(f"There is no file '{path}'. An absolute path needs four slashes: sqlite:////var/lib/…")
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         with closing(
             sqlite3.connect(uri, uri=True, timeout=CONNECT_TIMEOUT_SECONDS, isolation_level=None)
         ) as connection:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA query_only = ON")
             connection.execute("BEGIN")
-
-            return _read(connection.execute(_COLUMNS_ON_SQLITE), connection.execute)
+            return _read(connection.execute)
     except sqlite3.Error as error:
-        raise SourceError(f"The database '{path}' can't be read: {error}.") from error
+        raise InvalidSource(f"The database '{path}' can't be read: {error}.") from error
 
 
-def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
-    existing: dict[str, set[str]] = {}
-    for table, column in columns:
-        existing.setdefault(table, set()).add(column)
-    # One version has a separate table of addresses. In earlier ones a Pulse user has one owner.
-    by_address = "email_id" in existing.get("users", ()) and "email" not in existing["users"]
-    many_owners = "pulse_user_owners" in existing
-    needed = {
-        "users": ["id", "email_id" if by_address else "email", "admin"],
-        "emails": ["id", "address"] if by_address else [],
-        "pulse_users": ["id", "username"] if many_owners else ["id", "username", "owner_id"],
-        "pulse_user_owners": ["pulse_users_id", "users_id"] if many_owners else [],
-        "queues": ["name"],
-    }
-    _require(existing, needed)
-
-    people = {
-        id_: Person(_text(email), _flag(admin, "users.admin"))
-        for id_, email, admin in _limited(rows(_SELECT_PEOPLE_WITH_EMAILS if by_address else _SELECT_PEOPLE))
-    }
-    owners: dict[Any, list[str]] = {}
-    for pulse_user, owner in _limited(rows(_SELECT_OWNERS if many_owners else _SELECT_SINGLE_OWNERS)):
-        if owner in people and people[owner].email:
-            owners.setdefault(pulse_user, []).append(people[owner].email)
-    pulse_users = [
-        Ownership(_text(name), tuple(owners.get(id_, ()))) for id_, name in _limited(rows(_SELECT_PULSE_USERS))
-    ]
-    if "unbounded" not in existing["queues"]:
-        return Found(list(people.values()), pulse_users, None)
-    queues = [(_text(name), _flag(flag, "queues.actions.unbounded")) for name, flag in _limited(rows(_SELECT_QUEUES))]
-    return Found(list(people.values()), pulse_users, [name for name, is_unbounded in queues if is_unbounded])
-
-
-def _limited(rows: Rows) -> Iterator[tuple[Any, ...]]:
-    for number, row in enumerate(rows):
-        if number == MAX_ROWS:
-            raise SourceError(f"A table has more than {MAX_ROWS:,} rows. PulseGuardian's have far fewer.")
-        yield row
-
-
-def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell)[:MAX_TEXT_LENGTH]
+def _read(rows: Callable[[str], Rows]) -> Found:
+    people = [Person(email or "", _flag(admin, "users.admin")) for email, admin in rows(_PEOPLE)]
+    pulse_users: dict[int, Ownership] = {}
+    for id_, username, email in rows(_PULSE_USERS):
+        _, owners = pulse_users.get(id_, ("", ()))
+        pulse_users[id_] = Ownership(username or "", (*owners, email) if email else owners)
+    unbounded = [name for name, flag in rows(_QUEUES) if _flag(flag, "queues.unbounded")]
+    return Found(people, list(pulse_users.values()), unbounded)
 
 
 def _flag(cell: Any, column: str) -> bool:
-    """Return the value of a boolean column in any of the databases' notations. NULL is False."""
-    flag = _FLAGS.get(_text(cell).strip().lower())
-    if flag is None:
-        raise SourceError(f"The column {column} contains '{_text(cell)[:20]}' instead of 0, 1, true or false.")
-    return flag
-
-
-_FLAGS = {"": False, "0": False, "f": False, "false": False, "1": True, "t": True, "true": True}
-
-
-def _require(existing: Mapping[str, set[str]], needed: Mapping[str, Sequence[str]]) -> None:
-    tables = [table for table, columns in needed.items() if columns and table not in existing]
-    columns = [
-        f"{table}.{column}"
-        for table, columns in needed.items()
-        for column in columns
-        if table in existing and column not in existing[table]
-    ]
-    if tables or columns:
-        missing = [f"the table {name}" for name in tables] + [f"the column {name}" for name in columns]
-        raise SourceError(
-            f"This is not a PulseGuardian database, or one of an unknown version: it lacks {', '.join(missing)}."
-        )
+    """Return the value of a boolean column, which is a number on SQLite. NULL is False."""
+    if cell not in _FLAGS:
+        raise InvalidSource(f"The column {column} contains '{str(cell)[:20]}' instead of 0, 1, true or false.")
+    return _FLAGS[cell]
 
 
 # Planning

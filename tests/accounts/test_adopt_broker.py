@@ -8,10 +8,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from accounts.importing import adoption
+from accounts.importing import owners_file
 from accounts.models import AuditEntry, Owner, PulseUser
 from notifications.mails import compose
 from notifications.models import Notification
+from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
 from tests.site.test_commands import run
 from tests.support.toolbox import AWAY, sent, wait_until
@@ -65,7 +66,7 @@ def test_pulse_users_without_an_owner_are_listed_with_queues_and_messages(
     amqp.queue(f"queue/{busy}/a", 3)
     amqp.queue(f"queue/{busy}/b/c", 4)
     amqp.queue("queue/nobody/a", 1)
-    management.set_permissions(guarded, busy, adoption.permissions.FULL_ACCESS)
+    management.set_permissions(guarded, busy, FULL_ACCESS)
     connected = Amqp(f"amqp://{busy}:secret@{broker.amqp_url.rpartition('@')[2]}", guarded)
     try:
         rows = wait_for_connection(
@@ -138,7 +139,7 @@ def test_a_file_is_first_previewed_and_then_applied(alice, bob, create_pulse_use
     assert lines[-3:] == [
         "2 Pulse users: adopt",
         "1 without an owner: skipped",
-        "Nothing was changed. Run it with --apply to adopt the Pulse users.",
+        "Nothing was changed. Run it with --apply to carry out these steps.",
     ]
     code, out, err = run(environment, "adopt_broker", path, "--apply")
     assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
@@ -246,7 +247,7 @@ def test_an_unreadable_file_is_refused(write_file, tmp_path, monkeypatch):
     assert refusal(str(tmp_path / "none.csv")) == [f"{tmp_path}/none.csv: No such file or directory."]
     assert refusal(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
     assert "UTF-8" in refusal(write_file("username,owners\n", encoding="utf-16"))[0]
-    monkeypatch.setattr(adoption, "MAX_FILE_BYTES", 1024 * 1024)
+    monkeypatch.setattr(owners_file, "MAX_FILE_BYTES", 1024 * 1024)
     assert "larger than 1 MB" in refusal(write_file("x" * (1024 * 1024 + 1)))[0]
     with pytest.raises(CommandError, match="--apply needs the filled file"):
         run_command("--apply")

@@ -19,7 +19,7 @@ from status import facts
 from tests.support.toolbox import wait_until
 from tools.mail import MailCatcher
 from tools.processes import ProcessGroup, StartError
-from tools.stack import MIN_FREE_BYTES, Stack, documented_defaults, free_bytes
+from tools.stack import MIN_FREE_BYTES, Stack, free_bytes, isolated
 
 pytestmark = pytest.mark.slow
 
@@ -128,10 +128,7 @@ def test_a_mail_that_cannot_be_kept_is_refused_temporarily():
 @pytest.mark.soak
 @pytest.mark.parametrize("disk", ["300m"], indirect=True)
 def test_make_run_guards_again_when_there_is_room(disk):
-    environment = {
-        **os.environ, **documented_defaults(), "RABBITMQ_MANAGEMENT_URL": "", "RABBIT_URL": "", "EMAIL_URL": "",
-        "DATABASE_URL": f"sqlite:///{disk.path}/guardian.sqlite3", "GUARDIAN_POLL_SECONDS": "1",
-    }  # fmt: skip
+    environment = isolated({"DATABASE_URL": f"sqlite:///{disk.path}/guardian.sqlite3", "GUARDIAN_POLL_SECONDS": "1"})
     said = []
     with Stack(environment, var=disk.path / "var", say=said.append) as stack:
         stack.prepare()

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ from tools.postgresql import PrivateCluster
 from tools.processes import ProcessGroup, StartError, port_answers, spawn
 from tools.rabbitmq import PrivateNode
 from tools.redis import PrivateRedis
-from tools.stack import Stack
+from tools.stack import Stack, isolated
 from tools.zookeeper import PrivateZooKeeper
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
@@ -338,3 +339,10 @@ def test_the_private_broker_is_shown_to_owners_without_its_password(tmp_path):
     stack._choose_broker()
     assert stack.environment["GUARDIAN_PUBLIC_AMQP_URL"] == f"amqp://127.0.0.1:{stack.node.port}"
     assert stack.environment["GUARDIAN_PUBLIC_STOMP_URL"] == "wss://rabbit.example.org/ws"
+
+
+def test_an_isolated_environment_leaves_no_setting_to_the_env_file():
+    documented = re.findall(r"^# ([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    environment = isolated({"GUARDIAN_POLL_SECONDS": "1"})
+    assert environment.keys() >= set(documented)
+    assert environment["GUARDIAN_POLL_SECONDS"] == "1"

@@ -1,7 +1,7 @@
 """Deleting a subscription, sweeping orphans and publishing an event, compared to the bare requests to the broker."""
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -194,13 +194,7 @@ def publishing() -> list[Figure]:
             for _, name in names:
                 channel.basic_publish("", name, body, properties, mandatory=True)
 
-        found = in_turn(
-            EVENT_ROUNDS, warm_ups=3, event=lambda: microseconds_each(event), bare=lambda: microseconds_each(bare)
-        )
+        found = in_turn(EVENT_ROUNDS, warm_ups=3, event=lambda: seconds(event), bare=lambda: seconds(bare))
+    events, floor = ([one * 1e6 / EVENT_QUEUES for one in found[name]] for name in ("event", "bare"))
     what = f"publish an event to {EVENT_QUEUES} queues, for each message"
-    return [Figure("agents", what, "µs", found["event"], found["bare"], MAX_EVENT_RATIO)]
-
-
-def microseconds_each(publish_all: Callable[[], None]) -> float:
-    """Return the microseconds for each queue."""
-    return seconds(publish_all) * 1e6 / EVENT_QUEUES
+    return [Figure("agents", what, "µs", events, floor, MAX_EVENT_RATIO)]

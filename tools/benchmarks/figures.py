@@ -46,38 +46,27 @@ class Figure:
         """The target as text; empty without a target."""
         if self.limit is None:
             return ""
-        return f"≤ {self.limit:.3g}" if self.floor else f"≤ {self.limit:g} {self.unit}".rstrip()
+        return f"≤ {self.limit:.3g}" if self.floor else f"≤ {self.limit:g} {self.unit}"
 
 
 def show(console: Console, title: str, figures: Sequence[Figure]) -> None:
     """Print a table."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for heading in ("median", "min-max", "floor", "ratio", "target"):
+    for heading in ("median", "ratio", "target", ""):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
     for where, lines in groupby(figures, key=lambda figure: figure.where):
         table.add_row(f"[bold]{where}[/bold]")
         for figure in lines:
-            table.add_row(*_cells(figure))
+            digits = 3 if figure.unit == "s" else 0
+            table.add_row(
+                f"  {figure.what}",
+                f"{median(figure.values):.{digits}f} {figure.unit}".rstrip(),
+                "" if figure.ratio is None else f"{figure.ratio:.2f}",
+                figure.target,
+                "[bold red]missed[/bold red]" if figure.missed else "",
+            )
     console.print(table)
-
-
-def _cells(figure: Figure) -> list[str]:
-    met = "" if figure.limit is None else "[green]met[/green]"
-    return [
-        f"  {figure.what}",
-        f"{_number(figure, median(figure.values))} {figure.unit}".rstrip(),
-        f"{_number(figure, min(figure.values))}-{_number(figure, max(figure.values))}",
-        f"{_number(figure, median(figure.floor))} {figure.unit}".rstrip() if figure.floor else "",
-        "" if figure.ratio is None else f"{figure.ratio:.2f}",
-        figure.target,
-        "[bold red]missed[/bold red]" if figure.missed else met,
-    ]
-
-
-def _number(figure: Figure, value: float) -> str:
-    return f"{value:.3f}" if figure.unit == "s" else f"{value:.0f}"
 
 
 def in_turn(

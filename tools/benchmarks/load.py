@@ -1,9 +1,8 @@
 """Queues and messages on the broker of a benchmark, and Guardian as a server."""
 
 import os
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from django.conf import settings
 
 from core import broker
 from rabbit.snapshot import TOTALS
-from tools.benchmarks.running import PROJECT
-from tools.processes import free_port, kill, port_answers, spawn
+from tools.mail import Mail
+from tools.stack import Stack
 
 QUEUES_PER_USER = 20
 EXCHANGES = 50
 TIMEOUT_SECONDS = 600.0
-START_TIMEOUT_SECONDS = 60
 
 
 def user_name(number: int) -> str:
@@ -99,20 +97,13 @@ def wait_for_messages(*vhosts: str, queues: int, messages: int) -> None:
 
 
 @contextmanager
-def served() -> Iterator[int]:
-    """Serve Guardian as in production, and yield the port."""
-    port = free_port()
-    log = Path(os.environ["GUARDIAN_VAR_DIR"]) / "gunicorn.log"
-    command = [sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"127.0.0.1:{port}"]
-    command += ["--worker-class", "gthread", "--threads", "8"]
-    with log.open("wb") as output:
-        server = spawn(command, environment=os.environ, directory=PROJECT, output=output)
-        try:
-            deadline = time.monotonic() + START_TIMEOUT_SECONDS
-            while not port_answers(port):
-                assert server.poll() is None, log.read_text(errors="replace")[-2000:]
-                assert time.monotonic() < deadline, "gunicorn doesn't answer"
-                time.sleep(0.1)
-            yield port
-        finally:
-            kill(server)
+def guardian(
+    settings: Mapping[str, str], *, workers: int = 0, on_mail: Callable[[Mail], None] | None = None
+) -> Iterator[Stack]:
+    """Run Guardian's processes as in production, with these settings. Without workers, there is no beat."""
+    environment = {**os.environ, **settings}
+    var = Path(os.environ["GUARDIAN_VAR_DIR"])
+    with Stack(environment, var=var, say=lambda _: None, on_mail=on_mail, workers=workers) as stack:
+        stack.prepare()
+        stack.start()
+        yield stack

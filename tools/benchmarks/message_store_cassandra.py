@@ -1,6 +1,7 @@
 """The message store on three Cassandra nodes: a million queues, ten million messages in a queue, and batches."""
 
 import os
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +15,34 @@ from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BatchType
 from django.test import override_settings
 
-from guardian_store.ids import TICKS_PER_SECOND, Place, message_id, now, random_rests
+from guardian_store.ids import TICKS_PER_SECOND, Place, message_id, now, place, random_rests
 from message_store.cassandra import buckets, cql, setup
 from message_store.cassandra.cluster import ERRORS, batch, open_cluster
 from message_store.cassandra.reading import SIGNED_OFFSET
 from message_store.cassandra.store import CassandraStore
 from message_store.store import NewMessage, StoredQueue, StoreUnavailable
-from tools.benchmarks.figures import Figure
-from tools.benchmarks.message_store import DAY_SECONDS, DEEP, FEW, MANY, MESSAGES_EACH, deep_queue, many_queues, pushes
+from tools.benchmarks.figures import Figure, in_turn, seconds
+from tools.benchmarks.running import size
 from tools.cassandra import PrivateRing
 
+FEW, MANY = 1_000, size(1_000_000, 2_000)
+"""Queues, or messages in a queue."""
+
+DEEP = size(10_000_000, 20_000)
+MESSAGES_EACH = 3
+BATCH = 100
 BYTES = 100
 """The size of a message."""
 
+ROUNDS = size(200, 5)
+WARM_UPS = size(50, 1)
+CALLS = 3
+"""Calls per measurement, of which the fastest counts, to reduce the noise of other load."""
+
+MAX_GROWTH = 1.2
+MAX_PUSH_RATIO = 2
+
+DAY_SECONDS = 24 * 3600
 TTL = 30 * DAY_SECONDS
 DEEP_TICKS = 10 * DAY_SECONDS * TICKS_PER_SECOND
 """The time in which the messages of the deep queue came."""
@@ -161,17 +177,95 @@ def times() -> list[Figure]:
         if time.monotonic() > deadline:
             raise TimeoutError("The nodes don't end their compactions.")
         time.sleep(1)
-    figures = many_queues(store, using)
+    figures = many_queues(store)
     with using("deep"):
         figures += deep_queue(store)
     with using("few"):
-        cluster = open_cluster()
-        try:
-            session = cluster.connect()
-            insert = session.prepare(cql.ADD_MESSAGE.replace("keyspace.", "few."))
-            return [*figures, *pushes(store, partial(bare_push, session, insert), BYTES)]
-        finally:
-            cluster.shutdown()
+        return [*figures, *pushes(store)]
+
+
+def many_queues(store: CassandraStore) -> list[Figure]:
+    """Measure calls with ``many`` queues, and with ``few`` as the floor. Finding a queue by its name is included."""
+    message = NewMessage(b"x" * BYTES, 1, 3600, "text/plain")
+    queues = {"few": FEW, "many": MANY}
+
+    def any_queue(keyspace: str) -> StoredQueue:
+        return store.find("bench", f"queue-{random.randrange(queues[keyspace])}")
+
+    calls: dict[str, Callable[[str], Any]] = {
+        "create a queue": lambda _: store.register("bench", uuid.uuid4().hex),
+        "post a message": lambda keyspace: store.push(any_queue(keyspace), [message]),
+        "read a queue": lambda keyspace: store.read(any_queue(keyspace), 1, limit=MESSAGES_EACH),
+    }
+
+    def measured(what: str, keyspace: str) -> float:
+        with using(keyspace):
+            return fastest(partial(calls[what], keyspace))
+
+    measurements = {f"{what} {keyspace}": partial(measured, what, keyspace) for what in calls for keyspace in queues}
+    found = in_turn(ROUNDS, warm_ups=WARM_UPS, **measurements)
+    where = f"{MANY:,} queues of {MESSAGES_EACH} messages"
+    return [Figure(where, what, "µs", found[f"{what} many"], found[f"{what} few"], MAX_GROWTH) for what in calls]
+
+
+def fastest(do: Callable[[], Any]) -> float:
+    """Return the microseconds of the fastest of some calls."""
+    return min(seconds(do) for _ in range(CALLS)) * 1e6
+
+
+def deep_queue(store: CassandraStore) -> list[Figure]:
+    """Measure reads of a batch at different places of the queue ``large``, and of ``small`` as the floor."""
+    small, large = store.find("bench", "small"), store.find("bench", "large")
+    first, last = (
+        place(store.read(large, 1, limit=1, descending=descending)[0].id).ticks for descending in (False, True)
+    )
+    margin = (last - first) // 100
+
+    def somewhere() -> Place:
+        return Place(random.randrange(first + margin, last - margin), 0)
+
+    def message() -> Place:
+        return place(store.read(large, 1, start=somewhere(), limit=1)[0].id)
+
+    def read(queue: StoredQueue, start: Callable[[], Place | None] = lambda: None, **asked: Any) -> float:
+        places = iter([start() for _ in range(CALLS)])
+        found: list[Any] = []
+        took = fastest(lambda: found.extend(store.read(queue, 1, start=next(places), limit=BATCH, **asked)))
+        assert len(found) == CALLS * BATCH
+        return took
+
+    measurements = {
+        "floor": lambda: read(small),
+        "from the beginning": lambda: read(large),
+        "at the end": lambda: read(large, descending=True, before=store.now()),
+        "in the middle, from a message": lambda: read(large, message),
+        "by time": lambda: read(large, somewhere, before=store.now()),
+        "by time, going back": lambda: read(large, somewhere, descending=True),
+    }
+    found = in_turn(ROUNDS, warm_ups=WARM_UPS, **measurements)
+    floor = found.pop("floor")
+    where = f"{BATCH} messages from a queue of {DEEP:,}"
+    return [Figure(where, what, "µs", times, floor, MAX_GROWTH) for what, times in found.items()]
+
+
+def pushes(store: CassandraStore) -> list[Figure]:
+    """Measure a push of a batch. The floor is the same statements with the bare driver."""
+    queue = store.register("bench", uuid.uuid4().hex)
+    messages = [NewMessage(os.urandom(BYTES), 1, TTL, "text/plain") for _ in range(BATCH)]
+    cluster = open_cluster()
+    try:
+        session = cluster.connect()
+        insert = session.prepare(cql.ADD_MESSAGE.replace("keyspace.", "few."))
+        found = in_turn(
+            ROUNDS,
+            warm_ups=WARM_UPS,
+            push=lambda: fastest(lambda: store.push(queue, messages)),
+            bare=lambda: fastest(lambda: bare_push(session, insert, messages)),
+        )
+    finally:
+        cluster.shutdown()
+    where = f"messages of {BYTES} bytes"
+    return [Figure(where, f"push {BATCH}", "µs", found["push"], found["bare"], MAX_PUSH_RATIO)]
 
 
 def bare_push(session: Any, insert: Any, messages: Sequence[NewMessage]) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from itertools import chain
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +20,7 @@ from core import broker
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.names import subscription_queue
 from tools.benchmarks.figures import Figure
-from tools.benchmarks.load import served
+from tools.benchmarks.load import guardian
 from tools.benchmarks.running import size
 
 CONCURRENT = 8
@@ -53,8 +54,8 @@ class Client:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=30)
         self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
 
-    def milliseconds(self, method: str, path: str, body: bytes, status: int) -> float:
-        """Send a request, check the status, and return its duration."""
+    def send(self, method: str, path: str, body: bytes, status: int) -> float:
+        """Send a request, check the status, and return the milliseconds."""
         began = time.perf_counter()
         self._connection.request(method, path, body, self._headers)
         answer = self._connection.getresponse()
@@ -96,20 +97,30 @@ class Agents:
         return Client(self._port, f"Token {self._presented.key}")
 
 
+def broker_client() -> Client:
+    """Return a client of the management API."""
+    url = urlsplit(settings.RABBITMQ_MANAGEMENT_URL)
+    assert url.port is not None
+    credentials = f"{unquote(url.username or '')}:{unquote(url.password or '')}".encode()
+    return Client(url.port, f"Basic {base64.b64encode(credentials).decode()}")
+
+
 def registrations() -> list[Figure]:
     """Measure registrations of eight agents at once, and of one.
 
     The eight come first. After them all threads of the server take turns, as in a long-running server, whereas a new
     server uses its first thread and then randomly more.
     """
-    with served() as port:
+    with guardian({}) as stack:
+        port = urlsplit(stack.addresses["web"]).port
+        assert port is not None
         agents = Agents(port)
         subscription = agents.subscribe()
-        _one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
+        one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
         wanted = agents.wanted(subscription, QUEUES)
-        eight, eight_floor = _eight_at_once(agents)
-        new, new_floor = _one_after_another(agents, wanted, 201)
-        existing, existing_floor = _one_after_another(agents, wanted, 200)
+        eight, eight_floor = eight_at_once(agents)
+        new, new_floor = one_after_another(agents, wanted, 201)
+        existing, existing_floor = one_after_another(agents, wanted, 200)
     where = "agents"
     return [
         Figure(where, "register a queue", "ms", new, new_floor, MAX_RATIO),
@@ -119,20 +130,20 @@ def registrations() -> list[Figure]:
     ]
 
 
-def _one_after_another(agents: Agents, wanted: Sequence[Wanted], status: int) -> tuple[list[float], list[float]]:
+def one_after_another(agents: Agents, wanted: Sequence[Wanted], status: int) -> tuple[list[float], list[float]]:
     """Register these queues: status 201 for new, 200 for existing ones. Return milliseconds, and those of the floor."""
-    api, bare = agents.api(), _broker()
+    api, bare = agents.api(), broker_client()
     took, floor = [], []
     for one in wanted:
-        took.append(_register(api, one, status))
+        took.append(api.send("POST", one.path, one.body, status))
         if status == 201:
-            _delete(one)
+            delete(one)
         # In the order of a registration: after a change the broker is idle during the request, then gets its PUT.
-        floor.append(_post_nothing(api) + _put(bare, one, 201 if status == 201 else 204))
+        floor.append(api.send("POST", EMPTY, b"", 405) + put(bare, one, 201 if status == 201 else 204))
     return took, floor
 
 
-def _eight_at_once(agents: Agents) -> tuple[list[float], list[float]]:
+def eight_at_once(agents: Agents) -> tuple[list[float], list[float]]:
     """Return the milliseconds of each round, divided by its number of queues, and those of the floor."""
     subscriptions = [agents.subscribe() for _ in range(CONCURRENT)]
     took, floor = [], []
@@ -148,34 +159,20 @@ def _eight_at_once(agents: Agents) -> tuple[list[float], list[float]]:
 
         for _ in range(CONCURRENT_ROUNDS):
             wanted = [agents.wanted(subscription, QUEUES_PER_ROUND) for subscription in subscriptions]
-            took.append(all_of_them(agents.api, lambda api, one: _register(api, one, 201), wanted))
-            posts = all_of_them(agents.api, lambda api, one: _post_nothing(api), wanted)
-            for several in wanted:
-                for one in several:
-                    _delete(one)
-            floor.append(posts + all_of_them(_broker, lambda bare, one: _put(bare, one, 201), wanted))
+            took.append(all_of_them(agents.api, lambda api, one: api.send("POST", one.path, one.body, 201), wanted))
+            posts = all_of_them(agents.api, lambda api, _: api.send("POST", EMPTY, b"", 405), wanted)
+            for one in chain.from_iterable(wanted):
+                delete(one)
+            floor.append(posts + all_of_them(broker_client, lambda bare, one: put(bare, one, 201), wanted))
     return took, floor
 
 
-def _register(api: Client, one: Wanted, status: int) -> float:
-    return api.milliseconds("POST", one.path, one.body, status)
+def put(bare: Client, one: Wanted, status: int) -> float:
+    """Declare a queue with a bare request, and return the milliseconds."""
+    return bare.send("PUT", f"/api/queues/{one.vhost}/{one.name}", DECLARED, status)
 
 
-def _post_nothing(api: Client) -> float:
-    return api.milliseconds("POST", EMPTY, b"", 405)
-
-
-def _put(bare: Client, one: Wanted, status: int) -> float:
-    return bare.milliseconds("PUT", f"/api/queues/{one.vhost}/{one.name}", DECLARED, status)
-
-
-def _delete(one: Wanted) -> None:
+def delete(one: Wanted) -> None:
+    """Delete a queue from the broker."""
     with broker.session(one.vhost) as session:
         session.delete_queue(one.name)
-
-
-def _broker() -> Client:
-    url = urlsplit(settings.RABBITMQ_MANAGEMENT_URL)
-    assert url.port is not None
-    credentials = f"{unquote(url.username or '')}:{unquote(url.password or '')}".encode()
-    return Client(url.port, f"Basic {base64.b64encode(credentials).decode()}")

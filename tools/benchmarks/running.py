@@ -5,17 +5,12 @@ So a benchmark uses Guardian as any of its modules does, its peak memory is its 
 
 import importlib
 import os
-import re
 import secrets
-import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import django
 from django.core.management import call_command
@@ -24,12 +19,12 @@ from tools.benchmarks.figures import Figure
 from tools.postgresql import PrivateCluster
 from tools.processes import end_with_parent
 from tools.rabbitmq import PrivateNode
+from tools.stack import isolated
 
-PROJECT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 60
 SMALL = "BENCH_SMALL"
 
-_spawn = get_context("spawn")
+_fork = get_context("fork")
 
 
 def size(full: int, small: int) -> int:
@@ -51,60 +46,37 @@ def measure(module: str, name: str, database: str, *, small: bool) -> list[Figur
             address = stack.enter_context(PrivateCluster()).database_url()
         else:
             address = f"sqlite:///{directory / 'guardian.sqlite3'}"
-        environment = {
-            **_documented_defaults(),  # override this machine's .env
-            "PATH": "/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            "DJANGO_SETTINGS_MODULE": "guardian_site.settings",
-            "LOG_LEVEL": "ERROR",
-            "SECRET_KEY": secrets.token_hex(32),
-            "GUARDIAN_VAR_DIR": str(directory),
-            "DATABASE_URL": address,
-            "RABBITMQ_MANAGEMENT_URL": node.management_url,
-            "RABBIT_URL": node.amqp_url,
-            "GUARDIAN_VHOSTS": "/",
-            "GUARDIAN_PULSE_VHOST": "/",
-            "GUARDIAN_IGNORED_QUEUES": "",
-            "GUARDIAN_OPERATOR_EMAILS": "",
-            SMALL: "yes" if small else "",
-        }
-        figures: list[Figure] = stack.enter_context(process(_benchmark, environment, module, name)).recv()
+        environment = isolated(
+            {
+                "DJANGO_SETTINGS_MODULE": "guardian_site.settings",
+                "LOG_LEVEL": "ERROR",
+                "SECRET_KEY": secrets.token_hex(32),
+                "GUARDIAN_VAR_DIR": str(directory),
+                "DATABASE_URL": address,
+                "RABBITMQ_MANAGEMENT_URL": node.management_url,
+                "RABBIT_URL": node.amqp_url,
+                "GUARDIAN_VHOSTS": "/",
+                SMALL: "yes" if small else "",
+            }
+        )
+        result, its_result = _fork.Pipe(duplex=False)
+        child = _fork.Process(target=_run, args=(its_result, environment, module, name))
+        child.start()
+        its_result.close()
+        try:
+            figures: list[Figure] = result.recv()
+            child.join(STOP_SECONDS)
+        finally:
+            child.terminate()
+            child.join(STOP_SECONDS)
+            child.kill()
         return figures
 
 
-def _documented_defaults() -> dict[str, str]:
-    lines = (PROJECT / ".env.example").read_text().splitlines()
-    return {match[1]: match[2] for line in lines if (match := re.fullmatch(r"# ([A-Z_]+)=(.+)", line))}
-
-
-def _benchmark(connection: Connection, environment: dict[str, str], module: str, name: str) -> None:
+def _run(result: Connection, environment: dict[str, str], module: str, name: str) -> None:
+    end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
     django.setup()
     call_command("migrate", verbosity=0)
-    connection.send(getattr(importlib.import_module(f"tools.benchmarks.{module}"), name)())
-
-
-@contextmanager
-def process(function: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
-    """Call ``function(connection, *arguments)`` in a new process, and yield the other end of the connection.
-
-    Afterwards wait for the process to end. After an exception, terminate it.
-    """
-    connection, its_connection = _spawn.Pipe()
-    child = _spawn.Process(target=_call, args=(function, its_connection, *arguments))
-    child.start()
-    its_connection.close()
-    try:
-        yield connection
-        child.join(STOP_SECONDS)
-    finally:
-        child.terminate()
-        child.join(STOP_SECONDS)
-        child.kill()
-
-
-def _call(function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the clean-up
-    end_with_parent()
-    function(connection, *arguments)
+    result.send(getattr(importlib.import_module(f"tools.benchmarks.{module}"), name)())

@@ -1,12 +1,7 @@
 """The time from 500 queues passing their warning threshold to the mails accepted by the mail server."""
 
-import os
 import re
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import quantiles
 
 from accounts.models import Owner, PulseUser
@@ -15,9 +10,8 @@ from notifications.models import Notification
 from queues.models import Queue
 from tools.benchmarks import load
 from tools.benchmarks.figures import Figure
-from tools.benchmarks.running import PROJECT, size
-from tools.mail import Mail, MailCatcher
-from tools.processes import ProcessGroup
+from tools.benchmarks.running import size
+from tools.mail import Mail
 from tools.redis import PrivateRedis
 
 QUEUES = size(10_000, 400)
@@ -26,6 +20,11 @@ ROUNDS = size(18, 2)
 
 POLL_SECONDS = 5
 MAX_SECONDS = POLL_SECONDS + 2
+SETTINGS = {
+    "GUARDIAN_WARN_QUEUE_LENGTH": "2",
+    "GUARDIAN_QUIET_SECONDS": "0",
+    "GUARDIAN_POLL_SECONDS": str(POLL_SECONDS),
+}
 TIMEOUT_SECONDS = 120.0
 
 
@@ -53,30 +52,6 @@ class Mails:
             time.sleep(0.5)
 
 
-@contextmanager
-def guardian(mail_url: str, redis_url: str) -> Iterator[None]:
-    """Run the processes of the Procfile except the web process."""
-    environment = {
-        **os.environ,
-        "GUARDIAN_WARN_QUEUE_LENGTH": "2",
-        "GUARDIAN_QUIET_SECONDS": "0",
-        "GUARDIAN_POLL_SECONDS": str(POLL_SECONDS),
-        "CELERY_BROKER_URL": redis_url,
-        "EMAIL_URL": mail_url,
-    }
-    directory = Path(os.environ["GUARDIAN_VAR_DIR"])
-    lines = dict(line.split(": ", 1) for line in (PROJECT / "Procfile").read_text().splitlines() if line)
-    group = ProcessGroup(environment, directory=PROJECT, logs=directory / "logs")
-    celery = str(Path(sys.executable).parent / "celery")
-    try:
-        for name in ("guard", "worker", "beat"):
-            more = ["--schedule", str(directory / "beat-schedule")] if name == "beat" else []
-            group.start(name, [celery, *lines[name].split()[1:], *more])
-        yield
-    finally:
-        group.stop()
-
-
 def warned() -> list[Figure]:
     """Measure with production's processes and task queue.
 
@@ -91,7 +66,11 @@ def warned() -> list[Figure]:
     mails = Mails()
     names = [load.queue_name(number) for number in range(0, QUEUES, QUEUES // WARNED)]
     delays = []
-    with PrivateRedis() as redis, MailCatcher(on_mail=mails.note) as catcher, guardian(catcher.url, redis.url):
+    with (
+        PrivateRedis() as redis,
+        load.guardian({**SETTINGS, "CELERY_BROKER_URL": redis.url}, workers=1, on_mail=mails.note) as stack,
+    ):
+        assert stack.mail is not None
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while Queue.objects.count() < QUEUES:
             if time.monotonic() > deadline:
@@ -112,7 +91,7 @@ def warned() -> list[Figure]:
             mails.wait("recovery")
             while Notification.objects.exclude(state=Notification.State.SENT).exists():
                 time.sleep(0.1)
-            catcher.clear()
+            stack.mail.clear()
     where = f"{WARNED} of {QUEUES:,} queues"
     highest = quantiles(delays, n=100)[-1]
     return [Figure(where, "from the message past the threshold to the mail, p99", "s", [highest], limit=MAX_SECONDS)]
