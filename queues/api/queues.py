@@ -16,8 +16,8 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.views import Request
-from accounts.pulse_users.each import Results, describe_error
 from core.confirmation import ConfirmationRequired
+from core.each import Results, describe_error
 from core.endpoints import Conflict, StrictParameters, name_in, page_of, read, takes
 from queues.actions import exchanges, limit_requests, peek, selected, single
 from queues.api.archives import CountSerializer, MessageSerializer
