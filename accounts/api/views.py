@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError as InvalidValue
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins
 from rest_framework import request as rest
 from rest_framework.exceptions import ValidationError
@@ -261,6 +261,13 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(PulseUserDetailSerializer(pulse_user, context=context).data)
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the open invitations to you",
+        description="An invitation is open for seven days, while its inviter owns the Pulse user.",
+    ),
+    retrieve=extend_schema(summary="Show an open invitation to you"),
+)
 class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Invitation]):
     """Invitations to the user to own Pulse users."""
 
@@ -270,17 +277,6 @@ class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelM
     def get_queryset(self) -> QuerySet[Invitation]:
         """Return the open invitations to the user. Operators see no others, either."""
         return Invitation.objects.received_by(self.request.user)
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the open invitations to you.
-
-        An invitation is open for seven days, while its inviter owns the Pulse user.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an open invitation to you."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=None, responses={204: None, 400: None})
     def accept(self, request: Request, uuid: str) -> Response:
@@ -405,6 +401,10 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Owner.objects.prefetch_related("vouchings__by").get(pk=pk)
 
 
+@extend_schema_view(
+    list=extend_schema(summary="List your tokens, without their secrets", description="Needs a session."),
+    retrieve=extend_schema(summary="Show a token, without its secret", description="Needs a session."),
+)
 class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[AuthToken]):
     """The user's tokens."""
 
@@ -415,20 +415,6 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     def get_queryset(self) -> QuerySet[AuthToken]:
         """Return the user's own tokens. Operators see no others, either."""
         return AuthToken.objects.filter(user=self.request.user.pk)
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your tokens, without their secrets.
-
-        Needs a session.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show a token, without its secret.
-
-        Needs a session.
-        """
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewTokenSerializer, responses={201: MadeTokenSerializer})
     def create(self, request: Request) -> Response:

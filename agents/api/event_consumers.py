@@ -5,8 +5,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import BooleanFilter, CharFilter, FilterSet  # type: ignore[import-untyped]
-from drf_spectacular.utils import extend_schema, extend_schema_field
-from rest_framework import request as rest
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
 from rest_framework.response import Response
 
@@ -134,6 +133,10 @@ class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has n
         return queryset.none() if value else queryset
 
 
+@extend_schema_view(
+    list=extend_schema(summary="List your consumers, newest first", description="Operators see all consumers."),
+    retrieve=extend_schema(summary="Show a consumer"),
+)
 class EventConsumers(RemovableByUUID[Consumer]):
     """Consumers: your own, with those of your agents; for operators, all."""
 
@@ -144,17 +147,6 @@ class EventConsumers(RemovableByUUID[Consumer]):
         """Return the consumers that the user may see."""
         rows = Consumer.objects.seen_by(self.request.user)
         return with_delivery(rows.select_related("identity__offering", "identity__owner"))
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your consumers, newest first.
-
-        Operators see all consumers.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show a consumer."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(
         request=NewEventConsumerSerializer,

@@ -11,9 +11,8 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import Http404
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
-from rest_framework import request as rest
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -156,6 +155,17 @@ class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no typ
         return queryset.filter(pk__in=orphaned) if value else queryset.exclude(pk__in=orphaned)
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List your agent identities",
+        description="Operators see all identities; if they filter by name, only their own.",
+    ),
+    retrieve=extend_schema(summary="Show an agent identity"),
+    destroy=extend_schema(
+        summary="Remove an agent identity",
+        description="Its subscriptions and its consumer are removed too, with their queues and logins on the broker.",
+    ),
+)
 class AgentIdentities(RemovableByUUID[AgentIdentity]):
     """Identities of agents: your own; for operators, all."""
 
@@ -166,17 +176,6 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         """Return the identities that the user may see."""
         rows = AgentIdentity.objects.seen_by(self.request.user)
         return rows.select_related("owner", "offering").prefetch_related("services__processors")
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your agent identities.
-
-        Operators see all identities; if they filter by name, only their own.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an agent identity."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewAgentIdentitySerializer, responses={201: AgentIdentitySerializer})
     def create(self, request: Request) -> Response:
@@ -205,13 +204,6 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
             identities.update_identity(identity, **body)
         return Response(self.get_serializer(self.get_object()).data)
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove an agent identity.
-
-        Its subscriptions and its consumer are removed too, with their queues and logins on the broker.
-        """
-        return super().destroy(request, uuid)
 
     @extend_schema(
         request=NewAgentSubscriptionSerializer,
@@ -313,6 +305,13 @@ class SubscriptionFilter(FilterSet):  # type: ignore[misc]  # the library has no
         fields: list[str] = []
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List your event subscriptions, newest first", description="Operators see all subscriptions."
+    ),
+    retrieve=extend_schema(summary="Show an event subscription"),
+    destroy=extend_schema(summary="Remove an event subscription, with its queues and its login on the broker"),
+)
 class EventSubscriptions(RemovableByUUID[EventSubscription]):
     """Event subscriptions: your own; for operators, all."""
 
@@ -322,17 +321,6 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
     def get_queryset(self) -> QuerySet[EventSubscription]:
         """Return the subscriptions that the user may see."""
         return EventSubscription.objects.seen_by(self.request.user).select_related("owner")
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your event subscriptions, newest first.
-
-        Operators see all subscriptions.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an event subscription."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(
         request=NewEventSubscriptionSerializer, responses={201: EventSubscriptionSerializer, 409: None, 503: None}
@@ -359,10 +347,6 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         )
         data = self.get_serializer(subscription).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove an event subscription, with its queues and its login on the broker."""
-        return super().destroy(request, uuid)
 
     @extend_schema(
         request=NewSubscriptionQueueSerializer,
@@ -401,6 +385,13 @@ class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library h
         fields: list[str] = []
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the queues of your event subscriptions, newest first", description="Operators see all queues."
+    ),
+    retrieve=extend_schema(summary="Show the queue of an event subscription"),
+    destroy=extend_schema(summary="Remove the queue of an event subscription, with its messages"),
+)
 class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
     """Queues of event subscriptions: your own; for operators, all."""
 
@@ -411,22 +402,17 @@ class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
         """Return the queues that the user may see."""
         return SubscriptionQueue.objects.seen_by(self.request.user).select_related("subscription", "offering")
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the queues of your event subscriptions, newest first.
 
-        Operators see all queues.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show the queue of an event subscription."""
-        return super().retrieve(request, *args, **kwargs)
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove the queue of an event subscription, with its messages."""
-        return super().destroy(request, uuid)
-
-
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the consumer queues of your agents, newest first",
+        description="Operators see all consumer queues.",
+    ),
+    retrieve=extend_schema(summary="Show the consumer queue of an agent"),
+    destroy=extend_schema(
+        summary="Remove the consumer queue of an agent, with its messages and its login on the broker"
+    ),
+)
 class Consumers(RemovableByUUID[Consumer]):
     """Consumer queues of agents: your own; for operators, all."""
 
@@ -436,22 +422,13 @@ class Consumers(RemovableByUUID[Consumer]):
         """Return the consumers that the user may see."""
         return with_delivery(Consumer.objects.seen_by(self.request.user).select_related("identity__offering"))
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the consumer queues of your agents, newest first.
 
-        Operators see all consumer queues.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show the consumer queue of an agent."""
-        return super().retrieve(request, *args, **kwargs)
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove the consumer queue of an agent, with its messages and its login on the broker."""
-        return super().destroy(request, uuid)
-
-
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the offerings that you may subscribe or publish to", description="Operators see all offerings."
+    ),
+    retrieve=extend_schema(summary="Show an offering"),
+)
 class Offerings(ByUUID[Offering]):
     """Offerings that you may subscribe or publish to; for operators, all."""
 
@@ -465,17 +442,6 @@ class Offerings(ByUUID[Offering]):
             may_publish=Exists(Offering.objects.published_by(visitor).filter(pk=this)),
         )
         return seen.prefetch_related("members", "publishers") if visitor.is_staff else seen
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the offerings that you may subscribe or publish to.
-
-        Operators see all offerings.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an offering."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewEventSerializer, responses={200: PublishedSerializer, 503: None})
     def publish(self, request: Request, uuid: str) -> Response:

@@ -8,9 +8,8 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins
-from rest_framework import request as rest
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -55,7 +54,15 @@ def gone_as_404() -> Iterator[None]:
         raise NotFound(str(error)) from error
 
 
-class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
+@extend_schema_view(
+    list=extend_schema(
+        summary="List queues",
+        description="Operators see all queues, owners their own. Queues that are gone are left out unless you filter "
+        "by that state.",
+    ),
+    retrieve=extend_schema(summary="Show a queue as last listed"),
+)
+class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Queue]):
     """Queues: your own, and all to operators."""
 
     serializer_class = QueueSerializer
@@ -71,17 +78,6 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         """Add the time when queues were last listed."""
         listed_at = Watch.objects.values_list("listed_at", flat=True).first()
         return {**super().get_serializer_context(), "listed_at": listed_at}
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List queues.
-
-        Operators see all queues, owners their own. Queues that are gone are left out unless you filter by that state.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: Request, uuid: str) -> Response:
-        """Show a queue as last listed."""
-        return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(request=LimitsSerializer, responses={200: QueueSerializer, 409: ConfirmationRequired})
     def partial_update(self, request: Request, uuid: str) -> Response:
