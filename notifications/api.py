@@ -6,6 +6,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
+from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -50,6 +51,7 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None})
+    @action(detail=True, methods=["post"])
     def test(self, request: Request, uuid: str) -> Response:
         """Send a test message to a channel now.
 

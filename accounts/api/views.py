@@ -12,6 +12,7 @@ from django.http import Http404
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins
 from rest_framework import request as rest
+from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -197,6 +198,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=NewPasswordSerializer, responses={200: PasswordSerializer, 409: None, 503: None})
+    @action(detail=True, methods=["post"], url_path="rotate-password")
     def rotate_password(self, request: Request, username: str) -> Response:
         """Change the password of a Pulse user.
 
@@ -215,6 +217,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(data, headers=SHOWN_ONCE)
 
     @extend_schema(responses={200: ConnectionSerializer(many=True), 503: None})
+    @action(detail=True)
     def connections(self, request: Request, username: str) -> Response:
         """List a Pulse user's live connections."""
         found = passwords.connections_of(self.get_object())
@@ -224,6 +227,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],
         responses={204: None, 409: None, 503: None},
     )
+    @connections.mapping.delete
     def close_connection(self, request: Request, username: str) -> Response:
         """Close a live connection of a Pulse user.
 
@@ -233,11 +237,13 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
+    @action(detail=True)
     def belongings(self, request: Request, username: str) -> Response:
         """List the queues and exchanges that are deleted with a Pulse user."""
         return Response(BelongingsSerializer(removal.belongings_of(self.get_object())).data)
 
     @extend_schema(request=AddressSerializer, responses={204: None})
+    @action(detail=True, methods=["post"], url_path="ask-again")
     def ask_again(self, request: Request, username: str) -> Response:
         """Send another request to confirm to an address of a Pulse user.
 
@@ -279,12 +285,14 @@ class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelM
         return Invitation.objects.received_by(self.request.user)
 
     @extend_schema(request=None, responses={204: None, 400: None})
+    @action(detail=True, methods=["post"])
     def accept(self, request: Request, uuid: str) -> Response:
         """Accept an invitation. You become an owner of the Pulse user."""
         invitations.accept(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None})
+    @action(detail=True, methods=["post"])
     def decline(self, request: Request, uuid: str) -> Response:
         """Decline an invitation. The inviter is notified."""
         invitations.decline(self.get_object())
@@ -329,6 +337,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(OwnerDetailSerializer(self._found()).data)
 
     @extend_schema(request=ReasonSerializer, responses=OwnerDetailSerializer)
+    @action(detail=True, methods=["post"])
     def vouch(self, request: Request, uuid: str) -> Response:
         """Approve an owner's access to the broker."""
         owner = self.get_object()
@@ -336,6 +345,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(OwnerDetailSerializer(self._found(owner)).data)
 
     @extend_schema(request=VouchSerializer, responses={204: None})
+    @action(detail=False, methods=["post"], url_path="vouch")
     def vouch_for(self, request: Request) -> Response:
         """Approve access to the broker for the owner with an e-mail address.
 
@@ -355,6 +365,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=WithdrawSerializer, responses={200: OwnerDetailSerializer, 409: ConfirmationRequired})
+    @action(detail=True, methods=["post"])
     def withdraw(self, request: Request, uuid: str) -> Response:
         """Withdraw an owner's access to the broker.
 
@@ -369,6 +380,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         operation_id="owners_adoptable",
         responses={(200, "application/json"): {"type": "array", "items": {"type": "string"}}, 403: None, 503: None},
     )
+    @action(detail=False, url_path="adopt", pagination_class=None)
     def adoptable(self, request: Request) -> Response:
         """List the users of the broker that can be adopted.
 
@@ -378,6 +390,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(creation.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
+    @adoptable.mapping.post
     def adopt(self, request: Request) -> Response:
         """Assign owners to a user that was created manually on the broker.
 
@@ -444,6 +457,7 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(operation_id="tokens_revoke_current", responses={204: None, 404: None})
+    @action(detail=False, methods=["delete"], url_path="current")
     def destroy_current(self, request: Request) -> Response:
         """Revoke the token that sends this request.
 

@@ -7,6 +7,7 @@ from django.db.models import QuerySet
 from django_filters import BooleanFilter, CharFilter, FilterSet  # type: ignore[import-untyped]
 from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.response import Response
 
 from accounts.access import vouching
@@ -71,7 +72,7 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
     """A consumer with its owner."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-event-consumer")
+    url = HexURLField("api-event-consumer-detail")
     object_types = serializers.ListField(child=serializers.CharField(), help_text="Empty: all types.")
     scopes = serializers.SerializerMethodField()
     is_global = serializers.BooleanField(default=False, help_text="False: a consumer belongs to an offering.")
@@ -152,6 +153,7 @@ class EventConsumers(RemovableByUUID[Consumer]):
         request=NewEventConsumerSerializer,
         responses={201: ConsumerQueueSerializer, 200: ConsumerQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=False, methods=["post"])
     def register(self, request: Request) -> Response:
         """Register the queue of an event consumer for an offering, or update its object types.
 

@@ -13,6 +13,7 @@ from django.http import Http404
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
+from rest_framework.decorators import action
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -38,6 +39,7 @@ from agents.api.serializers import (
     SubscriptionQueueSerializer,
 )
 from agents.api.service_serializers import ServiceSerializer
+from agents.api.unused import CleanedUpIdentitiesSerializer, CleanUpSerializer, clean_up
 from agents.events import publishing
 from agents.events.delivery import with_delivery
 from agents.models import (
@@ -53,7 +55,7 @@ from agents.registration import identities, queues
 from agents.registration.credentials import PresentedToken
 from agents.registration.identities import IdentityExists, NoSuchOffering
 from agents.removal import deletions
-from agents.services import services
+from agents.services import services, unused
 from agents.services.unused import orphaned_identities
 from core.endpoints import StrictParameters, at_field, read
 
@@ -209,6 +211,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         request=NewAgentSubscriptionSerializer,
         responses={201: EventSubscriptionSerializer, 200: EventSubscriptionSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def register_event_subscription(self, request: Request, uuid: str) -> Response:
         """Subscribe an agent to events of one type.
 
@@ -230,6 +233,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         request=NewConsumerSerializer,
         responses={201: ConsumerQueueSerializer, 200: ConsumerQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def register_queue(self, request: Request, uuid: str) -> Response:
         """Register the consumer queue of an agent, for events of several or all types.
 
@@ -245,6 +249,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         request=NewSubscriptionQueueSerializer,
         responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def create_queue(self, request: Request, uuid: str) -> Response:
         """Create a queue of an agent for events of one type.
 
@@ -264,6 +269,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
     @extend_schema(request=NewServiceSerializer, responses={201: ServiceSerializer, 200: ServiceSerializer})
+    @action(detail=True, methods=["post"])
     def register_service(self, request: Request, uuid: str) -> Response:
         """Register a service of an agent, or say that it is active. 201: it is new."""
         identity = self.get_object()
@@ -273,6 +279,15 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return self.created_or_found(
             ServiceSerializer, *services.register_service(identity, body["name"], body.get("mode") or "")
         )
+
+    @extend_schema(request=CleanUpSerializer, responses=CleanedUpIdentitiesSerializer, filters=False)
+    @action(detail=False, methods=["post"], pagination_class=None)
+    def cleanup_orphaned(self, request: Request) -> Response:
+        """Remove identities without a subscription, a consumer and a service.
+
+        For operators. By default nothing is removed: the response lists what would be.
+        """
+        return clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
         """Return the identity in the path, and the token of the request.
@@ -352,6 +367,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         request=NewSubscriptionQueueSerializer,
         responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def create_queue(self, request: Request, uuid: str) -> Response:
         """Create the queue of a subscription for events of one type about one offering.
 
@@ -444,6 +460,7 @@ class Offerings(ByUUID[Offering]):
         return seen.prefetch_related("members", "publishers") if visitor.is_staff else seen
 
     @extend_schema(request=NewEventSerializer, responses={200: PublishedSerializer, 503: None})
+    @action(detail=True, methods=["post"], url_path="events")
     def publish(self, request: Request, uuid: str) -> Response:
         """Publish an event of an offering to all agents that registered for it.
 

@@ -14,6 +14,7 @@ from drf_spectacular.utils import (
     extend_schema_view,
 )
 from rest_framework import mixins, serializers
+from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
@@ -167,6 +168,7 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
 
     @extend_schema(filters=False, responses=MessageSerializer(many=True))
     @takes(MessageQuerySerializer)
+    @action(detail=True, pagination_class=None)
     def messages(self, request: Request, uuid: str) -> Response:
         """List messages of an archive by position."""
         archive = self.get_object()
@@ -180,11 +182,13 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         return Response(found)
 
     @extend_schema(responses={(200, "text/plain"): OpenApiTypes.STR})
+    @action(detail=True)
     def download(self, request: Request, uuid: str) -> StreamingHttpResponse:
         """Download all messages as JSON Lines, one message a line."""
         return download(self.get_object(), request.user)
 
     @extend_schema(request=StartReplaySerializer, responses={202: ReplaySerializer, 400: None, 503: None})
+    @action(detail=True, methods=["post"])
     def replay(self, request: Request, uuid: str) -> Response:
         """Publish messages of an archive again.
 
