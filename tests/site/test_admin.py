@@ -275,6 +275,8 @@ def test_forms_allow_only_changes_that_keep_database_and_broker_consistent(admin
         text = admin.get(address).text
         assert SECRET not in text
         assert sealing.seal(sealing.CHANNELS, "x")[:6] not in text
+    for text in (row.uuid.hex, str(row.uuid)) if hasattr(row, "uuid") else ():
+        assert [*admin.get(page, {"q": text}).context["cl"].result_list] == [row]
     deleted = admin.post(f"{page}{row.pk}/delete/", {"post": "yes"})
     assert deleted.status_code == (302 if "delete" in allowed else refused)
     assert type(row).objects.filter(pk=row.pk).exists() is ("delete" not in allowed)
