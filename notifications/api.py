@@ -1,13 +1,12 @@
 """The REST API of channels and notification settings."""
 
 from http import HTTPStatus
-from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
-from rest_framework import request as rest
+from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -21,6 +20,10 @@ from notifications.models import Channel
 from notifications.serializers import ChannelSerializer, MutesSerializer, NewChannelSerializer, PreferencesSerializer
 
 
+@extend_schema_view(
+    list=extend_schema(summary="List your channels, without their addresses"),
+    retrieve=extend_schema(summary="Show a channel, without its address"),
+)
 class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Channel]):
     """Your channels: destinations of notifications besides e-mail."""
 
@@ -30,14 +33,6 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
     def get_queryset(self) -> QuerySet[Channel]:
         """Return the visitor's own channels, for operators too."""
         return Channel.objects.filter(owner=self.request.user.pk)
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your channels, without their addresses."""
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show a channel, without its address."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewChannelSerializer, responses={201: ChannelSerializer})
     def create(self, request: Request) -> Response:
@@ -56,6 +51,7 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None})
+    @action(detail=True, methods=["post"])
     def test(self, request: Request, uuid: str) -> Response:
         """Send a test message to a channel now.
 

@@ -6,8 +6,8 @@ from uuid import UUID
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import Owner
-from accounts.pulse_users.each import Results, try_each
 from core.confirmation import ConfirmableChange, Effect
+from core.each import Results, try_each
 from queues.actions import effects, single
 from queues.models import Queue
 from queues.rules import brake
