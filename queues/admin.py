@@ -207,7 +207,6 @@ class QueueAdmin(ReadOnlyAdmin):
                 queues,
                 lambda queue: destroy(queue, current_operator(request)),
                 done,
-                refusals=(actions.Gone,),
             )
         return None
 

@@ -38,7 +38,7 @@ def create_token(
         NotVouched: the owner may not use the broker.
         ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
             ``scope``.
-        QuotaReached: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
+        Refusal: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
         RateLimitExceeded: the owner created too many tokens within the last hour.
     """
     name = name.strip()

@@ -32,7 +32,6 @@ from accounts.pages.common import (
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
 from accounts.pulse_users import (
     creation,
-    ownership,
     passwords,
     queue_counts,
     removal,
@@ -41,9 +40,10 @@ from accounts.pulse_users import (
 )
 from core import connecting
 from core.confirmation import ConfirmationRequired
+from core.refusals import Refusal
 from rabbit.entities import Connection
 from rabbit.errors import BrokerError, NotOnBroker
-from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
+from rabbit.names import exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,6 @@ def _create(request: OwnersRequest) -> HttpResponse:
             return _password_page(request, pulse_user, "" if own_password else password, made=True)
     except vouching.NotVouched as error:
         return _pulse_users_response(request, trouble=str(error), status=403)
-    except (InvalidUserName, validation.NameReserved, validation.NameTaken) as error:
-        form.add_error("username", str(error))
     except ValidationError as error:
         add_error(form, error, "password")
     except BrokerError as error:
@@ -146,10 +144,8 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
             pulse_user = creation.adopt_pulse_user(
                 form.cleaned_data["username"], form.cleaned_data["owners"], request.user
             )
-        except (InvalidUserName, validation.NameTaken, validation.CannotAdopt) as error:
-            form.add_error("username", str(error))
-        except (ownership.LastOwner, vouching.NotVouched) as error:
-            form.add_error("owners", str(error))
+        except Refusal as error:
+            add_error(form, error, "owners")
         except NotOnBroker:
             form.add_error("username", "RabbitMQ has no such user any more. Choose another.")
         except BrokerError as error:

@@ -241,5 +241,5 @@ def test_two_invitations_accepted_at_once_do_not_exceed_the_quota(transactional_
         Invitation.objects.create(pulse_user=one, invitee=bob, inviter=alice) for one in alice.pulse_users.all()
     ]
     outcomes = in_parallel(*[lambda one=one: invitations.accept(one) for one in received])
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "QuotaReached", "QuotaReached"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "Refusal", "Refusal"]
     assert bob.pulse_users.count() == 2

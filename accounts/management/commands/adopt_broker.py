@@ -6,9 +6,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from accounts.access.vouching import NotVouched
 from accounts.importing import adoption
-from accounts.importing.adoption import InvalidFile, PlanOutdated
+from accounts.importing.adoption import InvalidFile
+from core.refusals import Refusal
 from rabbit.errors import BrokerError
 from rabbit.names import readable
 
@@ -46,7 +46,7 @@ class Command(BaseCommand):
             raise CommandError(f"Nothing was done. The file is invalid:\n{error}") from error
         except BrokerError as error:
             raise CommandError(f"Nothing was done. The request to the broker failed: {error}") from error
-        except (PlanOutdated, NotVouched) as error:
+        except Refusal as error:
             raise CommandError(f"{error} Completed steps stay; run the command again for the rest.") from error
         except Error as error:
             raise CommandError(

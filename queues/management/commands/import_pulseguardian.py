@@ -6,11 +6,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from accounts.access.vouching import NotVouched
 from accounts.importing import adoption, pulseguardian
-from accounts.importing.adoption import PlanOutdated
 from accounts.importing.pulseguardian import SourceError
 from core.leases import LeaseLost, LeaseTaken
+from core.refusals import Refusal
 from queues.actions import unbounded
 from rabbit.errors import BrokerError
 
@@ -64,7 +63,7 @@ class Command(BaseCommand):
                 # First, so that no pass deletes these queues in the meantime.
                 unbounded.apply(flags, "import_pulseguardian")
                 pulseguardian.apply(steps)
-            except (PlanOutdated, NotVouched) as error:
+            except Refusal as error:
                 raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
             except (LeaseTaken, LeaseLost) as error:
                 raise CommandError("Nothing was done: a pass has been running for a minute. Run it again.") from error
