@@ -86,7 +86,7 @@ def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> 
             valid = AuthToken.objects.filter(user=owner).exclude(expiry__lte=timezone.now())
             left = valid.exclude(pk__in=[token.pk for token in tokens])
             if valid.exists() and not left.exists():
-                effect += queue_effects.provider().of_agents(owner)
+                effect += queue_effects.of_agents(owner)
         change.require_confirmed(effect)
         for owner in owners:
             _revoke(AuthToken.objects.filter(user=owner, pk__in=[token.pk for token in tokens]))

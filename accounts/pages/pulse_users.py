@@ -33,7 +33,6 @@ from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_co
 from accounts.pulse_users import (
     creation,
     passwords,
-    queue_counts,
     removal,
     thresholds,
     validation,
@@ -83,7 +82,7 @@ def _pulse_users_response(
         except BrokerError as error:
             trouble, status = broker_trouble(request, error, "The Pulse users to adopt can't be listed."), 503
     page = page_of(request, pulse_users)
-    numbers = queue_counts.of([pulse_user.pk for pulse_user in page])
+    numbers = queue_effects.count([pulse_user.pk for pulse_user in page])
     for pulse_user in page:
         pulse_user.number_of_queues = numbers.get(pulse_user.pk, 0)
     return render(
@@ -363,7 +362,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
         return redirect("pulse_user", pulse_user.username)
     form = forms.DeleteForm(form_data(request), username=pulse_user.username)
     belongings, trouble = None, ""
-    effect = queue_effects.provider().of_removal([pulse_user])
+    effect = queue_effects.of_removal([pulse_user])
     question = queue_effects.removal_of([pulse_user], request.user).question(effect)
     try:
         if request.method == "POST" and form.is_valid():
@@ -395,7 +394,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
             "exchanges": [readable(name) for name in belongings.exchanges] if belongings else [],
             "archives": bool(settings.GUARDIAN_ARCHIVE_DAYS) and pulse_user.keeps_archives,
             "question": question,
-            "number_of_queues": queue_counts.of([pulse_user.pk]).get(pulse_user.pk, 0) if trouble else None,
+            "number_of_queues": queue_effects.count([pulse_user.pk]).get(pulse_user.pk, 0) if trouble else None,
             "form": form,
             "trouble": trouble,
         },
