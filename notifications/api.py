@@ -13,7 +13,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.views import Request
 from accounts.models import UNCHANGED, Owner, PulseUser
-from core.endpoints import Conflict, StrictParameters, at_field, read
+from core.endpoints import StrictParameters, read
 from notifications import channels, mutes, preferences
 from notifications.audience import EMAIL
 from notifications.models import Channel
@@ -41,8 +41,7 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         Nothing is sent to it yet. The address must use https. It must be public, unless operators allow private ones.
         """
         body = read(NewChannelSerializer, request)
-        with at_field("url", channels.BadChannel):
-            channel = channels.create_channel(request.user, body["name"], body["url"])
+        channel = channels.create_channel(request.user, body["name"], body["url"])
         return Response(self.get_serializer(channel).data, HTTPStatus.CREATED)
 
     def destroy(self, request: Request, uuid: str) -> Response:
@@ -57,10 +56,7 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
 
         204: the message was delivered. 409: it was not, and the detail says why.
         """
-        try:
-            channels.test_channel(self.get_object())
-        except channels.ChannelFailed as error:
-            raise Conflict(str(error)) from error
+        channels.test_channel(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
 

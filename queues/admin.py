@@ -163,7 +163,7 @@ class QueueAdmin(AuditedAdmin):
         self, request: HttpRequest, queues: list[Queue], destroy: Callable[[Queue, Owner], Removed], done: str
     ) -> None:
         by = current_operator(request)
-        apply_to_each(request, queues, lambda queue: destroy(queue, by), done, refusals=(actions.Gone,))
+        apply_to_each(request, queues, lambda queue: destroy(queue, by), done)
 
     @confirmed_action(
         "Set the limits of the selected queues",

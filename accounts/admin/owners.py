@@ -81,7 +81,7 @@ class OwnerAdmin(AuditedAdmin):
             deactivation = ConfirmableChange(
                 current_operator(request), "deactivate", [obj], {}, given_confirmation(request)
             )
-            deactivation.require_confirmed(queue_effects.provider().of_agents(obj))
+            deactivation.require_confirmed(queue_effects.of_agents(obj))
         if not change:
             obj.save()
         elif form.changed_data:

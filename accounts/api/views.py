@@ -5,7 +5,6 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.core.exceptions import ValidationError as InvalidValue
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404
@@ -68,7 +67,6 @@ from core.endpoints import (
     SEARCH,
     SHOWN_ONCE,
     ConfirmSerializer,
-    Conflict,
     StrictParameters,
     at_field,
     name_in,
@@ -78,7 +76,6 @@ from core.endpoints import (
     takes,
 )
 from rabbit.errors import BrokerError, NotOnBroker
-from rabbit.names import InvalidUserName
 
 
 class Request(rest.Request):
@@ -120,16 +117,14 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         """
         vouching.require_vouched(request.user)
         body = read(NewPulseUserSerializer, request)
-        with at_field("owners", InvalidValue):
-            owners = ownership.find_owners(body.get("owners", []))
+        owners = ownership.find_owners(body.get("owners", []))
         if not (owners and request.user.is_staff):
             owners = [request.user, *(owner for owner in owners if owner != request.user)]
         own_password = body.get("password")
-        with at_field("username", InvalidUserName, validation.NameReserved, validation.NameTaken):
-            pulse_user, password = creation.create_pulse_user(
-                body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
-                adopt_namespace=body["adopt_namespace"],
-            )  # fmt: skip
+        pulse_user, password = creation.create_pulse_user(
+            body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
+            adopt_namespace=body["adopt_namespace"],
+        )  # fmt: skip
         data = self.get_serializer(PulseUser.objects.with_people().get(pk=pulse_user.pk)).data
         if own_password is None:
             data["password"] = password
@@ -163,14 +158,12 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         body = read(PulseUserChangesSerializer, request)
         with transaction.atomic():
             if "owners" in body:
-                with at_field("owners", InvalidValue, ownership.LastOwner):
-                    ownership.set_owners(pulse_user, ownership.find_owners(body["owners"]), request.user)
+                ownership.set_owners(pulse_user, ownership.find_owners(body["owners"]), request.user)
             if "notification_emails" in body:
-                with at_field("notification_emails", InvalidValue):
-                    addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
+                addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
             if "warn_length" in body or "max_length" in body:
                 warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
-                with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
+                with at_field("max_length" if "max_length" in body else "warn_length"):
                     thresholds.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
             if "keeps_archives" in body:
                 thresholds.set_keeps_archives(pulse_user, body["keeps_archives"])
@@ -207,10 +200,9 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         pulse_user = self.get_object()
         body = read(NewPasswordSerializer, request)
         own_password = body.get("password")
-        with at_field("password", InvalidValue):
-            password = passwords.rotate_password(
-                pulse_user, own_password, close_connections=body["close_connections"], by=request.user
-            )
+        password = passwords.rotate_password(
+            pulse_user, own_password, close_connections=body["close_connections"], by=request.user
+        )
         data = {"username": pulse_user.username}
         if own_password is None:
             data["password"] = password
@@ -251,11 +243,10 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         """
         pulse_user = self.get_object()
         email = normalize_address(read(AddressSerializer, request)["email"])
-        with at_field("email", InvalidValue):
-            address = pulse_user.notification_addresses.filter(email=email).first()
-            if address is None:
-                raise InvalidValue("The Pulse user has no such address.")
-            addresses.resend_confirmation(address)
+        address = pulse_user.notification_addresses.filter(email=email).first()
+        if address is None:
+            raise ValidationError({"email": ["The Pulse user has no such address."]})
+        addresses.resend_confirmation(address)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     def _shown(self, pulse_user: PulseUser) -> Response:
@@ -398,11 +389,9 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         """
         validation.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
-        with at_field("owners", InvalidValue):
-            owners = ownership.find_owners(body["owners"])
+        owners = ownership.find_owners(body["owners"])
         try:
-            with at_field("username", InvalidUserName, validation.NameTaken, validation.CannotAdopt):
-                pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
+            pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
             raise ValidationError({"username": ["The broker has no such user."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
@@ -488,9 +477,6 @@ class Me(StrictParameters, GenericViewSet[Owner]):
     def ask(self, request: Request) -> Response:
         """Request access to the broker, at most once a day."""
         body = read(AskSerializer, request)
-        try:
-            with at_field("reason", InvalidValue):
-                vouching.request_vouching(request.user, body["reason"])
-        except vouching.AlreadyRequested as error:
-            raise Conflict(str(error)) from error
+        with at_field("reason"):
+            vouching.request_vouching(request.user, body["reason"])
         return Response(status=HTTPStatus.NO_CONTENT)

@@ -27,7 +27,6 @@ from agents.events import event_consumers
 from agents.events.delivery import blocked_reason, with_delivery
 from agents.models import Consumer, Registration
 from agents.registration import identities
-from agents.registration.identities import NoSuchOffering
 from core.endpoints import at_field, read
 
 OFFERING = "offering"
@@ -163,7 +162,7 @@ class EventConsumers(RemovableByUUID[Consumer]):
         vouching.require_vouched(request.user)
         presented = presented_token(request, request.user.pk)
         body = read(NewEventConsumerSerializer, request)
-        with at_field("scopes", NoSuchOffering):
+        with at_field("scopes"):
             offering = identities.subscribable_offering(request.user, body["scopes"][0]["uuid"])
         consumer, new = event_consumers.register(request.user, offering, presented, body.get("object_types"))
         return self.created_or_found(ConsumerQueueSerializer, consumer, new)

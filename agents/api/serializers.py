@@ -17,6 +17,7 @@ from agents.events.delivery import blocked_reason
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from agents.registration import identities
 from core.links import absolute_url, object_url
+from core.refusals import Refusal
 
 MAX_DEPENDENCIES = 200
 MAX_OBSERVED_OBJECTS = 200
@@ -134,7 +135,7 @@ class ObjectTypeField(serializers.ChoiceField):
             raise serializers.ValidationError("This is not an object type.")
         try:
             return identities.check_object_type(data)
-        except identities.NoSuchObjectType as error:
+        except Refusal as error:
             raise serializers.ValidationError(str(error)) from error
 
 

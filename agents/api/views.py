@@ -53,11 +53,11 @@ from agents.models import (
 )
 from agents.registration import identities, queues
 from agents.registration.credentials import PresentedToken
-from agents.registration.identities import IdentityExists, NoSuchOffering
 from agents.removal import deletions
 from agents.services import services, unused
 from agents.services.unused import orphaned_identities
 from core.endpoints import StrictParameters, at_field, read
+from core.refusals import Refusal
 
 Row = TypeVar("Row", bound=Model)
 
@@ -187,7 +187,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         """
         vouching.require_vouched(request.user)
         body = self._introduced(request, request.user)
-        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+        with at_field("offering"):
             identity = identities.create_identity(request.user, **body)
         data = self.get_serializer(identity).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
@@ -203,7 +203,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         body = self._introduced(request, identity.owner)
         if identity.owner != request.user:
             body.pop("config_file_content", None)
-        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+        with at_field("offering"):
             identities.update_identity(identity, **body)
         return Response(self.get_serializer(self.get_object()).data)
 
@@ -260,7 +260,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         presented = presented_token(request, identity.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
         object_type = body["object_type"]
-        with at_field("offering_uuid", NoSuchOffering):
+        with at_field("offering_uuid"):
             offering = identities.subscribable_offering(identity.owner, body["offering_uuid"])
         subscription, _ = queues.register_subscription(
             identity, object_type, presented, source_ip=client_address(request._request) or None
@@ -299,13 +299,13 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         presented = presented_token(request, identity.owner_id)
         try:
             identities.subscribable_offering(identity.owner, identity.offering.uuid)
-        except NoSuchOffering as error:
+        except Refusal as error:
             raise PermissionDenied("You may no longer subscribe to this agent's offering. Ask an operator.") from error
         return identity, presented
 
     def _introduced(self, request: Request, owner: Owner) -> dict[str, Any]:
         body = read(NewAgentIdentitySerializer, request)
-        with at_field("offering", NoSuchOffering):
+        with at_field("offering"):
             return body | {"offering": identities.subscribable_offering(owner, body["offering"])}
 
 
@@ -349,7 +349,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         presented = presented_token(request, request.user.pk)
         body = read(NewEventSubscriptionSerializer, request)
         observed = body.get("observable_objects", [])
-        with at_field("observable_objects", NoSuchOffering):
+        with at_field("observable_objects"):
             self._check_offerings(request.user, {one["offering_uuid"] for one in observed if "offering_uuid" in one})
         subscription = queues.create_subscription(
             request.user,
@@ -377,7 +377,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         subscription = self.get_object()
         presented = presented_token(request, subscription.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
-        with at_field("offering_uuid", NoSuchOffering):
+        with at_field("offering_uuid"):
             offering = identities.subscribable_offering(subscription.owner, body["offering_uuid"])
         queue, new = queues.create_queue(subscription, offering, body["object_type"], presented)
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
@@ -469,8 +469,7 @@ class Offerings(ByUUID[Offering]):
         """
         offering = self.get_object()
         body = read(NewEventSerializer, request)
-        with at_field("payload", publishing.InvalidPayload):
-            published = publishing.publish(
-                offering, body["object_type"], body["payload"], request.user, body.get("message_id")
-            )
+        published = publishing.publish(
+            offering, body["object_type"], body["payload"], request.user, body.get("message_id")
+        )
         return Response(published.as_json())

@@ -15,7 +15,6 @@ from drf_spectacular.utils import (
 )
 from rest_framework import mixins, serializers
 from rest_framework.decorators import action
-from rest_framework.exceptions import ValidationError
 from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -197,12 +196,9 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         """
         fields = read(StartReplaySerializer, request)
         to = fields.pop("to")
-        try:
-            started = replay.start(
-                self.get_object(), request.user, queue=to.get("queue", ""), exchange=to.get("exchange", ""), **fields
-            )
-        except replay.ReplayRefused as error:
-            raise ValidationError({error.field: [str(error)]}) from error
+        started = replay.start(
+            self.get_object(), request.user, queue=to.get("queue", ""), exchange=to.get("exchange", ""), **fields
+        )
         return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
 
 

@@ -1,7 +1,6 @@
 """The REST API of queues and exchanges. The functions that it calls decide what is allowed."""
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
@@ -18,7 +17,7 @@ from rest_framework.viewsets import GenericViewSet
 from accounts.api.views import Request
 from core.confirmation import ConfirmationRequired
 from core.each import Results, describe_error
-from core.endpoints import Conflict, StrictParameters, name_in, page_of, read, takes
+from core.endpoints import StrictParameters, name_in, page_of, read, takes
 from queues.actions import exchanges, limit_requests, peek, selected, single
 from queues.api.archives import CountSerializer, MessageSerializer
 from queues.api.serializers import (
@@ -44,15 +43,6 @@ from queues.rules.listing import QueueFilter
 from rabbit.errors import BrokerUnavailable
 
 MAX_SAMPLES = 5000
-
-
-@contextlib.contextmanager
-def gone_as_404() -> Iterator[None]:
-    """Answer 404 if the queue or exchange is no longer on the broker."""
-    try:
-        yield
-    except single.Gone as error:
-        raise NotFound(str(error)) from error
 
 
 @extend_schema_view(
@@ -97,8 +87,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
 
         Its ready messages are archived first, unless the body has `{"archive": false}`.
         """
-        with gone_as_404():
-            single.delete_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
+        single.delete_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=KeepSerializer, responses={204: None, 409: None, 503: None})
@@ -108,8 +97,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
 
         Its ready messages are archived and deleted. Unacknowledged messages stay.
         """
-        with gone_as_404():
-            single.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
+        single.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=LimitRequestSerializer, responses={204: None})
@@ -143,11 +131,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         """
         query = CountSerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
-        with gone_as_404():
-            try:
-                found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
-            except peek.NotClassic as error:
-                raise Conflict(str(error)) from error
+        found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
         return Response([reading.as_json(position, message) for position, message in enumerate(found, 1)])
 
     @extend_schema(responses=LiveSerializer)
@@ -320,9 +304,5 @@ class Exchanges(StrictParameters, GenericViewSet[Any]):
         The name is a query parameter, because some proxies alter slashes in a path. Bound queues stay, and receive
         nothing more from the exchange.
         """
-        try:
-            with gone_as_404():
-                exchanges.delete_exchange(request.user, name_in(request, "exchange"))
-        except LookupError as error:
-            raise NotFound("You have no exchange with this name.") from error
+        exchanges.delete_exchange(request.user, name_in(request, "exchange"))
         return Response(status=HTTPStatus.NO_CONTENT)
