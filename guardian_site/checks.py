@@ -20,21 +20,17 @@ from django.core.validators import validate_email
 
 from accounts.access import reserved_names
 from core.addresses import split_address
-from guardian_site import environment, logs
+from guardian_site import environment
 from guardian_site.environment import IN_PASSWORDS
 from message_store.cassandra import settings as cassandra_settings
 from message_store.store import STORES
 from queues.rules.thresholds import POLICIES
 from rabbit.addresses import split_addresses
-from rabbit.arguments import REGISTERED_QUEUE_TYPES
 
 MAX_QUEUE_NAME_LENGTH = 255
 
 SEARCH_SECONDS = 3
 """The timeout for searching the sample names with a regular expression of a setting."""
-
-NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
-SNAPSHOTS = ("management", "prometheus")
 
 REMOVED_SETTINGS = {"GUARDIAN_SHARD_BY_VHOST": "To make a pass cheaper, set GUARDIAN_SNAPSHOT=prometheus."}
 """Settings that no longer exist, each with a sentence about its replacement."""
@@ -108,10 +104,11 @@ OF_CLUSTER = ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL")
 
 def _addresses() -> Iterable[CheckMessage]:
     for name, schemes in ((name, limits.schemes) for name, limits in environment.declared.items() if limits.schemes):
-        text = _value(name)
-        urls = split_addresses(text) if name in OF_CLUSTER else [text] if text else []
+        urls = _value(name)
+        if not isinstance(urls, list):
+            urls = split_addresses(urls) if name in OF_CLUSTER else [urls] if urls else []
         # Don't repeat the value: it may contain a password.
-        numbers = [f" (address {number} of {len(urls)})" if len(urls) > 1 else "" for number in range(1, len(urls) + 1)]
+        numbers = [f" (address {number + 1} of {len(urls)})" if len(urls) > 1 else "" for number in range(len(urls))]
         for url, which in zip(urls, numbers, strict=True):
             parts = split_address(url)
             if parts is None or parts.scheme not in schemes or not parts.hostname:
@@ -120,14 +117,6 @@ def _addresses() -> Iterable[CheckMessage]:
                 yield Error(f"{name} is not a valid URL{which}.", hint=hint, id="guardian.E002")
             elif problem := _unused_part(name, parts):
                 yield Error(f"{name} {problem[0]}{which}.", hint=problem[1], id="guardian.E030")
-    for url in settings.GUARDIAN_PROMETHEUS_URLS:
-        parts = split_address(url)
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            yield Error(
-                "GUARDIAN_PROMETHEUS_URLS contains an invalid URL.",
-                hint=f"Write it like http://rabbit-1:15692,http://rabbit-2:15692. {IN_PASSWORDS}",
-                id="guardian.E002",
-            )
 
 
 def _unused_part(name: str, parts: SplitResult) -> tuple[str, str] | None:
@@ -198,14 +187,9 @@ def _lengths() -> Iterable[CheckMessage]:
 
 
 def _choices() -> Iterable[CheckMessage]:
-    for name, choices in (
-        ("GUARDIAN_THRESHOLD_POLICY", tuple(POLICIES)),
-        ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
-        ("GUARDIAN_SNAPSHOT", SNAPSHOTS),
-        ("GUARDIAN_REGISTERED_QUEUE_TYPE", REGISTERED_QUEUE_TYPES),
-        ("LOG_FORMAT", logs.FORMATS),
-        ("MESSAGE_STORE", tuple(STORES)),
-    ):
+    declared = {name: limits.choices for name, limits in environment.declared.items() if limits.choices}
+    registered = {"GUARDIAN_THRESHOLD_POLICY": tuple(POLICIES), "MESSAGE_STORE": tuple(STORES)}
+    for name, choices in (declared | registered).items():
         if _value(name) not in choices:
             yield Error(
                 f"{name} is '{_value(name)}'.", hint=f"Choose one of: {', '.join(choices)}.", id="guardian.E008"
@@ -276,7 +260,7 @@ def _run_time(setting: str, pattern: str, consequence: str) -> Iterable[CheckMes
 
 
 def _bounds() -> Iterable[CheckMessage]:
-    for name, (least, most, _) in environment.declared.items():
+    for name, (least, most, *_) in environment.declared.items():
         if least > -math.inf and not least <= _value(name) <= most:
             numbers = f"{least} or more" if math.isinf(most) else f"from {least} to {most}"
             yield Error(f"{name} is {_value(name)}.", hint=f"Set it to a number {numbers}.", id="guardian.E011")

@@ -6,7 +6,7 @@ The system checks report it.
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -37,7 +37,8 @@ class Limits(NamedTuple):
 
     least: float = -math.inf
     most: float = math.inf
-    schemes: tuple[str, ...] = ()
+    schemes: Sequence[str] = ()
+    choices: Sequence[str] = ()
 
 
 declared: dict[str, Limits] = {}

@@ -103,7 +103,9 @@ GUARDIAN_DELETE_BRAKE = read("GUARDIAN_DELETE_BRAKE", int, "50", least=0)
 """One pass deletes at most this many queues, or a quarter of all, whichever is larger. Beyond that, deletion is blocked
 until an operator decides."""
 
-GUARDIAN_NAMESPACE_POLICY = read("GUARDIAN_NAMESPACE_POLICY", str, "report")
+GUARDIAN_NAMESPACE_POLICY = read(
+    "GUARDIAN_NAMESPACE_POLICY", str, "report", choices=("report", "delete-misnamed", "delete-unpatterned")
+)
 """What happens to queues whose names belong to no Pulse user: report, delete-misnamed or delete-unpatterned (both
 kinds)."""
 
@@ -140,12 +142,12 @@ GUARDIAN_STALLED_MINUTES = read("GUARDIAN_STALLED_MINUTES", int, "0", least=0, m
 """Minutes after which owners are notified that consumers acknowledge nothing while messages wait; 0: never. Set it
 longer than the longest message takes."""
 
-GUARDIAN_SNAPSHOT = read("GUARDIAN_SNAPSHOT", str, "management")
+GUARDIAN_SNAPSHOT = read("GUARDIAN_SNAPSHOT", str, "management", choices=("management", "prometheus"))
 """The source of lengths. management: the list of queues, exact for classic queues. prometheus: the endpoint of each
 node (rabbitmq_prometheus), which costs the broker a tenth and lags by seconds; the list is still fetched once a minute
 and before a deletion."""
 
-GUARDIAN_PROMETHEUS_URLS = read("GUARDIAN_PROMETHEUS_URLS", items, "")
+GUARDIAN_PROMETHEUS_URLS = read("GUARDIAN_PROMETHEUS_URLS", items, "", schemes=("http", "https"))
 """The nodes' Prometheus endpoints, separated by commas: http://rabbit-1:15692,http://rabbit-2:15692. Empty: Guardian
 gets them from the management API. If a node has none, the list is used."""
 
@@ -181,7 +183,7 @@ GUARDIAN_MAX_SUBSCRIPTIONS = read("GUARDIAN_MAX_SUBSCRIPTIONS", int, "500", leas
 """The maximum number of agents of one owner, and likewise of their services, processors, subscriptions, subscription
 queues and consumer queues; 0: no limit."""
 
-GUARDIAN_REGISTERED_QUEUE_TYPE = read("GUARDIAN_REGISTERED_QUEUE_TYPE", str, "classic")
+GUARDIAN_REGISTERED_QUEUE_TYPE = read("GUARDIAN_REGISTERED_QUEUE_TYPE", str, "classic", choices=("classic", "quorum"))
 """The type of the queues that agents register: classic or quorum. At the agent's next registration, an empty and unused
 queue of the other type is replaced; if it has messages or a consumer, the registration is refused."""
 
@@ -272,7 +274,7 @@ GUARDIAN_METRICS_TOKEN = read("GUARDIAN_METRICS_TOKEN", str, "")
 """The token that reads /metrics, as Authorization: Bearer TOKEN. Empty: only operators and Guardian's own machine may
 read the metrics."""
 
-LOG_FORMAT = read("LOG_FORMAT", str, "line")
+LOG_FORMAT = read("LOG_FORMAT", str, "line", choices=("line", "json"))
 """line: a line for each event. json: a JSON object for each event."""
 
 SENTRY_DSN = read("SENTRY_DSN", str, "")
