@@ -1,36 +1,25 @@
-"""The queues that a change to Pulse users or owners deletes. The package ``queues`` sets the provider."""
+"""What this package needs to know of queues. The package ``queues`` above sets these functions (``receivers.py``)."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from accounts.models import Owner, PulseUser
 from core.confirmation import ConfirmableChange, Effect
+from rabbit.amqp import Session
 
+of_thresholds: Callable[[Sequence[tuple[PulseUser, PulseUser]]], Effect]
+"""Return the queues that new thresholds let the next pass delete. Each Pulse user is given before and after."""
 
-class QueueEffects(Protocol):
-    """What a change deletes, by the lengths as last listed."""
+of_removal: Callable[[Sequence[PulseUser]], Effect]
+"""Return the queues that are deleted with these Pulse users. A Pulse user that is being removed has none."""
 
-    def of_thresholds(self, changed: Sequence[tuple[PulseUser, PulseUser]]) -> Effect:
-        """Return the queues that new thresholds let the next pass delete. Each Pulse user is given before and after."""
+of_agents: Callable[[Owner], Effect]
+"""Return the registered queues that the next clean-up deletes if this owner has no valid token."""
 
-    def of_removal(self, pulse_users: Sequence[PulseUser]) -> Effect:
-        """Return the queues that are deleted with these Pulse users. A Pulse user that is being removed has none."""
+count: Callable[[Collection[int]], Mapping[int, int]]
+"""Return the number of queues by the id of the Pulse user, in one statement."""
 
-    def of_agents(self, owner: Owner) -> Effect:
-        """Return the registered queues that the next clean-up deletes if this owner has no valid token."""
-
-
-_providers: list[QueueEffects] = []
-
-
-def register(provider: QueueEffects) -> None:
-    """Set the provider."""
-    _providers[:] = [provider]
-
-
-def provider() -> QueueEffects:
-    """Return the provider."""
-    return _providers[0]
+delete_queue: Callable[[Session, str, PulseUser, Callable[[], None]], object]
+"""Archive and delete a queue of a Pulse user, given its name. The last argument renews the caller's lock."""
 
 
 def removal_of(pulse_users: Sequence[PulseUser], by: Owner, confirm: str = "") -> ConfirmableChange:

@@ -2,27 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.actions import delete_selected
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 
 from accounts.access import vouching
-from accounts.admin.base import (
-    AuditedAdmin,
-    DeletedWithOwnerAdmin,
-    ReadOnlyAdmin,
-    RemovableAdmin,
-    ask_again,
-    count_related,
-    current_operator,
-    given_confirmation,
-    is_confirmed,
-)
 from accounts.admin.owners import OwnerAdmin
 from accounts.models import Owner
 from agents.models import (
@@ -38,12 +26,11 @@ from agents.models import (
 )
 from agents.removal import deletions
 from core import bulk
+from core.admin import AuditedAdmin, ask_again, column, count_related, current_operator, given_confirmation
 from core.confirmation import ConfirmableChange, ConfirmationRequired
-from core.models import Removal
 from queues.actions import effects
 from queues.admin import brake_refusal
 from queues.models import Queue
-from rabbit.names import readable
 
 
 class RemovingAdmin(AuditedAdmin):
@@ -81,7 +68,7 @@ class RemovingAdmin(AuditedAdmin):
         if len(keys) > 1 and (refused := brake_refusal(self._queues_of(keys))):
             self.message_user(request, refused, messages.ERROR)
             return None
-        if is_confirmed(request):
+        if "post" in request.POST:
             try:
                 self._require_confirmed(request, list(queryset))
             except ConfirmationRequired as required:
@@ -139,6 +126,7 @@ class OfferingAdmin(RemovingAdmin):
     """
 
     queues_below = {SubscriptionQueue: "offering", Consumer: "identity__offering"}
+    allowed = {"add", "change", "delete"}
     actions = ["delete_selected"]
     list_display = ["name", "uuid", "agents", "queues", "created"]
     list_filter = ["created"]
@@ -146,6 +134,8 @@ class OfferingAdmin(RemovingAdmin):
     autocomplete_fields = ["members", "publishers"]
     fields = ["name", "uuid", "members", "publishers", "created"]
     readonly_fields = ["uuid", "created"]
+    agents = column("number_of_agents", "agents")
+    queues = column("number_of_queues", "subscription queues")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Offering]:
         """Add the numbers of agents and queues, in the same query."""
@@ -155,35 +145,12 @@ class OfferingAdmin(RemovingAdmin):
             number_of_queues=count_related(SubscriptionQueue, "offering"),
         )
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Offering], search_term: str
-    ) -> tuple[QuerySet[Offering], bool]:
-        """Search by UUID too, in any notation."""
-        found, may_have_duplicates = super().get_search_results(request, queryset, search_term)
-        return _or_by_uuid(found, queryset, search_term), may_have_duplicates
 
-    @admin.display(description="agents")
-    def agents(self, offering: Offering) -> int:
-        """Return the number of agents' identities for it."""
-        return cast(int, offering.number_of_agents)  # type: ignore[attr-defined]
-
-    @admin.display(description="subscription queues")
-    def queues(self, offering: Offering) -> int:
-        """Return the number of subscription queues for it."""
-        return cast(int, offering.number_of_queues)  # type: ignore[attr-defined]
-
-
-class RegisteredAdmin(RemovingAdmin, RemovableAdmin):
+class RegisteredAdmin(RemovingAdmin):
     """The admin of rows that agents registered. Deleting a row removes its queues and logins from the broker."""
 
+    allowed = {"delete"}
     actions = ["delete_selected"]
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Search by UUID too, in any notation."""
-        found, may_have_duplicates = super().get_search_results(request, queryset, search_term)
-        return _or_by_uuid(found, queryset, search_term), may_have_duplicates
 
 
 @admin.register(AgentIdentity)
@@ -202,33 +169,27 @@ class AgentIdentityAdmin(RegisteredAdmin):
 
 
 @admin.register(AgentService)
-class AgentServiceAdmin(RemovableAdmin):
+class AgentServiceAdmin(AuditedAdmin):
     """The services that agents report."""
 
+    allowed = {"delete"}
     list_display = ["name", "identity", "owner", "mode", "state", "created", "modified"]
     list_filter = ["state", "modified"]
     list_select_related = ["identity__owner"]
     search_fields = ["name", "identity__name", "identity__owner__email"]
-
-    @admin.display(ordering="identity__owner__email")
-    def owner(self, service: AgentService) -> str:
-        """Return the owner's address."""
-        return service.identity.owner.email
+    owner = column("identity__owner__email", "owner")
 
 
 @admin.register(AgentProcessor)
-class AgentProcessorAdmin(RemovableAdmin):
+class AgentProcessorAdmin(AuditedAdmin):
     """The processors of agents' services."""
 
+    allowed = {"delete"}
     list_display = ["name", "service", "owner", "backend_type", "backend_version", "last_run"]
     list_filter = ["backend_type", "last_run"]
     list_select_related = ["service__identity__owner"]
     search_fields = ["name", "backend_type", "service__name", "service__identity__name"]
-
-    @admin.display(ordering="service__identity__owner__email")
-    def owner(self, processor: AgentProcessor) -> str:
-        """Return the owner's address."""
-        return processor.service.identity.owner.email
+    owner = column("service__identity__owner__email", "owner")
 
 
 @admin.register(EventSubscription)
@@ -259,11 +220,7 @@ class SubscriptionQueueAdmin(RegisteredAdmin):
         "uuid", "subscription", "offering", "object_type", "vhost", "queue_name", "state", "last_delivered_at",
         "last_error", "last_error_at", "created",
     ]  # fmt: skip
-
-    @admin.display(ordering="subscription__owner__email")
-    def owner(self, queue: SubscriptionQueue) -> str:
-        """Return the owner's address."""
-        return queue.subscription.owner.email
+    owner = column("subscription__owner__email", "owner")
 
 
 @admin.register(Consumer)
@@ -279,41 +236,22 @@ class ConsumerAdmin(RegisteredAdmin):
         "uuid", "identity", "object_types", "rmq_username", "vhost", "queue_name", "state", "last_delivered_at",
         "last_error", "last_error_at", "password_set", "created", "modified",
     ]  # fmt: skip
-
-    @admin.display(ordering="identity__owner__email")
-    def owner(self, consumer: Consumer) -> str:
-        """Return the owner's address."""
-        return consumer.identity.owner.email
+    owner = column("identity__owner__email", "owner")
 
 
 @admin.register(AgentVhost)
-class AgentVhostAdmin(DeletedWithOwnerAdmin):
+class AgentVhostAdmin(AuditedAdmin):
     """The vhosts of owners' agents. A vhost is deleted with its owner."""
 
+    allowed = {"cascade"}
     list_display = ["name", "owner", "ready", "created"]
     list_filter = ["ready"]
     list_select_related = ["owner"]
     search_fields = ["name", "owner__email"]
 
 
-@admin.register(Removal)
-class RemovalAdmin(ReadOnlyAdmin):
-    """What is still to be removed from the broker. ``last_error`` says why an old removal is pending."""
-
-    list_display = ["shown_name", "kind", "vhost", "created", "due_at", "attempts", "last_error"]
-    exclude = ["name"]
-    readonly_fields = ["shown_name"]
-    list_filter = ["kind", "created"]
-    search_fields = ["name", "vhost", "last_error"]
-
-    @admin.display(description="name", ordering="name")
-    def shown_name(self, removal: Removal) -> str:
-        """Return the readable name."""
-        return readable(removal.name)
-
-
 @admin.register(Sweep)
-class SweepAdmin(ReadOnlyAdmin):
+class SweepAdmin(AuditedAdmin):
     """The reports of sweeps and clean-ups."""
 
     list_display = [
@@ -321,11 +259,3 @@ class SweepAdmin(ReadOnlyAdmin):
         "seconds",
     ]  # fmt: skip
     list_filter = ["kind", "brake_held"]
-
-
-def _or_by_uuid(found: QuerySet[Any], queryset: QuerySet[Any], search: str) -> QuerySet[Any]:
-    try:
-        uuid = UUID(search.strip())
-    except ValueError:
-        return found
-    return queryset.filter(Q(uuid=uuid) | Q(pk__in=found.values("pk")))

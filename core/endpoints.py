@@ -8,12 +8,14 @@ from typing import Any, ClassVar, TypeVar
 from django.core.exceptions import ValidationError as InvalidValue
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import request as rest
-from rest_framework.exceptions import APIException, ValidationError
+from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.serializers import CharField, Serializer
 from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
+
+from core.refusals import Refusal
 
 MAX_SEARCH_LENGTH = 255
 
@@ -88,22 +90,17 @@ class ConfirmSerializer(Serializer[Any]):
     confirm = ConfirmField()
 
 
-class Conflict(APIException):
-    """The request conflicts with the current state."""
-
-    status_code = HTTPStatus.CONFLICT
-
-
 @contextlib.contextmanager
-def at_field(name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Report errors of these types as errors of a field in the body, unless they name fields themselves."""
+def at_field(name: str) -> Iterator[None]:
+    """Report invalid values as errors of a field in the body, unless they name fields themselves."""
     try:
         yield
-    except errors as error:
+    except InvalidValue as error:
         if hasattr(error, "error_dict"):
             raise
-        texts = error.messages if isinstance(error, InvalidValue) else [str(error)]
-        raise ValidationError({name: texts}) from error
+        if isinstance(error, Refusal) and (error.field or error.status != HTTPStatus.BAD_REQUEST):
+            raise
+        raise ValidationError({name: error.messages}) from error
 
 
 def read(serializer: type[Serializer[Any]], request: rest.Request) -> dict[str, Any]:

@@ -13,10 +13,13 @@ is a column of its row.
 import threading
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from django.core.cache import cache
 from django.db import OperationalError
+
+from core.refusals import Refusal
 
 SHARES_PER_WINDOW = 100
 """The approximate number of shares in a window. A higher limit is not exact: a process may keep an unused share."""
@@ -40,8 +43,10 @@ class RateLimit:
     seconds: int
 
 
-class RateLimitExceeded(Exception):
-    """A client exceeded a rate limit. The text is for the client; ``seconds`` is the time to wait."""
+class RateLimitExceeded(Refusal):
+    """A client exceeded a rate limit. ``seconds`` is the time to wait."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
 
     def __init__(self, limit: RateLimit, seconds: int) -> None:
         super().__init__(

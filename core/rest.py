@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import orjson
-from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, TooManyFieldsSent
+from django.core.exceptions import NON_FIELD_ERRORS, ObjectDoesNotExist, PermissionDenied, TooManyFieldsSent
 from django.core.exceptions import ValidationError as InvalidValue
 from django.core.paginator import InvalidPage, Page
 from django.http import Http404
@@ -27,6 +27,7 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 from core.confirmation import ConfirmationRequired
 from core.limits import RateLimitExceeded
 from core.links import absolute_url
+from core.refusals import Refusal
 from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NodeDown, NotOnBroker, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
 
@@ -41,12 +42,6 @@ MAY_BE_EXECUTED = "If it did not answer in time, your request may be done alread
 class LengthRequired(exceptions.APIException):
     status_code = HTTPStatus.LENGTH_REQUIRED
     default_detail = "Send the body with a Content-Length, not in chunks."
-
-
-class TooManyRequests(exceptions.APIException):
-    """The client exceeded a rate limit."""
-
-    status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
 class StrictJSONParser(BaseParser):
@@ -168,11 +163,9 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         return Response(confirmation_details(error, request.path), HTTPStatus.CONFLICT, content_type=PROBLEM)
     retry_after = error.seconds if isinstance(error, RateLimitExceeded) else RETRY_AFTER_SECONDS
     if isinstance(error, InvalidValue):
-        error = _of_fields(error)
+        error = _of_refusal(error)
     elif isinstance(error, BrokerError):
         error = _of_broker(error, request)
-    elif isinstance(error, RateLimitExceeded):
-        error = TooManyRequests(str(error))
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied(str(error) or None)
     elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: the row was deleted during the request
@@ -189,7 +182,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
     headers = {}
     if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
         headers["WWW-Authenticate"] = str(getattr(error, "auth_header", "Token"))
-    if isinstance(error, ServiceUnavailable | TooManyRequests):
+    if error.status_code in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         headers["Retry-After"] = str(retry_after)
     return Response(details, error.status_code, headers=headers, content_type=PROBLEM)
 
@@ -212,13 +205,18 @@ def confirmation_details(error: ConfirmationRequired, path: str) -> dict[str, An
     return {**problem, "effect": error.effect.as_json(), "confirm": error.confirm}
 
 
-def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
-    """Convert Django's ValidationError to REST framework's."""
-    if not hasattr(error, "error_dict"):
-        return exceptions.ValidationError({"non_field_errors": error.messages})
-    by_field = error.message_dict
-    if "__all__" in by_field:
-        by_field["non_field_errors"] = by_field.pop("__all__")
+def _of_refusal(error: InvalidValue) -> exceptions.APIException:
+    """Convert a refusal, or another ValidationError of Django, to REST framework's exception."""
+    if isinstance(error, Refusal) and error.status != HTTPStatus.BAD_REQUEST:
+        refused = exceptions.APIException(str(error))
+        refused.status_code = error.status
+        return refused
+    if hasattr(error, "error_dict"):
+        by_field = error.message_dict
+    else:
+        by_field = {getattr(error, "field", "") or NON_FIELD_ERRORS: error.messages}
+    if NON_FIELD_ERRORS in by_field:
+        by_field["non_field_errors"] = by_field.pop(NON_FIELD_ERRORS)
     return exceptions.ValidationError(by_field)
 
 

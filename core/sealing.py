@@ -9,6 +9,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
+from django.utils.encoding import force_bytes
 
 CHANNELS = "guardian: the addresses of channels"
 CONFIGURATIONS = "guardian: the configurations of agents"
@@ -38,5 +39,5 @@ def _keys(purpose: str) -> MultiFernet:
     return MultiFernet([Fernet(base64.urlsafe_b64encode(_derive(purpose, secret))) for secret in secrets])
 
 
-def _derive(purpose: str, secret: str) -> bytes:
-    return HKDF(SHA256(), 32, salt=None, info=purpose.encode()).derive(secret.encode())
+def _derive(purpose: str, secret: str | bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt=None, info=purpose.encode()).derive(force_bytes(secret))

@@ -1,11 +1,13 @@
 """System checks of the settings."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from email.utils import parseaddr
 from typing import Any
 from urllib.parse import SplitResult
@@ -18,25 +20,25 @@ from django.core.validators import validate_email
 
 from accounts.access import reserved_names
 from core.addresses import split_address
-from guardian_site import logs
+from guardian_site import environment
 from guardian_site.environment import IN_PASSWORDS
 from message_store.cassandra import settings as cassandra_settings
 from message_store.store import STORES
 from queues.rules import shares
 from queues.rules.thresholds import POLICIES
 from rabbit.addresses import split_addresses
-from rabbit.arguments import REGISTERED_QUEUE_TYPES
 
 MAX_QUEUE_NAME_LENGTH = 255
 
 SEARCH_SECONDS = 3
 """The timeout for searching the sample names with a regular expression of a setting."""
 
-NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
-SNAPSHOTS = ("management", "prometheus")
-
 REMOVED_SETTINGS = {"GUARDIAN_SHARD_BY_VHOST": "To make a pass cheaper, set GUARDIAN_SNAPSHOT=prometheus."}
 """Settings that no longer exist, each with a sentence about its replacement."""
+
+OUR_PREFIXES = ("GUARDIAN_", "RABBIT_", "RABBITMQ_MANAGEMENT_", "MESSAGE_STORE_", "OIDC_")
+NO_SETTINGS = re.compile(r"GUARDIAN_(WEB_PORTS|TEST_\w+|FUZZ_\w+)|\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT(_\d+_\w+)?")
+"""Variables with our prefixes that compose, the tests and Kubernetes use."""
 
 
 @register()
@@ -45,6 +47,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
     return [
         *_unreadable(),
         *_removed(),
+        *_unknown(),
         *_secrets(),
         *_addresses(),
         *_task_queue(),
@@ -74,6 +77,15 @@ def _removed() -> Iterable[CheckMessage]:
             yield Error(f"{name} was removed.", hint=f"Delete it. {replacement}", id="guardian.E021")
 
 
+def _unknown() -> Iterable[CheckMessage]:
+    known = [*environment.declared, *REMOVED_SETTINGS]
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith(OUR_PREFIXES) and not NO_SETTINGS.fullmatch(name):
+            nearest = get_close_matches(name, environment.declared, n=1, cutoff=0.8)
+            hint = f"Did you mean {nearest[0]}?" if nearest else "See .env.example for all settings."
+            yield checks.Warning(f"{name} is not a setting, so it has no effect.", hint=hint, id="guardian.W008")
+
+
 def _secrets() -> Iterable[CheckMessage]:
     if not _value("SECRET_KEY"):
         yield Error("SECRET_KEY is empty.", hint="Set it to a long random text.", id="guardian.E001")
@@ -92,18 +104,12 @@ OF_CLUSTER = ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL")
 
 
 def _addresses() -> Iterable[CheckMessage]:
-    for name, schemes in (
-        ("RABBITMQ_MANAGEMENT_URL", ("http", "https")),
-        ("RABBIT_URL", ("amqp", "amqps")),
-        ("GUARDIAN_BASE_URL", ("http", "https")),
-        ("OIDC_ISSUER", ("http", "https")),
-        ("GUARDIAN_PUBLIC_AMQP_URL", ("amqp", "amqps")),
-        ("GUARDIAN_PUBLIC_STOMP_URL", ("ws", "wss")),
-    ):
-        text = _value(name)
-        urls = split_addresses(text) if name in OF_CLUSTER else [text] if text else []
+    for name, schemes in ((name, limits.schemes) for name, limits in environment.declared.items() if limits.schemes):
+        urls = _value(name)
+        if not isinstance(urls, list):
+            urls = split_addresses(urls) if name in OF_CLUSTER else [urls] if urls else []
         # Don't repeat the value: it may contain a password.
-        numbers = [f" (address {number} of {len(urls)})" if len(urls) > 1 else "" for number in range(1, len(urls) + 1)]
+        numbers = [f" (address {number + 1} of {len(urls)})" if len(urls) > 1 else "" for number in range(len(urls))]
         for url, which in zip(urls, numbers, strict=True):
             parts = split_address(url)
             if parts is None or parts.scheme not in schemes or not parts.hostname:
@@ -112,14 +118,6 @@ def _addresses() -> Iterable[CheckMessage]:
                 yield Error(f"{name} is not a valid URL{which}.", hint=hint, id="guardian.E002")
             elif problem := _unused_part(name, parts):
                 yield Error(f"{name} {problem[0]}{which}.", hint=problem[1], id="guardian.E030")
-    for url in settings.GUARDIAN_PROMETHEUS_URLS:
-        parts = split_address(url)
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            yield Error(
-                "GUARDIAN_PROMETHEUS_URLS contains an invalid URL.",
-                hint=f"Write it like http://rabbit-1:15692,http://rabbit-2:15692. {IN_PASSWORDS}",
-                id="guardian.E002",
-            )
 
 
 def _unused_part(name: str, parts: SplitResult) -> tuple[str, str] | None:
@@ -172,12 +170,6 @@ def _task_queue() -> Iterable[CheckMessage]:
 
 def _lengths() -> Iterable[CheckMessage]:
     warn_length, max_length = settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH
-    if warn_length < 1:
-        yield Error(
-            f"GUARDIAN_WARN_QUEUE_LENGTH is {warn_length}.",
-            hint="Set it to a number of messages, 1 or more.",
-            id="guardian.E005",
-        )
     if warn_length >= max_length:
         yield Error(
             f"GUARDIAN_WARN_QUEUE_LENGTH ({warn_length}) is not below GUARDIAN_MAX_QUEUE_LENGTH ({max_length}).",
@@ -193,23 +185,12 @@ def _lengths() -> Iterable[CheckMessage]:
             ),
             id="guardian.E017",
         )
-    if settings.GUARDIAN_DELETE_BRAKE < 0:
-        yield Error(
-            f"GUARDIAN_DELETE_BRAKE is {settings.GUARDIAN_DELETE_BRAKE}.",
-            hint="Set it to the number of queues that one pass may delete, 0 or more.",
-            id="guardian.E007",
-        )
 
 
 def _choices() -> Iterable[CheckMessage]:
-    for name, choices in (
-        ("GUARDIAN_THRESHOLD_POLICY", tuple(POLICIES)),
-        ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
-        ("GUARDIAN_SNAPSHOT", SNAPSHOTS),
-        ("GUARDIAN_REGISTERED_QUEUE_TYPE", REGISTERED_QUEUE_TYPES),
-        ("LOG_FORMAT", logs.FORMATS),
-        ("MESSAGE_STORE", tuple(STORES)),
-    ):
+    declared = {name: limits.choices for name, limits in environment.declared.items() if limits.choices}
+    registered = {"GUARDIAN_THRESHOLD_POLICY": tuple(POLICIES), "MESSAGE_STORE": tuple(STORES)}
+    for name, choices in (declared | registered).items():
         if _value(name) not in choices:
             yield Error(
                 f"{name} is '{_value(name)}'.", hint=f"Choose one of: {', '.join(choices)}.", id="guardian.E008"
@@ -280,40 +261,16 @@ def _run_time(setting: str, pattern: str, consequence: str) -> Iterable[CheckMes
 
 
 def _bounds() -> Iterable[CheckMessage]:
-    for name, minimum, maximum in (
-        ("GUARDIAN_POLL_SECONDS", 0.1, 3600),
-        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass may wait several timeouts within its lease of 90 s
-        ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
-        ("GUARDIAN_FORGET_DAYS", 1, 3650),
-        ("GUARDIAN_DELETERS", 1, 32),
-        ("GUARDIAN_DELETE_WAIT_SECONDS", 1, 86_400),
-        ("GUARDIAN_ARCHIVE_DAYS", 0, 3650),
-        ("GUARDIAN_ARCHIVE_MAX_MESSAGES", 1, 1_000_000),
-        ("GUARDIAN_ARCHIVE_MAX_BYTES", 1, 1 << 30),
-        ("GUARDIAN_ARCHIVE_SECONDS", 1, 20),  # within the lease of a pass
-        ("GUARDIAN_ARCHIVE_TOTAL_BYTES", 1, 1 << 50),
-        ("GUARDIAN_PROXIES", 0, 10),
-        ("MESSAGE_STORE_MAX_BODY", 1, 1 << 27),
-        ("MESSAGE_STORE_POSTS_PER_MINUTE", 0, 1_000_000_000),
-        ("GUARDIAN_EVENTS_PER_MINUTE", 0, 1_000_000_000),
-        ("GUARDIAN_MAX_PULSE_USERS", 0, 1_000_000_000),
-        ("GUARDIAN_MAX_TOKENS", 0, 1_000_000_000),
-        ("GUARDIAN_MAX_SUBSCRIPTIONS", 0, 1_000_000_000),
-        ("GUARDIAN_MAX_CHANNELS", 0, 1_000_000_000),
-        ("MESSAGE_STORE_MAX_BYTES", 0, 1 << 60),
-        ("MESSAGE_STORE_DELAY_SECONDS", 0, 600),
-        ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
-        ("GUARDIAN_STALLED_MINUTES", 0, 525_600),
-    ):
-        if not minimum <= _value(name) <= maximum:
-            hint = f"Set it to a number from {minimum} to {maximum}."
-            yield Error(f"{name} is {_value(name)}.", hint=hint, id="guardian.E011")
+    for name, (least, most, *_) in environment.declared.items():
+        if least > -math.inf and not least <= _value(name) <= most:
+            numbers = f"{least} or more" if math.isinf(most) else f"from {least} to {most}"
+            yield Error(f"{name} is {_value(name)}.", hint=f"Set it to a number {numbers}.", id="guardian.E011")
     if (share := shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES)) < settings.GUARDIAN_ARCHIVE_MAX_BYTES:
         yield checks.Warning(
             f"GUARDIAN_ARCHIVE_MAX_BYTES exceeds what the archives of one owner may take: {share} bytes, a fifth of "
             "GUARDIAN_ARCHIVE_TOTAL_BYTES.",
             hint="Raise the second, or lower the first: larger archives can't be kept, compressed as they are.",
-            id="guardian.W008",
+            id="guardian.W009",
         )
     if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
         yield Error(

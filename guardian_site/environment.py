@@ -1,19 +1,22 @@
-"""How settings are read from the environment and from ``.env``: literally, or not at all.
+"""How Guardian's settings are read from the environment and from ``.env``: literally, or not at all.
 
-If a value can't be read, ``unreadable`` records why, and the setting has its default. The system checks report it.
+An empty value counts as not set. If a value can't be read, ``unreadable`` records why, and the setting has its default.
+The system checks report it.
 """
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import environ
 from django.core.exceptions import ImproperlyConfigured
+from environ import Env
 
 from guardian_site import env_file
+
+Value = TypeVar("Value")
 
 unreadable: dict[str, str] = {}
 """Settings that can't be read, and the reasons. No reason contains a part of the value."""
@@ -25,9 +28,21 @@ STARTTLS_PORTS = (25, 587)
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on", "y", "ok"), True),
-    **dict.fromkeys(("0", "false", "no", "off", "n", ""), False),
+    **dict.fromkeys(("0", "false", "no", "off", "n"), False),
 }
-_REMEDIES: dict[Any, str] = {int: "write a whole number", float: "write a number", bool: "write true or false"}
+
+
+class Limits(NamedTuple):
+    """The limits of a setting's value, which the system checks apply."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    schemes: Sequence[str] = ()
+    choices: Sequence[str] = ()
+
+
+declared: dict[str, Limits] = {}
+"""Every setting that was read, with its limits."""
 
 
 class Unreadable(ValueError):
@@ -42,73 +57,60 @@ def load(path: Path) -> None:
         os.environ.setdefault(name, value)
 
 
-class Environment(environ.Env):  # type: ignore[misc]  # it has no type hints
-    """The variables of the environment. django-environ would read another variable for a value that begins with $."""
-
-    def get_value(self, var: str, cast: Any = None, default: Any = None, parse_default: bool = False) -> Any:
-        """Return a variable as this type, or the default if there is none, or it can't be read."""
-        text = os.environ.get(var)
-        if text is None:
-            return super().get_value(var, cast=cast, default=default, parse_default=parse_default)
-        try:
-            if text != text.strip():
-                raise Unreadable("it begins or ends with a blank or a line break")
-            return _parse(text, cast)
-        except ValueError as error:
-            unreadable[var] = _reason(var, error, cast)
-            return default
+def read(name: str, parse: Callable[[str], Value], default: str, **limits: Any) -> Value:
+    """Return the value of a setting. ``limits`` are those of ``Limits``."""
+    declared[name] = Limits(**limits)
+    text = os.environ.get(name, "")
+    try:
+        if text != text.strip():
+            raise Unreadable("it begins or ends with a blank or a line break")
+        return parse(text or default)
+    except (ValueError, ImproperlyConfigured) as error:
+        unreadable[name] = _reason(name, error, parse)
+        return parse(default)
 
 
-def _parse(text: str, cast: Any) -> Any:
-    if cast is bool:
-        if text.lower() not in _WORDS:
-            raise ValueError
-        return _WORDS[text.lower()]
-    if cast is float:
-        number = float(text)
-        if not math.isfinite(number):
-            raise ValueError
-        return number
-    return environ.Env.parse_value(text, cast)
-
-
-def _reason(name: str, error: Exception, cast: Any = None) -> str:
+def _reason(name: str, error: Exception, parse: Callable[[str], Any]) -> str:
     if isinstance(error, Unreadable):
         return str(error)
     # Other errors about a URL may quote a part of its password.
-    return "it is not a valid URL" if name.endswith("_URL") else _REMEDIES.get(cast) or str(error)
+    return "it is not a valid URL" if name.endswith("_URL") else "write a whole number" if parse is int else str(error)
 
 
-env = Environment()
+def flag(text: str) -> bool:
+    """Return the meaning of a word for true or false."""
+    if text.lower() not in _WORDS:
+        raise Unreadable("write true or false")
+    return _WORDS[text.lower()]
 
 
-def read(name: str, cast: Callable[..., Any], default: Any) -> Any:
-    """Return a setting. ``cast`` is one of ``env``'s methods, or one of the functions below."""
+def number(text: str) -> float:
+    """Return a finite number."""
     try:
-        return cast(name, default=default)
-    except (ValueError, ImproperlyConfigured) as error:
-        unreadable[name] = _reason(name, error)
-        return cast("NO_SUCH_SETTING", default=default)
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise Unreadable("write a number")
+    return value
 
 
-def items(name: str, default: list[str]) -> list[str]:
-    """Return the items of a comma-separated setting, without spaces around them."""
-    return [item.strip() for item in env.list(name, default=default)]
+def items(text: str) -> list[str]:
+    """Return the items of a comma-separated list, without spaces around them."""
+    return [item.strip() for item in text.split(",") if item]
 
 
-def log_level(name: str, default: str) -> str:
+def log_level(text: str) -> str:
     """Return the name of a log level."""
-    value: str = env.str(name, default=default).upper()
-    if value not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise Unreadable("write DEBUG, INFO, WARNING or ERROR")
-    return value
+    return text.upper()
 
 
-def url(name: str, default: str) -> str:
+def url(text: str) -> str:
     """Return a URL without a trailing slash."""
-    value: str = env.str(name, default=default).rstrip("/")
-    urlsplit(value)
-    return value
+    urlsplit(text)
+    return text.rstrip("/")
 
 
 def host_of(url: str) -> str:
@@ -117,28 +119,26 @@ def host_of(url: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def database(name: str, default: str) -> dict[str, Any]:
+def database(text: str) -> dict[str, Any]:
     """Return Django's settings for a database's URL."""
-    text: str = env.str(name, default=default)
     parts = urlsplit(text)
-    engine = env.DB_SCHEMES.get(parts.scheme)
+    engine = Env.DB_SCHEMES.get(parts.scheme)
     if engine not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
         raise Unreadable("begin it with sqlite:/// or postgres://")
     if parts.fragment or "@" in parts.path + parts.query:
         raise Unreadable(f"it has a # or a late @. {IN_PASSWORDS}")
     if parts.scheme == "sqlite" and parts.netloc not in ("", ":memory:"):
         raise Unreadable("write three slashes, or four for an absolute path: sqlite:///guardian.sqlite3")
-    settings: dict[str, Any] = env.db_url_config(text.replace("+", "%2B"))  # it would read a + as a blank
+    settings: dict[str, Any] = Env.db_url_config(text.replace("+", "%2B"))  # it would read a + as a blank
     return settings
 
 
-def mail_server(name: str, default: str) -> dict[str, Any]:
+def mail_server(text: str) -> dict[str, Any]:
     """Return Django's settings for a mail server's URL."""
-    text: str = env.str(name, default=default)
     parts = urlsplit(text)
     if parts.scheme == "smtps":  # django-environ would use STARTTLS
         text = f"smtp+ssl{text[len(parts.scheme) :]}"
-    settings: dict[str, Any] = env.email_url_config(text)
+    settings: dict[str, Any] = Env.email_url_config(text)
     if parts.scheme.startswith("smtp"):
         is_implicit = settings.get("EMAIL_USE_SSL", False)
         if not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:

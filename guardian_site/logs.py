@@ -19,8 +19,6 @@ from core.masking import mask_all_secrets, mask_secrets
 from guardian_site import tracing
 from rabbit.requests.sending import Call
 
-FORMATS = ("line", "json")
-
 FIELDS = ("method", "path", "status", "outcome", "milliseconds", "owner")
 """Extra fields of a record in JSON. All others are left out: libraries add anything, even whole requests."""
 

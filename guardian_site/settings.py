@@ -1,110 +1,32 @@
-"""Guardian's settings, from the environment or from ``.env`` beside ``manage.py``.
+"""The settings of Django and of the libraries, which follow from Guardian's own (``own_settings.py``).
 
-``.env.example`` explains each of them. The system checks in ``guardian_site/checks.py`` report errors, so this module
-raises none.
+The system checks in ``guardian_site/checks.py`` report errors, so these modules raise none.
 """
 
 import os
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from csp.constants import NONE, SELF
 from kombu import Queue
 
 from guardian_site import environment
-from guardian_site.environment import database, env, host_of, items, log_level, mail_server, read, url
-
-BASE_DIR = Path(__file__).resolve().parent.parent
-
-environment.load(BASE_DIR / ".env")
+from guardian_site.own_settings import *
 
 # Settings with values that can't be read, and the reasons. They get their defaults, and the system checks fail.
 UNREADABLE = environment.unreadable
 
-VAR_DIR = Path(env.str("GUARDIAN_VAR_DIR", default=str(BASE_DIR / "var")))
-
-DEBUG = env.bool("DEBUG", default=False)
-
-# Secrets have no default outside DEBUG.
-SECRET_KEY = env.str("SECRET_KEY", default="insecure-and-for-debugging-only" if DEBUG else "")
-RABBITMQ_MANAGEMENT_URL = env.str(
-    "RABBITMQ_MANAGEMENT_URL", default="http://guest:guest@127.0.0.1:15672" if DEBUG else ""
-)
-RABBIT_URL = env.str("RABBIT_URL", default="amqp://guest:guest@127.0.0.1:5672" if DEBUG else "")
-
-# Where programs connect to the broker, for the examples on the pages.
-GUARDIAN_PUBLIC_AMQP_URL = env.str("GUARDIAN_PUBLIC_AMQP_URL", default="")
-GUARDIAN_PUBLIC_STOMP_URL = env.str("GUARDIAN_PUBLIC_STOMP_URL", default="")
-
-# Guarded queues, for the rules in queues/ and notifications/.
-GUARDIAN_VHOSTS = items("GUARDIAN_VHOSTS", [])
-GUARDIAN_PULSE_VHOST = env.str("GUARDIAN_PULSE_VHOST", default="/")
-GUARDIAN_POLL_SECONDS = read("GUARDIAN_POLL_SECONDS", env.float, 5.0)
-GUARDIAN_POLL_MAX_SECONDS = read("GUARDIAN_POLL_MAX_SECONDS", env.float, 60.0)
-GUARDIAN_BROKER_TIMEOUT_SECONDS = read("GUARDIAN_BROKER_TIMEOUT_SECONDS", env.float, 20.0)
-GUARDIAN_WARN_QUEUE_LENGTH = read("GUARDIAN_WARN_QUEUE_LENGTH", env.int, 2000)
-GUARDIAN_MAX_QUEUE_LENGTH = read("GUARDIAN_MAX_QUEUE_LENGTH", env.int, 8000)
-GUARDIAN_THRESHOLD_POLICY = env.str("GUARDIAN_THRESHOLD_POLICY", default="static")
-GUARDIAN_QUIET_SECONDS = read("GUARDIAN_QUIET_SECONDS", env.int, 900)
-GUARDIAN_DELETE_BRAKE = read("GUARDIAN_DELETE_BRAKE", env.int, 50)
-GUARDIAN_DELETERS = read("GUARDIAN_DELETERS", env.int, 4)
-GUARDIAN_DELETE_WAIT_SECONDS = read("GUARDIAN_DELETE_WAIT_SECONDS", env.int, 60)
-GUARDIAN_NAMESPACE_POLICY = env.str("GUARDIAN_NAMESPACE_POLICY", default="report")
-GUARDIAN_IGNORED_QUEUES = env.str("GUARDIAN_IGNORED_QUEUES", default="")
-GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
-GUARDIAN_ARCHIVE_DAYS = read("GUARDIAN_ARCHIVE_DAYS", env.int, 7)
-GUARDIAN_ARCHIVE_MAX_MESSAGES = read("GUARDIAN_ARCHIVE_MAX_MESSAGES", env.int, 20_000)
-GUARDIAN_ARCHIVE_MAX_BYTES = read("GUARDIAN_ARCHIVE_MAX_BYTES", env.int, 64 * 1024 * 1024)
-GUARDIAN_ARCHIVE_SECONDS = read("GUARDIAN_ARCHIVE_SECONDS", env.int, 20)
-GUARDIAN_ARCHIVE_TOTAL_BYTES = read("GUARDIAN_ARCHIVE_TOTAL_BYTES", env.int, 1024**3)
-GUARDIAN_OPERATOR_EMAILS = items("GUARDIAN_OPERATOR_EMAILS", [])
-GUARDIAN_NO_CONSUMER_MINUTES = read("GUARDIAN_NO_CONSUMER_MINUTES", env.int, 0)
-GUARDIAN_STALLED_MINUTES = read("GUARDIAN_STALLED_MINUTES", env.int, 0)
-GUARDIAN_SNAPSHOT = env.str("GUARDIAN_SNAPSHOT", default="management")
-GUARDIAN_PROMETHEUS_URLS = items("GUARDIAN_PROMETHEUS_URLS", [])
-
-# Access to the broker, and owners' rights, for the rules in accounts/.
-GUARDIAN_VOUCHED_DOMAINS = [domain.lower() for domain in items("GUARDIAN_VOUCHED_DOMAINS", [])]
-GUARDIAN_OWNERS_MAY_VOUCH = env.bool("GUARDIAN_OWNERS_MAY_VOUCH", default=False)
-GUARDIAN_RESERVED_USERS = items("GUARDIAN_RESERVED_USERS", ["guest", "admin"])
-GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", env.int, 0)
-GUARDIAN_CHANNELS_MAY_BE_PRIVATE = env.bool("GUARDIAN_CHANNELS_MAY_BE_PRIVATE", default=False)
-GUARDIAN_REQUIRE_GENERATED_PASSWORDS = env.bool("GUARDIAN_REQUIRE_GENERATED_PASSWORDS", default=False)
-
-# Quotas of an owner. See accounts/access/quotas.py.
-GUARDIAN_MAX_PULSE_USERS = read("GUARDIAN_MAX_PULSE_USERS", env.int, 20)
-GUARDIAN_MAX_TOKENS = read("GUARDIAN_MAX_TOKENS", env.int, 50)
-GUARDIAN_REGISTERED_QUEUE_TYPE = env.str("GUARDIAN_REGISTERED_QUEUE_TYPE", default="classic")
-GUARDIAN_MAX_SUBSCRIPTIONS = read("GUARDIAN_MAX_SUBSCRIPTIONS", env.int, 500)
-GUARDIAN_MAX_CHANNELS = read("GUARDIAN_MAX_CHANNELS", env.int, 20)
-
-# Rate limits. See core/limits.py and its callers.
-GUARDIAN_EVENTS_PER_MINUTE = read("GUARDIAN_EVENTS_PER_MINUTE", env.int, 6000)
-MESSAGE_STORE_POSTS_PER_MINUTE = read("MESSAGE_STORE_POSTS_PER_MINUTE", env.int, 60_000)
-
 # The web.
-GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", url, "http://127.0.0.1:8000")
-ALLOWED_HOSTS = items("ALLOWED_HOSTS", [host_of(GUARDIAN_BASE_URL)])
-_HTTPS = GUARDIAN_BASE_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = ["://".join(urlsplit(GUARDIAN_BASE_URL)[:2])] if "://" in GUARDIAN_BASE_URL else []
-SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _HTTPS
+SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = uses_https
 SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz|metrics)$"]  # local health checks use plain HTTP
-SECURE_HSTS_SECONDS = 31_536_000 if _HTTPS else 0
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = _HTTPS
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _HTTPS else None
+SECURE_HSTS_SECONDS = 31_536_000 if uses_https else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = uses_https
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if uses_https else None
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 CSRF_COOKIE_HTTPONLY = True  # forms contain the token, and no script reads the cookie
 SESSION_ENGINE = "accounts.signing_in.sessions"
-
-# Sign-in by OpenID Connect. Without an issuer it is off.
-OIDC_ISSUER = read("OIDC_ISSUER", url, "")
-OIDC_CLIENT_ID = env.str("OIDC_CLIENT_ID", default="")
-OIDC_CLIENT_SECRET = env.str("OIDC_CLIENT_SECRET", default="")
-OIDC_NAME = env.str("OIDC_NAME", default="single sign-on")
-OIDC_GROUPS_CLAIM = env.str("OIDC_GROUPS_CLAIM", default="groups")
-OIDC_VOUCHED_GROUPS = items("OIDC_VOUCHED_GROUPS", [])
 
 INSTALLED_APPS = [
     "core",
@@ -197,7 +119,7 @@ TEMPLATES = [
 
 # The database. SQLite uses WAL, so that readers and the writer don't wait for each other. It uses IMMEDIATE, because a
 # transaction that reads first and writes later fails if there is another writer, whatever the timeout.
-DATABASES = {"default": read("DATABASE_URL", database, f"sqlite:///{VAR_DIR / 'guardian.sqlite3'}")}
+DATABASES = {"default": default_database}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     with suppress(OSError):  # opening the database reports the error
         VAR_DIR.mkdir(parents=True, exist_ok=True)
@@ -255,9 +177,7 @@ ACCOUNT_LOGIN_BY_CODE_ENABLED = True
 ACCOUNT_LOGIN_BY_CODE_TIMEOUT = 600
 ACCOUNT_EMAIL_VERIFICATION = "none"  # a sign-in verifies the address
 ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # the first sign-in creates the owner
-# The number of proxies that append to X-Forwarded-For. A client can forge the part before theirs.
-GUARDIAN_PROXIES = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
-ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES
+ALLAUTH_TRUSTED_PROXY_COUNT = GUARDIAN_PROXIES  # a client can forge the part of X-Forwarded-For before theirs
 # Limits count the clients of one network together. Providers give a customer an IPv6 network of up to this size.
 ALLAUTH_RATE_LIMIT_IPV6_PREFIX = 48
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
@@ -333,11 +253,9 @@ WHITENOISE_USE_FINDERS = True  # serve static files without collectstatic
 
 # Mail. The timeout is for mail servers that accept a connection and don't answer.
 EMAIL_TIMEOUT = 10
-vars().update(read("EMAIL_URL", mail_server, "consolemail://" if DEBUG else "smtp://127.0.0.1:25"))
-DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="guardian@localhost")
+vars().update(mail_settings)
 
 # Celery. Its broker is never the guarded RabbitMQ, which blocks all publishers under a resource alarm.
-CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
@@ -399,28 +317,6 @@ CELERY_BEAT_SCHEDULE = {
     "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
     "message-quotas": {"task": "message_store.tasks.measure_applications", "schedule": 60, "options": {"expires": 60}},
 }
-
-# The message store.
-MESSAGE_STORE = env.str("MESSAGE_STORE", default="database")
-MESSAGE_STORE_MAX_BODY = read("MESSAGE_STORE_MAX_BODY", env.int, 1_048_576)
-MESSAGE_STORE_MAX_BYTES = read("MESSAGE_STORE_MAX_BYTES", env.int, 10_737_418_240)
-MESSAGE_STORE_DELAY_SECONDS = read(
-    "MESSAGE_STORE_DELAY_SECONDS", env.float, 3.0 if MESSAGE_STORE == "cassandra" else 0.0
-)
-CASSANDRA_HOSTS = items("CASSANDRA_HOSTS", [])
-CASSANDRA_KEYSPACE = env.str("CASSANDRA_KEYSPACE", default="guardian")
-CASSANDRA_DATACENTER = env.str("CASSANDRA_DATACENTER", default="datacenter1")
-CASSANDRA_REPLICATION = env.str("CASSANDRA_REPLICATION", default="3")
-CASSANDRA_USER = env.str("CASSANDRA_USER", default="")
-CASSANDRA_PASSWORD = env.str("CASSANDRA_PASSWORD", default="")
-CASSANDRA_TLS = env.bool("CASSANDRA_TLS", default=False)
-ZOOKEEPER_HOSTS = env.str("ZOOKEEPER_HOSTS", default="")
-
-# Monitoring: /metrics, logs, Sentry.
-GUARDIAN_METRICS_TOKEN = env.str("GUARDIAN_METRICS_TOKEN", default="")
-LOG_FORMAT = env.str("LOG_FORMAT", default="line")
-LOG_LEVEL = read("LOG_LEVEL", log_level, "INFO")
-SENTRY_DSN = env.str("SENTRY_DSN", default="")
 
 LOGGING = {
     "version": 1,

@@ -4,14 +4,14 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from accounts.admin.base import ReadOnlyAdmin, RemovableAdmin
-from notifications import channels, sending
+from core.admin import AuditedAdmin
+from notifications import sending
 from notifications.models import Channel, Notification
 from rabbit.names import readable
 
 
 @admin.register(Notification)
-class NotificationAdmin(ReadOnlyAdmin):
+class NotificationAdmin(AuditedAdmin):
     """The outbox."""
 
     list_display = [
@@ -27,11 +27,7 @@ class NotificationAdmin(ReadOnlyAdmin):
         """Return the name of the queue, or the subject's key."""
         return readable(notification.facts.get("queue") or notification.about)
 
-    def has_send_permission(self, request: HttpRequest) -> bool:
-        """Require the model's change permission, although no row can be edited."""
-        return admin.ModelAdmin.has_change_permission(self, request)
-
-    @admin.action(description="Send the selected given-up notifications again", permissions=["send"])
+    @admin.action(description="Send the selected given-up notifications again", permissions=["act"])
     def send_again(self, request: HttpRequest, queryset: QuerySet[Notification]) -> None:
         """Send failed notifications as if they were new."""
         selected = list(queryset.values_list("pk", flat=True))
@@ -48,15 +44,12 @@ class NotificationAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Channel)
-class ChannelAdmin(RemovableAdmin):
+class ChannelAdmin(AuditedAdmin):
     """Channels. Their addresses are secrets, and not shown."""
 
+    allowed = {"delete"}
     list_display = ["name", "owner", "service", "created", "last_sent_at", "last_error"]
     list_filter = ["service", ("last_error", admin.EmptyFieldListFilter), "created"]
     list_select_related = ["owner"]
     search_fields = ["name", "owner__email", "service"]
     fields = ["uuid", "name", "owner", "service", "created", "last_sent_at", "last_error"]
-
-    def delete_model(self, request: HttpRequest, obj: Channel) -> None:
-        """Delete the channel."""
-        channels.delete_channel(obj)

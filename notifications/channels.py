@@ -7,6 +7,7 @@ addresses unless an operator allows others; ``public_https.py`` checks this for 
 
 import logging
 import re
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,6 +23,7 @@ from django.utils import timezone
 from accounts.access import quotas, vouching
 from accounts.models import Owner, check_line
 from core import limits, sealing
+from core.refusals import Refusal
 from notifications import public_https
 from notifications.models import Channel
 
@@ -69,12 +71,16 @@ REFUSED_OPTIONS = {"attach", "cto", "redirect", "retry", "rto", "store", "templa
 logging.getLogger("apprise").addFilter(lambda record: False)
 
 
-class BadChannel(ValueError):
+class BadChannel(Refusal):
     """The address is not usable for a channel. The text says why, without the address."""
 
+    field = "url"
 
-class ChannelFailed(Exception):
+
+class ChannelFailed(Refusal):
     """A message was not delivered. The text says why and what to do, without the address."""
+
+    status = HTTPStatus.CONFLICT
 
 
 def create_channel(owner: Owner, name: str, url: str) -> Channel:
@@ -86,7 +92,7 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
         accounts.access.vouching.NotVouched: the owner is not vouched.
         BadChannel: the address is not usable.
         ValidationError: the name is invalid or taken; its key is ``name``.
-        QuotaReached: the owner has ``GUARDIAN_MAX_CHANNELS``.
+        Refusal: the owner has ``GUARDIAN_MAX_CHANNELS``.
     """
     vouching.require_vouched(owner)
     name = name.strip()

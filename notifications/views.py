@@ -10,7 +10,7 @@ from django.views.decorators.http import require_POST
 from accounts.access import quotas
 from accounts.access.vouching import NotVouched, may_use_broker
 from accounts.models import PulseUser
-from accounts.pages.common import OwnersRequest, page_with_forms
+from accounts.pages.common import OwnersRequest, add_error, page_with_forms
 from core.time_zones import time_zones
 from notifications import channels, mutes, preferences
 from notifications.audience import EMAIL
@@ -91,10 +91,8 @@ def _add_channel(request: OwnersRequest) -> HttpResponse:
             channel = channels.create_channel(request.user, form.cleaned_data["name"], form.cleaned_data["url"])
         except NotVouched as error:
             return _settings(request, channel_form=form, trouble=str(error), status=403)
-        except channels.BadChannel as error:
-            form.add_error("url", str(error))
         except ValidationError as error:
-            form.add_error(None, error)
+            add_error(form, error, "name")
         else:
             messages.success(request, f"The channel {channel.name} was added. Send a test to check that it works.")
             return redirect("settings")

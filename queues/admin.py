@@ -1,37 +1,34 @@
-"""The admin pages of queues, their events and archives, passes, the monitor's state, leases and Pulse users.
+"""The admin pages of queues, their events and archives, passes, the monitor's state and Pulse users.
 
-They call the same functions as the other pages and the API. accounts/admin/base.py has their shared parts.
+Their actions call the same functions as the other pages and the API.
 """
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from django import forms
 from django.conf import settings
-from django.contrib import admin, messages
-from django.db.models import F, Model, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.contrib import admin
+from django.db.models import F, Q, QuerySet
+from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 
 from accounts import queue_effects
-from accounts.admin.base import (
+from accounts.admin.pulse_users import PulseUserAdmin
+from accounts.models import Owner, PulseUser, check_thresholds
+from accounts.pages.forms import ThresholdsForm
+from accounts.pulse_users import removal
+from core.admin import (
+    AuditedAdmin,
     Confirmation,
-    ReadOnlyAdmin,
-    Row,
-    chosen_rows,
-    confirmation_page,
+    column,
+    confirmed_action,
     count_related,
     current_operator,
     given_confirmation,
-    is_confirmed,
 )
-from accounts.admin.pulse_users import PulseUserAdmin
-from accounts.models import Owner, PulseUser, check_thresholds
-from accounts.pulse_users import removal
-from accounts.pulse_users.each import apply_to_each, report_results
-from core.confirmation import ConfirmationRequired
-from core.models import Lease
+from core.confirmation import ConfirmableChange, ConfirmationRequired
+from core.each import apply_to_each, report_results
 from queues.actions import effects
 from queues.actions import single as actions
 from queues.archives.outcomes import Removed
@@ -41,34 +38,27 @@ from queues.rules.brake import brake_limit
 from rabbit.names import readable
 
 
-class QueueForm(forms.ModelForm):
-    """The limits of a queue, with the checks of ``actions``."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            field.show_hidden_initial = True  # so that only fields changed since the page was shown are set
-
-    def clean(self) -> dict[str, Any]:
-        """Refuse a deletion limit below the warning threshold."""
-        cleaned = super().clean() or self.cleaned_data
-        actions.check_limits(self.instance.pulse_user, cleaned.get("warn_length"), cleaned.get("max_length"))
-        return cleaned
+def brake_refusal(queues: int) -> str:
+    """Return why this many queues cannot be removed together; empty: they can. The limit is that of a pass."""
+    limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, Queue.objects.exclude(state=Queue.State.GONE).count())
+    if queues <= limit:
+        return ""
+    return (
+        f"These are {queues:,} queues, and at most {limit:,} may be deleted at once (GUARDIAN_DELETE_BRAKE, or a "
+        "quarter of all). Nothing was done. Select fewer."
+    )
 
 
-class BulkLimitsForm(forms.Form):
-    """Limits for several queues. ``actions.set_limits_of_all`` checks them for each queue."""
+def _on_broker(queues: QuerySet[Queue]) -> QuerySet[Queue]:
+    return queues.exclude(state=Queue.State.GONE)
 
-    warn_length = forms.IntegerField(required=False, label="Warning threshold (messages)")
-    max_length = forms.IntegerField(required=False, label="Deletion limit (messages)")
 
-    def clean(self) -> dict[str, Any]:
-        """Refuse a deletion limit below the warning threshold."""
-        cleaned = super().clean() or self.cleaned_data
-        warn, limit = cleaned.get("warn_length"), cleaned.get("max_length")
-        if warn is not None and limit is not None:
-            check_thresholds(warn, limit)
-        return cleaned
+def _length(queue: Queue) -> str:
+    return _or_unknown(queue.length)
+
+
+def _or_unknown(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
 
 
 class OwnerFilter(admin.SimpleListFilter):
@@ -92,10 +82,9 @@ class OwnerFilter(admin.SimpleListFilter):
 
 
 @admin.register(Queue)
-class QueueAdmin(ReadOnlyAdmin):
-    """Queues. Operators edit the limits; all other fields are as last listed."""
+class QueueAdmin(AuditedAdmin):
+    """Queues as last listed. An action sets limits of several; a queue's page sets its own."""
 
-    form = QueueForm
     list_display = [
         "shown_name", "vhost", "state", "length", "shown_consumers", "whose", "warning_threshold", "deletion_limit",
         "unbounded", "last_seen",
@@ -114,24 +103,9 @@ class QueueAdmin(ReadOnlyAdmin):
     ]  # fmt: skip
     actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 
-    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Apply the model's permissions, unlike ``ReadOnly``."""
-        return admin.ModelAdmin.has_change_permission(self, request, obj)
-
-    @admin.display(description="name", ordering="name")
-    def shown_name(self, queue: Queue) -> str:
-        """Return the readable name."""
-        return readable(queue.name)
-
-    @admin.display(description="messages", ordering=F("ready") + F("unacknowledged"))
-    def length(self, queue: Queue) -> str:
-        """Return the last listed length."""
-        return _or_unknown(queue.length)
-
-    @admin.display(description="consumers", ordering="consumers")
-    def shown_consumers(self, queue: Queue) -> str:
-        """Return the last counted number of consumers."""
-        return _or_unknown(queue.consumers)
+    shown_name = column("name", "name", readable)
+    length = column("length", "messages", _or_unknown, F("ready") + F("unacknowledged"))
+    shown_consumers = column("consumers", "consumers", _or_unknown)
 
     @admin.display(description="effective warning threshold", ordering="warn_length")
     def warning_threshold(self, queue: Queue) -> str:
@@ -152,147 +126,100 @@ class QueueAdmin(ReadOnlyAdmin):
         """Return the path of the queue's page."""
         return reverse("queue", args=[queue.uuid])
 
-    def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        """Set only the changed limits: other fields may have been written in the meantime."""
-        limits = {name: form.cleaned_data[name] for name in form.changed_data}
-        actions.set_limits(obj, current_operator(request), confirm=given_confirmation(request), **limits)
+    @confirmed_action(
+        "Delete the selected queues on the broker",
+        Confirmation(
+            title="Delete these queues on the broker",
+            text="Their ready messages are archived, within the limits of archives. Everything else is lost.",
+            button="Delete the queues",
+            column="Length",
+            about=_length,
+            narrow=_on_broker,
+            refuse=lambda queues: brake_refusal(len(queues)),
+        ),
+    )
+    def delete_on_broker(self, request: HttpRequest, queues: list[Queue]) -> None:
+        """Delete the queues and their messages."""
+        self._destroy(request, queues, actions.delete_queue, "deleted")
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        """Return all fields except the limits."""
-        return [str(name) for name in self.fields if name not in actions.LIMITS]
-
-    @admin.action(description="Delete the selected queues on the broker", permissions=["change"])
-    def delete_on_broker(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Delete the queues and their messages after confirmation."""
-        question = Confirmation(
-            "delete_on_broker",
-            "Delete these queues on the broker",
-            "Their ready messages are archived, within the limits of archives. Everything else is lost.",
-            "Delete the queues",
-            "Length",
-        )
-        return self._destroy(request, queryset, question, actions.delete_queue, "deleted")
-
-    @admin.action(description="Purge the selected queues", permissions=["change"])
-    def purge(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Purge the ready messages after confirmation."""
-        question = Confirmation(
-            "purge",
-            "Purge these queues",
-            "Their ready messages are archived, within the limits of archives, and deleted. Unacknowledged messages "
-            "stay.",
-            "Purge the queues",
-            "Length",
-        )
-        return self._destroy(request, queryset, question, actions.purge_queue, "purged")
+    @confirmed_action(
+        "Purge the selected queues",
+        Confirmation(
+            title="Purge these queues",
+            text="Their ready messages are archived, within the limits of archives, and deleted. Unacknowledged "
+            "messages stay.",
+            button="Purge the queues",
+            column="Length",
+            about=_length,
+            narrow=_on_broker,
+            refuse=lambda queues: brake_refusal(len(queues)),
+        ),
+    )
+    def purge(self, request: HttpRequest, queues: list[Queue]) -> None:
+        """Purge the ready messages of the queues."""
+        self._destroy(request, queues, actions.purge_queue, "purged")
 
     def _destroy(
-        self,
-        request: HttpRequest,
-        queryset: QuerySet[Queue],
-        question: Confirmation,
-        destroy: Callable[[Queue, Owner], Removed],
-        done: str,
-    ) -> HttpResponse | None:
-        queues = list(chosen_rows(self, request, queryset).exclude(state=Queue.State.GONE))
-        if not queues:
-            self.message_user(request, "None of these queues is on the broker any more.", messages.WARNING)
-        elif refused := brake_refusal(len(queues)):
-            self.message_user(request, refused, messages.ERROR)
-        elif not is_confirmed(request):
-            return confirmation_page(self, request, question, queues, _with_length)
-        else:
-            apply_to_each(
-                request,
-                queues,
-                lambda queue: destroy(queue, current_operator(request)),
-                done,
-                refusals=(actions.Gone,),
-            )
-        return None
+        self, request: HttpRequest, queues: list[Queue], destroy: Callable[[Queue, Owner], Removed], done: str
+    ) -> None:
+        by = current_operator(request)
+        apply_to_each(request, queues, lambda queue: destroy(queue, by), done)
 
-    @admin.action(description="Set the limits of the selected queues", permissions=["change"])
-    def set_limits(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Set the same limits for the queues."""
-        form = BulkLimitsForm(request.POST if is_confirmed(request) else None)
-        queues = chosen_rows(self, request, queryset)
-        required = None
-        if form.is_valid():
-            required = self._limit(request, queues, "updated", **form.cleaned_data)
-            if required is None:
-                return None
-        question = Confirmation(
-            "set_limits",
-            "Set the limits of these queues",
-            "These replace the queues' own limits. Leave a field empty to use the Pulse user's limit, or the default.",
-            "Set limits",
-            "Length now",
+    @confirmed_action(
+        "Set the limits of the selected queues",
+        Confirmation(
+            title="Set the limits of these queues",
+            text="These replace the queues' own limits. Leave a field empty to use the Pulse user's limit, or the "
+            "default.",
+            button="Set limits",
+            column="Length now",
+            about=_length,
+            form=ThresholdsForm,
             is_dangerous=False,
-        )
-        return confirmation_page(self, request, question, list(queues), _with_length, form, required)
+        ),
+    )
+    def set_limits(
+        self, request: HttpRequest, queues: list[Queue], warn_length: int | None, max_length: int | None
+    ) -> None:
+        """Set the same limits for the queues."""
+        if warn_length is not None and max_length is not None:
+            check_thresholds(warn_length, max_length)
+        self._limit(request, queues, "updated", warn_length=warn_length, max_length=max_length)
 
-    @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["change"])
+    @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["act"])
     def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Mark the queues as unbounded."""
-        self._limit(request, queryset, "unbounded from now on", unbounded=True)
+        self._limit(request, list(queryset), "unbounded from now on", unbounded=True)
 
-    @admin.action(description="Mark as bounded again", permissions=["change"])
-    def make_bounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Mark the queues as bounded. If the next pass would delete some, ask first."""
-        queues = chosen_rows(self, request, queryset)
-        required = self._limit(request, queues, "bounded again", unbounded=False)
-        if required is None:
-            return None
-        question = Confirmation(
-            "make_bounded",
-            "Mark these queues as bounded again",
-            "The next pass deletes those that are over their deletion limit, unless the brake blocks that.",
-            "Mark as bounded",
-            "Length now",
-        )
-        return confirmation_page(self, request, question, list(queues), _with_length, required=required)
-
-    def _limit(
-        self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any
-    ) -> ConfirmationRequired | None:
-        """Set these limits, and report the results. If it must be confirmed, change nothing and return the question."""
-        chosen_queues = list(queues)
-        confirm = given_confirmation(request)
-        try:
-            refused = actions.set_limits_of_all(chosen_queues, current_operator(request), limits, confirm)
-        except ConfirmationRequired as required:
-            return required
-        succeeded = [str(queue) for queue in chosen_queues if queue.pk not in refused]
-        report_results(
-            request,
-            succeeded,
-            done,
-            [(str(queue), refused[queue.pk]) for queue in chosen_queues if queue.pk in refused],
-        )
-        return None
-
-
-def brake_refusal(queues: int) -> str:
-    """Return why this many queues cannot be removed together; empty: they can. The limit is that of a pass."""
-    limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, Queue.objects.exclude(state=Queue.State.GONE).count())
-    if queues <= limit:
-        return ""
-    return (
-        f"These are {queues:,} queues, and at most {limit:,} may be deleted at once (GUARDIAN_DELETE_BRAKE, or a "
-        "quarter of all). Nothing was done. Select fewer."
+    @confirmed_action(
+        "Mark as bounded again",
+        Confirmation(
+            title="Mark these queues as bounded again",
+            text="The next pass deletes those that are over their deletion limit, unless the brake blocks that.",
+            button="Mark as bounded",
+            column="Length now",
+            about=_length,
+            asks_first=False,
+        ),
     )
+    def make_bounded(self, request: HttpRequest, queues: list[Queue]) -> None:
+        """Mark the queues as bounded. If the next pass would delete some, ask first."""
+        self._limit(request, queues, "bounded again", unbounded=False)
 
+    def _limit(self, request: HttpRequest, queues: list[Queue], done: str, **limits: Any) -> None:
+        """Set these limits, and report the results.
 
-def _with_length(queue: Queue) -> Row:
-    return Row(f"{readable(queue.name)} in {readable(queue.vhost)}", _or_unknown(queue.length))
-
-
-def _or_unknown(number: int | None) -> str:
-    return "unknown" if number is None else f"{number:,}"
+        Raises:
+            ConfirmationRequired: it must be confirmed. Nothing was changed.
+        """
+        refused = actions.set_limits_of_all(queues, current_operator(request), limits, given_confirmation(request))
+        succeeded = [str(queue) for queue in queues if queue.pk not in refused]
+        failed = [(str(queue), refused[queue.pk]) for queue in queues if queue.pk in refused]
+        report_results(request, succeeded, done, failed)
 
 
 @admin.register(QueueEvent)
-class QueueEventAdmin(ReadOnlyAdmin):
+class QueueEventAdmin(AuditedAdmin):
     """Events of queues."""
 
     list_display = ["at", "kind", "shown_name", "vhost", "by"]
@@ -302,14 +229,11 @@ class QueueEventAdmin(ReadOnlyAdmin):
     list_select_related = ["by"]
     search_fields = ["queue_name", "vhost", "by__email"]
 
-    @admin.display(description="queue", ordering="queue_name")
-    def shown_name(self, event: QueueEvent) -> str:
-        """Return the queue's readable name."""
-        return readable(event.queue_name)
+    shown_name = column("queue_name", "queue", readable)
 
 
 @admin.register(Archive)
-class ArchiveAdmin(ReadOnlyAdmin):
+class ArchiveAdmin(AuditedAdmin):
     """Archives, without their messages: pages and API show these, and record who looks at them."""
 
     list_display = [
@@ -324,19 +248,12 @@ class ArchiveAdmin(ReadOnlyAdmin):
     list_select_related = ["pulse_user"]
     search_fields = ["queue_name", "vhost", "pulse_user__username", "uuid", "error"]
 
-    @admin.display(description="queue", ordering="queue_name")
-    def shown_name(self, archive: Archive) -> str:
-        """Return the queue's readable name."""
-        return readable(archive.queue_name)
-
-    @admin.display(ordering="stored_bytes")
-    def size(self, archive: Archive) -> str:
-        """Return the size in the database."""
-        return filesizeformat(archive.stored_bytes)
+    shown_name = column("queue_name", "queue", readable)
+    size = column("stored_bytes", "size", filesizeformat)
 
 
 @admin.register(Replay)
-class ReplayAdmin(ReadOnlyAdmin):
+class ReplayAdmin(AuditedAdmin):
     """Replays of archives, to read. Owners of the archive stop them on its page or over the API."""
 
     list_display = ["created", "target", "archive", "state", "sent", "total", "repeated", "rate", "by", "finished"]
@@ -355,7 +272,7 @@ class ReplayAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Pass)
-class PassAdmin(ReadOnlyAdmin):
+class PassAdmin(AuditedAdmin):
     """The monitor's reports."""
 
     list_display = [
@@ -365,18 +282,10 @@ class PassAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Watch)
-class WatchAdmin(ReadOnlyAdmin):
+class WatchAdmin(AuditedAdmin):
     """The monitor's state. It is read-only, as an edit could lift the brake."""
 
     list_display = ["__str__", "outage_since", "brake_since", "listed_at"]
-
-
-@admin.register(Lease)
-class LeaseAdmin(ReadOnlyAdmin):
-    """Leases. The lease of a killed process expires."""
-
-    list_display = ["name", "holder", "expires_at"]
-    search_fields = ["name"]
 
 
 @admin.register(PulseUser)
@@ -385,48 +294,36 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
 
     list_display = [*PulseUserAdmin.list_display[:2], "queues", *PulseUserAdmin.list_display[2:]]
     actions = [*PulseUserAdmin.actions, "remove"]
+    queues = column("number_of_queues", "queues")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Annotate the number of queues."""
-        existing = Queue.objects.exclude(state=Queue.State.GONE)
+        """Annotate the number of queues that exist."""
+        existing = _on_broker(Queue.objects.all())
         return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", existing))
 
-    @admin.display(ordering="number_of_queues")
-    def queues(self, pulse_user: PulseUser) -> int:
-        """Return the number of queues that exist."""
-        return cast("int", pulse_user.number_of_queues)  # type: ignore[attr-defined]
+    @confirmed_action(
+        "Remove the selected Pulse users from the broker",
+        Confirmation(
+            title="Remove these Pulse users from the broker",
+            text="Their queues and exchanges are deleted, too, and their connections are closed. This can't be undone.",
+            button="Remove the Pulse users",
+            column="Queues, as last listed",
+            about=lambda pulse_user: f"{pulse_user.number_of_queues:,}",
+            refuse=lambda found: brake_refusal(sum(one.number_of_queues for one in found)) if len(found) > 1 else "",
+            effect=lambda request, found: _removal(request, found).question(effects.of_removal(found)),
+        ),
+    )
+    def remove(self, request: HttpRequest, pulse_users: list[PulseUser]) -> None:
+        """Remove the Pulse users with their queues and exchanges."""
+        change = _removal(request, pulse_users)
+        apply_to_each(
+            request,
+            pulse_users,
+            lambda pulse_user: removal.remove_pulse_user(pulse_user, change, current_operator(request)),
+            "removed, with queues and exchanges",
+            refusals=(removal.RemovalPending, ConfirmationRequired),
+        )
 
-    @admin.action(description="Remove the selected Pulse users from the broker", permissions=["change"])
-    def remove(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
-        """Remove the Pulse users with their queues and exchanges after confirmation."""
-        pulse_users = list(chosen_rows(self, request, queryset))
-        queues = sum(self.queues(pulse_user) for pulse_user in pulse_users)
-        change = queue_effects.removal_of(pulse_users, current_operator(request), given_confirmation(request))
-        required = change.question(effects.of_removal(pulse_users))
-        if len(pulse_users) > 1 and (refused := brake_refusal(queues)):
-            self.message_user(request, refused, messages.ERROR)
-        elif required or not is_confirmed(request):
-            question = Confirmation(
-                "remove",
-                "Remove these Pulse users from the broker",
-                "Their queues and exchanges are deleted, too, and their connections are closed. This can't be undone.",
-                "Remove the Pulse users",
-                "Queues, as last listed",
-            )
-            return confirmation_page(
-                self,
-                request,
-                question,
-                pulse_users,
-                lambda one: Row(one.username, f"{self.queues(one):,}"),
-                required=required,
-            )
-        else:
-            apply_to_each(
-                request,
-                pulse_users,
-                lambda pulse_user: removal.remove_pulse_user(pulse_user, change, current_operator(request)),
-                "removed, with queues and exchanges",
-                refusals=(removal.RemovalPending, ConfirmationRequired),
-            )
-        return None
+
+def _removal(request: HttpRequest, pulse_users: Sequence[PulseUser]) -> ConfirmableChange:
+    return queue_effects.removal_of(pulse_users, current_operator(request), given_confirmation(request))

@@ -1,4 +1,4 @@
-"""Receivers of Pulse users' signals, and the providers of their queues' number and effects."""
+"""Receivers of Pulse users' signals, and the functions that tell ``accounts`` about queues."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,7 +8,6 @@ from django.dispatch import receiver
 
 from accounts import queue_effects, signals
 from accounts.models import PulseUser
-from accounts.pulse_users import queue_counts, removal
 from queues.actions import effects, tombstones
 from queues.guard import destroying
 from queues.models import Queue
@@ -19,9 +18,11 @@ def _count_queues(pulse_users: Collection[int]) -> dict[int, int]:
     return dict(existing.values_list("pulse_user").annotate(Count("pk")))
 
 
-queue_counts.register(_count_queues)
-queue_effects.register(effects)
-removal.register_queue_deleter(destroying.delete_queue_of_pulse_user)
+queue_effects.of_thresholds = effects.of_thresholds
+queue_effects.of_removal = effects.of_removal
+queue_effects.of_agents = effects.of_agents
+queue_effects.count = _count_queues
+queue_effects.delete_queue = destroying.delete_queue_of_pulse_user
 
 
 @receiver(signals.pulse_user_removed)

@@ -14,7 +14,6 @@ TTL_MILLISECONDS = 3_600_000
 DEAD_LETTER_TTL_MILLISECONDS = 7 * 24 * 3_600_000
 
 CLASSIC, QUORUM = "classic", "quorum"
-REGISTERED_QUEUE_TYPES = (CLASSIC, QUORUM)
 
 REGISTERED_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",  # the vhost's default may be another type

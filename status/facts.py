@@ -232,10 +232,6 @@ class GuardianFacts:
         """Return the verdict on each measurement."""
         return [one.verdict for one in self.measurements()]
 
-    def value(self, rule: Rule) -> float:
-        """Return the value measured for a rule; 0 if there is none."""
-        return next((one.value or 0 for one in self.measurements() if one.rule is rule), 0)
-
     def measurements(self) -> Iterator[Measurement]:
         """Yield the measurements of passes, sweeps, notifications, removals and archives."""
         yield from self._measure_passes()

@@ -37,6 +37,7 @@ from queues.rules.listing import STALLED
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 from status import counters, facts, rules
 from status.facts import GuardianFacts
+from status.verdicts import Unit
 
 logger = logging.getLogger(__name__)
 
@@ -133,14 +134,36 @@ def from_database() -> Iterator[Metric]:
         django.db.Error: the database can't be read.
     """
     guardian = facts.measure_guardian(timezone.now())
+    yield from _rules(guardian)
     yield from _passes(guardian)
-    yield from _broker(guardian)
     yield from _queues()
-    yield from _outbox(guardian)
-    yield from _removals(guardian)
+    yield _by_label(
+        "guardian_notifications",
+        "Notifications in the outbox, which keeps them for 90 days. Outdated ones count as failed.",
+        "state",
+        Notification.State.values,
+        guardian.outbox._asdict(),
+    )
+    yield _by_label(
+        "guardian_removals_pending",
+        "Pending removals from the broker.",
+        "kind",
+        Removal.Kind.values,
+        guardian.removals.numbers,
+    )
     yield from _archives(guardian)
     yield from _agents()
     yield from _message_store()
+
+
+def _rules(guardian: GuardianFacts) -> Iterator[Metric]:
+    """Yield the value of each rule with a metric; 0 if it was not measured."""
+    values = {one.rule: one.value for one in guardian.measurements()}
+    for rule in rules.RULES:
+        if rule.metric:
+            is_flag = rule.unit is Unit.FLAG
+            description = f"1 while {rule.measures}, otherwise 0." if is_flag else f"{rule.measures.capitalize()}."
+            yield _gauge(rule.metric, description, values.get(rule) or 0)
 
 
 def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
@@ -149,14 +172,8 @@ def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
     yield CounterMetricFamily("guardian_passes", "Recorded passes.", last.pk if last else 0)
     at = last.at.timestamp() if last else 0
     yield _gauge("guardian_last_pass_timestamp_seconds", "Start of the last pass; 0: there was none.", at)
-    yield _gauge("guardian_last_pass_seconds", "Duration of the last pass.", guardian.value(rules.PASS_SECONDS))
     listing = last.listing_seconds if last else 0
     yield _gauge("guardian_last_pass_listing_seconds", "Duration of the broker's list in the last pass.", listing)
-    yield _gauge(
-        "guardian_last_pass_errors",
-        "Errors of the last pass; 0 if an outage, the brake, a refusal, a short list or a stuck queue explains them.",
-        guardian.value(rules.PASS_ERRORS),
-    )
     poll = settings.GUARDIAN_POLL_SECONDS
     yield _gauge("guardian_poll_seconds", "GUARDIAN_POLL_SECONDS: the time between two passes.", poll)
     yield _gauge(
@@ -164,21 +181,11 @@ def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
         "GUARDIAN_POLL_MAX_SECONDS: the longest time between two passes during an outage.",
         settings.GUARDIAN_POLL_MAX_SECONDS,
     )
-
-
-def _broker(guardian: GuardianFacts) -> Iterator[Metric]:
     yield _gauge(
         "guardian_passes_failed_in_a_row",
         "Consecutive passes that could not reach the broker.",
         guardian.watch.failures,
     )
-    for name, description, rule in (
-        ("guardian_outage", "1 while the broker can't be reached, otherwise 0.", rules.OUTAGE),
-        ("guardian_brake_held", "1 while deletions of queues are blocked, otherwise 0.", rules.BRAKE),
-        ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, otherwise 0.", rules.REFUSED),
-        ("guardian_queue_unresponsive", "1 while a queue's process does not respond, otherwise 0.", rules.UNRESPONSIVE),
-    ):
-        yield _gauge(name, description, guardian.value(rule))
 
 
 def _queues() -> Iterator[Metric]:
@@ -224,38 +231,6 @@ def _queues() -> Iterator[Metric]:
     )
 
 
-def _outbox(guardian: GuardianFacts) -> Iterator[Metric]:
-    yield _by_label(
-        "guardian_notifications",
-        "Notifications in the outbox, which keeps them for 90 days. Outdated ones count as failed.",
-        "state",
-        Notification.State.values,
-        guardian.outbox._asdict(),
-    )
-    yield _gauge(
-        "guardian_notifications_given_up",
-        "Notifications given up in the last two days, after a day of attempts.",
-        guardian.value(rules.NOTIFICATIONS_GIVEN_UP),
-    )
-    yield _gauge(
-        "guardian_oldest_notification_seconds",
-        "Age of the oldest unsent notification, without its recipient's quiet hours.",
-        guardian.value(rules.NOTIFICATIONS_WAIT),
-    )
-
-
-def _removals(guardian: GuardianFacts) -> Iterator[Metric]:
-    counted = guardian.removals.numbers
-    yield _by_label(
-        "guardian_removals_pending", "Pending removals from the broker.", "kind", Removal.Kind.values, counted
-    )
-    yield _gauge(
-        "guardian_oldest_removal_seconds",
-        "Age of the oldest pending removal from the broker.",
-        guardian.value(rules.REMOVALS),
-    )
-
-
 def _archives(guardian: GuardianFacts) -> Iterator[Metric]:
     archives = guardian.archives
     yield _by_label(
@@ -267,11 +242,6 @@ def _archives(guardian: GuardianFacts) -> Iterator[Metric]:
     )
     yield _gauge("guardian_archived_messages", "Messages in archives.", archives.messages)
     yield _gauge("guardian_archive_bytes", "Bytes that archives take in the database.", archives.stored_bytes)
-    yield _gauge(
-        "guardian_archives_failed",
-        "Queues whose messages could not be archived in the last two days.",
-        guardian.value(rules.ARCHIVES_FAILED),
-    )
     replays = _counted(Replay.objects.all(), "state")
     yield _by_label("guardian_replays", "Replays of archives.", "state", Replay.State.values, replays)
 

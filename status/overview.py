@@ -5,19 +5,18 @@ because operators need the page most while the broker has problems. ``facts.py``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from django.conf import settings
 from django.db.models import F, QuerySet
+from django.db.models.expressions import OrderBy
 
 from core.formatting import duration, rate_in_words
 from core.models import Removal
 from queues.models import Pass, Queue
 from queues.rules import charts, growth, thresholds
-from queues.rules.listing import LENGTH, STALLED, Counts, add_up, count_by_state, whose, with_first_sample
+from queues.rules.listing import LENGTH, STALLED, add_up, count_by_state, whose, with_first_sample
 from queues.rules.thresholds import Thresholds
 from rabbit.entities import Node
 from rabbit.names import NameKind, kind_of_queue, readable
@@ -34,33 +33,12 @@ REMOVALS_SHOWN = 5
 
 GONE = Queue.State.GONE
 
-PAGES = {
-    rules.BRAKE.name: "operate_brake",
-    rules.ORPHANS_BRAKE.name: "operate_orphans",
-    rules.STALE_BRAKE.name: "operate_stale",
-}
-"""Names of the URLs where an operator can act on a verdict, by the rule's name."""
-
-
-class Line(NamedTuple):
-    """A verdict on the page.
-
-    - ``page``: the name of the URL where the operator can act; empty: none.
-    - ``runbook``: an anchor of the help for operators; empty if nothing is wrong.
-    """
-
-    level: Level
-    sentence: str
-    next_step: str = ""
-    page: str = ""
-    runbook: str = ""
-
 
 class Summary(NamedTuple):
     """The worst verdict, and the others that are wrong."""
 
-    worst: Line
-    others: Sequence[Line] = ()
+    worst: Verdict
+    others: Sequence[Verdict] = ()
 
 
 class Gauge(NamedTuple):
@@ -88,26 +66,33 @@ class NodeShown(NamedTuple):
     uptime: str
 
 
-class RemovalsShown(NamedTuple):
-    """Pending removals from the broker, and the oldest with their last errors."""
-
-    waiting: int
-    lasts: str
-    shown: Sequence[tuple[str, str]]
-
-
 class QueueLine(NamedTuple):
-    """A queue in a list. ``full`` is its bar in percent of the longest bar; ``figure`` and ``more`` are in words."""
+    """A queue in a list. ``share`` is of the longest bar; ``figure`` and ``more`` are in words."""
 
-    uuid: UUID
-    name: str
-    vhost: str
-    whose: str
-    state: str
-    state_in_words: str
-    full: float
+    queue: Queue
     figure: str
-    more: str
+    more: str = ""
+    share: float = 0
+
+    @property
+    def name(self) -> str:
+        """The queue's readable name."""
+        return readable(self.queue.name)
+
+    @property
+    def vhost(self) -> str:
+        """The vhost's readable name."""
+        return readable(self.queue.vhost)
+
+    @property
+    def whose(self) -> str:
+        """Whose the queue is, in words."""
+        return whose(self.queue.pulse_user, self.queue.owner)
+
+    @property
+    def full(self) -> float:
+        """The length of its bar in percent."""
+        return round(self.share * 100, 1)
 
 
 class Named(NamedTuple):
@@ -139,63 +124,36 @@ class Passes(NamedTuple):
     longest: float
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The content of the front page."""
+def overview(now: datetime) -> dict[str, Any]:
+    """Collect the content of the front page. If the broker doesn't answer, only the broker's part is missing.
 
-    at: datetime
-    broker: Summary
-    guardian: Summary
-    nodes: Sequence[NodeShown]
-    cluster: str
-    totals: Sequence[tuple[str, int]]
-    facts: GuardianFacts
-    poll_seconds: float
-    misnamed_exchanges: Sequence[str]
-    passes: Passes | None
-    removals: RemovalsShown
-    counts: Counts
-    longest: Sequence[QueueLine]
-    growing: Sequence[QueueLine]
-    stalled: Named | None
-    """Queues whose consumers have stalled; None: the check is off."""
-    exclusive: Named
-    unowned: Named
-    misnamed: Named
-    unpatterned: Named
-
-    @property
-    def notifies_operators(self) -> bool:
-        """Whether anybody gets the mails for operators."""
-        return bool(settings.GUARDIAN_OPERATOR_EMAILS)
-
-
-def overview(now: datetime) -> Overview:
-    """Collect the content of the front page. If the broker doesn't answer, only the broker's part is missing."""
+    ``stalled`` are the queues whose consumers have stalled; None: the check is off.
+    """
     cluster = facts.measure_broker()
     guardian = facts.measure_guardian(now)
     unowned, misnamed, unpatterned = _unowned()
-    return Overview(
-        at=now,
-        broker=of_broker(cluster),
-        guardian=of_guardian(guardian),
-        nodes=[show_node(node) for node in cluster.nodes],
-        cluster=readable(str(cluster.overview.get("cluster_name", ""))),
-        totals=_totals(cluster.overview),
-        facts=guardian,
-        poll_seconds=settings.GUARDIAN_POLL_SECONDS,
-        misnamed_exchanges=[readable(name) for name in guardian.watch.misnamed_exchanges],
-        passes=_passes(now),
-        removals=_removals(guardian),
-        counts=add_up(count_by_state(Queue.objects.all())),
-        longest=_longest(),
-        growing=_growing(now),
-        stalled=_stalled(now) if settings.GUARDIAN_STALLED_MINUTES else None,
-        exclusive=_exclusive(),
-        unowned=unowned,
-        misnamed=misnamed,
-        unpatterned=unpatterned,
-    )
+    return {
+        "at": now,
+        "notifies_operators": bool(settings.GUARDIAN_OPERATOR_EMAILS),
+        "broker": of_broker(cluster),
+        "guardian": of_guardian(guardian),
+        "nodes": [show_node(node) for node in cluster.nodes],
+        "cluster": readable(str(cluster.overview.get("cluster_name", ""))),
+        "totals": _totals(cluster.overview),
+        "facts": guardian,
+        "poll_seconds": settings.GUARDIAN_POLL_SECONDS,
+        "misnamed_exchanges": [readable(name) for name in guardian.watch.misnamed_exchanges],
+        "passes": _passes(now),
+        "removals": _removals(guardian),
+        "counts": add_up(count_by_state(Queue.objects.all())),
+        "longest": _longest(),
+        "growing": _growing(now),
+        "stalled": _stalled(now) if settings.GUARDIAN_STALLED_MINUTES else None,
+        "exclusive": _first(Queue.objects.exclude(state=GONE).filter(exclusive=True), LENGTH.desc(nulls_last=True)),
+        "unowned": unowned,
+        "misnamed": misnamed,
+        "unpatterned": unpatterned,
+    }
 
 
 # The verdicts
@@ -205,27 +163,26 @@ def of_broker(cluster: BrokerFacts) -> Summary:
     """Return the summary of the broker's health."""
     nodes = f"{len(cluster.nodes)} node{' runs' if len(cluster.nodes) == 1 else 's run'}"
     version = readable(str(cluster.overview.get("rabbitmq_version", "")))
-    return _summary(cluster.verdicts(), f"The broker is healthy: {nodes} RabbitMQ {version}, no alarms.")
+    healthy = cluster.answer.verdict._replace(sentence=f"The broker is healthy: {nodes} RabbitMQ {version}, no alarms.")
+    return _summary(cluster.verdicts(), healthy)
 
 
 def of_guardian(guardian: GuardianFacts) -> Summary:
     """Return the summary of Guardian's health."""
-    healthy = "Guardian is healthy."
+    verdicts = guardian.verdicts()
+    healthy = verdicts[0]
     if last := guardian.last_pass:
         ago = duration((guardian.at - last.at).total_seconds())
         queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}"
-        healthy = f"Guardian is healthy: it listed {queues} {ago} ago, in {last.seconds:.2f} s."
-    return _summary(guardian.verdicts(), healthy)
+        sentence = f"Guardian is healthy: it listed {queues} {ago} ago, in {last.seconds:.2f} s."
+        healthy = healthy._replace(sentence=sentence)
+    return _summary(verdicts, healthy)
 
 
-def _summary(verdicts: Sequence[Verdict], healthy: str) -> Summary:
-    """Return the wrong verdicts, the worst first, or the line ``healthy``."""
-    lines = [
-        Line(one.level, one.sentence, one.next_step, PAGES.get(one.rule.name, ""), one.rule.runbook)
-        for one in verdicts
-        if one.is_wrong
-    ]
-    worst, *others = sorted(lines, key=lambda line: -line.level) or [Line(Level.OK, healthy)]
+def _summary(verdicts: Sequence[Verdict], healthy: Verdict) -> Summary:
+    """Return the wrong verdicts, the worst first, or ``healthy``."""
+    wrong = [verdict for verdict in verdicts if verdict.is_wrong]
+    worst, *others = sorted(wrong, key=lambda verdict: -verdict.level) or [healthy]
     return Summary(worst, others)
 
 
@@ -283,17 +240,17 @@ def _gauge(one: facts.Measurement) -> Gauge | None:
 # Guardian
 
 
-def _removals(guardian: GuardianFacts) -> RemovalsShown:
+def _removals(guardian: GuardianFacts) -> dict[str, Any]:
+    """Return pending removals from the broker, and the oldest with their last errors."""
     numbers, oldest = guardian.removals
-    shown = [
-        (readable(str(one)), readable(one.last_error) or "not tried yet")
-        for one in Removal.objects.all()[:REMOVALS_SHOWN]
-    ]
-    return RemovalsShown(
-        waiting=sum(numbers.values()),
-        lasts=duration((guardian.at - oldest).total_seconds()) if oldest else "",
-        shown=shown,
-    )
+    return {
+        "waiting": sum(numbers.values()),
+        "lasts": duration((guardian.at - oldest).total_seconds()) if oldest else "",
+        "shown": [
+            (readable(str(one)), readable(one.last_error) or "not tried yet")
+            for one in Removal.objects.all()[:REMOVALS_SHOWN]
+        ],
+    }
 
 
 def _passes(now: datetime) -> Passes | None:
@@ -348,7 +305,7 @@ def _longest() -> list[QueueLine]:
         .order_by("-messages", "name", "vhost")
     )
     return [
-        _line(queue, min(_share_of_limit(queue), 1), _messages(queue.length), _limit_in_words(queue))
+        QueueLine(queue, _messages(queue.length), _limit_in_words(queue), min(_share_of_limit(queue), 1))
         for queue in rows.select_related("pulse_user", "owner")[:QUEUES_SHOWN]
     ]
 
@@ -377,7 +334,7 @@ def _growing(now: datetime) -> list[QueueLine]:
     queues = Queue.objects.select_related("pulse_user", "owner").in_bulk(fastest)
     most = rates[fastest[0]] if fastest else 0.0
     return [
-        _line(queue, rates[id_] / most, rate_in_words(rates[id_]), _time_to_maximum(queue, lengths[id_]))
+        QueueLine(queue, rate_in_words(rates[id_]), _time_to_maximum(queue, lengths[id_]), rates[id_] / most)
         for id_ in fastest
         if (queue := queues.get(id_)) is not None
     ]
@@ -394,26 +351,21 @@ def _time_to_maximum(queue: Queue, lengths: Sequence[tuple[datetime, int]]) -> s
 
 
 def _stalled(now: datetime) -> Named:
-    """Return the queues whose consumers have stalled, the longest stalled first, in two statements."""
-    rows = Queue.objects.filter(STALLED)
-    longest_first = rows.order_by(F("stalled_since").asc(nulls_last=True), "name", "vhost")
-    queues = longest_first.select_related("pulse_user", "owner")[:NAMES_SHOWN]
-    return Named(rows.count(), [_stalled_line(queue, now) for queue in queues])
+    """Return the queues whose consumers have stalled, the longest stalled first."""
+    found = _first(Queue.objects.filter(STALLED), F("stalled_since").asc(nulls_last=True))
+    return found._replace(shown=[_stalled_line(line, now) for line in found.shown])
 
 
-def _stalled_line(queue: Queue, now: datetime) -> QueueLine:
-    line = _unowned_line(queue)
-    since = queue.stalled_since
+def _stalled_line(line: QueueLine, now: datetime) -> QueueLine:
+    since = line.queue.stalled_since
     lasts = f", nothing acknowledged for {duration(max(0.0, (now - since).total_seconds()))}" if since else ""
     return line._replace(figure=f"owner {line.whose}, {line.figure}{lasts}")
 
 
-def _exclusive() -> Named:
-    """Return the queues that are exclusive to a connection, the longest first, in two statements."""
-    rows = Queue.objects.exclude(state=GONE).filter(exclusive=True)
-    longest_first = rows.order_by(LENGTH.desc(nulls_last=True), "name", "vhost")
-    queues = longest_first.select_related("pulse_user", "owner")[:NAMES_SHOWN]
-    return Named(rows.count(), [_unowned_line(queue) for queue in queues])
+def _first(rows: QuerySet[Queue], order: OrderBy) -> Named:
+    """Return the number of rows and the first of them, in two statements."""
+    queues = rows.order_by(order, "name", "vhost").select_related("pulse_user", "owner")[:NAMES_SHOWN]
+    return Named(rows.count(), [QueueLine(queue, _messages(queue.length)) for queue in queues])
 
 
 def _unowned() -> tuple[Named, Named, Named]:
@@ -433,17 +385,10 @@ def _unowned() -> tuple[Named, Named, Named]:
     named = [all_ids, by_kind.get(NameKind.MISNAMED, []), by_kind.get(NameKind.UNPATTERNED, [])]
     queues = Queue.objects.in_bulk({id_ for ids in named for id_ in ids[:NAMES_SHOWN]})
     unowned, misnamed, unpatterned = (
-        Named(len(ids), [_unowned_line(queues[id_]) for id_ in ids[:NAMES_SHOWN] if id_ in queues]) for ids in named
+        Named(
+            len(ids),
+            [QueueLine(queues[id_], _messages(queues[id_].length)) for id_ in ids[:NAMES_SHOWN] if id_ in queues],
+        )
+        for ids in named
     )
     return unowned, misnamed, unpatterned
-
-
-def _unowned_line(queue: Queue) -> QueueLine:
-    return _line(queue, 0, _messages(queue.length), "")
-
-
-def _line(queue: Queue, share: float, figure: str, more: str) -> QueueLine:
-    owner = whose(queue.pulse_user, queue.owner)
-    words = str(Queue.State(queue.state).label)
-    name, vhost = readable(queue.name), readable(queue.vhost)
-    return QueueLine(queue.uuid, name, vhost, owner, queue.state, words, round(share * 100, 1), figure, more)

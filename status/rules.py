@@ -3,8 +3,8 @@
 Each fact has one rule, and all limits are here. (When the list of queues calls itself
 late is in ``queues/pages/queue_list.py``.)
 ``facts.py`` measures the values; the front page, ``doctor`` and ``/readyz`` judge them by these rules. ``/metrics``
-exports the values, and the alerts in ``deploy/prometheus`` have the same limits: ``tests/status/test_rules.py`` checks
-them.
+exports the value of each rule with a ``metric``, and the alerts in ``deploy/prometheus`` have the same limits:
+``tests/status/test_rules.py`` checks them.
 """
 
 from dataclasses import replace
@@ -117,6 +117,7 @@ PASS_SECONDS = Rule(
     next_step="See what keeps RabbitMQ or the database busy, or run passes less often (GUARDIAN_POLL_SECONDS).",
     runbook="passes-are-slow",
     alert="GuardianPassSlow",
+    metric="guardian_last_pass_seconds",
 )
 
 PASS_AGE = Rule(
@@ -154,6 +155,7 @@ PASS_ERRORS = Rule(
     next_step="See its report under 'Passes' in /admin/.",
     runbook="passes-report-errors",
     alert="GuardianPassErrors",
+    metric="guardian_last_pass_errors",
 )
 
 OUTAGE = Rule(
@@ -165,6 +167,7 @@ OUTAGE = Rule(
     next_step="Guardian tries again by itself. See the errors of the last pass, and the lines about the broker.",
     runbook="the-broker-cant-be-queried",
     alert="GuardianBrokerAway",
+    metric="guardian_outage",
 )
 
 BRAKE = Rule(
@@ -179,6 +182,8 @@ BRAKE = Rule(
     ),
     runbook="the-brake-blocks-deletions",
     alert="GuardianBrakeHeld",
+    metric="guardian_brake_held",
+    page="operate_brake",
 )
 
 BRAKE_RELEASE = Rule(
@@ -216,6 +221,7 @@ REFUSED = Rule(
     ),
     runbook="the-broker-refuses-to-delete-a-queue",
     alert="GuardianDeletionsRefused",
+    metric="guardian_deletions_refused",
 )
 
 UNRESPONSIVE = Rule(
@@ -227,6 +233,7 @@ UNRESPONSIVE = Rule(
     next_step="Find it with 'rabbitmqctl list_unresponsive_queues'. Restart its node, or delete the queue.",
     runbook="a-queues-process-does-not-respond",
     alert="GuardianQueueUnresponsive",
+    metric="guardian_queue_unresponsive",
 )
 
 UNADDRESSABLE = Rule(
@@ -279,6 +286,7 @@ ORPHANS_BRAKE = Rule(
     sentence="The brake blocks the sweep of orphans: {value} would be deleted at once.",
     next_step="None is deleted. Review them in /admin/ before you delete them there.",
     runbook="the-brake-blocks-a-sweep",
+    page="operate_orphans",
 )
 
 STALE_BRAKE = replace(
@@ -286,6 +294,7 @@ STALE_BRAKE = replace(
     name="brake on stale subscriptions",
     measures="queues whose deletion by the clean-up of stale subscriptions is blocked",
     sentence="The brake blocks the clean-up of stale subscriptions: {value} would be deleted at once.",
+    page="operate_stale",
 )
 
 OTHER_TASKS = Rule(
@@ -314,6 +323,7 @@ NOTIFICATIONS_WAIT = Rule(
     ),
     runbook="notifications-wait",
     alert="GuardianNotificationsWait",
+    metric="guardian_oldest_notification_seconds",
 )
 
 NOTIFICATIONS_GIVEN_UP = Rule(
@@ -326,6 +336,7 @@ NOTIFICATIONS_GIVEN_UP = Rule(
     next_step="See their last error under 'Notifications' in /admin/. Once it is solved, send them again from there.",
     runbook="notifications-were-given-up",
     alert="GuardianNotificationsGivenUp",
+    metric="guardian_notifications_given_up",
 )
 
 REMOVALS = Rule(
@@ -337,6 +348,7 @@ REMOVALS = Rule(
     next_step="Guardian retries, at least every five minutes. 'Removals' in /admin/ shows the reason for each.",
     runbook="removals-are-pending",
     alert="GuardianRemovalsPending",
+    metric="guardian_oldest_removal_seconds",
 )
 
 ARCHIVES_FAILED = Rule(
@@ -349,6 +361,7 @@ ARCHIVES_FAILED = Rule(
     next_step="See the queues and the reasons under 'Archives' in /admin/, with the filter 'failed'.",
     runbook="archives-fail",
     alert="GuardianArchivesFail",
+    metric="guardian_archives_failed",
 )
 
 ARCHIVES_FULL = Rule(

@@ -44,6 +44,8 @@ class Rule:
     - ``never``: replaces ``sentence`` for an infinite value.
     - ``runbook``: an anchor in docs/operators.md.
     - ``alert``: the Prometheus alert with the same limit; empty: there is none.
+    - ``metric``: the gauge in ``/metrics`` with the value; empty: there is none.
+    - ``page``: the name of the URL where an operator can act; empty: there is none.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Rule:
     noun: str = ""
     never: str = ""
     alert: str = ""
+    metric: str = ""
+    page: str = ""
 
     def judge(self, value: float | None, settings: Any, **details: str) -> "Verdict":
         """Return the verdict on a value; None: the value is unknown."""

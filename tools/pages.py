@@ -1,129 +1,117 @@
-"""``make docs``: write ``docs/settings.md`` from ``.env.example`` and ``guardian_site/settings.py``.
+"""``make docs``: write ``.env.example`` and ``docs/settings.md`` from ``guardian_site/own_settings.py``.
 
-A test fails if the page is stale.
+A test fails if one of them is stale.
 """
 
 import ast
-import re
+import textwrap
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 PROJECT = Path(__file__).resolve().parent.parent
+DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
+EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
 
 KINDS = {
-    "bool": "true or false",
+    "flag": "true or false",
     "int": "whole number",
-    "float": "number",
-    "str": "text",
+    "number": "number",
     "items": "list, with commas",
     "url": "address",
-    "database": "address",
-    "email_url": "address",
-    "log_level": "text",
 }
-"""Descriptions of the kinds of settings."""
+"""Descriptions of the kinds of settings; of the others: address if the name ends in _URL, else text."""
+
+
+EXAMPLE_HEADER = """\
+# Every setting of Guardian, with its default. Copy this file to .env, and remove the # from settings that you change.
+# A value ends at the end of its line and is taken literally, $ and # included. Quotes around a whole value are removed.
+# An empty value counts as not set."""
 
 
 class Setting(NamedTuple):
-    """A setting's name, its default as text (empty if there is none), and its meaning."""
+    """A setting as it is declared. ``default`` is empty if it depends on other settings."""
 
+    heading: str
     name: str
+    kind: str
     default: str
     meaning: str
 
-
-class Reader(NamedTuple):
-    """How settings.py reads a setting. ``default`` is None if it depends on other settings."""
-
-    kind: str
-    default: str | None
+    @property
+    def takes(self) -> str:
+        """What its value is, in words."""
+        return KINDS.get(self.kind, "address" if self.name.endswith("_URL") else "text")
 
 
-def documented_settings() -> dict[str, list[Setting]]:
-    """Return the settings of ``.env.example`` by heading."""
-    headings: dict[str, list[Setting]] = {}
-    meaning: list[str] = []
-    heading = ""
-    for line in (PROJECT / ".env.example").read_text().splitlines():
-        if line.startswith("## "):
-            heading = line.removeprefix("## ")
-            meaning = []
-        elif found := re.fullmatch(r"# ([A-Z][A-Z0-9_]+)=(.*)", line):
-            headings.setdefault(heading, []).append(Setting(found[1], found[2], " ".join(meaning)))
-            meaning = []
-        elif line:
-            meaning.append(line.removeprefix("# "))
-        else:
-            meaning = []
-    return headings
+def declared_settings() -> list[Setting]:
+    """Return the settings in the order of their declarations."""
+    source = DECLARATIONS.read_text()
+    headings = [(number, line[3:]) for number, line in enumerate(source.splitlines(), 1) if line.startswith("## ")]
+    return list(_declarations(ast.parse(source).body, headings))
 
 
-def read_settings() -> dict[str, Reader]:
-    """Return the settings that ``guardian_site/settings.py`` reads from the environment."""
-    tree = ast.parse((PROJECT / "guardian_site" / "settings.py").read_text())
-    return {name: reader for node in ast.walk(tree) for name, reader in _reader_of(node)}
+def _declarations(body: list[ast.stmt], headings: list[tuple[int, str]]) -> Iterator[Setting]:
+    """Yield each setting that a statement reads, with its meaning from the string after the statement."""
+    for statement, following in pairwise(body):
+        for call in ast.walk(statement):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "read":
+                assert isinstance(following, ast.Expr), f"line {statement.lineno} needs a description"
+                name, kind, default = call.args
+                heading = [text for number, text in headings if number < statement.lineno][-1]
+                meaning = " ".join(ast.literal_eval(following.value).split())
+                yield Setting(heading, ast.literal_eval(name), ast.unparse(kind), _default(default), meaning)
 
 
-def _reader_of(node: ast.AST) -> Iterator[tuple[str, Reader]]:
-    """Yield the setting that an expression reads, if it does."""
-    if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
-        return
-    name, called = node.args[0].value, ast.unparse(node.func)
-    if not (isinstance(name, str) and re.fullmatch(r"[A-Z][A-Z0-9_]+", name)):
-        return
-    if called in ("read", "items"):
-        kind = "items" if called == "items" else ast.unparse(node.args[1]).removeprefix("env.")
-        default = node.args[-1]
-    elif called.startswith("env."):
-        kind = called.removeprefix("env.")
-        default = next(keyword.value for keyword in node.keywords if keyword.arg == "default")
-    else:
-        return
-    yield name, Reader(kind, _default_text(default))
+def _default(expression: ast.expr) -> str:
+    """Return a default outside DEBUG; empty if it is computed."""
+    if isinstance(expression, ast.IfExp) and ast.unparse(expression.test) == "DEBUG":
+        expression = expression.orelse
+    return str(expression.value) if isinstance(expression, ast.Constant) else ""
 
 
-def _default_text(default: ast.expr) -> str | None:
-    """Return a default as the environment would have it; None if it is computed."""
-    try:
-        value = ast.literal_eval(default)
-    except ValueError:
-        return None
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    return ",".join(value) if isinstance(value, list) else str(value)
+def example_file() -> str:
+    """Return ``.env.example``."""
+    lines = [EXAMPLE_HEADER]
+    for heading, settings in groupby(declared_settings(), lambda setting: setting.heading):
+        lines += ["", f"## {heading}"]
+        for setting in settings:
+            wrapped = textwrap.wrap(setting.meaning, 118, break_long_words=False, break_on_hyphens=False)
+            lines += [f"# {line}" for line in wrapped]
+            lines.append(f"# {setting.name}={setting.default}")
+    return "\n".join(lines) + "\n"
 
 
 def settings_page() -> str:
     """Return ``docs/settings.md``."""
-    readers = read_settings()
     lines = [
         "# Every setting",
         "",
         "Set them in the environment, or in the file `.env` beside `manage.py`; the environment takes precedence.",
         "Values are taken literally, with any `$`, `#` and blank inside them. In `.env`, quotes around a whole value",
-        "are removed. Processes read settings when they start: restart them after a change. `manage.py check` reports",
-        "invalid settings, and `manage.py doctor` reports services that do not respond.",
+        "are removed. An empty value counts as not set. Processes read settings when they start: restart them after a",
+        "change. `manage.py check` reports invalid and unknown settings, and `manage.py doctor` reports services that",
+        "do not respond.",
     ]
-    for heading, settings in documented_settings().items():
+    for heading, settings in groupby(declared_settings(), lambda setting: setting.heading):
         lines += ["", f"## {heading}", "", "| setting | value | default | meaning |", "| --- | --- | --- | --- |"]
         for setting in settings:
             default = f"`{setting.default}`" if setting.default else ""
-            takes = "address" if setting.name.endswith("_URL") else KINDS[readers[setting.name].kind]
-            lines.append(f"| `{setting.name}` | {takes} | {default} | {setting.meaning} |")
-    lines += ["", "`make docs` writes this page from `.env.example` and `guardian_site/settings.py`."]
+            lines.append(f"| `{setting.name}` | {setting.takes} | {default} | {setting.meaning} |")
+    lines += ["", "`make docs` writes this page from `guardian_site/own_settings.py`."]
     return "\n".join(lines) + "\n"
 
 
+GENERATED = {EXAMPLE: example_file, PAGE: settings_page}
+
+
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(settings_page())
-    print(PAGE.relative_to(PROJECT))
+    """Write the files."""
+    for path, text in GENERATED.items():
+        path.write_text(text())
+        print(path.relative_to(PROJECT))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS
 from django.db.models import QuerySet
 
 from accounts.access import vouching
 from accounts.models import Owner
+from core.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -36,25 +37,22 @@ SUBSCRIPTIONS = Quota("GUARDIAN_MAX_SUBSCRIPTIONS", "subscriptions")
 CHANNELS = Quota("GUARDIAN_MAX_CHANNELS", "channels")
 
 
-class QuotaReached(ValidationError):
-    """The owner has the maximum already."""
-
-
 def require_room(quota: Quota, owner: Owner, rows: QuerySet[Any], things: str = "") -> None:
     """Lock the owner's row, and check that the owner may have one more of these rows.
 
     Call this in the transaction that inserts the row. ``things`` names the rows if the quota applies to several kinds.
 
     Raises:
-        QuotaReached: the owner has the maximum.
+        Refusal: the owner has the maximum.
     """
     if owner.is_staff or not quota.maximum:
         return
     vouching.lock(owner)
     if not has_room(quota, owner, rows):
-        raise QuotaReached(
+        raise Refusal(
             f"An owner may have at most {quota.maximum} {things or quota.things}. "
-            f"{quota.remove} one that nobody uses any more, or ask an operator for more."
+            f"{quota.remove} one that nobody uses any more, or ask an operator for more.",
+            NON_FIELD_ERRORS,
         )
 
 

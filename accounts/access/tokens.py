@@ -38,7 +38,7 @@ def create_token(
         NotVouched: the owner may not use the broker.
         ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
             ``scope``.
-        QuotaReached: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
+        Refusal: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
         RateLimitExceeded: the owner created too many tokens within the last hour.
     """
     name = name.strip()
@@ -84,7 +84,7 @@ def revoke_confirmed(tokens: Sequence[AuthToken], change: ConfirmableChange) -> 
             valid = AuthToken.objects.filter(user=owner).exclude(expiry__lte=timezone.now())
             left = valid.exclude(pk__in=[token.pk for token in tokens])
             if valid.exists() and not left.exists():
-                effect += queue_effects.provider().of_agents(owner)
+                effect += queue_effects.of_agents(owner)
         change.require_confirmed(effect)
         for owner in owners:
             _revoke(AuthToken.objects.filter(user=owner, pk__in=[token.pk for token in tokens]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from datetime import timedelta
+from http import HTTPStatus
 
 from allauth.account.models import EmailAddress
 from django.conf import settings
@@ -13,6 +14,7 @@ from django.utils import timezone
 
 from accounts import audit, signals
 from accounts.models import Owner, Vouching, check_line, normalize_address
+from core.refusals import Refusal
 
 MIN_REQUEST_INTERVAL = timedelta(days=1)
 
@@ -27,12 +29,10 @@ NO_LONGER_IN_GROUP = "By rule: no longer a member of a group with access"
 RULE = "By rule: "
 
 
-class NotVouched(PermissionDenied):
-    """The owner may not use the broker. The text says why, and what to do."""
+class NotVouched(Refusal, PermissionDenied):
+    """The owner may not use the broker. A page that doesn't expect it answers 403, too."""
 
-
-class AlreadyRequested(ValueError):
-    """The owner is vouched for already, or has made a request within the last day. The text says which."""
+    status = HTTPStatus.FORBIDDEN
 
 
 def may_vouch(visitor: Owner | AnonymousUser) -> bool:
@@ -115,7 +115,7 @@ def request_vouching(owner: Owner, reason: str) -> None:
     """Record an owner's request to be vouched for, at most once a day.
 
     Raises:
-        AlreadyRequested: the owner made a request within the last day, or is vouched for already.
+        Refusal: the owner made a request within the last day, or is vouched for already.
         ValidationError: the reason is empty, too long, or contains control characters.
     """
     reason = " ".join(reason.split())
@@ -123,11 +123,12 @@ def request_vouching(owner: Owner, reason: str) -> None:
     with transaction.atomic():
         locked = lock(owner)
         if locked.vouched or locked.is_staff:
-            raise AlreadyRequested("You have access already.")
+            raise Refusal("You have access already.", status=HTTPStatus.CONFLICT)
         asked, now = locked.vouch_requested_at, timezone.now()
         if asked is not None and asked <= now < asked + MIN_REQUEST_INTERVAL:
-            raise AlreadyRequested(
-                "You requested access within the last day. The operators have your message. Request again tomorrow."
+            raise Refusal(
+                "You requested access within the last day. The operators have your message. Request again tomorrow.",
+                status=HTTPStatus.CONFLICT,
             )
         locked.vouch_requested_at, locked.vouch_request = now, reason
         locked.save(update_fields=["vouch_requested_at", "vouch_request"])

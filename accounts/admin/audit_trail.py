@@ -12,10 +12,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from accounts import audit
-from accounts.admin.base import ReadOnlyAdmin, audit_trail_of
-from accounts.models import (
-    AuditEntry,
-)
+from accounts.models import AuditEntry
+from core.admin import AuditedAdmin, audit_trail_of, column
 from rabbit.names import readable
 
 admin.site.unregister(AuditEntry)
@@ -25,7 +23,7 @@ ORIGIN_KEYS = ("token", "task", "command")
 
 
 @admin.register(AuditEntry)
-class AuditEntryAdmin(ReadOnlyAdmin):
+class AuditEntryAdmin(AuditedAdmin):
     """The audit trail."""
 
     date_hierarchy = "timestamp"
@@ -36,6 +34,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     search_fields = ["actor_email", "object_repr", "event", "changes", "additional_data", "cid"]
     search_help_text = "An e-mail address, a name, an event, or the id of a request from the log."
     fields = ["when", "who", "event", "kind", "thing", "details", "outcome", "remote_addr", "cid"]
+    when = column("timestamp", "when", lambda time: f"{timezone.localtime(time):%F %T %Z}")
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -45,11 +44,6 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         if entry is None:
             raise Http404("There is no such entry.")
         return audit_trail_of(entry.content_type, entry.object_pk)
-
-    @admin.display(ordering="timestamp")
-    def when(self, entry: AuditEntry) -> str:
-        """Return the time, to the second."""
-        return f"{timezone.localtime(entry.timestamp):%F %T %Z}"
 
     @admin.display(ordering="actor_email")
     def who(self, entry: AuditEntry) -> str:

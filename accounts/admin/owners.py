@@ -1,7 +1,6 @@
 """The admin of owners, their access, tokens and sign-in addresses."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import allauth.account.admin  # these three register models that are unregistered below
 import allauth.socialaccount.admin  # noqa: F401
@@ -12,36 +11,28 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.auth.models import Group
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
 from accounts import queue_effects
 from accounts.access import tokens, vouching
-from accounts.admin.base import (
+from accounts.models import AuthToken, Owner, PulseUser, Vouching
+from accounts.pages.forms import WithdrawForm
+from accounts.pulse_users import ownership, withdrawal
+from core.admin import (
     AuditedAdmin,
     Confirmation,
-    DeletedWithOwnerAdmin,
-    Row,
-    chosen_rows,
-    confirmation_page,
+    column,
+    confirmed_action,
     count_related,
     current_operator,
     given_confirmation,
-    is_confirmed,
-    is_uuid,
 )
-from accounts.models import (
-    AuthToken,
-    Owner,
-    PulseUser,
-    Vouching,
-)
-from accounts.pages.forms import WithdrawForm
-from accounts.pulse_users import ownership, withdrawal
-from accounts.pulse_users.each import apply_to_each, report_results
-from core.confirmation import ConfirmableChange, ConfirmationRequired
+from core.confirmation import ConfirmableChange
+from core.each import apply_to_each, report_results
 
 admin.site.unregister(Group)  # groups grant permissions, and operators have all permissions
 
@@ -52,16 +43,10 @@ class OwnerAdmin(AuditedAdmin):
     Every operator has all permissions and can make other owners operators. ``agents/admin.py`` registers this admin.
     """
 
+    allowed = {"add", "change", "delete"}
     list_display = [
-        "email",
-        "full_name",
-        "vouched",
-        "is_staff",
-        "is_active",
-        "owned",
-        "last_login",
-        "date_joined",
-    ]
+        "email", "full_name", "vouched", "is_staff", "is_active", "owned", "last_login", "date_joined",
+    ]  # fmt: skip
     list_filter = ["vouched", "is_staff", "is_active", "weekly_summary", "date_joined"]
     search_fields = ["email", "full_name"]
     fields = [
@@ -73,16 +58,12 @@ class OwnerAdmin(AuditedAdmin):
         "weekly_summary",
     ]  # fmt: skip
     actions = ["vouch_for", "withdraw"]
+    owned = column("number_of_pulse_users", "Pulse users")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
         """Add the number of Pulse users, in the same query."""
         owners: QuerySet[Owner] = super().get_queryset(request)
         return owners.annotate(number_of_pulse_users=count_related(PulseUser.owners.through, "owner"))
-
-    @admin.display(description="Pulse users", ordering="number_of_pulse_users")
-    def owned(self, owner: Owner) -> int:
-        """Return the number of Pulse users that the owner has."""
-        return cast("int", owner.number_of_pulse_users)  # type: ignore[attr-defined]
 
     def view_on_site(self, owner: Owner) -> str:
         """Return the URL of the page with the vouching record."""
@@ -100,7 +81,7 @@ class OwnerAdmin(AuditedAdmin):
             deactivation = ConfirmableChange(
                 current_operator(request), "deactivate", [obj], {}, given_confirmation(request)
             )
-            deactivation.require_confirmed(queue_effects.provider().of_agents(obj))
+            deactivation.require_confirmed(queue_effects.of_agents(obj))
         if not change:
             obj.save()
         elif form.changed_data:
@@ -117,7 +98,7 @@ class OwnerAdmin(AuditedAdmin):
             and super().has_delete_permission(request, obj)
         )
 
-    @admin.action(description="Approve access for the selected owners", permissions=["change"])
+    @admin.action(description="Approve access for the selected owners", permissions=["act"])
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
         """Vouch for the selected owners."""
         apply_to_each(
@@ -127,55 +108,42 @@ class OwnerAdmin(AuditedAdmin):
             "approved, and can use the broker",
         )
 
-    @admin.action(description="Withdraw access of the selected owners", permissions=["change"])
-    def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
-        """Withdraw the vouching of the selected owners; if requested, remove their Pulse users and tokens."""
-        owners = list(chosen_rows(self, request, queryset))
-        form = WithdrawForm(request.POST if is_confirmed(request) else None)
-        required = None
-        if form.is_valid() and form.cleaned_data["remove"] and len(owners) > 1:
-            form.add_error("remove", "Pulse users and tokens can be removed for one owner at a time. Select one owner.")
-        if form.is_valid():
-            try:
-                self._withdraw(request, owners, **form.cleaned_data)
-                return None
-            except ConfirmationRequired as error:
-                required = error
-        question = Confirmation(
-            "withdraw",
-            "Withdraw the access of these owners",
-            "They can't create Pulse users and tokens any more. Existing ones keep working, unless you remove them.",
-            "Withdraw access",
-            "Accounts",
-        )
-        return confirmation_page(
-            self,
-            request,
-            question,
-            owners,
-            lambda one: Row(one.email, f"{one.number_of_pulse_users:,}"),
-            form,
-            required,
-        )
-
-    def _withdraw(self, request: HttpRequest, owners: Sequence[Owner], *, remove: bool, reason: str) -> None:
-        def withdraw(owner: Owner) -> None:
-            withdrawal.withdraw(
-                owner,
-                current_operator(request),
-                remove=remove,
-                reason=reason or "in the admin",
-                confirm=given_confirmation(request),
-            )
-
+    @confirmed_action(
+        "Withdraw access of the selected owners",
+        Confirmation(
+            title="Withdraw the access of these owners",
+            text="They can't create Pulse users and tokens any more. Existing ones keep working, unless you remove "
+            "them.",
+            button="Withdraw access",
+            column="Pulse users",
+            about=lambda owner: f"{owner.number_of_pulse_users:,}",
+            form=WithdrawForm,
+        ),
+    )
+    def withdraw(self, request: HttpRequest, owners: list[Owner], remove: bool, reason: str) -> None:
+        """Withdraw the vouching of the owners; if requested, remove their Pulse users and tokens."""
+        if remove and len(owners) > 1:
+            text = "Pulse users and tokens can be removed for one owner at a time. Select one owner."
+            raise ValidationError({"remove": text})
+        options: dict[str, Any] = {
+            "remove": remove,
+            "reason": reason or "in the admin",
+            "confirm": given_confirmation(request),
+        }
         removed = "; Guardian removes the Pulse users that only they owned" if remove else ""
-        apply_to_each(request, owners, withdraw, f"no longer able to create Pulse users and tokens{removed}")
+        apply_to_each(
+            request,
+            owners,
+            lambda owner: withdrawal.withdraw(owner, current_operator(request), **options),
+            f"no longer able to create Pulse users and tokens{removed}",
+        )
 
 
 @admin.register(Vouching)
-class VouchingAdmin(DeletedWithOwnerAdmin):
+class VouchingAdmin(AuditedAdmin):
     """Who vouched for whom, and when."""
 
+    allowed = {"cascade"}
     list_display = ["owner", "vouched", "by", "reason", "at"]
     list_filter = ["vouched", "at"]
     list_select_related = ["owner", "by"]
@@ -183,12 +151,13 @@ class VouchingAdmin(DeletedWithOwnerAdmin):
 
 
 @admin.register(AuthToken)
-class AuthTokenAdmin(DeletedWithOwnerAdmin):
+class AuthTokenAdmin(AuditedAdmin):
     """Tokens. Owners create them; operators revoke them by an action.
 
     A token's primary key is its digest, which no page shows. So rows are identified by their UUID and have no page.
     """
 
+    allowed = {"cascade"}
     key = "uuid"
     list_display = ["name", "user", "scope", "created", "expiry", "last_used"]
     list_display_links = None
@@ -207,44 +176,23 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
         box = forms.CheckboxInput({"class": "action-select", "aria-label": name}, lambda value: False)
         return box.render(ACTION_CHECKBOX_NAME, str(obj.uuid))
 
-    def response_action(  # type: ignore[override]  # the stubs are a version ahead
-        self, request: HttpRequest, queryset: QuerySet[AuthToken]
-    ) -> HttpResponse | None:
-        """Replace the selected UUIDs by primary keys."""
-        posted = request.POST.copy()
-        uuids = [text for text in posted.getlist(ACTION_CHECKBOX_NAME) if is_uuid(text)]
-        posted.setlist(ACTION_CHECKBOX_NAME, list(queryset.filter(uuid__in=uuids).values_list("pk", flat=True)))
-        request.POST = posted  # type: ignore[assignment]
-        return super().response_action(request, queryset)
-
-    def has_revoke_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may delete tokens."""
-        return admin.ModelAdmin.has_delete_permission(self, request)
-
-    @admin.action(description="Revoke the selected tokens", permissions=["revoke"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> HttpResponse | None:
-        """Revoke the selected tokens, after confirmation."""
-        found = list(chosen_rows(self, request, queryset).select_related("user"))
-        required = None
-        if is_confirmed(request):
-            change = tokens.revocation_of(found, current_operator(request), given_confirmation(request))
-            try:
-                tokens.revoke_confirmed(found, change)
-            except ConfirmationRequired as error:
-                required = error
-            else:
-                report_results(request, [str(token) for token in found], "revoked", [])
-                return None
-        question = Confirmation(
-            "revoke",
-            "Revoke these tokens",
-            "Programs that use them are refused at once. Agents that log in to the broker with them are disconnected.",
-            "Revoke the tokens",
-            "Owner",
-        )
-        return confirmation_page(
-            self, request, question, found, lambda token: Row(str(token), token.user.email), required=required
-        )
+    @confirmed_action(
+        "Revoke the selected tokens",
+        Confirmation(
+            title="Revoke these tokens",
+            text="Programs that use them are refused at once. Agents that log in to the broker with them are "
+            "disconnected.",
+            button="Revoke the tokens",
+            column="Owner",
+            about=lambda token: token.user.email,
+            narrow=lambda rows: rows.select_related("user"),
+        ),
+    )
+    def revoke(self, request: HttpRequest, found: list[AuthToken]) -> None:
+        """Revoke the tokens."""
+        change = tokens.revocation_of(found, current_operator(request), given_confirmation(request))
+        tokens.revoke_confirmed(found, change)
+        report_results(request, [str(token) for token in found], "revoked", [])
 
 
 # Models of allauth. accounts/signing_in/ writes their rows. The provider is configured in the settings, and
@@ -254,9 +202,10 @@ admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])
 
 
 @admin.register(EmailAddress)
-class EmailAddressAdmin(DeletedWithOwnerAdmin):
+class EmailAddressAdmin(AuditedAdmin):
     """Addresses that owners sign in with, and whether they are verified. Creating one manually would grant access."""
 
+    allowed = {"cascade"}
     list_display = ["email", "user", "verified"]
     list_filter = ["verified"]
     list_select_related = ["user"]
@@ -264,9 +213,10 @@ class EmailAddressAdmin(DeletedWithOwnerAdmin):
 
 
 @admin.register(SocialAccount)
-class SocialAccountAdmin(DeletedWithOwnerAdmin):
+class SocialAccountAdmin(AuditedAdmin):
     """Which OpenID Connect identity belongs to which owner. The claims are not shown."""
 
+    allowed = {"cascade"}
     list_display = ["uid", "user", "provider", "last_login", "date_joined"]
     list_filter = ["provider"]
     list_select_related = ["user"]

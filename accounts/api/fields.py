@@ -37,12 +37,17 @@ class CanonicalURLField(serializers.HyperlinkedIdentityField):
         return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
 
 
-class HexURLField(CanonicalURLField):
-    """The URL of a resource that contains its UUID as 32 hex digits."""
+@extend_schema_field({"type": "string", "format": "uri"})
+class HexURLField(serializers.ReadOnlyField):
+    """The URL of the object itself, or of its ``source``, that contains the UUID as 32 hex digits."""
 
-    def to_representation(self, value: Any) -> str:  # type: ignore[override]
+    def __init__(self, view_name: str, source: str = "*", **kwargs: Any) -> None:
+        super().__init__(source=source, **kwargs)
+        self.view_name = view_name
+
+    def to_representation(self, value: Any) -> str:
         """Return the URL."""
-        return object_url(str(self.view_name), value.uuid)
+        return object_url(self.view_name, value.uuid)
 
 
 @extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})

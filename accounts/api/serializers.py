@@ -102,7 +102,7 @@ class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddr
 class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
     """A Pulse user."""
 
-    url = CanonicalURLField(view_name="api-pulse-user", lookup_field="username")
+    url = CanonicalURLField(view_name="api-pulse-user-detail", lookup_field="username")
     owners = OwnerEmailField(many=True)
     invited = serializers.SerializerMethodField(help_text="Who was invited to own it, and has not answered yet.")
     notification_emails = serializers.SerializerMethodField(

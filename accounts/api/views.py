@@ -5,13 +5,13 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.core.exceptions import ValidationError as InvalidValue
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins
 from rest_framework import request as rest
+from rest_framework.decorators import action
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -67,7 +67,6 @@ from core.endpoints import (
     SEARCH,
     SHOWN_ONCE,
     ConfirmSerializer,
-    Conflict,
     StrictParameters,
     at_field,
     name_in,
@@ -77,7 +76,6 @@ from core.endpoints import (
     takes,
 )
 from rabbit.errors import BrokerError, NotOnBroker
-from rabbit.names import InvalidUserName
 
 
 class Request(rest.Request):
@@ -119,16 +117,14 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         """
         vouching.require_vouched(request.user)
         body = read(NewPulseUserSerializer, request)
-        with at_field("owners", InvalidValue):
-            owners = ownership.find_owners(body.get("owners", []))
+        owners = ownership.find_owners(body.get("owners", []))
         if not (owners and request.user.is_staff):
             owners = [request.user, *(owner for owner in owners if owner != request.user)]
         own_password = body.get("password")
-        with at_field("username", InvalidUserName, validation.NameReserved, validation.NameTaken):
-            pulse_user, password = creation.create_pulse_user(
-                body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
-                adopt_namespace=body["adopt_namespace"],
-            )  # fmt: skip
+        pulse_user, password = creation.create_pulse_user(
+            body["username"], owners, own_password, body.get("notification_emails", []), by=request.user,
+            adopt_namespace=body["adopt_namespace"],
+        )  # fmt: skip
         data = self.get_serializer(PulseUser.objects.with_people().get(pk=pulse_user.pk)).data
         if own_password is None:
             data["password"] = password
@@ -162,14 +158,12 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         body = read(PulseUserChangesSerializer, request)
         with transaction.atomic():
             if "owners" in body:
-                with at_field("owners", InvalidValue, ownership.LastOwner):
-                    ownership.set_owners(pulse_user, ownership.find_owners(body["owners"]), request.user)
+                ownership.set_owners(pulse_user, ownership.find_owners(body["owners"]), request.user)
             if "notification_emails" in body:
-                with at_field("notification_emails", InvalidValue):
-                    addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
+                addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
             if "warn_length" in body or "max_length" in body:
                 warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
-                with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
+                with at_field("max_length" if "max_length" in body else "warn_length"):
                     thresholds.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
             if "keeps_archives" in body:
                 thresholds.set_keeps_archives(pulse_user, body["keeps_archives"])
@@ -197,6 +191,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=NewPasswordSerializer, responses={200: PasswordSerializer, 409: None, 503: None})
+    @action(detail=True, methods=["post"], url_path="rotate-password")
     def rotate_password(self, request: Request, username: str) -> Response:
         """Change the password of a Pulse user.
 
@@ -205,16 +200,16 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         pulse_user = self.get_object()
         body = read(NewPasswordSerializer, request)
         own_password = body.get("password")
-        with at_field("password", InvalidValue):
-            password = passwords.rotate_password(
-                pulse_user, own_password, close_connections=body["close_connections"], by=request.user
-            )
+        password = passwords.rotate_password(
+            pulse_user, own_password, close_connections=body["close_connections"], by=request.user
+        )
         data = {"username": pulse_user.username}
         if own_password is None:
             data["password"] = password
         return Response(data, headers=SHOWN_ONCE)
 
     @extend_schema(responses={200: ConnectionSerializer(many=True), 503: None})
+    @action(detail=True)
     def connections(self, request: Request, username: str) -> Response:
         """List a Pulse user's live connections."""
         found = passwords.connections_of(self.get_object())
@@ -224,6 +219,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],
         responses={204: None, 409: None, 503: None},
     )
+    @connections.mapping.delete
     def close_connection(self, request: Request, username: str) -> Response:
         """Close a live connection of a Pulse user.
 
@@ -233,11 +229,13 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
+    @action(detail=True)
     def belongings(self, request: Request, username: str) -> Response:
         """List the queues and exchanges that are deleted with a Pulse user."""
         return Response(BelongingsSerializer(removal.belongings_of(self.get_object())).data)
 
     @extend_schema(request=AddressSerializer, responses={204: None})
+    @action(detail=True, methods=["post"], url_path="ask-again")
     def ask_again(self, request: Request, username: str) -> Response:
         """Send another request to confirm to an address of a Pulse user.
 
@@ -245,11 +243,10 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         """
         pulse_user = self.get_object()
         email = normalize_address(read(AddressSerializer, request)["email"])
-        with at_field("email", InvalidValue):
-            address = pulse_user.notification_addresses.filter(email=email).first()
-            if address is None:
-                raise InvalidValue("The Pulse user has no such address.")
-            addresses.resend_confirmation(address)
+        address = pulse_user.notification_addresses.filter(email=email).first()
+        if address is None:
+            raise ValidationError({"email": ["The Pulse user has no such address."]})
+        addresses.resend_confirmation(address)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     def _shown(self, pulse_user: PulseUser) -> Response:
@@ -261,6 +258,13 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         return Response(PulseUserDetailSerializer(pulse_user, context=context).data)
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the open invitations to you",
+        description="An invitation is open for seven days, while its inviter owns the Pulse user.",
+    ),
+    retrieve=extend_schema(summary="Show an open invitation to you"),
+)
 class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Invitation]):
     """Invitations to the user to own Pulse users."""
 
@@ -271,24 +275,15 @@ class Invitations(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelM
         """Return the open invitations to the user. Operators see no others, either."""
         return Invitation.objects.received_by(self.request.user)
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the open invitations to you.
-
-        An invitation is open for seven days, while its inviter owns the Pulse user.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an open invitation to you."""
-        return super().retrieve(request, *args, **kwargs)
-
     @extend_schema(request=None, responses={204: None, 400: None})
+    @action(detail=True, methods=["post"])
     def accept(self, request: Request, uuid: str) -> Response:
         """Accept an invitation. You become an owner of the Pulse user."""
         invitations.accept(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None})
+    @action(detail=True, methods=["post"])
     def decline(self, request: Request, uuid: str) -> Response:
         """Decline an invitation. The inviter is notified."""
         invitations.decline(self.get_object())
@@ -333,6 +328,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(OwnerDetailSerializer(self._found()).data)
 
     @extend_schema(request=ReasonSerializer, responses=OwnerDetailSerializer)
+    @action(detail=True, methods=["post"])
     def vouch(self, request: Request, uuid: str) -> Response:
         """Approve an owner's access to the broker."""
         owner = self.get_object()
@@ -340,6 +336,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(OwnerDetailSerializer(self._found(owner)).data)
 
     @extend_schema(request=VouchSerializer, responses={204: None})
+    @action(detail=False, methods=["post"], url_path="vouch")
     def vouch_for(self, request: Request) -> Response:
         """Approve access to the broker for the owner with an e-mail address.
 
@@ -359,6 +356,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=WithdrawSerializer, responses={200: OwnerDetailSerializer, 409: ConfirmationRequired})
+    @action(detail=True, methods=["post"])
     def withdraw(self, request: Request, uuid: str) -> Response:
         """Withdraw an owner's access to the broker.
 
@@ -373,6 +371,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         operation_id="owners_adoptable",
         responses={(200, "application/json"): {"type": "array", "items": {"type": "string"}}, 403: None, 503: None},
     )
+    @action(detail=False, url_path="adopt", pagination_class=None)
     def adoptable(self, request: Request) -> Response:
         """List the users of the broker that can be adopted.
 
@@ -382,6 +381,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Response(creation.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
+    @adoptable.mapping.post
     def adopt(self, request: Request) -> Response:
         """Assign owners to a user that was created manually on the broker.
 
@@ -389,11 +389,9 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         """
         validation.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
-        with at_field("owners", InvalidValue):
-            owners = ownership.find_owners(body["owners"])
+        owners = ownership.find_owners(body["owners"])
         try:
-            with at_field("username", InvalidUserName, validation.NameTaken, validation.CannotAdopt):
-                pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
+            pulse_user = creation.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
             raise ValidationError({"username": ["The broker has no such user."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
@@ -405,6 +403,10 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Owner.objects.prefetch_related("vouchings__by").get(pk=pk)
 
 
+@extend_schema_view(
+    list=extend_schema(summary="List your tokens, without their secrets", description="Needs a session."),
+    retrieve=extend_schema(summary="Show a token, without its secret", description="Needs a session."),
+)
 class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[AuthToken]):
     """The user's tokens."""
 
@@ -415,20 +417,6 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     def get_queryset(self) -> QuerySet[AuthToken]:
         """Return the user's own tokens. Operators see no others, either."""
         return AuthToken.objects.filter(user=self.request.user.pk)
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your tokens, without their secrets.
-
-        Needs a session.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show a token, without its secret.
-
-        Needs a session.
-        """
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewTokenSerializer, responses={201: MadeTokenSerializer})
     def create(self, request: Request) -> Response:
@@ -458,6 +446,7 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(operation_id="tokens_revoke_current", responses={204: None, 404: None})
+    @action(detail=False, methods=["delete"], url_path="current")
     def destroy_current(self, request: Request) -> Response:
         """Revoke the token that sends this request.
 
@@ -488,9 +477,6 @@ class Me(StrictParameters, GenericViewSet[Owner]):
     def ask(self, request: Request) -> Response:
         """Request access to the broker, at most once a day."""
         body = read(AskSerializer, request)
-        try:
-            with at_field("reason", InvalidValue):
-                vouching.request_vouching(request.user, body["reason"])
-        except vouching.AlreadyRequested as error:
-            raise Conflict(str(error)) from error
+        with at_field("reason"):
+            vouching.request_vouching(request.user, body["reason"])
         return Response(status=HTTPStatus.NO_CONTENT)

@@ -17,6 +17,7 @@ from accounts.access import vouching
 from accounts.models import Owner, PulseUser, normalize_address
 from accounts.pulse_users import ownership, validation
 from core import broker, locks
+from core.refusals import Refusal
 from rabbit import names, permissions
 from rabbit.permissions import Permissions
 
@@ -28,10 +29,6 @@ BATCH_SIZE = 200
 
 class InvalidSource(ValueError):
     """The file or database can't be read, or has errors. The text says which, and never contains a password."""
-
-
-class PlanOutdated(Exception):
-    """Another request changed a Pulse user or owner of the plan. Make a new plan."""
 
 
 class Ownership(NamedTuple):
@@ -192,8 +189,8 @@ def adopt(steps: Sequence[Step], *, notify: bool) -> None:
     owners: one message to each about all Pulse users of a batch.
 
     Raises:
-        PlanOutdated: a Pulse user was created or adopted since, or is being changed.
-        NotVouched: an owner may no longer use the broker.
+        Refusal: a Pulse user was created or adopted since, or is being changed; or an owner may no longer use the
+            broker. Make a new plan.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
         _adopt(batch, notify=notify)
@@ -201,13 +198,13 @@ def adopt(steps: Sequence[Step], *, notify: bool) -> None:
 
 def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
     for name in locks.locked_names([step.name for step in steps]):
-        raise PlanOutdated(f"Another request is changing '{name}' right now.")
+        raise Refusal(f"Another request is changing '{name}' right now.")
     try:
         with transaction.atomic():
             emails = {email for step in steps for email in step.owners}
             owners = {owner.email: owner for owner in vouching.lock_all(Owner.objects.filter(email__in=emails))}
             for email in sorted(emails - owners.keys()):
-                raise PlanOutdated(f"{email} no longer exists.")
+                raise Refusal(f"{email} no longer exists.")
             for owner in owners.values():
                 vouching.require_vouched(owner)
             rows = PulseUser.objects.bulk_create([PulseUser(username=step.name, ready=True) for step in steps])
@@ -225,4 +222,4 @@ def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
                 None, "adopted", None, pulse_users=[f"{step.name}: {', '.join(step.owners)}" for step in steps]
             )
     except IntegrityError as error:
-        raise PlanOutdated("One of these Pulse users was created or adopted just now.") from error
+        raise Refusal("One of these Pulse users was created or adopted just now.") from error

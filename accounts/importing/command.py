@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from accounts.access.vouching import NotVouched
-from accounts.importing.adoption import InvalidSource, PlanOutdated, Step, as_table
+from accounts.importing.adoption import InvalidSource, Step, as_table
 from core.leases import LeaseLost, LeaseTaken
+from core.refusals import Refusal
 from rabbit.errors import BrokerError
 
 
@@ -56,7 +56,7 @@ def refusing() -> Iterator[None]:
         raise CommandError(f"Nothing was done. The request to the broker failed: {error}") from error
     except (LeaseTaken, LeaseLost) as error:
         raise CommandError("Nothing was done: a pass has been running for a minute. Run it again.") from error
-    except (PlanOutdated, NotVouched) as error:
+    except Refusal as error:
         raise CommandError(f"{error} Completed steps stay; run the command again for the rest.") from error
     except Error as error:
         raise CommandError(

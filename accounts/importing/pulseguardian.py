@@ -21,9 +21,10 @@ from django.db.models import Exists, OuterRef
 from accounts import audit
 from accounts.access import vouching
 from accounts.importing import adoption
-from accounts.importing.adoption import EXISTS, LEFT_OUT, InvalidSource, Ownership, PlanOutdated, Step
+from accounts.importing.adoption import EXISTS, LEFT_OUT, InvalidSource, Ownership, Step
 from accounts.models import Owner, Vouching, check_address, normalize_address
 from accounts.signing_in import owners as signing_in_owners
+from core.refusals import Refusal
 
 CONNECT_TIMEOUT_SECONDS = 10
 STATEMENT_TIMEOUT_SECONDS = 60
@@ -218,8 +219,7 @@ def apply(steps: Sequence[Step]) -> None:
     """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again.
 
     Raises:
-        PlanOutdated: another request changed an owner or Pulse user of the plan.
-        NotVouched: the vouching of an owner was withdrawn.
+        Refusal: another request changed an owner or Pulse user of the plan.
     """
     for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
         _create_owners(batch)
@@ -253,14 +253,14 @@ def _create_owners(steps: Sequence[Step]) -> None:
                 operators=[owner.email for owner in owners if owner.is_staff],
             )
     except IntegrityError as error:
-        raise PlanOutdated("One of these people signed in for the first time just now.") from error
+        raise Refusal("One of these people signed in for the first time just now.") from error
 
 
 def _change_owner(step: Step) -> None:
     with transaction.atomic():
         owner = Owner.objects.filter(email=step.name).first()
         if owner is None:
-            raise PlanOutdated(f"{step.name} no longer exists.")
+            raise Refusal(f"{step.name} no longer exists.")
         owner = vouching.lock(owner)
         if step.do == PROMOTE:
             owner.is_staff = owner.is_superuser = True

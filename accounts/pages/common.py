@@ -4,13 +4,12 @@ import logging
 from typing import Any
 from uuid import UUID
 
-from django.core.exceptions import ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.core.paginator import Page, Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, QueryDict
 from django.views.decorators.http import require_http_methods
 
-from accounts.access import quotas
 from accounts.models import Owner
 from accounts.pages import forms
 from rabbit.errors import BrokerError, Refused
@@ -50,18 +49,10 @@ def uuids_in(text: str) -> list[UUID]:
 
 
 def add_error(form: forms.Form, error: ValidationError, field: str) -> None:
-    """Add the errors to the fields they name, or to ``field`` if the form has no such field.
-
-    That an owner has reached a quota is an error of the whole form.
-    """
-    if isinstance(error, quotas.QuotaReached):
-        form.add_error(None, error)
-        return
-    if not hasattr(error, "error_dict"):
-        form.add_error(field, error)
-        return
-    for name, errors in error.error_dict.items():
-        form.add_error(name if name in form.fields else field, errors)
+    """Add the errors to the fields they name, or to ``field`` if the form has no such field."""
+    by_field = error.error_dict if hasattr(error, "error_dict") else {getattr(error, "field", ""): error}
+    for name, errors in by_field.items():
+        form.add_error(name if name in (*form.fields, NON_FIELD_ERRORS) else field, errors)
 
 
 def broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) -> str:

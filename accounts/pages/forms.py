@@ -10,7 +10,6 @@ from django.http import QueryDict
 from accounts.access import tokens, vouching
 from accounts.models import MAX_THRESHOLD, AuthToken, Owner
 from accounts.pulse_users import ownership, validation
-from rabbit.names import InvalidUserName
 
 
 class Form(forms.Form):
@@ -80,10 +79,7 @@ class PulseUserForm(Form):
     def clean_username(self) -> str:
         """Check the name without a request to the broker."""
         username: str = self.cleaned_data["username"]
-        try:
-            validation.check_name(username)
-        except (InvalidUserName, validation.NameReserved, validation.NameTaken) as error:
-            raise forms.ValidationError(str(error)) from error
+        validation.check_name(username)
         return username
 
     def clean_owners(self) -> list[Owner]:

@@ -5,10 +5,10 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
-from accounts.access import quotas, vouching
 from accounts.models import Invitation, PulseUser
 from accounts.pages.common import OwnersRequest, page_with_forms
 from accounts.pulse_users import invitations
+from core.refusals import Refusal
 
 
 @login_required
@@ -29,8 +29,6 @@ def invitation_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
             return redirect("pulse_users")
     except (Invitation.DoesNotExist, PulseUser.DoesNotExist):
         return render(request, "accounts/invitation.html", status=404)
-    except vouching.NotVouched as error:
-        trouble, status = str(error), 403
-    except quotas.QuotaReached as error:
-        trouble, status = " ".join(error.messages), 400
+    except Refusal as error:
+        trouble, status = str(error), error.status
     return render(request, "accounts/invitation.html", {"invitation": invitation, "trouble": trouble}, status=status)

@@ -34,8 +34,6 @@ def vouching_page(request: OwnersRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             vouching.request_vouching(request.user, form.cleaned_data["reason"])
-        except vouching.AlreadyRequested as error:
-            form.add_error("reason", str(error))
         except ValidationError as error:
             add_error(form, error, "reason")
         else:

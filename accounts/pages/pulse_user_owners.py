@@ -9,12 +9,12 @@ from django.core.signing import BadSignature, SignatureExpired
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 
-from accounts.access import vouching
 from accounts.models import NotificationAddress, PulseUser
 from accounts.pages import forms
 from accounts.pages.common import OwnersRequest, add_error, form_data, page_with_forms, uuids_in
 from accounts.pages.pulse_users import change_password, pulse_user_action, pulse_user_response, redirect_to
 from accounts.pulse_users import addresses, ownership
+from core.refusals import Refusal
 
 
 @pulse_user_action
@@ -32,8 +32,6 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
             ownership.add_owner(pulse_user, owner, request.user)
         except ValidationError as error:
             add_error(form, error, "email")
-        except vouching.NotVouched as error:
-            form.add_error("email", str(error))
         else:
             if pulse_user.owners.filter(pk=owner.pk).exists():
                 messages.success(request, f"{owner} is an owner of {pulse_user} now.")
@@ -62,7 +60,7 @@ def pulse_user_owner_remove(request: OwnersRequest, username: str, uuid: UUID) -
         messages.success(request, f"{owner} is no longer an owner of {pulse_user}.")
         if form.cleaned_data["new_password"] and not is_leaving:
             return change_password(request, pulse_user)
-    except (ownership.LastOwner, ownership.NotAnOwner) as error:
+    except Refusal as error:
         messages.error(request, str(error))
     except PulseUser.DoesNotExist:
         messages.error(request, f"{username} no longer exists, or you no longer own it.")

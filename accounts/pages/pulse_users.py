@@ -32,18 +32,17 @@ from accounts.pages.common import (
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
 from accounts.pulse_users import (
     creation,
-    ownership,
     passwords,
-    queue_counts,
     removal,
     thresholds,
     validation,
 )
 from core import connecting
 from core.confirmation import ConfirmationRequired
+from core.refusals import Refusal
 from rabbit.entities import Connection
 from rabbit.errors import BrokerError, NotOnBroker
-from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
+from rabbit.names import exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def _pulse_users_response(
         except BrokerError as error:
             trouble, status = broker_trouble(request, error, "The Pulse users to adopt can't be listed."), 503
     page = page_of(request, pulse_users)
-    numbers = queue_counts.of([pulse_user.pk for pulse_user in page])
+    numbers = queue_effects.count([pulse_user.pk for pulse_user in page])
     for pulse_user in page:
         pulse_user.number_of_queues = numbers.get(pulse_user.pk, 0)
     return render(
@@ -123,8 +122,6 @@ def _create(request: OwnersRequest) -> HttpResponse:
             return _password_page(request, pulse_user, "" if own_password else password, made=True)
     except vouching.NotVouched as error:
         return _pulse_users_response(request, trouble=str(error), status=403)
-    except (InvalidUserName, validation.NameReserved, validation.NameTaken) as error:
-        form.add_error("username", str(error))
     except ValidationError as error:
         add_error(form, error, "password")
     except BrokerError as error:
@@ -146,10 +143,8 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
             pulse_user = creation.adopt_pulse_user(
                 form.cleaned_data["username"], form.cleaned_data["owners"], request.user
             )
-        except (InvalidUserName, validation.NameTaken, validation.CannotAdopt) as error:
-            form.add_error("username", str(error))
-        except (ownership.LastOwner, vouching.NotVouched) as error:
-            form.add_error("owners", str(error))
+        except Refusal as error:
+            add_error(form, error, "owners")
         except NotOnBroker:
             form.add_error("username", "RabbitMQ has no such user any more. Choose another.")
         except BrokerError as error:
@@ -363,7 +358,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
         return redirect("pulse_user", pulse_user.username)
     form = forms.DeleteForm(form_data(request), username=pulse_user.username)
     belongings, trouble = None, ""
-    effect = queue_effects.provider().of_removal([pulse_user])
+    effect = queue_effects.of_removal([pulse_user])
     question = queue_effects.removal_of([pulse_user], request.user).question(effect)
     try:
         if request.method == "POST" and form.is_valid():
@@ -395,7 +390,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
             "exchanges": [readable(name) for name in belongings.exchanges] if belongings else [],
             "archives": bool(settings.GUARDIAN_ARCHIVE_DAYS) and pulse_user.keeps_archives,
             "question": question,
-            "number_of_queues": queue_counts.of([pulse_user.pk]).get(pulse_user.pk, 0) if trouble else None,
+            "number_of_queues": queue_effects.count([pulse_user.pk]).get(pulse_user.pk, 0) if trouble else None,
             "form": form,
             "trouble": trouble,
         },

@@ -14,6 +14,7 @@ from accounts import audit, signals
 from accounts.mailboxes import mailbox
 from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normalize_address
 from core import limits
+from core.refusals import Refusal
 
 MAX_ADDRESSES = 10
 
@@ -69,7 +70,7 @@ def resend_confirmation(address: NotificationAddress) -> None:
     """Send another request to confirm, unless the address is confirmed.
 
     Raises:
-        ValidationError: the address got a request within the last hour.
+        Refusal: the address got a request within the last hour.
     """
     with transaction.atomic():
         if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).exists():
@@ -119,19 +120,19 @@ def _request_confirmation(address: NotificationAddress) -> None:
     """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval.
 
     Raises:
-        ValidationError: the address got a request within the last hour, or too many for other Pulse users.
+        Refusal: the address got a request within the last hour, or too many for other Pulse users.
     """
     digest = hashlib.sha256(mailbox(address.email).encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
     if not limits.add(key, now, MIN_REQUEST_INTERVAL.total_seconds()):
         again = cache.get(key, now - MIN_REQUEST_INTERVAL) + MIN_REQUEST_INTERVAL
-        raise ValidationError(
-            f"We sent a request to {address.email} less than an hour ago. Try again after {again:%H:%M} UTC."
+        raise Refusal(
+            f"We sent a request to {address.email} less than an hour ago. Try again after {again:%H:%M} UTC.", "email"
         )
     try:
         limits.consume(REQUEST_LIMIT, f"{address.added_by_id}:{digest}")
     except limits.RateLimitExceeded as error:
-        raise ValidationError(str(error)) from error
+        raise Refusal(str(error), "email") from error
     signals.address_added.send(NotificationAddress, address=address)
 
 

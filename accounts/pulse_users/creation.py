@@ -20,23 +20,23 @@ from accounts.models import (
 )
 from accounts.pulse_users import addresses, invitations, namespace, ownership
 from accounts.pulse_users.namespace import NOTHING, Belongings
-from accounts.pulse_users.ownership import LastOwner
+from accounts.pulse_users.ownership import NO_OWNER
 from accounts.pulse_users.validation import (
-    CannotAdopt,
-    NamespaceInUse,
-    NameTaken,
+    NameRefused,
     check_name,
     check_password,
+    check_syntax,
     grant_permissions,
     is_free_on_broker,
     is_valid_name,
     live_row,
+    namespace_in_use,
     require_operator,
     why_not_ownable,
 )
 from core import broker, locks, removals
 from core.models import Removal
-from rabbit import names
+from core.refusals import Refusal
 from rabbit.errors import BrokerError, NotOnBroker
 from rabbit.management import Management
 
@@ -60,13 +60,10 @@ def create_pulse_user(
 
     Raises:
         PermissionDenied: ``by`` is no operator, and adopts the namespace.
-        rabbit.names.InvalidUserName: the name is invalid; the text says why.
-        NameReserved: the name is reserved.
-        NameTaken: the name is taken, or the Pulse user is being created, changed or removed.
-        NamespaceInUse: the broker has queues or exchanges of this name.
+        NameRefused: the name is invalid, reserved or taken, the broker has queues or exchanges of this name, or the
+            Pulse user is being created, changed or removed.
         NotVouched: an owner may not use the broker.
-        LastOwner: there is no owner.
-        QuotaReached: ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
+        Refusal: there is no owner, or ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
         ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
             After an unfinished creation, an address may have got a request within the last hour; the row is then not
             ready.
@@ -77,7 +74,7 @@ def create_pulse_user(
         require_operator(by)
     check_name(username)
     if not owners:
-        raise LastOwner("A Pulse user needs at least one owner.")
+        raise Refusal(NO_OWNER, "owners")
     for owner in owners:
         vouching.require_vouched(owner)
     owners, invitees = ownership.owners_of_new_pulse_user(owners, by)
@@ -92,15 +89,15 @@ def create_pulse_user(
             if pulse_user is None:
                 used = namespace.used_names(management, username)
                 if any(used) and not adopt_namespace:
-                    raise NamespaceInUse(username, used, by)
+                    raise namespace_in_use(username, used, by)
                 pulse_user = _create_row(username, owners, by, used)
             password = password or secrets.token_urlsafe(24)
             # Undoing would remove a Pulse user with its queues, also those that it had before.
             _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
             if not _mark_ready(pulse_user, owners, invitees, wanted, by or owners[0]):
-                raise NameTaken(f"'{username}' was removed by another request while it was being created.")
+                raise NameRefused(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
-        raise NameTaken(
+        raise NameRefused(
             f"'{username}' is being created by another request; try again in a few minutes, or choose another name."
         ) from error
     return pulse_user, password
@@ -110,12 +107,12 @@ def _unfinished_row(management: Management, username: str, owners: Sequence[Owne
     """Return the row of an unfinished creation by one of these owners, if there is one.
 
     Raises:
-        NameTaken: the broker has another user of this name.
+        NameRefused: the broker has another user of this name.
     """
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
-        raise NameTaken(f"'{username}' is a user on the broker already; choose another name.")
+        raise NameRefused(f"'{username}' is a user on the broker already; choose another name.")
     return unfinished
 
 
@@ -142,7 +139,7 @@ def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopte
             if any(adopted):
                 audit.record(None, "adopted", pulse_user, **adopted._asdict())
     except IntegrityError as error:
-        raise NameTaken(f"'{username}' is taken; choose another name.") from error
+        raise NameRefused(f"'{username}' is taken; choose another name.") from error
     return pulse_user
 
 
@@ -188,32 +185,32 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
 
     Raises:
         PermissionDenied: ``by`` is no operator.
-        rabbit.names.InvalidUserName: the name is invalid, so the Pulse user can't have queues of its own.
-        CannotAdopt: the user is Guardian's own, or has a tag that allows more than its permissions do.
-        NameTaken: the Pulse user has owners here already, or another request is changing it.
+        NameRefused: the name is invalid, so the Pulse user can't have queues of its own; the user is Guardian's own,
+            or has a tag that allows more than its permissions do; it has owners here already, or another request is
+            changing it.
         NotVouched: an owner may not use the broker.
-        LastOwner: there is no owner.
+        Refusal: there is no owner.
         NotOnBroker: the broker has no such user.
         BrokerError: the broker is unreachable or refuses.
     """
     require_operator(by)
-    names.check_user_name(username)
+    check_syntax(username)
     if reason := why_not_ownable(username):
-        raise CannotAdopt(reason)
+        raise NameRefused(reason)
     if not owners:
-        raise LastOwner("A Pulse user needs at least one owner.")
+        raise Refusal(NO_OWNER, "owners")
     management = broker.management()
     try:
         with locks.lock(username) as lock:
             if reason := why_not_ownable(username, lock.renewing_client(management).user(username).tags):
-                raise CannotAdopt(reason)
+                raise NameRefused(reason)
             pulse_user = _create_row(username, owners, by)
             with transaction.atomic():
                 live_row(pulse_user).update(ready=True)
                 audit.record(by, "adopted", pulse_user)
                 ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
     except locks.LockTaken as error:
-        raise NameTaken(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
+        raise NameRefused(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
     pulse_user.ready = True
     return pulse_user
 

@@ -6,13 +6,13 @@ An invitation is open for seven days, while its inviter owns the Pulse user. Onl
 from collections.abc import Sequence
 from datetime import timedelta
 
-from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
 from accounts import audit, signals
 from accounts.access import quotas, vouching
 from accounts.models import INVITATION_LIFETIME, Invitation, InvitationQuerySet, Owner, PulseUser
+from core.refusals import Refusal
 
 MIN_INVITATION_INTERVAL = timedelta(days=1)
 """Limits the mails to a person who declines, whatever the owners of a Pulse user do."""
@@ -25,16 +25,17 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
     people.
 
     Raises:
-        ValidationError: an earlier invitation was declined or withdrawn less than a day ago.
+        Refusal: an earlier invitation was declined or withdrawn less than a day ago.
     """
     are_open = set(pulse_user.invitations.open().values_list("invitee", flat=True))
     earlier = pulse_user.invitations.filter(invitee__in=invitees).select_related("invitee")
     for closed in earlier.exclude(closed_at=None):
         again_at = closed.created + MIN_INVITATION_INTERVAL
         if again_at > timezone.now():
-            raise ValidationError(
+            raise Refusal(
                 f"An invitation to {closed.invitee.email} was declined or withdrawn. "
-                f"You can invite them again after {again_at:%Y-%m-%d %H:%M} UTC."
+                f"You can invite them again after {again_at:%Y-%m-%d %H:%M} UTC.",
+                "owners",
             )
     new = [invitee for invitee in invitees if invitee.pk not in are_open]
     if not new:
@@ -52,7 +53,7 @@ def accept(invitation: Invitation) -> None:
 
     Raises:
         NotVouched: the invitee may not use the broker.
-        QuotaReached: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
+        Refusal: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
         Invitation.DoesNotExist: the invitation is no longer open.
         PulseUser.DoesNotExist: the Pulse user no longer exists.
     """

@@ -6,7 +6,6 @@ owners are notified.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
@@ -14,36 +13,33 @@ from accounts import signals
 from accounts.access import vouching
 from accounts.models import Owner, PulseUser, normalize_address
 from accounts.pulse_users import addresses, invitations
+from core.refusals import Refusal
 
 MAX_OWNERS = 100
 """Including those who are invited."""
 
 
-class LastOwner(ValueError):
-    """The Pulse user would have no owner."""
-
-
-class NotAnOwner(ValueError):
-    """The person doesn't own the Pulse user."""
+NO_OWNER = "A Pulse user needs at least one owner."
 
 
 def find_owners(emails: Iterable[str]) -> list[Owner]:
     """Return the owners with these addresses, without duplicates, in one query.
 
     Raises:
-        ValidationError: an address doesn't belong to an owner who has signed in and may use the broker. The text names
-            the addresses and doesn't reveal which of them belong to an owner.
+        Refusal: an address doesn't belong to an owner who has signed in and may use the broker. The text names the
+            addresses and doesn't reveal which of them belong to an owner.
     """
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     if len(wanted) > MAX_OWNERS:
-        raise ValidationError(f"A Pulse user can have {MAX_OWNERS} owners; you gave {len(wanted)}.")
+        raise Refusal(f"A Pulse user can have {MAX_OWNERS} owners; you gave {len(wanted)}.", "owners")
     valid = [email for email in wanted if addresses.is_address(email)]
     found = {owner.email: owner for owner in vouching.possible_owners().filter(email__in=valid)}
     missing = [email for email in wanted if email not in found]
     if missing:
-        raise ValidationError(
+        raise Refusal(
             f"No owner who may use the broker has this address: {', '.join(missing)}. "
-            "An owner must have signed in here and have access."
+            "An owner must have signed in here and have access.",
+            "owners",
         )
     return [found[email] for email in wanted]
 
@@ -63,7 +59,7 @@ def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
 
     Raises:
         NotVouched: the person may not use the broker.
-        ValidationError: the person can't be invited now; the text says why.
+        Refusal: the person can't be invited now; the text says why.
         PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
@@ -85,13 +81,12 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
     new ones has accepted yet.
 
     Raises:
-        LastOwner: there is no owner, or none who can sign in.
         NotVouched: a new owner may not use the broker.
-        ValidationError: a person can't be invited now; the text says why.
+        Refusal: there is no owner, or none who can sign in, or a person can't be invited now; the text says why.
         PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     if not owners:
-        raise LastOwner("A Pulse user needs at least one owner.")
+        raise Refusal(NO_OWNER, "owners")
     with transaction.atomic():
         wanted = vouching.lock_all(owners)
         locked = _lock(pulse_user, by)
@@ -100,7 +95,7 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
         staying = wanted if by.is_staff else [owner for owner in wanted if owner in present]
         can_sign_in = any(owner.is_active for owner in staying)
         if not can_sign_in and (by.is_staff or not new):
-            raise LastOwner("A Pulse user needs at least one owner who can sign in.")
+            raise Refusal("A Pulse user needs at least one owner who can sign in.", "owners")
         if not can_sign_in:
             _check_number({owner.pk for owner in (*present, *wanted)})
         invitations.withdraw(locked.invitations.open().exclude(invitee__in=wanted), locked, by)
@@ -114,19 +109,18 @@ def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
     """Remove an owner from the Pulse user. An owner who removes themselves leaves it.
 
     Raises:
-        NotAnOwner: this person is not an owner of the Pulse user.
-        LastOwner: no owner who can sign in would remain.
+        Refusal: this person is not an owner of the Pulse user, or no owner who can sign in would remain.
         PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     with transaction.atomic():
         locked = _lock(pulse_user, by)
         is_active = dict(locked.owners.values_list("pk", "is_active"))
         if owner.pk not in is_active:
-            raise NotAnOwner(f"{owner.email} isn't an owner of '{pulse_user.username}'.")
+            raise Refusal(f"{owner.email} isn't an owner of '{pulse_user.username}'.")
         leaves_active = is_active.pop(owner.pk)
         if not is_active or (leaves_active and not any(is_active.values())):
             who = "the last owner who can sign in" if is_active else "the last owner"
-            raise LastOwner(
+            raise Refusal(
                 f"{owner.email} is {who} of '{pulse_user.username}' and can't be removed. "
                 "Add another owner first, or delete the Pulse user."
             )
@@ -181,10 +175,10 @@ def _check_number(owners: Collection[int]) -> None:
     """Check the number of these present and future owners of a Pulse user.
 
     Raises:
-        ValidationError: there are too many.
+        Refusal: there are too many.
     """
     if len(owners) > MAX_OWNERS:
-        raise ValidationError(f"A Pulse user can have {MAX_OWNERS} owners, including those who are invited.")
+        raise Refusal(f"A Pulse user can have {MAX_OWNERS} owners, including those who are invited.", "owners")
 
 
 def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:

@@ -5,8 +5,6 @@ import logging
 import secrets
 from collections.abc import Collection
 
-from django.core.exceptions import ValidationError
-
 from accounts import audit
 from accounts.models import (
     Owner,
@@ -21,6 +19,7 @@ from accounts.pulse_users.validation import (
     why_not_ownable,
 )
 from core import broker, locks
+from core.refusals import Refusal
 from rabbit.entities import Connection, QueueConsumer
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
@@ -41,9 +40,9 @@ def rotate_password(
     permissions of a new Pulse user.
 
     Raises:
-        ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
-            the Pulse user, it has become Guardian's own or an administrator's, or it was not ready and the broker has
-            another, manually created user of that name.
+        ValidationError: the password is invalid, another request is changing or removing the Pulse user, it has become
+            Guardian's own or an administrator's, or it was not ready and the broker has another, manually created user
+            of that name; on the field ``password``.
         PulseUser.DoesNotExist: ``by`` no longer owns the Pulse user.
         BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
             password has changed already; repeating the call completes it.
@@ -59,15 +58,15 @@ def rotate_password(
                 ownership.require_access(pulse_user, by)
             return _rotate(lock.renewing_client(management), pulse_user, password, close_connections=close_connections)
     except locks.LockTaken as error:
-        raise ValidationError(
-            f"Another request is changing '{username}' right now; try again in a few minutes."
+        raise Refusal(
+            f"Another request is changing '{username}' right now; try again in a few minutes.", "password"
         ) from error
 
 
 def _rotate(management: Management, pulse_user: PulseUser, password: str | None, *, close_connections: bool) -> str:
     row = live_row(pulse_user).first()
     if row is None:
-        raise ValidationError(f"'{pulse_user.username}' is being removed; its password can't be changed.")
+        raise Refusal(f"'{pulse_user.username}' is being removed; its password can't be changed.", "password")
     username, is_ready = row.username, row.ready
     try:
         tags = management.user(username).tags
@@ -76,16 +75,18 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
         # Not ready until it has its permissions again, even if this process is killed.
         live_row(row).update(ready=False)
     if reason := why_not_ownable(username, tags):
-        raise ValidationError(reason)
+        raise Refusal(reason, "password")
     if not is_ready and not is_free_on_broker(management, username, allow_unfinished=True):
-        raise ValidationError(f"The broker has another user '{username}', which was created manually. Ask an operator.")
+        raise Refusal(
+            f"The broker has another user '{username}', which was created manually. Ask an operator.", "password"
+        )
     password = password or secrets.token_urlsafe(24)
     with audit.audited(None, "changed the password", row):
         is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         grant_permissions(management, username)
     if not live_row(row).update(ready=True):
-        raise ValidationError(f"'{username}' was removed by another request.")
+        raise Refusal(f"'{username}' was removed by another request.", "password")
     pulse_user.ready = True
     if row.password_exposed_at is not None:
         # Unless another owner left since the row was read, who may know the new password.

@@ -8,7 +8,7 @@ are removed with an owner, and ``agents/removal/deletions.py`` what is removed o
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
@@ -25,7 +25,7 @@ from core.broker import Clients
 from core.confirmation import ConfirmableChange
 from core.models import Removal
 from rabbit import snapshot
-from rabbit.amqp import Session, Sessions
+from rabbit.amqp import Sessions
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker
 from rabbit.management import Management
 
@@ -36,17 +36,6 @@ REMOVAL_STARTED = "started the removal"
 
 PAUSES = (0.2, 1.0)
 """Seconds between two attempts: the broker takes a moment to close the connections of a deleted user."""
-
-
-QueueDeleter = Callable[[Session, str, PulseUser, Callable[[], None]], object]
-"""Deletes a queue of a Pulse user, given a session, the queue's name, the Pulse user, and the lock's ``renew``."""
-
-_queue_deleters: list[QueueDeleter] = []
-
-
-def register_queue_deleter(delete: QueueDeleter) -> None:
-    """Set how the queues of Pulse users are deleted. The package ``queues`` archives their messages first."""
-    _queue_deleters[:] = [delete]
 
 
 class RemovalPending(Exception):
@@ -79,7 +68,7 @@ def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owne
         locked = list(PulseUser.objects.select_for_update(no_key=True).filter(pk=pulse_user.pk))
         if locked:
             ownership.require_access(pulse_user, by)
-        change.require_confirmed(queue_effects.provider().of_removal(locked))
+        change.require_confirmed(queue_effects.of_removal(locked))
         ids = removals.reserve(_mark([pulse_user]))
     outcome = removals.run(ids)
     if PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).exists():
@@ -190,7 +179,7 @@ def _delete(sessions: Sessions, pulse_user: PulseUser, belongings: Belongings, l
     session = sessions.of(vhost)
 
     def delete_queue(name: str) -> None:
-        _queue_deleters[0](session, name, pulse_user, lock.renew)
+        queue_effects.delete_queue(session, name, pulse_user, lock.renew)
 
     kinds = (delete_queue, belongings.queues), (session.delete_exchange, belongings.exchanges)
     for delete, names_of_kind in kinds:

@@ -54,7 +54,7 @@ def set_thresholds_of_all(
         for pulse_user in after.values():
             pulse_user.save(update_fields=["warn_length", "max_length"])
         changed = [(pulse_user, after[pulse_user.pk]) for pulse_user in before]
-        change.require_confirmed(queue_effects.provider().of_thresholds(changed))
+        change.require_confirmed(queue_effects.of_thresholds(changed))
     for pulse_user in pulse_users:
         if pulse_user.pk in after:
             stored = after[pulse_user.pk]

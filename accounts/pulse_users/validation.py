@@ -16,6 +16,7 @@ from accounts.models import (
 )
 from accounts.pulse_users.namespace import Belongings
 from core import broker
+from core.refusals import Refusal
 from rabbit import names, permissions
 from rabbit.addresses import split_addresses
 from rabbit.errors import BrokerUnavailable, NotOnBroker
@@ -31,35 +32,37 @@ HARMLESS_TAGS = frozenset({"management", "monitoring"})
 """These tags only allow reading the management API. Other tags allow more than a Pulse user's permissions do."""
 
 
-class NameTaken(ValueError):
-    """A Pulse user has this name already, here or on the broker."""
+class NameRefused(Refusal):
+    """A Pulse user can't be created or adopted with this name: it is invalid, reserved or taken."""
+
+    field = "username"
 
 
-class NamespaceInUse(NameTaken):
-    """The broker has queues or exchanges of this name. The text names them for operators only."""
-
-    def __init__(self, username: str, used: Belongings, by: Owner | None) -> None:
-        if by is None or by.is_staff:
-            listed = [names.readable(name) for name in (*used.queues, *used.exchanges)]
-            more = f", and {len(listed) - MAX_NAMES_SHOWN} more" if len(listed) > MAX_NAMES_SHOWN else ""
-            shown = ", ".join(listed[:MAX_NAMES_SHOWN]) + more
-            text = (
-                f"The broker already has queues or exchanges of this name: {shown}. Adopt them, or choose another name."
-            )
-        else:
-            text = (
-                f"The broker already has queues or exchanges of this name ({names.queue_prefix(username)}…, "
-                f"{names.exchange_prefix(username)}…). Choose another name, or ask an operator, who can adopt them."
-            )
-        super().__init__(text)
+def namespace_in_use(username: str, used: Belongings, by: Owner | None) -> NameRefused:
+    """Return the refusal of a name of which the broker has queues or exchanges. It names them for operators only."""
+    if by is None or by.is_staff:
+        listed = [names.readable(name) for name in (*used.queues, *used.exchanges)]
+        more = f", and {len(listed) - MAX_NAMES_SHOWN} more" if len(listed) > MAX_NAMES_SHOWN else ""
+        shown = ", ".join(listed[:MAX_NAMES_SHOWN]) + more
+        return NameRefused(
+            f"The broker already has queues or exchanges of this name: {shown}. Adopt them, or choose another name."
+        )
+    return NameRefused(
+        f"The broker already has queues or exchanges of this name ({names.queue_prefix(username)}…, "
+        f"{names.exchange_prefix(username)}…). Choose another name, or ask an operator, who can adopt them."
+    )
 
 
-class NameReserved(ValueError):
-    """The name is reserved."""
+def check_syntax(username: str) -> None:
+    """Check that the name follows the rules for names of Pulse users.
 
-
-class CannotAdopt(ValueError):
-    """The Pulse user must not be adopted. The text says why."""
+    Raises:
+        NameRefused: it doesn't. The text says why.
+    """
+    try:
+        names.check_user_name(username)
+    except names.InvalidUserName as error:
+        raise NameRefused(str(error)) from error
 
 
 def check_name(username: str) -> None:
@@ -68,23 +71,21 @@ def check_name(username: str) -> None:
     The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
 
     Raises:
-        rabbit.names.InvalidUserName: the name is invalid; the text says why.
-        NameReserved: the name is reserved.
-        NameTaken: a Pulse user here has the name.
+        NameRefused: the name is invalid or reserved, or a Pulse user here has it.
     """
-    names.check_user_name(username)
+    check_syntax(username)
     of_guardian = {name.casefold() for name in guardian_usernames()}
     if is_reserved(username) or username.casefold() in of_guardian:
-        raise NameReserved(f"'{username}' is reserved; choose another name.")
+        raise NameRefused(f"'{username}' is reserved; choose another name.")
     if names.is_agents_login(username):
-        raise NameReserved("Names of 32 hex digits are reserved for agents' logins; choose another name.")
+        raise NameRefused("Names of 32 hex digits are reserved for agents' logins; choose another name.")
     row = PulseUser.objects.filter(username=username).first()
     if row is None:
         return
     if row.removing_since is not None:
-        raise NameTaken(f"'{username}' is being removed; wait until it is gone, or choose another name.")
+        raise NameRefused(f"'{username}' is being removed; wait until it is gone, or choose another name.")
     if row.ready:
-        raise NameTaken(f"'{username}' is taken; choose another name.")
+        raise NameRefused(f"'{username}' is taken; choose another name.")
 
 
 def check_password(password: str, username: str) -> None:

@@ -42,9 +42,8 @@ def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
         through.objects.filter(pulseuser__in=owned).exclude(owner=owner).values_list("pulseuser_id", flat=True)
     )
     owned_alone = [pulse_user for pulse_user in pulse_users if pulse_user.pk not in shared]
-    effects = queue_effects.provider()
     # Without a token, what the owner's agents registered is deleted by the next clean-up.
-    change.require_confirmed(effects.of_removal(owned_alone) + effects.of_agents(owner))
+    change.require_confirmed(queue_effects.of_removal(owned_alone) + queue_effects.of_agents(owner))
     removal.mark_for_removal(owned_alone)
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
     if shared_pulse_users := [pulse_user for pulse_user in pulse_users if pulse_user.pk in shared]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import BooleanFilter, CharFilter, FilterSet  # type: ignore[import-untyped]
-from drf_spectacular.utils import extend_schema, extend_schema_field
-from rest_framework import request as rest
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.response import Response
 
 from accounts.access import vouching
@@ -27,7 +27,6 @@ from agents.events import event_consumers
 from agents.events.delivery import blocked_reason, with_delivery
 from agents.models import Consumer, Registration
 from agents.registration import identities
-from agents.registration.identities import NoSuchOffering
 from core.endpoints import at_field, read
 
 OFFERING = "offering"
@@ -72,7 +71,7 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
     """A consumer with its owner."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-event-consumer")
+    url = HexURLField("api-event-consumer-detail")
     object_types = serializers.ListField(child=serializers.CharField(), help_text="Empty: all types.")
     scopes = serializers.SerializerMethodField()
     is_global = serializers.BooleanField(default=False, help_text="False: a consumer belongs to an offering.")
@@ -134,6 +133,10 @@ class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has n
         return queryset.none() if value else queryset
 
 
+@extend_schema_view(
+    list=extend_schema(summary="List your consumers, newest first", description="Operators see all consumers."),
+    retrieve=extend_schema(summary="Show a consumer"),
+)
 class EventConsumers(RemovableByUUID[Consumer]):
     """Consumers: your own, with those of your agents; for operators, all."""
 
@@ -145,21 +148,11 @@ class EventConsumers(RemovableByUUID[Consumer]):
         rows = Consumer.objects.seen_by(self.request.user)
         return with_delivery(rows.select_related("identity__offering", "identity__owner"))
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your consumers, newest first.
-
-        Operators see all consumers.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show a consumer."""
-        return super().retrieve(request, *args, **kwargs)
-
     @extend_schema(
         request=NewEventConsumerSerializer,
         responses={201: ConsumerQueueSerializer, 200: ConsumerQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=False, methods=["post"])
     def register(self, request: Request) -> Response:
         """Register the queue of an event consumer for an offering, or update its object types.
 
@@ -169,7 +162,7 @@ class EventConsumers(RemovableByUUID[Consumer]):
         vouching.require_vouched(request.user)
         presented = presented_token(request, request.user.pk)
         body = read(NewEventConsumerSerializer, request)
-        with at_field("scopes", NoSuchOffering):
+        with at_field("scopes"):
             offering = identities.subscribable_offering(request.user, body["scopes"][0]["uuid"])
         consumer, new = event_consumers.register(request.user, offering, presented, body.get("object_types"))
         return self.created_or_found(ConsumerQueueSerializer, consumer, new)

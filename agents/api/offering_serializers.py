@@ -29,7 +29,7 @@ class OfferingSerializer(serializers.ModelSerializer[Offering]):
     """An offering."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-offering")
+    url = HexURLField("api-offering-detail")
     may_subscribe = serializers.BooleanField(
         read_only=True, help_text="Whether your agents may subscribe to its events."
     )

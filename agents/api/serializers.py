@@ -17,6 +17,7 @@ from agents.events.delivery import blocked_reason
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from agents.registration import identities
 from core.links import absolute_url, object_url
+from core.refusals import Refusal
 
 MAX_DEPENDENCIES = 200
 MAX_OBSERVED_OBJECTS = 200
@@ -93,11 +94,6 @@ CONSUMER = {
 }
 
 
-def identity_url(identity: AgentIdentity) -> str:
-    """Return the URL of an identity."""
-    return object_url("api-agent-identity", identity.uuid)
-
-
 # Fields
 
 
@@ -139,7 +135,7 @@ class ObjectTypeField(serializers.ChoiceField):
             raise serializers.ValidationError("This is not an object type.")
         try:
             return identities.check_object_type(data)
-        except identities.NoSuchObjectType as error:
+        except Refusal as error:
             raise serializers.ValidationError(str(error)) from error
 
 
@@ -197,7 +193,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
     """An agent's identity for one offering."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-agent-identity")
+    url = HexURLField("api-agent-identity-detail")
     offering = HexUUIDField(source="offering.uuid")
     created_by = HexUUIDField(source="owner.uuid")
     services = NestedServiceSerializer(many=True, read_only=True)
@@ -328,8 +324,8 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     """The consumer queue of an agent, and whether its events reach the agent."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-agent-consumer")
-    agent_identity = serializers.SerializerMethodField()
+    url = HexURLField("api-agent-consumer-detail")
+    agent_identity = HexURLField("api-agent-identity-detail", "identity")
     agent_identity_uuid = HexUUIDField(source="identity.uuid")
     offering_uuid = HexUUIDField(source="identity.offering.uuid")
     consumers = serializers.IntegerField(
@@ -344,11 +340,6 @@ class ConsumerSerializer(ConsumerQueueSerializer):
             "last_error", "last_error_at", "created",
         ]  # fmt: skip
         read_only_fields = fields
-
-    @extend_schema_field({"type": "string", "format": "uri"})
-    def get_agent_identity(self, consumer: Consumer) -> str:
-        """Return the URL of the agent's identity."""
-        return identity_url(consumer.identity)
 
     def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
         """Return why no event reaches the agent."""
@@ -373,7 +364,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
     """An event subscription. Its UUID, in hex, is the name of its login on the broker."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-event-subscription")
+    url = HexURLField("api-event-subscription-detail")
     user = serializers.SerializerMethodField(help_text="URL of the owner.")
     user_uuid = HexUUIDField(source="owner.uuid", help_text="Also the name of the vhost of its queues.")
     user_username = serializers.CharField(source="owner.email", read_only=True)
@@ -397,7 +388,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
         owner = subscription.owner
         if owner == self.context["request"].user:
             return absolute_url(reverse("api-me"))
-        return object_url("api-owner", owner.uuid)
+        return object_url("api-owner-detail", owner.uuid)
 
     @extend_schema_field(ObservableObjectSerializer(many=True))
     def get_observable_objects(self, subscription: EventSubscription) -> list[dict[str, Any]]:
@@ -434,8 +425,10 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
     """The queue of a subscription for the events of one type about one offering."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-event-subscription-queue")
-    event_subscription = serializers.SerializerMethodField(help_text="URL of its subscription.")
+    url = HexURLField("api-event-subscription-queue-detail")
+    event_subscription = HexURLField(
+        "api-event-subscription-detail", "subscription", help_text="URL of its subscription."
+    )
     event_subscription_uuid = HexUUIDField(source="subscription.uuid")
     offering_uuid = HexUUIDField(source="offering.uuid")
 
@@ -446,11 +439,6 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
             "queue_name", "vhost", "created",
         ]  # fmt: skip
         read_only_fields = fields
-
-    @extend_schema_field({"type": "string", "format": "uri"})
-    def get_event_subscription(self, queue: SubscriptionQueue) -> str:
-        """Return the URL of its subscription."""
-        return object_url("api-event-subscription", queue.subscription.uuid)
 
 
 @extend_schema_serializer(

@@ -10,7 +10,7 @@ class NestedProcessorSerializer(serializers.ModelSerializer[AgentProcessor]):
     """A processor within its service."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-agent-processor")
+    url = HexURLField("api-agent-processor-detail")
 
     class Meta:
         model = AgentProcessor
@@ -33,7 +33,7 @@ class NestedServiceSerializer(serializers.ModelSerializer[AgentService]):
     """A service within its agent's identity."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-agent-service")
+    url = HexURLField("api-agent-service-detail")
     processors = NestedProcessorSerializer(many=True)
 
     class Meta:

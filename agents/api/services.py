@@ -7,6 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.response import Response
 
 from accounts.api.fields import HexUUIDField
@@ -15,9 +16,10 @@ from accounts.models import Owner
 from agents.api.serializers import MAX_NAME_LENGTH, MAX_VERSION_LENGTH, VerbatimField
 from agents.api.service_filters import ProcessorFilter, ServiceFilter
 from agents.api.service_serializers import ProcessorSerializer, ServiceSerializer
+from agents.api.unused import CleanedUpServicesSerializer, CleanUpSerializer, clean_up
 from agents.api.views import ByUUID, require_own
 from agents.models import AgentProcessor, AgentService
-from agents.services import services
+from agents.services import services, unused
 from core.endpoints import StrictParameters, read, takes
 from core.links import absolute_url
 
@@ -65,6 +67,7 @@ class AgentServices(ByUUID[AgentService]):
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=NewProcessorSerializer, responses={201: ProcessorSerializer, 200: ProcessorSerializer})
+    @action(detail=True, methods=["post"])
     def register_processor(self, request: Request, uuid: str) -> Response:
         """Register a processor of a service, or say that it runs. 201: it is new."""
         service = require_own(self.get_object(), request)
@@ -76,11 +79,21 @@ class AgentServices(ByUUID[AgentService]):
         return Response(data, HTTPStatus.CREATED if new else HTTPStatus.OK)
 
     @extend_schema(request=StatisticsSerializer, responses=ServiceSerializer)
+    @action(detail=True, methods=["post"])
     def set_statistics(self, request: Request, uuid: str) -> Response:
         """Replace the statistics of a service."""
         service = require_own(self.get_object(), request)
         services.set_statistics(service, read(StatisticsSerializer, request)["statistics"])
         return Response(self.get_serializer(service).data)
+
+    @extend_schema(request=CleanUpSerializer, responses=CleanedUpServicesSerializer, filters=False)
+    @action(detail=False, methods=["post"], pagination_class=None)
+    def cleanup_stale(self, request: Request) -> Response:
+        """Remove services whose last report is old, with their processors.
+
+        For operators. By default nothing is removed: the response lists what would be.
+        """
+        return clean_up(request, unused.remove_stale_services, CleanedUpServicesSerializer)
 
 
 class AgentProcessors(ByUUID[AgentProcessor]):
@@ -111,16 +124,8 @@ class UserSerializer(serializers.ModelSerializer[Owner]):
     class Meta:
         model = Owner
         fields = [
-            "uuid",
-            "url",
-            "username",
-            "email",
-            "full_name",
-            "is_staff",
-            "is_active",
-            "date_joined",
-            "permissions",
-        ]
+            "uuid", "url", "username", "email", "full_name", "is_staff", "is_active", "date_joined", "permissions",
+        ]  # fmt: skip
         read_only_fields = fields
 
     def get_url(self, owner: Owner) -> str:

@@ -1,19 +1,16 @@
-"""The endpoints by which operators remove unused identities and services of agents."""
+"""How operators remove unused identities and services of agents through the API."""
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
-from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from accounts.api.fields import HexUUIDField
 from accounts.api.views import Request
 from accounts.pulse_users.validation import require_operator
-from agents.services import unused
 from core.endpoints import read
 
 MAX_HOURS = 10 * 365 * 24
@@ -65,33 +62,8 @@ class CleanedUpServicesSerializer(CleanedUpSerializer):
     items = UnusedServiceSerializer(many=True)
 
 
-class OrphanedIdentities(APIView):
-    """Identities of agents that have nothing registered."""
-
-    @extend_schema(request=CleanUpSerializer, responses=CleanedUpIdentitiesSerializer)
-    def post(self, request: Request) -> Response:
-        """Remove identities without a subscription, a consumer and a service.
-
-        For operators. By default nothing is removed: the response lists what would be.
-        """
-        return _clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
-
-
-class StaleServices(APIView):
-    """Services of agents that have not reported for long."""
-
-    @extend_schema(request=CleanUpSerializer, responses=CleanedUpServicesSerializer)
-    def post(self, request: Request) -> Response:
-        """Remove services whose last report is old, with their processors.
-
-        For operators. By default nothing is removed: the response lists what would be.
-        """
-        return _clean_up(request, unused.remove_stale_services, CleanedUpServicesSerializer)
-
-
-def _clean_up(
-    request: Request, remove: Callable[..., Collection[Any]], answer: type[serializers.Serializer[Any]]
-) -> Response:
+def clean_up(request: Request, remove: Callable[..., Collection[Any]], answer: type[CleanedUpSerializer]) -> Response:
+    """Remove what is unused, for an operator, or return what would be removed."""
     require_operator(request.user)
     body = read(CleanUpSerializer, request)
     before = timezone.now() - timedelta(hours=body["older_than_hours"])

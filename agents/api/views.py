@@ -11,9 +11,9 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import Http404
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
-from rest_framework import request as rest
+from rest_framework.decorators import action
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -39,6 +39,7 @@ from agents.api.serializers import (
     SubscriptionQueueSerializer,
 )
 from agents.api.service_serializers import ServiceSerializer
+from agents.api.unused import CleanedUpIdentitiesSerializer, CleanUpSerializer, clean_up
 from agents.events import publishing
 from agents.events.delivery import with_delivery
 from agents.models import (
@@ -52,11 +53,11 @@ from agents.models import (
 )
 from agents.registration import identities, queues
 from agents.registration.credentials import PresentedToken
-from agents.registration.identities import IdentityExists, NoSuchOffering
 from agents.removal import deletions
-from agents.services import services
+from agents.services import services, unused
 from agents.services.unused import orphaned_identities
 from core.endpoints import StrictParameters, at_field, read
+from core.refusals import Refusal
 
 Row = TypeVar("Row", bound=Model)
 
@@ -156,6 +157,17 @@ class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no typ
         return queryset.filter(pk__in=orphaned) if value else queryset.exclude(pk__in=orphaned)
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List your agent identities",
+        description="Operators see all identities; if they filter by name, only their own.",
+    ),
+    retrieve=extend_schema(summary="Show an agent identity"),
+    destroy=extend_schema(
+        summary="Remove an agent identity",
+        description="Its subscriptions and its consumer are removed too, with their queues and logins on the broker.",
+    ),
+)
 class AgentIdentities(RemovableByUUID[AgentIdentity]):
     """Identities of agents: your own; for operators, all."""
 
@@ -167,17 +179,6 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         rows = AgentIdentity.objects.seen_by(self.request.user)
         return rows.select_related("owner", "offering").prefetch_related("services__processors")
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your agent identities.
-
-        Operators see all identities; if they filter by name, only their own.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an agent identity."""
-        return super().retrieve(request, *args, **kwargs)
-
     @extend_schema(request=NewAgentIdentitySerializer, responses={201: AgentIdentitySerializer})
     def create(self, request: Request) -> Response:
         """Create an agent identity.
@@ -186,7 +187,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         """
         vouching.require_vouched(request.user)
         body = self._introduced(request, request.user)
-        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+        with at_field("offering"):
             identity = identities.create_identity(request.user, **body)
         data = self.get_serializer(identity).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
@@ -202,21 +203,15 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         body = self._introduced(request, identity.owner)
         if identity.owner != request.user:
             body.pop("config_file_content", None)
-        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+        with at_field("offering"):
             identities.update_identity(identity, **body)
         return Response(self.get_serializer(self.get_object()).data)
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove an agent identity.
-
-        Its subscriptions and its consumer are removed too, with their queues and logins on the broker.
-        """
-        return super().destroy(request, uuid)
 
     @extend_schema(
         request=NewAgentSubscriptionSerializer,
         responses={201: EventSubscriptionSerializer, 200: EventSubscriptionSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def register_event_subscription(self, request: Request, uuid: str) -> Response:
         """Subscribe an agent to events of one type.
 
@@ -238,6 +233,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         request=NewConsumerSerializer,
         responses={201: ConsumerQueueSerializer, 200: ConsumerQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def register_queue(self, request: Request, uuid: str) -> Response:
         """Register the consumer queue of an agent, for events of several or all types.
 
@@ -253,6 +249,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         request=NewSubscriptionQueueSerializer,
         responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def create_queue(self, request: Request, uuid: str) -> Response:
         """Create a queue of an agent for events of one type.
 
@@ -263,7 +260,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         presented = presented_token(request, identity.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
         object_type = body["object_type"]
-        with at_field("offering_uuid", NoSuchOffering):
+        with at_field("offering_uuid"):
             offering = identities.subscribable_offering(identity.owner, body["offering_uuid"])
         subscription, _ = queues.register_subscription(
             identity, object_type, presented, source_ip=client_address(request._request) or None
@@ -272,6 +269,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
     @extend_schema(request=NewServiceSerializer, responses={201: ServiceSerializer, 200: ServiceSerializer})
+    @action(detail=True, methods=["post"])
     def register_service(self, request: Request, uuid: str) -> Response:
         """Register a service of an agent, or say that it is active. 201: it is new."""
         identity = self.get_object()
@@ -281,6 +279,15 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return self.created_or_found(
             ServiceSerializer, *services.register_service(identity, body["name"], body.get("mode") or "")
         )
+
+    @extend_schema(request=CleanUpSerializer, responses=CleanedUpIdentitiesSerializer, filters=False)
+    @action(detail=False, methods=["post"], pagination_class=None)
+    def cleanup_orphaned(self, request: Request) -> Response:
+        """Remove identities without a subscription, a consumer and a service.
+
+        For operators. By default nothing is removed: the response lists what would be.
+        """
+        return clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
         """Return the identity in the path, and the token of the request.
@@ -292,13 +299,13 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         presented = presented_token(request, identity.owner_id)
         try:
             identities.subscribable_offering(identity.owner, identity.offering.uuid)
-        except NoSuchOffering as error:
+        except Refusal as error:
             raise PermissionDenied("You may no longer subscribe to this agent's offering. Ask an operator.") from error
         return identity, presented
 
     def _introduced(self, request: Request, owner: Owner) -> dict[str, Any]:
         body = read(NewAgentIdentitySerializer, request)
-        with at_field("offering", NoSuchOffering):
+        with at_field("offering"):
             return body | {"offering": identities.subscribable_offering(owner, body["offering"])}
 
 
@@ -313,6 +320,13 @@ class SubscriptionFilter(FilterSet):  # type: ignore[misc]  # the library has no
         fields: list[str] = []
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List your event subscriptions, newest first", description="Operators see all subscriptions."
+    ),
+    retrieve=extend_schema(summary="Show an event subscription"),
+    destroy=extend_schema(summary="Remove an event subscription, with its queues and its login on the broker"),
+)
 class EventSubscriptions(RemovableByUUID[EventSubscription]):
     """Event subscriptions: your own; for operators, all."""
 
@@ -322,17 +336,6 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
     def get_queryset(self) -> QuerySet[EventSubscription]:
         """Return the subscriptions that the user may see."""
         return EventSubscription.objects.seen_by(self.request.user).select_related("owner")
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List your event subscriptions, newest first.
-
-        Operators see all subscriptions.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an event subscription."""
-        return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(
         request=NewEventSubscriptionSerializer, responses={201: EventSubscriptionSerializer, 409: None, 503: None}
@@ -346,7 +349,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         presented = presented_token(request, request.user.pk)
         body = read(NewEventSubscriptionSerializer, request)
         observed = body.get("observable_objects", [])
-        with at_field("observable_objects", NoSuchOffering):
+        with at_field("observable_objects"):
             self._check_offerings(request.user, {one["offering_uuid"] for one in observed if "offering_uuid" in one})
         subscription = queues.create_subscription(
             request.user,
@@ -360,14 +363,11 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         data = self.get_serializer(subscription).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove an event subscription, with its queues and its login on the broker."""
-        return super().destroy(request, uuid)
-
     @extend_schema(
         request=NewSubscriptionQueueSerializer,
         responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
     )
+    @action(detail=True, methods=["post"])
     def create_queue(self, request: Request, uuid: str) -> Response:
         """Create the queue of a subscription for events of one type about one offering.
 
@@ -377,7 +377,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         subscription = self.get_object()
         presented = presented_token(request, subscription.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
-        with at_field("offering_uuid", NoSuchOffering):
+        with at_field("offering_uuid"):
             offering = identities.subscribable_offering(subscription.owner, body["offering_uuid"])
         queue, new = queues.create_queue(subscription, offering, body["object_type"], presented)
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
@@ -401,6 +401,13 @@ class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library h
         fields: list[str] = []
 
 
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the queues of your event subscriptions, newest first", description="Operators see all queues."
+    ),
+    retrieve=extend_schema(summary="Show the queue of an event subscription"),
+    destroy=extend_schema(summary="Remove the queue of an event subscription, with its messages"),
+)
 class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
     """Queues of event subscriptions: your own; for operators, all."""
 
@@ -411,22 +418,17 @@ class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
         """Return the queues that the user may see."""
         return SubscriptionQueue.objects.seen_by(self.request.user).select_related("subscription", "offering")
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the queues of your event subscriptions, newest first.
 
-        Operators see all queues.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show the queue of an event subscription."""
-        return super().retrieve(request, *args, **kwargs)
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove the queue of an event subscription, with its messages."""
-        return super().destroy(request, uuid)
-
-
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the consumer queues of your agents, newest first",
+        description="Operators see all consumer queues.",
+    ),
+    retrieve=extend_schema(summary="Show the consumer queue of an agent"),
+    destroy=extend_schema(
+        summary="Remove the consumer queue of an agent, with its messages and its login on the broker"
+    ),
+)
 class Consumers(RemovableByUUID[Consumer]):
     """Consumer queues of agents: your own; for operators, all."""
 
@@ -436,22 +438,13 @@ class Consumers(RemovableByUUID[Consumer]):
         """Return the consumers that the user may see."""
         return with_delivery(Consumer.objects.seen_by(self.request.user).select_related("identity__offering"))
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the consumer queues of your agents, newest first.
 
-        Operators see all consumer queues.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show the consumer queue of an agent."""
-        return super().retrieve(request, *args, **kwargs)
-
-    def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove the consumer queue of an agent, with its messages and its login on the broker."""
-        return super().destroy(request, uuid)
-
-
+@extend_schema_view(
+    list=extend_schema(
+        summary="List the offerings that you may subscribe or publish to", description="Operators see all offerings."
+    ),
+    retrieve=extend_schema(summary="Show an offering"),
+)
 class Offerings(ByUUID[Offering]):
     """Offerings that you may subscribe or publish to; for operators, all."""
 
@@ -466,18 +459,8 @@ class Offerings(ByUUID[Offering]):
         )
         return seen.prefetch_related("members", "publishers") if visitor.is_staff else seen
 
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the offerings that you may subscribe or publish to.
-
-        Operators see all offerings.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an offering."""
-        return super().retrieve(request, *args, **kwargs)
-
     @extend_schema(request=NewEventSerializer, responses={200: PublishedSerializer, 503: None})
+    @action(detail=True, methods=["post"], url_path="events")
     def publish(self, request: Request, uuid: str) -> Response:
         """Publish an event of an offering to all agents that registered for it.
 
@@ -486,8 +469,7 @@ class Offerings(ByUUID[Offering]):
         """
         offering = self.get_object()
         body = read(NewEventSerializer, request)
-        with at_field("payload", publishing.InvalidPayload):
-            published = publishing.publish(
-                offering, body["object_type"], body["payload"], request.user, body.get("message_id")
-            )
+        published = publishing.publish(
+            offering, body["object_type"], body["payload"], request.user, body.get("message_id")
+        )
         return Response(published.as_json())

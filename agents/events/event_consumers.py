@@ -24,7 +24,7 @@ def register(
     """Return the owner's event consumer for an offering, and whether it is new. The token becomes its password.
 
     Raises:
-        NotVouched, QuotaReached, Busy: as ``records.get_or_create``.
+        NotVouched, Refusal, Busy: as ``records.get_or_create``.
         PermissionDenied, ObjectDoesNotExist, BrokerError: as ``registration.register_consumer``. Nothing is registered.
     """
     rows = AgentIdentity.objects.filter(owner=owner).select_related("owner")

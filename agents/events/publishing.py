@@ -23,6 +23,7 @@ from agents.events.delivery import record_outcomes
 from agents.models import Consumer, Offering, Registration, SubscriptionQueue, may_subscribe
 from agents.registration.identities import check_object_type
 from core import broker, bulk, limits
+from core.refusals import Refusal
 from queues.models import Queue, QueueEvent
 from rabbit.names import QueueName
 from rabbit.publishing import Message, OutcomeUnknown, Result
@@ -54,12 +55,10 @@ Undelivered = tuple[QueueEvent.Kind, str]
 """The kind of a failed delivery to a queue, and the reason."""
 
 
-class InvalidPayload(ValueError):
+class InvalidPayload(Refusal):
     """The payload is invalid. The text says why, in a sentence for the publisher."""
 
-
-class InvalidMessageId(ValueError):
-    """The message id isn't a UUID."""
+    field = "payload"
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ def publish(
         NotVouched: ``by`` may not use the broker.
         PermissionDenied: ``by`` may not publish events of this offering.
         RateLimitExceeded: ``by`` published too many events within the last minute.
-        NoSuchObjectType: there is no such object type.
-        InvalidPayload: the payload is invalid.
-        InvalidMessageId: the message id is invalid.
+        Refusal: there is no such object type, or the payload or the message id is invalid.
         OutcomeUnknown: some queues may have the event; ``results`` contains the known outcomes.
         BrokerError: nothing was published.
     """
@@ -171,7 +168,7 @@ def _message_id(given: str | uuid.UUID | None) -> str:
         return uuid.uuid4().hex
     found = _uuid_hex(str(given))
     if found is None:
-        raise InvalidMessageId("The message id must be a UUID, with or without dashes.")
+        raise Refusal("The message id must be a UUID, with or without dashes.", "message_id")
     return found
 
 

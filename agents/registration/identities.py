@@ -14,23 +14,12 @@ from accounts.models import Owner
 from agents.models import AgentIdentity, ObjectType, Offering
 from agents.registration.records import insert
 from core import sealing
+from core.refusals import Refusal
 
 logger = logging.getLogger(__name__)
 
 
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-
-class NoSuchOffering(ValueError):
-    """There is no such offering, or the owner's agents may not subscribe to it."""
-
-
-class NoSuchObjectType(ValueError):
-    """There is no such object type."""
-
-
-class IdentityExists(ValueError):
-    """The owner already has an identity of this name for this offering."""
 
 
 class IdentityDetails(TypedDict, total=False):
@@ -65,7 +54,7 @@ def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
     """Return the offering with this UUID, with or without dashes.
 
     Raises:
-        NoSuchOffering: it doesn't exist, or the owner may not subscribe to it.
+        Refusal: it doesn't exist, or the owner may not subscribe to it. The caller names the field.
     """
     try:
         wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
@@ -77,18 +66,18 @@ def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
     return offering
 
 
-def _no_such_offering() -> NoSuchOffering:
-    return NoSuchOffering("There is no such offering, or your agents may not subscribe to it.")
+def _no_such_offering() -> Refusal:
+    return Refusal("There is no such offering, or your agents may not subscribe to it.")
 
 
 def check_object_type(object_type: str) -> str:
     """Return this object type.
 
     Raises:
-        NoSuchObjectType: there is no such object type.
+        Refusal: there is no such object type.
     """
     if object_type not in ObjectType.values:
-        raise NoSuchObjectType(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.")
+        raise Refusal(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.", "object_type")
     return object_type
 
 
@@ -99,9 +88,8 @@ def create_identity(
 
     Raises:
         NotVouched: the owner may not use the broker.
-        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities.
-        IdentityExists: the owner already has an identity of this name for this offering.
-        NoSuchOffering: the offering no longer exists.
+        Refusal: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities, or an identity of this name for this
+            offering, or the offering no longer exists.
         ObjectDoesNotExist: the owner no longer exists.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
@@ -116,8 +104,7 @@ def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChange
     """Change the given fields of an identity.
 
     Raises:
-        IdentityExists: the owner has another identity of this name for this offering.
-        NoSuchOffering: the offering no longer exists.
+        Refusal: the owner has another identity of this name for this offering, or the offering no longer exists.
         ObjectDoesNotExist: the identity no longer exists.
     """
     changed = {**_as_fields(introduced), "modified": timezone.now()}
@@ -152,8 +139,8 @@ def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
     return fields
 
 
-def _conflict(identity: AgentIdentity) -> IdentityExists | NoSuchOffering:
+def _conflict(identity: AgentIdentity) -> Refusal:
     """Return the exception for an IntegrityError."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
-        return IdentityExists(f"You have an agent '{identity.name}' for this offering already; choose another name.")
+        return Refusal(f"You have an agent '{identity.name}' for this offering already; choose another name.", "name")
     return _no_such_offering()

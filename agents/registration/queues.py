@@ -58,7 +58,7 @@ def register_subscription(
     """Return the agent's subscription to an object type, and whether it is new. The token becomes its password.
 
     Raises:
-        NoSuchObjectType: there is no such object type.
+        Refusal: there is no such object type.
         NotVouched: the owner may not use the broker. Raised only for a new subscription.
         PermissionDenied: the token was revoked.
         ObjectDoesNotExist: the identity no longer exists.
@@ -140,7 +140,7 @@ def create_queue(
     Afterwards the broker has the queue with the right arguments, and the token can read it.
 
     Raises:
-        NoSuchObjectType: there is no such object type.
+        Refusal: there is no such object type.
         NotVouched: the owner may not use the broker. Raised only for a new queue.
         PermissionDenied: the token was revoked.
         ObjectDoesNotExist: the subscription or the offering no longer exists.
@@ -177,7 +177,7 @@ def register_consumer(
     and the token can read it.
 
     Raises:
-        NoSuchObjectType: there is no such object type.
+        Refusal: there is no such object type.
         NotVouched: the owner may not use the broker. Raised only for a new queue.
         PermissionDenied: the token was revoked.
         ObjectDoesNotExist: the identity no longer exists.

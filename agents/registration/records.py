@@ -48,7 +48,7 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
 
     Raises:
         NotVouched: the row doesn't exist, and the owner may not use the broker.
-        QuotaReached: the row doesn't exist, and the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
+        Refusal: the row doesn't exist, and the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
         Busy: the statement failed in a deadlock several times.
         ObjectDoesNotExist: a row that the new one would refer to was removed.
     """
@@ -66,7 +66,7 @@ def insert(insert: Callable[[], T], owner: Owner, model: Any) -> T:
 
     Raises:
         NotVouched: the owner may not use the broker.
-        QuotaReached: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
+        Refusal: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
         Busy: the statement failed in a deadlock several times.
         ObjectDoesNotExist: the owner was removed.
         IntegrityError: the row exists, or another row that it refers to was removed.

@@ -15,7 +15,7 @@ def register_service(identity: AgentIdentity, name: str, mode: str) -> tuple[Age
     """Store an agent's service, which is active now. Return its row, and whether it is new.
 
     Raises:
-        NotVouched, QuotaReached, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
+        NotVouched, Refusal, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
     """
     fields = {"mode": mode, "state": AgentService.State.ACTIVE}
     row, is_new = get_or_create(AgentService.objects.all(), fields, identity.owner, identity=identity, name=name)
@@ -28,7 +28,7 @@ def register_processor(
     """Store a processor of a service, which runs now. Return its row, and whether it is new.
 
     Raises:
-        NotVouched, QuotaReached, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
+        NotVouched, Refusal, Busy, ObjectDoesNotExist: as ``records.get_or_create``.
     """
     fields = {"backend_type": backend_type, "backend_version": backend_version, "last_run": timezone.now()}
     owner = service.identity.owner

@@ -2,6 +2,7 @@
 
 import logging
 from collections import defaultdict
+from http import HTTPStatus
 from typing import NamedTuple
 
 from django.conf import settings
@@ -10,6 +11,7 @@ from django.contrib.auth.models import AnonymousUser
 from accounts import audit
 from accounts.models import Owner, PulseUser
 from core import broker
+from core.refusals import Refusal
 from queues.actions.single import Gone
 from rabbit.entities import Binding
 from rabbit.errors import NotOnBroker
@@ -67,7 +69,7 @@ def delete_exchange(visitor: Owner, name: str) -> None:
     """Delete an exchange. Bound queues stay, and receive nothing more from it.
 
     Raises:
-        LookupError: by its name, the exchange does not belong to this visitor.
+        Refusal: by its name, the exchange does not belong to this visitor.
         Gone: the exchange is no longer on the broker.
         BrokerError: the broker is unreachable or refuses.
     """
@@ -88,11 +90,11 @@ def require_own(visitor: Owner | AnonymousUser, name: str) -> None:
     """Require that an exchange of this name belongs to this visitor. An operator may access every user's.
 
     Raises:
-        LookupError: it does not.
+        Refusal: it does not.
     """
     user = user_of_exchange(name)
     if user is None or not (visitor.is_staff or user in _usernames(visitor)):
-        raise LookupError("You have no exchange with this name.")
+        raise Refusal("You have no exchange with this name.", status=HTTPStatus.NOT_FOUND)
 
 
 def _usernames(visitor: Owner | AnonymousUser) -> set[str]:

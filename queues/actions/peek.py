@@ -1,8 +1,11 @@
 """Look at the first messages of a live queue. They stay in it, marked as redelivered."""
 
+from http import HTTPStatus
+
 from accounts import audit
 from accounts.models import Owner
 from core import broker
+from core.refusals import Refusal
 from queues.actions.single import Gone
 from queues.archives.reading import LOOKED_AT
 from queues.models import Queue
@@ -15,25 +18,24 @@ MAX_BYTES = 1024 * 1024
 SECONDS = 2.0
 
 
-class NotClassic(ValueError):
-    """The queue is not classic. Each look would cost a quorum queue's messages one of their deliveries."""
-
-
 def require_classic(queue: Queue) -> None:
-    """Require that looking at a queue's messages costs them nothing.
+    """Require that a queue is classic. Each look would cost a quorum queue's messages one of their deliveries.
 
     Raises:
-        NotClassic: the queue is of another type.
+        Refusal: the queue is of another type.
     """
     if queue.type != CLASSIC:
-        raise NotClassic(f"You can view the messages of classic queues only. This is a {queue.type} queue.")
+        raise Refusal(
+            f"You can view the messages of classic queues only. This is a {queue.type} queue.",
+            status=HTTPStatus.CONFLICT,
+        )
 
 
 def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
     """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
 
     Raises:
-        NotClassic: the queue is of another type.
+        Refusal: the queue is of another type.
         Gone: the broker has no such queue.
         BrokerError: the broker is unreachable or refuses.
     """

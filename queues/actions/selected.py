@@ -6,8 +6,8 @@ from uuid import UUID
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import Owner
-from accounts.pulse_users.each import Results, try_each
 from core.confirmation import ConfirmableChange, Effect
+from core.each import Results, try_each
 from queues.actions import effects, single
 from queues.models import Queue
 from queues.rules import brake
@@ -29,7 +29,7 @@ def destroy(queues: Sequence[Queue], by: Owner, action: str, confirm: str = "") 
     verb, do = DESTROY[action]
     change = ConfirmableChange(by, f"{action} selected queues", queues, {}, confirm)
     change.require_confirmed(Effect(effects.of_deletion(queues).queues, verb))
-    return try_each(queues, lambda queue: do(queue, by), refusals=(single.Gone,))
+    return try_each(queues, lambda queue: do(queue, by))
 
 
 def release(queues: Sequence[Queue], by: Owner, confirm: str = "") -> Results[Queue]:

@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -18,6 +19,7 @@ from accounts.access import vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker, bulk
 from core.confirmation import ConfirmableChange
+from core.refusals import Refusal
 from queues.actions import effects, limit_requests
 from queues.actions.tombstones import figures, gone_fields
 from queues.archives.outcomes import Removed
@@ -39,8 +41,10 @@ LIMITS = ("unbounded", "warn_length", "max_length")
 DELETED, PURGED = "deleted on the broker", "purged"
 
 
-class Gone(Exception):
+class Gone(Refusal):
     """The broker does not list the queue or exchange now. The text says so, and what happens next."""
+
+    status = HTTPStatus.NOT_FOUND
 
 
 class Consuming(NamedTuple):

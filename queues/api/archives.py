@@ -6,10 +6,15 @@ from typing import Any
 from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
+from drf_spectacular.utils import (
+    OpenApiExample,
+    OpenApiParameter,
+    extend_schema,
+    extend_schema_serializer,
+    extend_schema_view,
+)
 from rest_framework import mixins, serializers
-from rest_framework import request as rest
-from rest_framework.exceptions import ValidationError
+from rest_framework.decorators import action
 from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -143,7 +148,8 @@ class MessageQuerySerializer(serializers.Serializer[Any]):
     count = serializers.IntegerField(default=20, min_value=1, max_value=MAX_PAGE)
 
 
-class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive]):
+@extend_schema_view(retrieve=extend_schema(summary="Show an archive"))
+class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Archive]):
     """Archives of your queues; for operators, all."""
 
     serializer_class = ArchiveSerializer
@@ -154,10 +160,6 @@ class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive])
         """Return the archives that the visitor may see."""
         return Archive.objects.seen_by(self.request.user).select_related("pulse_user")
 
-    def retrieve(self, request: Request, uuid: str) -> Response:
-        """Show an archive."""
-        return Response(self.get_serializer(self.get_object()).data)
-
     def destroy(self, request: Request, uuid: str) -> Response:
         """Delete an archive and its messages."""
         reading.delete(self.get_object(), request.user)
@@ -165,6 +167,7 @@ class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive])
 
     @extend_schema(filters=False, responses=MessageSerializer(many=True))
     @takes(MessageQuerySerializer)
+    @action(detail=True, pagination_class=None)
     def messages(self, request: Request, uuid: str) -> Response:
         """List messages of an archive by position."""
         archive = self.get_object()
@@ -178,11 +181,13 @@ class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive])
         return Response(found)
 
     @extend_schema(responses={(200, "text/plain"): OpenApiTypes.STR})
+    @action(detail=True)
     def download(self, request: Request, uuid: str) -> StreamingHttpResponse:
         """Download all messages as JSON Lines, one message a line."""
         return download(self.get_object(), request.user)
 
     @extend_schema(request=StartReplaySerializer, responses={202: ReplaySerializer, 400: None, 503: None})
+    @action(detail=True, methods=["post"])
     def replay(self, request: Request, uuid: str) -> Response:
         """Publish messages of an archive again.
 
@@ -191,16 +196,18 @@ class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive])
         """
         fields = read(StartReplaySerializer, request)
         to = fields.pop("to")
-        try:
-            started = replay.start(
-                self.get_object(), request.user, queue=to.get("queue", ""), exchange=to.get("exchange", ""), **fields
-            )
-        except replay.ReplayRefused as error:
-            raise ValidationError({error.field: [str(error)]}) from error
+        started = replay.start(
+            self.get_object(), request.user, queue=to.get("queue", ""), exchange=to.get("exchange", ""), **fields
+        )
         return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
 
 
-class Replays(StrictParameters, mixins.ListModelMixin, GenericViewSet[Replay]):
+@extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
+@extend_schema_view(
+    list=extend_schema(summary="List the replays of an archive, newest first"),
+    retrieve=extend_schema(summary="Show a replay's progress"),
+)
+class Replays(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Replay]):
     """Replays of an archive."""
 
     serializer_class = ReplaySerializer
@@ -215,17 +222,6 @@ class Replays(StrictParameters, mixins.ListModelMixin, GenericViewSet[Replay]):
             "by", "archive"
         )
 
-    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the replays of an archive, newest first."""
-        return super().list(request, *args, **kwargs)
-
-    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
-    def retrieve(self, request: Request, uuid: str, replay_uuid: str) -> Response:
-        """Show a replay's progress."""
-        return Response(self.get_serializer(self.get_object()).data)
-
-    @extend_schema(parameters=[OpenApiParameter("uuid", OpenApiTypes.UUID, OpenApiParameter.PATH)])
     def destroy(self, request: Request, uuid: str, replay_uuid: str) -> Response:
         """Stop a replay. Messages that were sent stay where they are."""
         replay.stop(self.get_object(), request.user)

@@ -1,24 +1,23 @@
 """The REST API of queues and exchanges. The functions that it calls decide what is allowed."""
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 from uuid import UUID
 
 from django.db.models import QuerySet
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins
-from rest_framework import request as rest
+from rest_framework.decorators import action
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.views import Request
-from accounts.pulse_users.each import Results, describe_error
 from core.confirmation import ConfirmationRequired
-from core.endpoints import Conflict, StrictParameters, name_in, page_of, read, takes
+from core.each import Results, describe_error
+from core.endpoints import StrictParameters, name_in, page_of, read, takes
 from queues.actions import exchanges, limit_requests, peek, selected, single
 from queues.api.archives import CountSerializer, MessageSerializer
 from queues.api.serializers import (
@@ -46,16 +45,15 @@ from rabbit.errors import BrokerUnavailable
 MAX_SAMPLES = 5000
 
 
-@contextlib.contextmanager
-def gone_as_404() -> Iterator[None]:
-    """Answer 404 if the queue or exchange is no longer on the broker."""
-    try:
-        yield
-    except single.Gone as error:
-        raise NotFound(str(error)) from error
-
-
-class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
+@extend_schema_view(
+    list=extend_schema(
+        summary="List queues",
+        description="Operators see all queues, owners their own. Queues that are gone are left out unless you filter "
+        "by that state.",
+    ),
+    retrieve=extend_schema(summary="Show a queue as last listed"),
+)
+class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Queue]):
     """Queues: your own, and all to operators."""
 
     serializer_class = QueueSerializer
@@ -71,17 +69,6 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         """Add the time when queues were last listed."""
         listed_at = Watch.objects.values_list("listed_at", flat=True).first()
         return {**super().get_serializer_context(), "listed_at": listed_at}
-
-    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List queues.
-
-        Operators see all queues, owners their own. Queues that are gone are left out unless you filter by that state.
-        """
-        return super().list(request, *args, **kwargs)
-
-    def retrieve(self, request: Request, uuid: str) -> Response:
-        """Show a queue as last listed."""
-        return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(request=LimitsSerializer, responses={200: QueueSerializer, 409: ConfirmationRequired})
     def partial_update(self, request: Request, uuid: str) -> Response:
@@ -100,21 +87,21 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
 
         Its ready messages are archived first, unless the body has `{"archive": false}`.
         """
-        with gone_as_404():
-            single.delete_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
+        single.delete_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=KeepSerializer, responses={204: None, 409: None, 503: None})
+    @action(detail=True, methods=["post"])
     def purge(self, request: Request, uuid: str) -> Response:
         """Purge a queue.
 
         Its ready messages are archived and deleted. Unacknowledged messages stay.
         """
-        with gone_as_404():
-            single.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
+        single.purge_queue(self.get_object(), request.user, keep=read(KeepSerializer, request)["archive"])
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=LimitRequestSerializer, responses={204: None})
+    @action(detail=True, methods=["post"], url_path="limits/ask")
     def ask_for_limit(self, request: Request, uuid: str) -> Response:
         """Ask the operators for a higher deletion limit of a queue.
 
@@ -125,6 +112,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=DeclineSerializer, responses={204: None})
+    @action(detail=True, methods=["post"], url_path="limits/decline")
     def decline_limit(self, request: Request, uuid: str) -> Response:
         """Decline the open request for a higher deletion limit of a queue.
 
@@ -135,6 +123,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
 
     @extend_schema(filters=False, responses={200: MessageSerializer(many=True), 409: None, 503: None})
     @takes(CountSerializer)
+    @action(detail=True, pagination_class=None)
     def messages(self, request: Request, uuid: str) -> Response:
         """Look at the first messages of a classic queue.
 
@@ -142,19 +131,17 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         """
         query = CountSerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
-        with gone_as_404():
-            try:
-                found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
-            except peek.NotClassic as error:
-                raise Conflict(str(error)) from error
+        found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
         return Response([reading.as_json(position, message) for position, message in enumerate(found, 1)])
 
     @extend_schema(responses=LiveSerializer)
+    @action(detail=True)
     def live(self, request: Request, uuid: str) -> Response:
         """Query the broker for a queue's current state."""
         return Response(LiveSerializer(single.live(self.get_object())).data)
 
     @extend_schema(filters=False, responses={200: BindingSerializer(many=True), 503: None})
+    @action(detail=True)
     def bindings(self, request: Request, uuid: str) -> Response:
         """List the current bindings of a queue on the broker.
 
@@ -171,6 +158,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
 
     @extend_schema(filters=False, responses=SampleSerializer(many=True))
     @takes(SampleQuerySerializer)
+    @action(detail=True, pagination_class=None)
     def samples(self, request: Request, uuid: str) -> Response:
         """List the lengths of a queue, oldest first.
 
@@ -187,6 +175,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, GenericViewSet[Queue]):
         return Response(SampleSerializer(found[::-1], many=True).data)
 
     @extend_schema(filters=False, responses=EventSerializer(many=True))
+    @action(detail=True)
     def events(self, request: Request, uuid: str) -> Response:
         """List the events of a queue, newest first."""
         events = QueueEvent.objects.filter(queue=self.get_object()).select_related("by")
@@ -203,6 +192,7 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         request=SelectionSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )
+    @action(detail=False, methods=["post"], url_path="delete")
     def delete_selected(self, request: Request) -> Response:
         """Delete several queues.
 
@@ -215,6 +205,7 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         request=SelectionSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )
+    @action(detail=False, methods=["post"], url_path="purge")
     def purge_selected(self, request: Request) -> Response:
         """Purge several queues.
 
@@ -227,6 +218,7 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         request=SelectedLimitsSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )
+    @action(detail=False, methods=["post"], url_path="limits")
     def limit_selected(self, request: Request) -> Response:
         """Set the same limits for several queues.
 
@@ -244,6 +236,7 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         request=SelectionSerializer,
         responses={200: ResultsSerializer, 409: ConfirmationRequired},
     )
+    @action(detail=False, methods=["post"], url_path="release")
     def release_selected(self, request: Request) -> Response:
         """Release several queues whose deletion is blocked.
 
@@ -311,9 +304,5 @@ class Exchanges(StrictParameters, GenericViewSet[Any]):
         The name is a query parameter, because some proxies alter slashes in a path. Bound queues stay, and receive
         nothing more from the exchange.
         """
-        try:
-            with gone_as_404():
-                exchanges.delete_exchange(request.user, name_in(request, "exchange"))
-        except LookupError as error:
-            raise NotFound("You have no exchange with this name.") from error
+        exchanges.delete_exchange(request.user, name_in(request, "exchange"))
         return Response(status=HTTPStatus.NO_CONTENT)

@@ -57,7 +57,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     """A queue as last listed. Null means unknown, which is not 0."""
 
     uuid = HexUUIDField()
-    url = HexURLField(view_name="api-queue")
+    url = HexURLField("api-queue-detail")
     pulse_user: serializers.SlugRelatedField[PulseUser] = serializers.SlugRelatedField(
         slug_field="username", read_only=True, allow_null=True
     )

@@ -20,6 +20,7 @@ from django.utils import timezone
 from accounts import audit
 from accounts.models import Owner
 from core import broker, locks
+from core.refusals import Refusal
 from queues.archives import reading
 from queues.models import Archive, Queue, Replay
 from queues.rules import thresholds
@@ -53,12 +54,10 @@ STOPPED = "stopped a replay"
 State = Replay.State
 
 
-class ReplayRefused(ValueError):
-    """The replay can't begin. The text says why, in a sentence; ``field`` is the parameter that is wrong."""
+class ReplayRefused(Refusal):
+    """The replay can't begin."""
 
-    def __init__(self, text: str, field: str = "to") -> None:
-        super().__init__(text)
-        self.field = field
+    field = "to"
 
 
 class Room(NamedTuple):

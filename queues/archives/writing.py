@@ -122,6 +122,25 @@ def store_batch(archive: Archive, batch: Sequence[Fetched]) -> None:
         archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
 
 
+def record_failure(vhost: str, name: str, removed: Removed) -> None:
+    """Delete the messages of a queue's archive that was not completed, and keep its row for operators."""
+    failed = unfinished_archives(vhost, name).filter(state=Archive.State.OPEN)
+    try:
+        with transaction.atomic():
+            ArchiveChunk.objects.filter(archive__in=failed).delete()
+            failed.update(
+                state=Archive.State.FAILED,
+                error=removed.why_not[:300],
+                messages=0,
+                bytes=0,
+                stored_bytes=0,
+                dropped=removed.dropped,
+                expires=expiry(),
+            )
+    except DatabaseError as error:
+        logger.warning("An unfinished archive stays until it expires: %s", error)
+
+
 def discard_archive(archive: Archive) -> None:
     """Delete an unfinished archive. If the database fails, the archive stays until it expires."""
     try:

@@ -35,10 +35,11 @@ from queues.archives.writing import (
     discard_archive,
     discard_unfinished,
     expiry,
+    record_failure,
     store_batch,
     unfinished_archives,
 )
-from queues.models import Archive, ArchiveChunk, Queue
+from queues.models import Archive, Queue
 from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
@@ -163,7 +164,8 @@ class _Attempt:
         self.result.dropped = dropped + self.fetch.excess
         if self.result.archive is None:
             self.result.dropped += self.fetch.kept
-            _record_failure(self.target, self.result)
+            if self.result.why_not and not why_not(self.target):
+                record_failure(self.target.vhost, self.target.name, self.result)
             self._keep_earlier()
         self._write_attempts(NO_ATTEMPTS)
         return confirm(self.result)
@@ -476,27 +478,6 @@ def _requeue(attempt: _Attempt) -> bool:
         attempt.session.close()
         return False
     return True
-
-
-def _record_failure(target: Target, removed: Removed) -> None:
-    """Delete the messages of an archive that was not completed, and keep its row for operators."""
-    if not removed.why_not or why_not(target):
-        return
-    failed = unfinished_archives(target.vhost, target.name).filter(state=Archive.State.OPEN)
-    try:
-        with transaction.atomic():
-            ArchiveChunk.objects.filter(archive__in=failed).delete()
-            failed.update(
-                state=Archive.State.FAILED,
-                error=removed.why_not[:300],
-                messages=0,
-                bytes=0,
-                stored_bytes=0,
-                dropped=removed.dropped,
-                expires=expiry(),
-            )
-    except DatabaseError as error:
-        logger.warning("An unfinished archive stays until it expires: %s", error)
 
 
 def _was_interrupted(target: Target) -> bool:

@@ -13,6 +13,7 @@ from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from core.refusals import Refusal
 from queues.actions import peek, single
 from queues.archives import reading
 from queues.archives.download import download
@@ -209,10 +210,10 @@ def queue_messages(request: Request, uuid: UUID) -> HttpResponse:
             context["found"] = [
                 shown(position, message, MAX_PEEKED_CHARACTERS) for position, message in enumerate(found, 1)
             ]
-    except peek.NotClassic as error:
-        context |= {"form": None, "trouble": str(error)}
     except single.Gone as error:
         context["trouble"] = str(error)
+    except Refusal as error:
+        context |= {"form": None, "trouble": str(error)}
     except BrokerError as error:
         context["trouble"], status = describe_failure(error, "The messages can't be shown", destructive=False)
     return render(request, "queues/messages.html", context, status=status)

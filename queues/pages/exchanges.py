@@ -10,6 +10,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.models import PulseUser
 from accounts.pages.forms import NameForm
+from core.refusals import Refusal
 from queues.actions import exchanges, single
 from queues.actions.exchanges import OwnExchange
 from queues.pages.destroy import describe_failure
@@ -58,7 +59,7 @@ def exchange_delete(request: Request) -> HttpResponse:
     name = request.GET.get("name", "")
     try:
         exchanges.require_own(request.user, name)
-    except LookupError as error:
+    except Refusal as error:
         raise Http404(str(error)) from error
     form = NameForm(readable(name), request.POST if request.method == "POST" else None)
     context: dict[str, Any] = {"name": readable(name), "form": form}

@@ -13,7 +13,6 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
 from core.confirmation import ConfirmationRequired
-from core.limits import RateLimitExceeded
 from queues.actions import limit_requests, single
 from queues.models import Queue
 from queues.pages.forms import DeclineForm, LimitRequestForm, LimitsForm
@@ -111,8 +110,6 @@ def queue_limit_request(request: Request, uuid: UUID) -> HttpResponse:
             limit_requests.ask(queue, request.user, form.cleaned_data["max_length"], form.cleaned_data["reason"])
         except ValidationError as error:
             form.add_error(None, error)
-        except RateLimitExceeded as error:
-            form.add_error(None, str(error))
         else:
             messages.success(request, "The operators have your request. The queue's page shows when the limit changes.")
             return redirect("queue", uuid)

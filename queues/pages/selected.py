@@ -8,8 +8,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
-from accounts.pulse_users.each import report_attempts, report_results
 from core.confirmation import ConfirmationRequired
+from core.each import report_attempts, report_results
 from queues.actions import selected, single
 from queues.models import Queue
 from queues.pages.forms import LimitsForm

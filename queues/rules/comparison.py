@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from queues.models import Queue, QueueEvent
-from queues.rules import quiet
 from queues.rules.brake import brake_limit, groups_to_block
 from queues.rules.changes import Changes, Deletable, Event, Message
+from queues.rules.next_state import with_over_unacked, with_state
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     FROM_LIST,
@@ -39,7 +39,6 @@ from queues.rules.thresholds import (
     is_fetch_paused,
     is_spared,
     judge,
-    over_unacked_since,
     relief_bytes,
     resolve,
 )
@@ -263,7 +262,7 @@ class _Comparison:
         thresholds = self._thresholds(queue, self.rules, broker)
         is_paused = is_fetch_paused(queue.returned_at, self.now)
         judged_by = thresholds._replace(max=2 * thresholds.max) if is_paused else thresholds
-        queue = _with_over_unacked(queue, judged_by, self.now)
+        queue = with_over_unacked(queue, judged_by, self.now)
         spared = self._is_spared(queue) or (is_paused and not self._was_over(key, judged_by))
         verdict = judge(queue.last_notified_state, listed.length, judged_by, spared=spared)
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
@@ -466,7 +465,7 @@ class _Comparison:
         if queue.length is None:  # unknown: nothing changes, not even a deletion under way
             self._record_row(queue)
             return
-        after, message = _with_state(queue, state, thresholds, self.rules, self.now)
+        after, message = with_state(queue, state, thresholds, self.rules, self.now)
         if message is None and repeat_warning:
             message = Message(after, MessageKind.WARNING, thresholds)
         if message is not None:
@@ -490,40 +489,3 @@ class _Comparison:
 def _was_sent(row: StoredQueue) -> bool:
     """Return whether the deleter sent a request to delete a queue, and recorded no outcome."""
     return row.state == DELETING and row.delete_sent_at is not None
-
-
-def judge_kept(
-    queue: StoredQueue, thresholds: Thresholds, rules: Rules, now: datetime
-) -> tuple[StoredQueue, Message | None]:
-    """Return a deletable queue that stays, in its new state, and the message that is due."""
-    state = judge(queue.last_notified_state, queue.length, thresholds, spared=True).state
-    return _with_state(queue, state, thresholds, rules, now)
-
-
-def _with_state(
-    queue: StoredQueue, state: str, thresholds: Thresholds, rules: Rules, now: datetime
-) -> tuple[StoredQueue, Message | None]:
-    """Return a queue in its new state, and the message that is due."""
-    last_notified_state = queue.last_notified_state
-    after = queue
-    if state != queue.state or queue.delete_sent_at is not None:
-        after = queue._replace(state=state, delete_sent_at=None)
-    if state == last_notified_state and not quiet.is_over(queue.quiet_until, now):
-        return after, None
-    period, due = quiet.next_message(
-        queue.quiet_period, state, changed=state != last_notified_state, now=now, quiet_seconds=rules.quiet_seconds
-    )
-    after = after.with_quiet_period(period)
-    if due is MessageKind.NONE:
-        return after, None
-    return after, Message(
-        after, due, thresholds, queue.merged + (state != last_notified_state) if due is MessageKind.SUMMARY else 0
-    )
-
-
-def _with_over_unacked(queue: StoredQueue, thresholds: Thresholds, now: datetime) -> StoredQueue:
-    """Return the queue with the time since when only its unacknowledged messages put it over its limit."""
-    since = None
-    if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:
-        since = over_unacked_since(queue.over_unacked_since, queue.ready, queue.length, thresholds.max, now)
-    return queue if since == queue.over_unacked_since else queue._replace(over_unacked_since=since)

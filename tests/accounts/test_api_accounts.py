@@ -70,8 +70,6 @@ def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, username,
     ("body", "field"),
     [
         ({}, "username"),
-        ({"username": "a\n"}, "username"),
-        ({"username": "guest"}, "username"),
         ({"username": "taken"}, "username"),
         ({"username": "a", "password": "12345678"}, "password"),
         ({"username": "a", "owners": []}, "owners"),
@@ -175,7 +173,7 @@ def test_a_token_is_created_used_listed_and_revoked(alice, bob):
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({}, "name"), ({"name": "a\u202eb"}, "name"), ({"name": "a", "scope": ""}, "scope"),
+        ({}, "name"), ({"name": "a", "scope": ""}, "scope"),
         ({"name": "a", "days": 0}, "days"), ({"name": "a", "days": ""}, "days"),
     ],
 )  # fmt: skip

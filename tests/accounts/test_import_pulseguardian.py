@@ -19,11 +19,12 @@ from psycopg2 import sql
 
 from accounts.access import vouching
 from accounts.importing import adoption, pulseguardian
-from accounts.importing.adoption import InvalidSource, PlanOutdated
+from accounts.importing.adoption import InvalidSource
 from accounts.models import AuditEntry, Owner, PulseUser, Vouching
 from accounts.pulse_users.ownership import find_owners
 from core import locks
 from core.leases import lease
+from core.refusals import Refusal
 from notifications.models import Notification
 from queues.actions import unbounded
 from queues.guard.monitor import LEASE, run_pass
@@ -534,7 +535,7 @@ def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, 
         found = pulseguardian.read(source.url)
         steps = pulseguardian.plan(found, operators=False)
         meanwhile()
-        with pytest.raises((PlanOutdated, vouching.NotVouched), match=expected):
+        with pytest.raises(Refusal, match=expected):
             pulseguardian.apply(steps)
         PulseUser.objects.all().delete()
         Owner.objects.update(vouched=True)

@@ -5,7 +5,7 @@ import pytest
 from accounts.models import AuditEntry, PulseUser
 from accounts.pulse_users import namespace
 from accounts.pulse_users.creation import create_pulse_user
-from accounts.pulse_users.validation import NamespaceInUse
+from accounts.pulse_users.validation import NameRefused
 from rabbit.errors import BrokerUnavailable
 from rabbit.management import Management
 from tests.support.api import Program
@@ -31,7 +31,7 @@ def users_of(management):
 def test_a_name_in_use_on_the_broker_is_refused(alice, name, guarded, management, kind, prefix):
     declare = management.declare_queue if kind == "queue" else management.declare_exchange
     declare(guarded, f"{prefix}/{name}/jobs")
-    with pytest.raises(NamespaceInUse, match="ask an operator"):
+    with pytest.raises(NameRefused, match="ask an operator"):
         create_pulse_user(name, [alice], by=alice)
     assert name not in users_of(management)
     assert not PulseUser.objects.exists()

@@ -12,7 +12,6 @@ from accounts import signals
 from accounts.access import vouching
 from accounts.access.tokens import create_token
 from accounts.access.vouching import (
-    AlreadyRequested,
     NotVouched,
     apply_rules,
     may_vouch,
@@ -24,6 +23,7 @@ from accounts.models import AuthToken, Owner, PulseUser, Vouching
 from accounts.pulse_users.creation import create_pulse_user
 from accounts.pulse_users.withdrawal import withdraw
 from accounts.signing_in.owners import get_or_create_owner, mark_address_verified
+from core.refusals import Refusal
 from tests.conftest import Amqp
 from tests.support.toolbox import in_parallel
 
@@ -111,10 +111,10 @@ def test_an_invalid_reason_is_refused(newcomer, operator, reason):
 
 
 def test_access_can_be_requested_once_a_day_and_only_without_access(newcomer, bob, signals_sent):
-    with pytest.raises(AlreadyRequested, match="have access already"):
+    with pytest.raises(Refusal, match="have access already"):
         request_vouching(bob, "again")
     request_vouching(newcomer, "first")
-    with pytest.raises(AlreadyRequested, match="within the last day"):
+    with pytest.raises(Refusal, match="within the last day"):
         request_vouching(newcomer, "second")
     Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
     request_vouching(newcomer, "third")

@@ -14,10 +14,10 @@ from waldur_api_client.api.marketplace_site_agent_identities import marketplace_
 from waldur_api_client.api.marketplace_site_agent_services import marketplace_site_agent_services_cleanup_stale
 from waldur_api_client.models.cleanup_request_request import CleanupRequestRequest
 
-from accounts.access.quotas import QuotaReached
 from accounts.models import Owner
 from agents.models import AgentIdentity, AgentService, EventSubscription, Offering
 from agents.services import services
+from core.refusals import Refusal
 from guardian_site.version import __version__
 from tests.support.api import Program
 from tests.support.plugin import ROOT
@@ -96,7 +96,7 @@ def test_concurrent_registrations_of_services_do_not_exceed_the_quota(transactio
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     identity = AgentIdentity.objects.create(owner=owner, offering=Offering.objects.create(name="x"), name="cellar")
     outcomes = in_parallel(*[partial(services.register_service, identity, f"s{one}", "") for one in range(8)])
-    assert sum(isinstance(outcome, QuotaReached) for outcome in outcomes) == 5
+    assert sum(isinstance(outcome, Refusal) for outcome in outcomes) == 5
     assert AgentService.objects.count() == 3
 
 

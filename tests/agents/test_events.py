@@ -14,9 +14,10 @@ from django.utils import timezone
 
 from accounts.access.vouching import NotVouched
 from agents.events import publishing
-from agents.events.publishing import InvalidMessageId, InvalidPayload, Published, publish
+from agents.events.publishing import InvalidPayload, Published, publish
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core import broker
+from core.refusals import Refusal
 from queues.models import QueueEvent
 from rabbit import arguments
 from rabbit.errors import BrokerUnavailable
@@ -319,7 +320,7 @@ def test_the_largest_payload_arrives(create_subscription_queue, offering):
 
 @pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
 def test_an_invalid_message_id_is_refused(offering, message_id):
-    with pytest.raises(InvalidMessageId):
+    with pytest.raises(Refusal, match="must be a UUID"):
         publish(offering, "order", {}, message_id=message_id)
 
 

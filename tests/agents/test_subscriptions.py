@@ -25,7 +25,7 @@ from agents.models import (
     SubscriptionQueue,
 )
 from agents.registration import credentials, identities, queues, records
-from agents.registration.identities import NoSuchObjectType, check_object_type, create_identity, read_config
+from agents.registration.identities import check_object_type, create_identity, read_config
 from agents.registration.queues import (
     create_queue,
     create_subscription,
@@ -39,6 +39,7 @@ from agents.removal import deletions
 from agents.sweeps.registered import agent_vhosts
 from core import broker, locks, removals
 from core.models import Removal
+from core.refusals import Refusal
 from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
 from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.http import PooledClient
@@ -220,7 +221,7 @@ def test_an_unknown_object_type_is_refused_before_anything_is_created(subscribed
         partial(subscribed.create_queue, "orders"),
         partial(subscribed.register_consumer, ["order", "orders"]),
     ):
-        with pytest.raises(NoSuchObjectType, match="user_ssh_key"):
+        with pytest.raises(Refusal, match="user_ssh_key"):
             call()
     assert [check_object_type(one) for one in ObjectType.values] == ObjectType.values
     assert not SubscriptionQueue.objects.exists()

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.rules.comparison import Observation, compare, judge_kept
+from queues.rules.comparison import Observation, compare
+from queues.rules.next_state import judge_kept
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     NO_REGISTRATIONS,

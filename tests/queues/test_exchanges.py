@@ -1,6 +1,7 @@
 import pytest
 
 from accounts.models import AuditEntry, Owner
+from core.refusals import Refusal
 from queues.actions import exchanges
 from queues.actions.single import Gone
 from rabbit.names import readable
@@ -127,7 +128,7 @@ def test_an_exchange_of_somebody_else_is_404(exchange_name, alice, as_alice, man
         for answer in (as_alice.get("/exchanges/delete/", {"name": name}),
                        as_alice.post("/exchanges/delete/", {"typed": name}, query_params={"name": name})):  # fmt: skip
             assert answer.status_code == 404, name
-        with pytest.raises(LookupError):
+        with pytest.raises(Refusal, match="You have no exchange"):
             exchanges.delete_exchange(alice, name)
     assert exchange_names(management, vhost) == before
 
@@ -148,7 +149,7 @@ def test_an_exchange_with_any_name_can_be_shown_and_deleted(amqp, as_alice, mana
 def test_an_operator_deletes_any_pulse_users_exchange(exchange_name, operator, management, vhost):
     exchanges.delete_exchange(operator, exchange_name)
     assert exchange_names(management, vhost) == {"exchange/bob/events", "exchange/alice"}
-    with pytest.raises(LookupError):
+    with pytest.raises(Refusal, match="You have no exchange"):
         exchanges.delete_exchange(operator, "amq.topic")
 
 

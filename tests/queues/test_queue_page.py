@@ -8,6 +8,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from queues.actions import single
 from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pages.queue import describe_event
@@ -371,33 +372,46 @@ def test_invalid_limits_have_an_error_on_the_form(alices_queue, client, operator
     assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
 
 
-# The admin
+def fields_of(page):
+    """Return the fields of the form on a page, as a browser would send them."""
+    fields = {}
+    for tag in re.findall(r"<input[^>]*>", page.text):
+        given = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
+        if given.get("type") == "checkbox" and "checked" not in tag:
+            continue
+        if given.get("type") not in ("submit", "search") and given.get("name", "_").lstrip("_") == given.get("name"):
+            fields[given["name"]] = given.get("value", "on" if given["type"] == "checkbox" else "")
+    return fields
 
 
-def test_the_admin_refuses_a_limit_below_the_warning_threshold(alices_queue, client, operator):
-    client.force_login(operator)
-    page = client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": "9000", "max_length": ""})
-    assert page.status_code == 200
-    assert "below the deletion limit" in page.text
-    alices_queue.refresh_from_db()
-    assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
+def test_a_stale_limits_form_changes_only_the_edited_fields(admin, operator):
+    queue = stored_queue("queue/alice/builds", ready=3, unacknowledged=1, warn_length=6, max_length=9)
+    path = f"/queues/{queue.uuid}/limits/"
+    form = fields_of(admin.get(path))
+    assert (form["warn_length"], form["initial-warn_length"]) == ("6", "6")
+    single.set_limits(queue, operator, unbounded=True, warn_length=5)
+    assert admin.post(path, {**form, "max_length": "20"}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 5, 20)
+    form = fields_of(admin.get(path))
+    assert form["unbounded"] == "on"
+    del form["unbounded"]
+    assert admin.post(path, {**form, "max_length": ""}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (False, 5, None)
 
 
-def test_the_admin_writes_only_limits_and_an_event(alices_queue, client, operator, monkeypatch):
-    from queues.admin import QueueAdmin
+def test_limits_that_conflict_with_a_concurrent_change_are_refused(admin, operator):
+    queue = stored_queue("queue/alice/builds", ready=3, unacknowledged=1, warn_length=6, max_length=9)
+    path = f"/queues/{queue.uuid}/limits/"
+    form = fields_of(admin.get(path))
+    single.set_limits(queue, operator, max_length=7)
+    answer = admin.post(path, {**form, "warn_length": "8"})
+    assert answer.status_code == 200
+    assert "The warning threshold would be 8 messages and the deletion limit 7." in answer.text
 
-    client.force_login(operator)
-    save = QueueAdmin.save_model
 
-    def save_after_a_pass(self, request, queue, form, change):
-        Queue.objects.update(state="deleting", notified_state="warned")
-        save(self, request, queue, form, change)
-
-    monkeypatch.setattr(QueueAdmin, "save_model", save_after_a_pass)
-    client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": "10", "max_length": "9000"})
-    alices_queue.refresh_from_db()
-    assert (alices_queue.state, alices_queue.notified_state, alices_queue.max_length) == ("deleting", "warned", 9000)
-    assert QueueEvent.objects.get(kind="adjusted").by == operator
+# Consumers
 
 
 def test_the_page_lists_consumers_with_their_prefetch_and_connection(guarded, broker, amqp, client, operator):

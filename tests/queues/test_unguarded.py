@@ -184,7 +184,7 @@ def test_an_exclusive_queue_over_its_limit_is_shown_until_a_policy_bounds_it(amq
     assert once.run_once().deleted == 0
     exclusive = "1 queue over the deletion limit, because each is exclusive to a connection"
     assert f"{exclusive}: reply in {guarded}." in found(rules.EXCLUSIVE)
-    (line,) = overview.overview(timezone.now()).exclusive.shown
+    (line,) = overview.overview(timezone.now())["exclusive"].shown
     assert (line.name, line.figure) == ("reply", "11 messages")
     set_operator_policy(broker, guarded, "^reply$", {"max-length": 8})
     wait_until(lambda: once.run_once() and found(rules.EXCLUSIVE) is None)
@@ -201,4 +201,4 @@ def test_the_front_page_names_three_queues_and_the_number_of_others():
 @pytest.mark.django_db
 def test_a_gone_exclusive_queue_is_not_shown():
     stored_queue("reply", exclusive=True, state=Queue.State.GONE)
-    assert overview.overview(timezone.now()).exclusive.number == 0
+    assert overview.overview(timezone.now())["exclusive"].number == 0

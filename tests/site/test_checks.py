@@ -50,9 +50,9 @@ def reported_ids():
         ("CELERY_BROKER_URL", "amqp://other:5672;amqp://guest:guest@rabbit:5672//", "guardian.E004"),
         ("CELERY_BROKER_URL", "amqp://guest:guest@rabbit:5672//", "guardian.E004"),
         ("CELERY_BROKER_URL", "pyamqp://other:word@rabbit/tasks", "guardian.E004"),
-        ("GUARDIAN_WARN_QUEUE_LENGTH", 0, "guardian.E005"),
+        ("GUARDIAN_WARN_QUEUE_LENGTH", 0, "guardian.E011"),
         ("GUARDIAN_WARN_QUEUE_LENGTH", 8000, "guardian.E006"),
-        ("GUARDIAN_DELETE_BRAKE", -1, "guardian.E007"),
+        ("GUARDIAN_DELETE_BRAKE", -1, "guardian.E011"),
         ("GUARDIAN_THRESHOLD_POLICY", "guess", "guardian.E008"),
         ("GUARDIAN_NAMESPACE_POLICY", "delete-all", "guardian.E008"),
         ("MESSAGE_STORE", "memory", "guardian.E008"),
@@ -233,6 +233,22 @@ def test_a_removed_setting_in_the_env_file_is_refused(removed_setting, tmp_path)
     (tmp_path / ".env").write_text(f"{removed_setting}=true\n")
     environment.load(tmp_path / ".env")
     assert reported_ids() == ["guardian.E021"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("GUARDIAN_MAX_QUEUE_LENGHT", "Did you mean GUARDIAN_MAX_QUEUE_LENGTH?"),
+        ("RABBIT_URI", "Did you mean RABBIT_URL?"),
+        ("GUARDIAN_COLOUR", "See .env.example for all settings."),
+    ],
+)
+def test_an_unknown_name_with_a_prefix_of_the_settings_is_warned_about(monkeypatch, name, hint):
+    monkeypatch.setenv("GUARDIAN_SERVICE_HOST", "10.0.0.7")  # set by Kubernetes
+    monkeypatch.setenv(name, "1")
+    [message] = check_settings(None)
+    assert (message.id, message.hint) == ("guardian.W008", hint)
+    assert message.msg == f"{name} is not a setting, so it has no effect."
 
 
 @pytest.mark.parametrize("name", ["RABBITMQ_MANAGEMENT_URL", "SENTRY_DSN"])

@@ -16,18 +16,18 @@ from django.core import mail
 from django.core.mail import get_connection
 
 from guardian_site import env_file, environment
-from guardian_site.environment import Unreadable, database, mail_server
+from guardian_site.environment import Unreadable, database, mail_server, read
 from tests.support.webhooks import make_certificate
 from tools.mail import MailCatcher
-from tools.pages import read_settings
+from tools.pages import declared_settings
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-READERS = read_settings()
-TEXTS = sorted(name for name, reader in READERS.items() if reader.kind == "str" and name != "GUARDIAN_VAR_DIR")
-LISTS = sorted(name for name, reader in READERS.items() if reader.kind == "items")
-URLS = sorted(name for name, reader in READERS.items() if reader.kind == "url")
-OTHERS = sorted(READERS.keys() - {*TEXTS, *LISTS, *URLS, "GUARDIAN_VAR_DIR"})
+DECLARED = {setting.name: setting for setting in declared_settings()}
+TEXTS = sorted(name for name, setting in DECLARED.items() if setting.kind == "str")
+LISTS = sorted(name for name, setting in DECLARED.items() if setting.kind == "items")
+URLS = sorted(name for name, setting in DECLARED.items() if setting.kind == "url")
+OTHERS = sorted(DECLARED.keys() - {*TEXTS, *LISTS, *URLS, "GUARDIAN_VAR_DIR"})
 PRINT_SETTINGS = """
 import json
 from guardian_site import settings
@@ -103,9 +103,9 @@ def test_every_setting_that_is_no_text_refuses_what_it_cannot_take_literally(val
 
 @pytest.mark.slow
 def test_no_setting_may_begin_or_end_with_a_blank(tmp_path):
-    values = {name: f"{reader.default or 'x'} " for name, reader in READERS.items()}
+    values = {name: f"{setting.default or 'x'} " for name, setting in DECLARED.items()}
     _, unreadable = loaded(values | {"GUARDIAN_VAR_DIR": f"{tmp_path}\n"})
-    assert unreadable == dict.fromkeys(READERS, "it begins or ends with a blank or a line break")
+    assert unreadable == dict.fromkeys(DECLARED, "it begins or ends with a blank or a line break")
 
 
 @pytest.mark.parametrize(
@@ -192,29 +192,36 @@ def test_gunicorn_keeps_idle_connections_longer_than_clients():
 def given(monkeypatch):
     """Return a function that reads a setting with this value. ``environment.unreadable`` is empty before."""
     monkeypatch.setattr(environment, "unreadable", {})
+    monkeypatch.setattr(environment, "declared", {})
 
-    def read(reader, text, default=None):
+    def given(parse, text, default=""):
         monkeypatch.setenv("GUARDIAN_TRIED", text)
-        return reader("GUARDIAN_TRIED", default=default)
+        return read("GUARDIAN_TRIED", parse, default)
 
-    return read
+    return given
 
 
-@pytest.mark.parametrize(("text", "value"), [("TRUE", True), ("1", True), ("off", False), ("No", False), ("", False)])
+@pytest.mark.parametrize(("text", "value"), [("TRUE", True), ("1", True), ("off", False), ("No", False)])
 def test_words_for_true_and_false_are_read(given, text, value):
-    assert given(environment.env.bool, text, default="default") is value
+    assert given(environment.flag, text) is value
 
 
 @pytest.mark.parametrize("text", ["ture", "'true'", '"true"', "$true", "true # yes", "2", "-"])
 def test_other_words_are_refused(given, text):
-    assert given(environment.env.bool, text, default=False) is False
+    assert given(environment.flag, text, default="false") is False
     assert environment.unreadable == {"GUARDIAN_TRIED": "write true or false"}
 
 
-@pytest.mark.parametrize("text", ["5 s", "$5", "'5'", "1e3s", "1,5", "nan", "inf", ""])
+@pytest.mark.parametrize("text", ["5 s", "$5", "'5'", "1e3s", "1,5", "nan", "inf"])
 def test_text_that_is_no_number_is_refused(given, text):
-    assert given(environment.env.float, text, default=7.0) == 7
+    assert given(environment.number, text, default="7") == 7
     assert environment.unreadable == {"GUARDIAN_TRIED": "write a number"}
+
+
+@pytest.mark.parametrize(("parse", "value"), [(str, "5"), (int, 5), (environment.items, ["5"])])
+def test_an_empty_setting_counts_as_not_set(given, parse, value):
+    assert given(parse, "", default="5") == value
+    assert environment.unreadable == {}
 
 
 # Addresses
@@ -232,8 +239,8 @@ def test_text_that_is_no_number_is_refused(given, text):
         ("smtp+ssl://mail.example.org:465", "SSL", 465),
     ],
 )
-def test_the_scheme_of_a_mail_server_says_how_it_encrypts(given, text, security, port):
-    found = given(mail_server, text)
+def test_the_scheme_of_a_mail_server_says_how_it_encrypts(text, security, port):
+    found = mail_server(text)
     assert found["EMAIL_BACKEND"] == "django.core.mail.backends.smtp.EmailBackend"
     assert (found["EMAIL_HOST"], found["EMAIL_PORT"]) == ("mail.example.org", port)
     assert [kind for kind in ("TLS", "SSL") if found.get(f"EMAIL_USE_{kind}")] == ([security] if security else [])
@@ -248,12 +255,12 @@ def test_the_scheme_of_a_mail_server_says_how_it_encrypts(given, text, security,
         "smtp://u:?p@mail", "smtp://u:/p@mail", "smtp://", "smtp:///path",
     ],
 )  # fmt: skip
-def test_a_mail_server_that_would_be_half_understood_is_refused(given, text):
+def test_a_mail_server_that_would_be_half_understood_is_refused(text):
     with pytest.raises(Unreadable):
-        given(mail_server, text)
+        mail_server(text)
 
 
-def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(given, settings, tmp_path, monkeypatch):
+def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(settings, tmp_path, monkeypatch):
     certificate = make_certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -262,7 +269,7 @@ def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(given, settings, 
     controller = Controller(catcher, hostname="127.0.0.1", port=catcher.port, ssl_context=tls)
     controller.start()
     try:
-        for name, value in given(mail_server, f"smtps://127.0.0.1:{catcher.port}").items():
+        for name, value in mail_server(f"smtps://127.0.0.1:{catcher.port}").items():
             setattr(settings, name, value)
         message = mail.EmailMessage("Sealed", "text", "guardian@example.org", ["alice@example.org"])
         message.connection = get_connection(settings.EMAIL_BACKEND, timeout=5)
@@ -285,8 +292,8 @@ def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(given, settings, 
         ("sqlite://:memory:", {"NAME": ":memory:"}),
     ],
 )
-def test_an_address_of_a_database_is_read(given, text, expected):
-    found = given(database, text)
+def test_an_address_of_a_database_is_read(text, expected):
+    found = database(text)
     assert {name: found[name] for name in expected} == expected
 
 
@@ -298,6 +305,6 @@ def test_an_address_of_a_database_is_read(given, text, expected):
         "postgres://db/guardian#main", "'postgres://db/guardian'",
     ],
 )  # fmt: skip
-def test_an_address_of_a_database_that_would_be_half_understood_is_refused(given, text):
+def test_an_address_of_a_database_that_would_be_half_understood_is_refused(text):
     with pytest.raises(Unreadable):
-        given(database, text)
+        database(text)

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.utils import timezone
@@ -20,7 +21,7 @@ from queues.rules.thresholds import of_queue
 from rabbit.entities import Node
 from status import facts, overview, rules
 from status.facts import BrokerFacts, GuardianFacts, Measurement, Outbox
-from status.overview import Line, of_broker, of_guardian
+from status.overview import of_broker, of_guardian
 from status.verdicts import Level
 from tests.queues.test_queue_list import make_queue
 from tests.support.chromium import sign_in, violations
@@ -45,7 +46,7 @@ def cluster(*nodes):
 def test_a_broker_without_alarms_is_healthy():
     summary = of_broker(cluster(NODE))
     sentence = "The broker is healthy: 1 node runs RabbitMQ 3.10.8, no alarms."
-    assert summary == (Line(Level.OK, sentence), [])
+    assert (summary.worst.level, summary.worst.sentence, summary.others) == (Level.OK, sentence, [])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,8 @@ def guardian(watch=None, last_pass=None, **more):
 
 def test_guardian_is_healthy_after_a_recent_pass():
     sentence = "Guardian is healthy: it listed 12 queues 4 seconds ago, in 0.25 s."
-    assert of_guardian(guardian()) == (Line(Level.OK, sentence), [])
+    worst, others = of_guardian(guardian())
+    assert (worst.level, worst.sentence, others) == (Level.OK, sentence, [])
 
 
 @pytest.mark.parametrize(
@@ -127,11 +129,11 @@ def test_a_problem_of_guardian_is_shown_once_with_its_cause(changed, words):
 
 def test_a_brake_links_to_its_release_and_a_released_one_names_the_operator():
     brake = {"brake_since": minutes_ago(5), "blocked": 312}
-    assert of_guardian(guardian(brake)).worst.page == "operate_brake"
+    assert of_guardian(guardian(brake)).worst.rule.page == "operate_brake"
     names = [["/", str(number)] for number in range(312)]
     released = of_guardian(guardian({**brake, "released": names, "released_at": NOW, "released_by": "ops@example.org"}))
     assert released.others == []
-    assert (released.worst.level, released.worst.page) == (Level.WARNING, "")
+    assert (released.worst.level, released.worst.rule.page) == (Level.WARNING, "")
     assert released.worst.sentence == "ops@example.org released the brake for 312 queues."
 
 
@@ -146,7 +148,7 @@ def test_only_the_last_clean_up_of_each_kind_counts(transactional_db):
     Sweep.objects.create(kind="stale", at=minutes_ago(20), found=80, brake_held=True)
     sweeps = facts.measure_guardian(NOW).sweeps
     worst, others = of_guardian(guardian(sweeps=sweeps))
-    assert (worst.level, worst.page, others) == (Level.WARNING, "operate_stale", [])
+    assert (worst.level, worst.rule.page, others) == (Level.WARNING, "operate_stale", [])
     assert "80 queues would be deleted at once" in worst.sentence
 
 
@@ -181,7 +183,7 @@ def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     run_once()
     Watch.objects.update(consumers_counted_at=timezone.now())
     with counted_requests() as requests:
-        found = overview.overview(timezone.now())
+        found = SimpleNamespace(**overview.overview(timezone.now()))
     assert requests == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
     assert found.broker.worst.sentence.startswith("The broker is healthy: 1 node runs RabbitMQ ")
     assert "it listed 1 queue " in found.guardian.worst.sentence
@@ -207,7 +209,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
             QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
     made = {queue.name: queue for queue in Queue.objects.all()}
     gathered = QueueFacts.gather(management, broker.amqp_url, [_as_stored(queue) for queue in made.values()], now)
-    found = overview.overview(now).growing
+    found = overview.overview(now)["growing"]
     assert [line.name for line in found] == ["over", "fast", "slow"]
     for line in found:
         recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
@@ -221,7 +223,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
 
 def test_an_unbounded_queue_has_no_percentage(guarded):
     make_queue("free", ready=9, unbounded=True)
-    assert overview.overview(timezone.now()).longest[0].more == "never deleted for its length"
+    assert overview.overview(timezone.now())["longest"][0].more == "never deleted for its length"
 
 
 def test_the_outbox_counts_deferred_and_given_up_notifications_apart(transactional_db):
@@ -277,7 +279,7 @@ def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit,
         make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
     assert "Guardian does not check consumers" in visit().text
     settings.GUARDIAN_STALLED_MINUTES = 5
-    stalled = overview.overview(now).stalled
+    stalled = overview.overview(now)["stalled"]
     assert [(line.name, line.figure.partition(",")[0]) for line in stalled.shown] == [
         ("builds", "owner alice"), ("later", "owner nobody"),
     ]  # fmt: skip

@@ -164,7 +164,7 @@ def test_page_doctor_and_alert_agree_about_guardian(healthy, client, rule, measu
 
     client.force_login(healthy)
     page = client.get("/admin/")
-    summary = page.context["overview"].guardian
+    summary = page.context["overview"]["guardian"]
     lines = {line.sentence: line.level for line in (summary.worst, *summary.others)}
     assert lines.get(verdict.sentence, Level.OK) is level
     if level is not Level.OK:
@@ -214,7 +214,7 @@ def test_rules_of_doctor_alone_have_limits_too(rule, measured, level):
 
 def broker_verdicts(client):
     """Return the verdicts of page, doctor and /readyz about the broker."""
-    page = client.get("/admin/").context["overview"].broker.worst.level
+    page = client.get("/admin/").context["overview"]["broker"].worst.level
     (finding,) = [one for one in doctor_broker.check_broker() if one.name == "broker"]
     return page, finding.status, client.get("/readyz").json()["broker"]
 

@@ -7,7 +7,6 @@ from django.core.management.base import BaseCommand, CommandError
 from accounts.access.tokens import DEFAULT_DAYS, create_token
 from accounts.access.vouching import NotVouched
 from accounts.models import AuthToken, Owner, normalize_address
-from core.limits import RateLimitExceeded
 
 
 class Command(BaseCommand):
@@ -34,6 +33,4 @@ class Command(BaseCommand):
             raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
-        except RateLimitExceeded as error:
-            raise CommandError(str(error)) from error
         self.stdout.write(key)

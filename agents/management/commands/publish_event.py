@@ -7,9 +7,9 @@ import orjson
 from django.core.management.base import BaseCommand, CommandError
 
 from agents.events import publishing
-from agents.events.publishing import InvalidPayload, Published
+from agents.events.publishing import Published
 from agents.models import ObjectType, Offering
-from agents.registration.identities import NoSuchObjectType
+from core.refusals import Refusal
 from rabbit.errors import BrokerError
 
 
@@ -31,7 +31,7 @@ class Command(BaseCommand):
             raise CommandError(f"The payload is not valid JSON: {error}.") from error
         try:
             published = publishing.publish(offering, options["type"], payload)
-        except (NoSuchObjectType, InvalidPayload, BrokerError) as error:
+        except (Refusal, BrokerError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(in_words(published))
 
