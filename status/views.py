@@ -124,7 +124,7 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
         f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
         f"{report.warned:,} over their warning threshold, {report.recovered:,} back to normal",
-        f"{report.deleted:,} deleted, {report.kept:,} kept after a recheck",
+        f"{len(report.decided):,} to be deleted now",
     ]
     if report.brake_held:
         return ActionOutcome(

@@ -9,6 +9,7 @@ from django.utils import timezone
 from accounts.models import AuditEntry, AuthToken, Owner
 from agents.models import Sweep
 from core.leases import lease
+from queues.guard import deleter
 from queues.guard.once import run_once
 from queues.models import Pass, Queue, Watch
 from queues.rules.brake import brake, released_queues
@@ -91,7 +92,8 @@ def test_an_operator_releases_all_queues_and_the_next_pass_deletes_them(admin, b
     )
     assert "ops@example.org released 3 of them." in words(page)
     assert "ops@example.org released the brake for 3 queues." in words(admin.get("/admin/"))
-    assert "3 deleted, 0 kept" in words(admin.post(PASS))
+    assert "3 to be deleted now" in words(admin.post(PASS))
+    assert deleter.run().deleted == 3
     assert management.list_queues(guarded, {"columns": "name"}) == []
     assert audited_actions() == [("ops@example.org", "released the brake"), ("ops@example.org", "requested a pass")]
 
@@ -101,7 +103,8 @@ def test_an_operator_releases_selected_queues(admin, braked_queues, guarded, man
     assert "You released 2 queues." in words(page)
     assert "Release this queue" in words(page)
     assert "The deletion of 1 queue has been blocked" in words(admin.get("/admin/"))
-    assert "2 deleted, 0 kept" in words(admin.post(PASS))
+    assert "2 to be deleted now" in words(admin.post(PASS))
+    assert deleter.run().deleted == 2
     assert queue_names(management, guarded) == {"long-1"}
 
 
