@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,12 +41,6 @@ class Dialect(ABC):
     new_contents: str
     """An unused number for ``contents``."""
 
-    lock: str
-    """Suffix of a query that locks its rows."""
-
-    prevent_deletion: str
-    """Suffix of a query whose rows can't be deleted before the commit."""
-
     row_id: str
     """The database's own identifier of a row, valid within one statement."""
 
@@ -75,8 +69,6 @@ class _PostgreSQL(Dialect):
 
     now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS_PER_SECOND})::bigint)"
     new_contents = "nextval(pg_get_serial_sequence('message_store_queuerow', 'id'))"
-    lock = "FOR UPDATE"
-    prevent_deletion = "FOR KEY SHARE"
     row_id = "ctid"
     skip_locked = "FOR UPDATE SKIP LOCKED"
 
@@ -138,8 +130,6 @@ class _SQLite(Dialect):
         coalesce((SELECT max(contents) FROM message_store_queuerow), 0),
         coalesce((SELECT max(contents) FROM message_store_discarded), 0)
     ))"""
-    lock = ""
-    prevent_deletion = ""
     row_id = "rowid"
     skip_locked = ""
 
@@ -193,18 +183,20 @@ DIALECTS: dict[str, Dialect] = {"postgresql": _PostgreSQL(), "sqlite": _SQLite()
 
 
 @contextmanager
-def open_cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
-    """Yield a cursor. Raise ``StoreUnavailable`` for errors of the database that are not the statement's fault."""
+def as_store_errors() -> Iterator[None]:
+    """Raise ``StoreUnavailable`` for errors of the database that are not the statement's fault."""
     try:
-        if in_transaction:
-            with transaction.atomic(), connection.cursor() as cursor:
-                yield cursor
-        else:
-            with connection.cursor() as cursor:
-                yield cursor
+        yield
     except (DataError, IntegrityError, NotSupportedError, ProgrammingError):
         raise
     except (DatabaseError, InterfaceError) as error:
         if not connection.in_atomic_block:
             connection.close()  # the next call opens a new one
         raise StoreUnavailable(f"the database query failed: {type(error).__name__}") from error
+
+
+@contextmanager
+def open_cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
+    """Yield a cursor, within ``as_store_errors``."""
+    with as_store_errors(), transaction.atomic() if in_transaction else nullcontext(), connection.cursor() as cursor:
+        yield cursor
