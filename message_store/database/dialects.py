@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
 from typing import Any
 
 from django.db import (
@@ -20,15 +19,11 @@ from django.db import (
 from django.db.backends.utils import CursorWrapper
 
 from guardian_store.ids import TICKS_PER_SECOND, now
-from message_store.store import (
-    NewMessage,
-    StoreUnavailable,
-)
+from message_store.store import NewMessage, StoreUnavailable
 
 SIGNED_OFFSET = 1 << 63
 """Subtracted from the rest of an id, since integers in databases are signed."""
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CONTENTS_OF_QUEUE = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
 
 

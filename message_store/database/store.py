@@ -7,15 +7,13 @@ some.
 
 The row of a partition gives each id its time. A push locks this row until its commit. So ids always increase and become
 visible in order, whatever the clocks say.
-
-Longer than 500 lines, because its statements rely on each other's locks.
 """
 
 import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.utils import CursorWrapper
@@ -27,7 +25,6 @@ from guardian_store.ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, p
 from message_store.database.dialects import (
     CONTENTS_OF_QUEUE,
     DIALECTS,
-    EPOCH,
     SIGNED_OFFSET,
     Dialect,
     as_store_errors,
@@ -44,6 +41,8 @@ from message_store.store import (
     StoredQueue,
     StoreUnavailable,
 )
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SECOND_SWEEP_SECONDS = 3600
 """Longer than any push takes."""
