@@ -9,7 +9,6 @@ from django.db import DatabaseError, transaction
 from django.db.models import Case, F, Q, QuerySet, Sum, When
 from django.utils import timezone
 
-from core import bulk
 from queues.archives.chunks import pack
 from queues.archives.outcomes import Removed
 from queues.models import Archive, ArchiveChunk, Queue
@@ -44,11 +43,9 @@ def confirm(removed: Removed) -> Removed:
 
 def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
     """Return the kept archives of queues, by id, that were created after a request to delete each was recorded."""
-    if not sent:
-        return {}
-    kept = Archive.objects.filter(
-        bulk.among(Archive, ("queue",), [(id_,) for id_ in sent]), state=Archive.State.KEPT
-    ).exclude(reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF])
+    kept = Archive.objects.filter(queue__in=list(sent), state=Archive.State.KEPT).exclude(
+        reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF]
+    )
     return {
         archive.queue_id: archive
         for archive in kept.order_by("id")
@@ -58,11 +55,7 @@ def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
 
 def keep_fetched(queues: Sequence[int]) -> dict[int, Archive]:
     """Keep the fetched archives of queues, by id, that were deleted by a request without an answer."""
-    if not queues:
-        return {}
-    fetched = Archive.objects.filter(
-        bulk.among(Archive, ("queue",), [(id_,) for id_ in queues]), state=Archive.State.FETCHED
-    )
+    fetched = Archive.objects.filter(queue__in=queues, state=Archive.State.FETCHED)
     found = {archive.queue_id: archive for archive in fetched if archive.queue_id is not None}
     if found:
         expires = expiry()
