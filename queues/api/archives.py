@@ -1,10 +1,11 @@
 """The REST API of archives: their messages, downloads and replays."""
 
+import json
 from http import HTTPStatus
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema, extend_schema_serializer
 from rest_framework import mixins, serializers
@@ -12,11 +13,13 @@ from rest_framework import request as rest
 from rest_framework.exceptions import ValidationError
 from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
 from core.endpoints import StrictParameters, read, takes
+from core.links import absolute_url
 from queues.actions import peek
 from queues.archives import reading, replay
 from queues.archives.download import download
@@ -77,11 +80,11 @@ class ArchiveSerializer(serializers.ModelSerializer[Archive]):
 
 @extend_schema_serializer(examples=[OpenApiExample("A message", MESSAGE, response_only=True)])
 class MessageSerializer(serializers.Serializer[Any]):
-    """A message. ``encoding`` says what ``body`` is: a JSON value, text, or base64."""
+    """A message. ``encoding`` says what ``body`` is: a JSON value, text, or base64; or null, because it is too long."""
 
     position = serializers.IntegerField(help_text="In the archive, or from the head of the queue; the first is 1.")
     body = serializers.JSONField()
-    encoding = serializers.ChoiceField(choices=["json", "text", "base64"])
+    encoding = serializers.ChoiceField(choices=["json", "text", "base64", "omitted"])
     properties = serializers.DictField(help_text="The AMQP properties that are set.")
     headers = serializers.DictField()
     exchange = serializers.CharField()
@@ -165,17 +168,24 @@ class Archives(StrictParameters, mixins.ListModelMixin, GenericViewSet[Archive])
 
     @extend_schema(filters=False, responses=MessageSerializer(many=True))
     @takes(MessageQuerySerializer)
-    def messages(self, request: Request, uuid: str) -> Response:
-        """List messages of an archive by position."""
+    def messages(self, request: Request, uuid: str) -> HttpResponse:
+        """List messages of an archive by position.
+
+        There may be fewer than ``count``, because a page ends before 256 KiB. ``Link`` has the next page. A body of
+        more than 64 KiB is in base64. One of more than 1 MiB is omitted; the download has it.
+        """
         archive = self.get_object()
         query = MessageQuerySerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
         first, count = query.validated_data["first"], query.validated_data["count"]
-        found = [
-            reading.as_json(position, message)
-            for position, message in reading.look(archive, request.user, first, count)
-        ]
-        return Response(found)
+        found = reading.page(archive, request.user, first, count)
+        # Rendered one by one: a single text of all would take up to 24 times the size of the messages.
+        rendered = b",\n".join(json.dumps(reading.as_json(*one)).encode() for one in found)
+        headers = {}
+        if found and (last := found[-1][0]) < archive.messages:
+            url = replace_query_param(absolute_url(request.get_full_path()), "first", last + 1)
+            headers["Link"] = f'<{url}>; rel="next"'
+        return HttpResponse(b"[" + rendered + b"]", content_type="application/json", headers=headers)
 
     @extend_schema(responses={(200, "text/plain"): OpenApiTypes.STR})
     def download(self, request: Request, uuid: str) -> StreamingHttpResponse:
