@@ -35,11 +35,6 @@ class Stored(NamedTuple):
     body: bytes
     cut: int
 
-    @property
-    def size(self) -> int:
-        """The bytes that it takes, without those that ``body`` lacks."""
-        return len(self.metadata) + len(self.body)
-
     def decode(self, max_values: int | None = None) -> Fetched:
         """Return it decoded. Headers with more values than ``max_values`` count as unreadable."""
         if self.metadata[0] > 1:

@@ -20,7 +20,7 @@ from queues.models import Archive
 from rabbit.fetching import Fetched
 
 PAGE_BYTES = 256 * 1024
-"""A page of the API ends before the message with which it exceeds this size."""
+"""A page of the API ends before the message with which its answer exceeds this size."""
 
 MAX_BODY_BYTES = 1024 * 1024
 """The part of a body that is read to show it. The API omits longer bodies."""
@@ -56,15 +56,16 @@ def look(
     return shown(archive, first, count, max_body)
 
 
-def page(archive: Archive, by: Owner, first: int, count: int) -> list[tuple[int, Fetched]]:
-    """Record who looks at these messages, and return the first, and more while they have ``PAGE_BYTES`` in all."""
-    found: list[tuple[int, Fetched]] = []
+def page(archive: Archive, by: Owner, first: int, count: int) -> list[bytes]:
+    """Record who looks at these messages, and return the first as JSON, and more while they have ``PAGE_BYTES``."""
+    found: list[bytes] = []
     size = 0
-    for position, message in _stored(archive, first, count, MAX_BODY_BYTES):
-        size += message.size
-        if found and size > PAGE_BYTES:
+    for position, message in shown(archive, first, count):
+        found.append(json.dumps(as_json(position, message)).encode())
+        size += len(found[-1])
+        if size > PAGE_BYTES and len(found) > 1:
+            found.pop()
             break
-        found.append((position, message.decode(MAX_HEADER_VALUES)))
     audit.record(by, LOOKED_AT, [archive], first=first, count=len(found))
     return found
 
