@@ -9,10 +9,10 @@ from django.db import DatabaseError, transaction
 from django.db.models import Case, F, Q, QuerySet, Sum, When
 from django.utils import timezone
 
-from queues.archives.chunks import pack
+from queues.archives.chunks import pack, split
 from queues.archives.outcomes import Removed
 from queues.models import Archive, ArchiveChunk, Queue
-from rabbit.fetching import Fetched
+from rabbit.fetching import Undecoded
 
 logger = logging.getLogger(__name__)
 
@@ -99,14 +99,15 @@ def _delete_oldest(of: Q, most: int) -> int:
     return Archive.objects.filter(pk__in=oldest).delete()[0] if oldest else 0
 
 
-def store_batch(archive: Archive, batch: Sequence[Fetched]) -> None:
+def store_batch(archive: Archive, batch: Sequence[Undecoded]) -> None:
     """Add fetched messages to the archive, in one transaction."""
-    data = pack(batch)
     with transaction.atomic():
-        ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(batch), data=data)
-        archive.messages += len(batch)
-        archive.bytes += sum(len(message.body) for message in batch)
-        archive.stored_bytes += len(data)
+        for part in split(batch):
+            data = pack(part)
+            ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(part), data=data)
+            archive.messages += len(part)
+            archive.bytes += sum(len(message.body) for message in part)
+            archive.stored_bytes += len(data)
         archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
 
 

@@ -280,7 +280,7 @@ def test_float_headers_survive(amqp, guarded):
         assert ConfirmedPublisher(opened).publish({"k": message}, "") == {}
     with session(guarded) as opened:
         [[got]] = Fetch(opened, "q", queue_type="classic").batches(1, Bounds(1, 100, 1))
-    assert got.headers == {"ratio": 0.5, KEY_HEADER: "k"}
+    assert got.decode().headers == {"ratio": 0.5, KEY_HEADER: "k"}
 
 
 def test_confirms_are_counted_in_any_order(guarded):
