@@ -27,29 +27,15 @@ Row = Sequence[Any]
 
 
 def insert(
-    model: type[Model],
-    fields: Sequence[str],
-    rows: Sequence[Row],
-    *,
-    returning: Sequence[str] = (),
-    unique: Sequence[str] = (),
-    update: Sequence[str] = (),
+    model: type[Model], fields: Sequence[str], rows: Sequence[Row], *, returning: Sequence[str] = ()
 ) -> list[Any]:
-    """Insert rows, each with its values in the order of ``fields``. Return the fields ``returning`` of each.
-
-    If a row with the same values of ``unique`` exists, set its fields ``update`` to the new row's values, including the
-    database's defaults. No two of the given rows may have the same values of ``unique``.
-    """
+    """Insert rows, each with its values in the order of ``fields``. Return the fields ``returning`` of each."""
     if not rows:
         return []
     columns = [_field(model, name) for name in fields]
     source, parameters = _table(columns, rows)
     names = ", ".join(_quoted(field.column) for field in columns)
-    sql = f"INSERT INTO {_quoted(model._meta.db_table)} ({names}) SELECT {names} FROM {source} WHERE true"
-    if unique:
-        keys = ", ".join(_quoted(_field(model, name).column) for name in unique)
-        set_ = [_quoted(_field(model, name).column) for name in update]
-        sql += f" ON CONFLICT ({keys}) DO UPDATE SET {', '.join(f'{column} = EXCLUDED.{column}' for column in set_)}"
+    sql = f"INSERT INTO {_quoted(model._meta.db_table)} ({names}) SELECT {names} FROM {source}"
     if returning:
         sql += f" RETURNING {', '.join(_quoted(_field(model, name).column) for name in returning)}"
     with connection.cursor() as cursor:
@@ -93,6 +79,8 @@ def disable_nested_loops() -> None:
 
 def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
     """Return a condition for ``filter``: a row's values of ``by`` are one of these keys. ``keys`` must not be empty.
+
+    For one column, use ``__in``, unless a pass has thousands of keys: 10,000 take 160 ms instead of 25 on PostgreSQL.
 
     If the keys differ in one column only, as they usually do, the condition for PostgreSQL is ``= ANY`` of an array.
     Otherwise it is a join, for which PostgreSQL may choose a slow plan. Together with a condition that few rows met

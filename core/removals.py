@@ -94,7 +94,7 @@ def write(removals: Sequence[Removal], *, due_at: datetime | None = None) -> Non
     """Write removals in the caller's transaction, and carry them out after the commit.
 
     A Removal that exists becomes due again and loses its claim; its ``if_unused`` changes from true to false only. With
-    ``due_at``, the task carries them out at that time. This takes two statements at most.
+    ``due_at``, the task carries them out at that time.
     """
     things: dict[tuple[str, str, str], bool] = {}
     for removal in removals:
@@ -102,22 +102,19 @@ def write(removals: Sequence[Removal], *, due_at: datetime | None = None) -> Non
         things[thing] = things.get(thing, True) and removal.if_unused
     if not things:
         return
-    fields = ["kind", "vhost", "name", "if_unused", "created", "attempts", "last_error"]
     update = ["claim", "due_at", "attempts", "last_error"]
-    if due_at is not None:
-        fields.append("due_at")
-    now = timezone.now()
     with transaction.atomic():
         for if_unused in (False, True):
             # Sorted, so that two transactions that write the same removals don't deadlock.
             chosen = sorted(thing for thing, only_unused in things.items() if only_unused == if_unused)
-            common = (if_unused, now, 0, "") if due_at is None else (if_unused, now, 0, "", due_at)
-            bulk.insert(
-                Removal,
-                fields,
-                [(*thing, *common) for thing in chosen],
-                unique=("kind", "vhost", "name"),
-                update=update if if_unused else [*update, "if_unused"],
+            Removal.objects.bulk_create(
+                [
+                    Removal(kind=kind, vhost=vhost, name=name, if_unused=if_unused, due_at=due_at or Now())
+                    for kind, vhost, name in chosen
+                ],
+                update_conflicts=True,
+                unique_fields=["kind", "vhost", "name"],
+                update_fields=update if if_unused else [*update, "if_unused"],
             )
         if due_at is None:
             transaction.on_commit(partial(run_due, only=sorted(things)), robust=True)
@@ -183,7 +180,7 @@ def run(ids: Collection[int]) -> Outcome:
     outcome = Outcome()
     waiting = list(ids)
     while waiting and not outcome.unreachable:
-        these = Q(bulk.among(Removal, ("id",), [(id_,) for id_ in waiting[:BATCH_SIZE]]))
+        these = Q(pk__in=waiting[:BATCH_SIZE])
         until = time.monotonic() + SECONDS_OF_TASK
         batch = _claim(these & (Q(claim=None) | _is_due()), SECONDS_OF_TASK, until)
         if batch is not None:
@@ -217,7 +214,7 @@ def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
             removals = removals[:1]
         else:
             removals = [removal for removal in removals if not _handlers[removal.kind].alone]
-        Removal.objects.filter(bulk.among(Removal, ("id",), [(removal.pk,) for removal in removals])).update(
+        Removal.objects.filter(pk__in=[removal.pk for removal in removals]).update(
             claim=claim, due_at=Now() + timedelta(seconds=seconds + locks.lock_seconds())
         )
     return _Batch(claim, removals, until)
@@ -352,10 +349,7 @@ class _Batch:
 
     def _mine(self, removals: Iterable[Removal]) -> QuerySet[Removal]:
         """Return the rows that this process still has claimed, without those that were written again."""
-        keys = [(removal.pk,) for removal in removals]
-        if not keys:
-            return Removal.objects.none()
-        return Removal.objects.filter(bulk.among(Removal, ("id",), keys), claim=self._claim)
+        return Removal.objects.filter(pk__in=[removal.pk for removal in removals], claim=self._claim)
 
 
 def retry_seconds(attempts: int) -> int:

@@ -6,14 +6,13 @@ Who may see a queue and its events on the pages and over the API: ``queues/acces
 """
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import time as time_of_day
 from typing import NamedTuple
 
 from django.conf import settings
 
 from accounts.models import NotificationAddress, Owner, PulseUser, normalize_address
-from core import bulk
 
 
 class Ownership(NamedTuple):
@@ -57,8 +56,8 @@ def recipients_of(queues: Iterable[Ownership]) -> dict[Ownership, list[Recipient
     An agents' queue is reported to its owner.
     """
     wanted = set(queues)
-    of_pulse_users = _of_pulse_users([(one.pulse_user_id,) for one in wanted if one.pulse_user_id is not None])
-    of_owners = _of_owners([(one.owner_id,) for one in wanted if one.owner_id is not None])
+    of_pulse_users = _of_pulse_users({one.pulse_user_id for one in wanted if one.pulse_user_id is not None})
+    of_owners = _of_owners({one.owner_id for one in wanted if one.owner_id is not None})
     recipients = {}
     for one in wanted:
         both = {**of_pulse_users.get(one.pulse_user_id, {}), **of_owners.get(one.owner_id, {})}
@@ -73,32 +72,25 @@ RECIPIENT_FIELDS = ("email", "quiet_from", "quiet_until", "time_zone", "channels
 Recipients = dict[int | None, dict[Recipient, None]]
 
 
-def _of_pulse_users(pulse_users: Sequence[tuple[int]]) -> Recipients:
+def _of_pulse_users(pulse_users: Collection[int]) -> Recipients:
     """Return the recipients for the queues of these Pulse users, by the Pulse user's id."""
     recipients: Recipients = {}
-    if not pulse_users:
-        return recipients
-    through = PulseUser.owners.through
-    owners = through.objects.filter(bulk.among(through, ("pulseuser",), pulse_users), owner__is_active=True)
+    owners = PulseUser.owners.through.objects.filter(pulseuser__in=pulse_users, owner__is_active=True)
     rows = owners.order_by("owner__email").values_list("pulseuser", *(f"owner__{name}" for name in RECIPIENT_FIELDS))
     for pulse_user, *where in rows:
         recipients.setdefault(pulse_user, {}).update(_recipients_at(*where))
-    these = bulk.among(NotificationAddress, ("pulse_user",), pulse_users)
-    added = NotificationAddress.objects.filter(these, confirmed_at__isnull=False).order_by("email")
-    for pulse_user, address, *why in added.values_list(
-        "pulse_user", "email", "pulse_user__username", "added_by__email"
-    ):
+    confirmed = NotificationAddress.objects.filter(pulse_user__in=pulse_users, confirmed_at__isnull=False)
+    added = confirmed.order_by("email").values_list("pulse_user", "email", "pulse_user__username", "added_by__email")
+    for pulse_user, address, *why in added:
         recipient = Recipient(address, pulse_user=why[0], added_by=why[1] or "")
         recipients.setdefault(pulse_user, {})[recipient] = None
     return recipients
 
 
-def _of_owners(owners: Sequence[tuple[int]]) -> Recipients:
+def _of_owners(owners: Collection[int]) -> Recipients:
     """Return the recipients for the queues of these owners' agents, by the owner's id."""
     recipients: Recipients = {}
-    if not owners:
-        return recipients
-    active = Owner.objects.filter(bulk.among(Owner, ("id",), owners), is_active=True)
+    active = Owner.objects.filter(pk__in=owners, is_active=True)
     for owner, *where in active.order_by("email").values_list("id", *RECIPIENT_FIELDS):
         recipients.setdefault(owner, {}).update(_recipients_at(*where))
     return recipients

@@ -210,4 +210,4 @@ def release(notifications: Sequence[Notification], **values: Any) -> None:
 
 
 def _rows(notifications: Sequence[Notification]) -> QuerySet[Notification]:
-    return Notification.objects.filter(bulk.among(Notification, ("id",), [(one.id,) for one in notifications]))
+    return Notification.objects.filter(pk__in=[one.pk for one in notifications])

@@ -58,7 +58,7 @@ def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = 
     """
     people = recipients_of(notice.ownership for notice in notices)
     pulse_users = {notice.pulse_user_id for notice in notices if notice.pulse_user_id is not None}
-    muted = mutes.of_pulse_users([(pulse_user,) for pulse_user in sorted(pulse_users)])
+    muted = mutes.of_pulse_users(pulse_users)
     operator_addresses = operators()
     rows: list[tuple[Any, ...]] = []
     for notice in notices:

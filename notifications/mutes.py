@@ -1,12 +1,11 @@
 """Which notifications about a Pulse user's queues an owner gets, and in which channels. All, unless they are muted."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from django.db import transaction
 
 from accounts.models import Owner, PulseUser
-from core import bulk
 from notifications.kinds import Kind
 from notifications.models import Mute
 
@@ -47,11 +46,10 @@ def set_muted(owner: Owner, pulse_user: PulseUser, choices: Collection[Choice]) 
         )
 
 
-def of_pulse_users(pulse_users: Sequence[tuple[int]]) -> Mutes:
+def of_pulse_users(pulse_users: Collection[int]) -> Mutes:
     """Return the mutes of these Pulse users, given by their ids, in one statement."""
     found: Mutes = defaultdict(set)
-    if pulse_users:
-        rows = Mute.objects.filter(bulk.among(Mute, ("pulse_user",), pulse_users))
-        for pulse_user, address, channel, topic in rows.values_list("pulse_user", "owner__email", "channel", "topic"):
-            found[pulse_user, address, channel].add(topic)
+    rows = Mute.objects.filter(pulse_user__in=pulse_users)
+    for pulse_user, address, channel, topic in rows.values_list("pulse_user", "owner__email", "channel", "topic"):
+        found[pulse_user, address, channel].add(topic)
     return found

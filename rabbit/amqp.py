@@ -22,9 +22,9 @@ import amqp
 
 from rabbit import deadline
 from rabbit.addresses import addresses_of
+from rabbit.decoding import undecoded_frame_handler
 from rabbit.errors import BrokerError, BrokerUnavailable, ConnectionLimit, MalformedResponse, NotOnBroker, Refused
 from rabbit.names import MAX_NAME_BYTES, QueueName
-from rabbit.unreadable import tolerant_frame_handler
 
 TIMEOUT_SECONDS = 5.0
 """For opening a connection, and for each answer."""
@@ -316,5 +316,5 @@ def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection
         connect_timeout=seconds,
         read_timeout=seconds,
         write_timeout=seconds,
-        frame_handler=tolerant_frame_handler,
+        frame_handler=undecoded_frame_handler,
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from rabbit.names import DEAD_LETTER_QUEUE
 
 QUEUE_TYPE = "x-queue-type"
+SINGLE_ACTIVE_CONSUMER = "x-single-active-consumer"
 
 REGISTERED_MAX_LENGTH = 10_000
 """Messages in each queue that agents register, and in each dead-letter queue."""

@@ -15,9 +15,10 @@ from amqp import spec
 
 from rabbit.amqp import DeclareOk, Session
 from rabbit.arguments import CLASSIC, QUORUM
+from rabbit.decoding import decode, envelope_of, find_integer_header
 from rabbit.errors import BrokerError, NotOnBroker, Refused
 
-FIRST_MESSAGES = 100
+FIRST_MESSAGES = 20
 """The prefetch of the first consumer. The sizes of these messages show how many more there is room for."""
 
 BATCH_MESSAGES = 500
@@ -27,7 +28,7 @@ SILENCE_SECONDS = 1.0
 """If no message arrives in this time, the queue's ready count tells whether there are more."""
 
 MAX_SILENCE_SECONDS = 3.0
-"""If no message arrives in this time, another consumer gets them, as in a queue with a single active consumer."""
+"""If no message arrives in this time, none will, as when another consumer gets them."""
 
 MAX_PREFETCH = 65_535
 
@@ -45,7 +46,7 @@ to the new queue, and not notify it. Other queues, and RabbitMQ 4, refuse the ar
 
 
 class Bounds(NamedTuple):
-    """The most that is fetched from one queue."""
+    """The most that is fetched from one queue. The bytes are of whole messages: bodies, properties and headers."""
 
     messages: int
     bytes: int
@@ -53,7 +54,10 @@ class Bounds(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """A message. ``properties`` are those of AMQP that are set; ``headers`` has the types of py-amqp."""
+    """A message. ``properties`` are those of AMQP that are set; ``headers`` has the types of py-amqp.
+
+    ``cut`` is how many bytes ``body`` lacks at its end.
+    """
 
     body: bytes
     properties: Mapping[str, Any]
@@ -61,6 +65,27 @@ class Fetched(NamedTuple):
     exchange: str
     routing_key: str
     redelivered: bool
+    cut: int = 0
+
+
+class Undecoded(NamedTuple):
+    """A message whose exchange, routing key, properties and headers are still encoded, in ``envelope``."""
+
+    envelope: bytes
+    body: bytes
+    redelivered: bool
+    cut: int = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes."""
+        return len(self.envelope) + len(self.body)
+
+    def decode(self, max_values: int | None = None) -> Fetched:
+        """Return it decoded. Headers with more values than ``max_values`` count as unreadable."""
+        exchange, routing_key, properties = decode(self.envelope, max_values)
+        headers = properties.pop("application_headers", {})
+        return Fetched(self.body, properties, headers, exchange, routing_key, self.redelivered, self.cut)
 
 
 class Fetch:
@@ -71,6 +96,7 @@ class Fetch:
     An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
     With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
     drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
+    ``consumers`` is their number at the last passive declare.
     """
 
     def __init__(
@@ -84,6 +110,7 @@ class Fetch:
     ) -> None:
         self.has_exhausted = False
         self.last_arrival = 0.0
+        self.consumers = 0
         self.kept = 0
         self.kept_bytes = 0
         self.excess = 0
@@ -96,7 +123,8 @@ class Fetch:
         self.delivery_limit = delivery_limit
         self._is_cancelled = False
         self._consumer = ""
-        self._arrived: list[Fetched] = []
+        self._fetched_bytes = 0
+        self._arrived: list[Undecoded] = []
         self._has_exhausted_arrived = False
         self._arrived_bytes = 0
         self._last_tag = 0
@@ -127,20 +155,26 @@ class Fetch:
         """Return the ready messages and consumers of the queue, or None if its leader may not have answered."""
         began = time.monotonic()
         answer = self._request(lambda: self._channel.queue_declare(self.name, passive=True, auto_delete=False))
+        self.consumers = answer.consumer_count
         if self._is_classic:
             return DeclareOk(answer.message_count, answer.consumer_count)
         if self._is_quorum and self._has_consumer and not answer.consumer_count:
             return None  # the leader's node is down, and there is no new leader yet
         return DeclareOk.after(answer, time.monotonic() - began)
 
-    def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Fetched]]:
+    def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Undecoded]]:
         """Yield the messages in batches, up to the bounds or to ``ready`` messages."""
         self._bounds = bounds
         target = min(ready, bounds.messages)
         deadline = time.monotonic() + bounds.seconds
+        is_passed_over = True
         if target and not self._is_auto_delete and self._consume(min(target, FIRST_MESSAGES)):
-            yield from self._consume_batches(target, deadline)
-        if self._is_classic and self.fetched < target and self.kept_bytes < bounds.bytes:
+            is_passed_over = self._is_passed_over()
+            if is_passed_over:
+                self.cancel()
+            else:
+                yield from self._consume_batches(target, deadline)
+        if self._is_classic and (is_passed_over or not self.fetched):
             yield from self._get_batches(target, deadline)
         if self._arrived:
             yield self._batch()
@@ -174,28 +208,31 @@ class Fetch:
         with contextlib.suppress(BrokerError):  # then the session has dropped the connection
             self._request(self._channel.close)
 
-    def _consume_batches(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
-        """Yield batches from a consumer. Replace it by one with a larger prefetch, once the messages' size is known."""
+    def _consume_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
+        """Yield batches from consumers. The next has a prefetch for what fits by the mean size of the fetched ones."""
         last_arrival = time.monotonic()
+        prefetched = FIRST_MESSAGES
         while self._needs_more(target, deadline):
-            before = self.fetched
+            if self.fetched >= prefetched:
+                fits = (self._bounds.bytes - self.kept_bytes) * self.fetched // self._fetched_bytes
+                if not fits:
+                    break
+                self.cancel()
+                prefetch = min(target - self.fetched, fits, MAX_PREFETCH)
+                self._consume(prefetch)
+                prefetched = self.fetched + prefetch
             seconds = min(SILENCE_SECONDS, max(0.01, deadline - time.monotonic()))
             if self._request(lambda: self._session.drain(self._channel, seconds)):  # noqa: B023
                 last_arrival = time.monotonic()
             elif self._is_drained(time.monotonic() - last_arrival):
                 break
-            if self.fetched == FIRST_MESSAGES != before and self._needs_more(target, deadline):
-                mean = max(1, self.kept_bytes // max(1, self.kept))
-                room = max(1, (self._bounds.bytes - self.kept_bytes) // mean)
-                self.cancel()
-                self._consume(min(target - self.fetched, room, MAX_PREFETCH))
             if self._is_batch_full():
                 yield self._batch()
         if self._arrived:
             yield self._batch()  # before the cancel: while the caller stores it, the consumer notices a deletion
         self.cancel()
 
-    def _get_batches(self, target: int, deadline: float) -> Iterator[list[Fetched]]:
+    def _get_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches fetched with basic.get, which works beside an exclusive or a single active consumer."""
         while self._needs_more(target, deadline):
             message = self._request(lambda: self._channel.basic_get(self.name))
@@ -204,6 +241,16 @@ class Fetch:
             self._on_message(message)
             if self._is_batch_full():
                 yield self._batch()
+
+    def _is_passed_over(self) -> bool:
+        """Return whether a classic queue gives its messages to a single active consumer.
+
+        To any other consumer it sends the first messages before it answers the next request.
+        """
+        if not self._is_classic:
+            return False
+        depth = self.declare_passively()
+        return depth is not None and depth.ready > 0 and depth.consumers > 1 and not self.fetched
 
     def _needs_more(self, target: int, deadline: float) -> bool:
         return self.fetched < target and self.kept_bytes < self._bounds.bytes and time.monotonic() < deadline
@@ -249,36 +296,30 @@ class Fetch:
         info = message.delivery_info
         self._last_tag = info["delivery_tag"]
         body = bytes(message.body or b"")  # type: ignore[arg-type]  # py-amqp's body of no bytes is a str
-        properties = dict(message.properties)
-        headers = properties.pop("application_headers", {})
-        # Publishers may set the header, but not the redelivered flag.
-        is_exhausted = self._is_exhausted(headers.get(DELIVERY_COUNT, 0) if info["redelivered"] else 0)
+        arrived = Undecoded(envelope_of(message), body, bool(info["redelivered"]))
+        is_exhausted = self._is_exhausted(arrived)
         self._has_exhausted_arrived |= is_exhausted
         self.has_exhausted |= is_exhausted
         self.last_arrival = time.monotonic()
-        is_excess = self.kept >= self._bounds.messages or self.kept_bytes + len(body) > self._bounds.bytes
+        self._fetched_bytes += arrived.size
+        is_excess = self.kept >= self._bounds.messages or self.kept_bytes + arrived.size > self._bounds.bytes
         if is_excess and not is_exhausted:
             self.excess += 1
             return
-        self._arrived.append(
-            Fetched(
-                body,
-                properties,
-                headers,
-                info["exchange"],
-                info["routing_key"],
-                bool(info["redelivered"]),
-            )
-        )
+        self._arrived.append(arrived)
         self.kept += 1
-        self.kept_bytes += len(body)
-        self._arrived_bytes += len(body)
+        self.kept_bytes += arrived.size
+        self._arrived_bytes += arrived.size
 
-    def _is_exhausted(self, deliveries: Any) -> bool:
-        """Return whether the broker drops a message with this delivery count when it is returned."""
-        return self.delivery_limit is not None and type(deliveries) is int and deliveries >= self.delivery_limit
+    def _is_exhausted(self, message: Undecoded) -> bool:
+        """Return whether the broker drops a message when it is returned."""
+        if self.delivery_limit is None:
+            return False
+        # Publishers may set the header, but not the redelivered flag.
+        deliveries = find_integer_header(message.envelope, DELIVERY_COUNT) if message.redelivered else 0
+        return deliveries >= self.delivery_limit
 
-    def _batch(self) -> list[Fetched]:
+    def _batch(self) -> list[Undecoded]:
         batch, self._arrived, self._arrived_bytes = self._arrived, [], 0
         self._has_exhausted_arrived = False
         return batch

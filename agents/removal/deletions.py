@@ -18,7 +18,7 @@ from accounts import audit
 from accounts.models import AuthToken, Owner
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from agents.removal.handlers import mark_passwords_unset
-from core import bulk, removals
+from core import removals
 from core.models import Removal
 
 logger = logging.getLogger(__name__)
@@ -89,8 +89,8 @@ def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
         else:
             these = Q()
             for name, parent in parents.items():
-                if keys := [(pk,) for pk in locked.get(parent, [])]:
-                    these |= Q(bulk.among(model, (name,), keys))
+                if keys := locked.get(parent):
+                    these |= Q(**{f"{name}__in": keys})
             if not these:
                 continue
         found = model._base_manager.select_for_update().filter(these).order_by("pk")
@@ -155,8 +155,8 @@ def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None,
         return
     if connection.features.has_select_for_update:
         for model in sorted(collected.rows, key=_label):
-            keys = bulk.among(model, ("id",), [(pk,) for pk in collected.rows[model]])
-            list(model._default_manager.select_for_update().filter(keys).order_by("pk").values_list("pk"))
+            rows = model._default_manager.filter(pk__in=collected.rows[model])
+            list(rows.select_for_update().order_by("pk").values_list("pk"))
     users = {removal.name for removal in collected.removals if removal.kind == Removal.Kind.USER}
     removals.write(
         [

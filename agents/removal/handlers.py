@@ -67,7 +67,7 @@ def revoke_expired_passwords() -> int:
             logins = model._default_manager.select_for_update().filter(Q(token__in=expired) | Q(next_token__in=expired))
             found = list(logins.order_by("pk").values_list("pk", field))
             if found:
-                model._default_manager.filter(bulk.among(model, ("id",), [(pk,) for pk, _ in found])).update(
+                model._default_manager.filter(pk__in=[pk for pk, _ in found]).update(
                     token=Case(When(token__in=expired, then=None), default=F("token")),
                     next_token=Case(When(next_token__in=expired, then=None), default=F("next_token")),
                     password_set=False,
@@ -90,9 +90,7 @@ def mark_passwords_unset(tokens: Q) -> dict[str, list[str]]:
     if not found:
         return found
     for model, field in LOGINS.items():
-        keys = [(pk,) for pk in found]
-        these = Q(bulk.among(model, ("token",), keys)) | Q(bulk.among(model, ("next_token",), keys))
-        logins = model._default_manager.filter(these)
+        logins = model._default_manager.filter(Q(token__in=list(found)) | Q(next_token__in=list(found)))
         locked_logins = logins.select_for_update().order_by("pk")
         for token, next_token, value in locked_logins.values_list("token_id", "next_token_id", field):
             for pk in found.keys() & {token, next_token}:
@@ -146,10 +144,10 @@ def _delete_user(clients: Clients, removal: Removal, until: float) -> None:
 
 
 def _needed_users(users: Sequence[Removal]) -> list[Removal]:
-    subscriptions = bulk.among(EventSubscription, ("uuid",), [(uuid.UUID(removal.name),) for removal in users])
-    consumers = bulk.among(Consumer, ("rmq_username",), [(removal.name,) for removal in users])
-    names = {uuid.hex for uuid in EventSubscription.objects.filter(subscriptions).values_list("uuid", flat=True)}
-    names |= set(Consumer.objects.filter(consumers).values_list("rmq_username", flat=True))
+    given = [removal.name for removal in users]
+    subscriptions = EventSubscription.objects.filter(uuid__in=map(uuid.UUID, given))
+    names = {uuid.hex for uuid in subscriptions.values_list("uuid", flat=True)}
+    names |= set(Consumer.objects.filter(rmq_username__in=given).values_list("rmq_username", flat=True))
     return [removal for removal in users if removal.name in names]
 
 
@@ -161,8 +159,8 @@ def _delete_vhost(clients: Clients, removal: Removal, until: float) -> None:
 
 
 def _needed_vhosts(vhosts: Sequence[Removal]) -> list[Removal]:
-    these = bulk.among(AgentVhost, ("name",), [(removal.name,) for removal in vhosts])
-    names = set(AgentVhost.objects.filter(these).values_list("name", flat=True))
+    given = [removal.name for removal in vhosts]
+    names = set(AgentVhost.objects.filter(name__in=given).values_list("name", flat=True))
     return [removal for removal in vhosts if removal.name in names]
 
 

@@ -10,7 +10,7 @@ from accounts.models import PulseUser
 from agents.models import Consumer, EventSubscription
 from agents.sweeps.broker_view import BrokerView
 from agents.sweeps.reports import Report, batches, deletion_limit
-from core import bulk, removals
+from core import removals
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit.entities import User
@@ -97,15 +97,15 @@ def _forget_passwords(
     lease: HeldLease | None,
 ) -> None:
     """Clear ``password_set`` of logins whose user or permissions the broker lacks. The next registration sets them."""
-    lacking: dict[type[EventSubscription] | type[Consumer], list[tuple[int]]] = {}
+    lacking: dict[type[EventSubscription] | type[Consumer], list[int]] = {}
     for login in logins:
         if login.name not in users or permissions.get(login.name, {}).get(login.vhost) != login.permissions:
-            lacking.setdefault(login.model, []).append((login.id,))
+            lacking.setdefault(login.model, []).append(login.id)
     for model, ids in lacking.items():
         if lease is None:
             report.logins += len(ids)
         else:
-            rows = model._default_manager.filter(bulk.among(model, ("id",), ids), password_set=True)
+            rows = model._default_manager.filter(pk__in=ids, password_set=True)
             report.logins += rows.update(password_set=False)
 
 

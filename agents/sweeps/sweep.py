@@ -17,7 +17,7 @@ from agents.sweeps.broker_view import BrokerView, observe
 from agents.sweeps.logins import reconcile_logins
 from agents.sweeps.repair import repair
 from agents.sweeps.reports import REGISTRATION_GRACE, Report, apply_brake, batches, deletion_limit, queue_as_json, run
-from core import broker, bulk, removals
+from core import broker, removals
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit import amqp
@@ -122,15 +122,15 @@ def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consume
     """
     if not view.nodes_unchanged:
         return []
-    lacking: dict[type[SubscriptionQueue] | type[Consumer], list[tuple[int]]] = {}
+    lacking: dict[type[SubscriptionQueue] | type[Consumer], list[int]] = {}
     for name, row in view.rows.items():
         is_lost = name not in view.queues and row.vhost in view.vhosts and row.vhost not in view.unlisted
         if is_lost or row.state == Registration.CREATING:
-            lacking.setdefault(row.model, []).append((row.id,))
+            lacking.setdefault(row.model, []).append(row.id)
     missing: list[SubscriptionQueue | Consumer] = []
     for model, ids in lacking.items():
         owner = "subscription__owner" if model is SubscriptionQueue else "identity__owner"
-        rows = model._default_manager.filter(bulk.among(model, ("id",), ids), created__lt=at - REGISTRATION_GRACE)
+        rows = model._default_manager.filter(pk__in=ids, created__lt=at - REGISTRATION_GRACE)
         missing += rows.select_related(owner).order_by("pk")
     return missing
 

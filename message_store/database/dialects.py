@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from django.db import (
@@ -20,15 +19,11 @@ from django.db import (
 from django.db.backends.utils import CursorWrapper
 
 from guardian_store.ids import TICKS_PER_SECOND, now
-from message_store.store import (
-    NewMessage,
-    StoreUnavailable,
-)
+from message_store.store import NewMessage, StoreUnavailable
 
 SIGNED_OFFSET = 1 << 63
 """Subtracted from the rest of an id, since integers in databases are signed."""
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CONTENTS_OF_QUEUE = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
 
 
@@ -40,12 +35,6 @@ class Dialect(ABC):
 
     new_contents: str
     """An unused number for ``contents``."""
-
-    lock: str
-    """Suffix of a query that locks its rows."""
-
-    prevent_deletion: str
-    """Suffix of a query whose rows can't be deleted before the commit."""
 
     row_id: str
     """The database's own identifier of a row, valid within one statement."""
@@ -75,8 +64,6 @@ class _PostgreSQL(Dialect):
 
     now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS_PER_SECOND})::bigint)"
     new_contents = "nextval(pg_get_serial_sequence('message_store_queuerow', 'id'))"
-    lock = "FOR UPDATE"
-    prevent_deletion = "FOR KEY SHARE"
     row_id = "ctid"
     skip_locked = "FOR UPDATE SKIP LOCKED"
 
@@ -138,8 +125,6 @@ class _SQLite(Dialect):
         coalesce((SELECT max(contents) FROM message_store_queuerow), 0),
         coalesce((SELECT max(contents) FROM message_store_discarded), 0)
     ))"""
-    lock = ""
-    prevent_deletion = ""
     row_id = "rowid"
     skip_locked = ""
 
@@ -193,18 +178,20 @@ DIALECTS: dict[str, Dialect] = {"postgresql": _PostgreSQL(), "sqlite": _SQLite()
 
 
 @contextmanager
-def open_cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
-    """Yield a cursor. Raise ``StoreUnavailable`` for errors of the database that are not the statement's fault."""
+def as_store_errors() -> Iterator[None]:
+    """Raise ``StoreUnavailable`` for errors of the database that are not the statement's fault."""
     try:
-        if in_transaction:
-            with transaction.atomic(), connection.cursor() as cursor:
-                yield cursor
-        else:
-            with connection.cursor() as cursor:
-                yield cursor
+        yield
     except (DataError, IntegrityError, NotSupportedError, ProgrammingError):
         raise
     except (DatabaseError, InterfaceError) as error:
         if not connection.in_atomic_block:
             connection.close()  # the next call opens a new one
         raise StoreUnavailable(f"the database query failed: {type(error).__name__}") from error
+
+
+@contextmanager
+def open_cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
+    """Yield a cursor, within ``as_store_errors``."""
+    with as_store_errors(), transaction.atomic() if in_transaction else nullcontext(), connection.cursor() as cursor:
+        yield cursor

@@ -1,8 +1,9 @@
 """The message store in the OpenAPI schema. Its views are plain functions, so their description is written here."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -45,14 +46,17 @@ def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def _object(description: str, fields: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
-    required = [name for name in fields if name not in optional]
-    found: Schema = {"type": "object", "description": description, "properties": dict(fields)}
-    return {**found, "required": required} if required else found
+def _object(description: str, required: Mapping[str, Schema], optional: Mapping[str, Schema] = NOTHING) -> Schema:
+    found: Schema = {"type": "object", "description": description, "properties": {**required, **optional}}
+    return {**found, "required": list(required)} if required else found
 
 
-def _answer(description: str, fields: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
-    return _object(description, {"status": _ref("StoreStatus"), **fields}, optional)
+def _map(description: str, values: Schema) -> Schema:
+    return {"type": "object", "description": description, "additionalProperties": values}
+
+
+def _answer(description: str, required: Mapping[str, Schema], optional: Mapping[str, Schema] = NOTHING) -> Schema:
+    return _object(description, {"status": _ref("StoreStatus"), **required}, optional)
 
 
 NAME = _text(maxLength=MAX_NAME_LENGTH)
@@ -69,8 +73,7 @@ PRINCIPLES = _text("Who may read and delete messages, separated by commas.", exa
 CREATED = {"type": "number", "description": "Seconds since 1970."}
 WRITABLE: dict[str, Schema] = {**SETTINGS, "principles": PRINCIPLES}
 QUEUE: dict[str, Schema] = {"queue_name": NAME, **SETTINGS, "principles": _list(_text())}
-POSITIONS = {"type": "object", "description": "Message ids by partition.", "additionalProperties": ID}
-
+POSITIONS = _map("Message ids by partition.", ID)
 PARTITIONS = {"type": "object", "additionalProperties": _list(PARTITION), "example": {"orders": [1, 2]}}
 
 COMPONENTS: dict[str, Schema] = {
@@ -79,38 +82,30 @@ COMPONENTS: dict[str, Schema] = {
         "An error of the message store.",
         {
             "error_msg": {
-                "type": "object",
-                "description": "A text for each invalid field, or for the kind of error.",
-                "additionalProperties": _text(),
+                **_map("A text for each invalid field, or for the kind of error.", _text()),
                 "example": {"partition": "4 is greater than maximum value 1"},
             }
         },
     ),
     "StoreDone": _answer("The request succeeded.", {}),
-    "StoreQueueSettings": _object(
-        "Settings of a queue. Those that are left out stay as they are.", WRITABLE, optional=WRITABLE
-    ),
+    "StoreQueueSettings": _object("Settings of a queue. Those that are left out stay as they are.", {}, WRITABLE),
     "NewStoreQueue": {
-        **_object(
-            "A queue to create.",
-            {"queue_name": {**NAME, "description": "By default a UUID."}, **WRITABLE},
-            optional=("queue_name", *WRITABLE),
-        ),
+        **_object("A queue to create.", {}, {"queue_name": {**NAME, "description": "By default a UUID."}, **WRITABLE}),
         "example": {"queue_name": "orders", "partitions": 2},
     },
-    "StoreQueue": _answer("A queue of the message store.", {**QUEUE, "created": CREATED}, optional=("created",)),
+    "StoreQueue": _answer("A queue of the message store.", QUEUE, {"created": CREATED}),
     "StoreQueueInfo": _answer(
         "What readers learn about a queue.", {"queue_name": NAME, **SETTINGS, "created": CREATED}
     ),
     "ListedStoreQueue": _object(
         "A queue in a list. Only `queue_name` is there without `details` and `include_count`.",
+        {"queue_name": NAME},
         {
             **QUEUE,
             "application": NAME,
             "created": CREATED,
             "count": {"type": "integer", "description": "The number of its messages."},
         },
-        optional=(*WRITABLE, "application", "created", "count"),
     ),
     "StoreQueues": _answer("Queues of an application.", {"queues": _list(_ref("ListedStoreQueue"))}),
     "StoredMessage": _object(
@@ -121,28 +116,23 @@ COMPONENTS: dict[str, Schema] = {
             "partition": PARTITION,
             "content_type": _text("That of the request; empty: there was none."),
             "body": _text("The text, or base64."),
-            "encoding": _text("Only if `body` is base64.", enum=["base64"]),
         },
-        optional=["encoding"],
+        {"encoding": _text("Only if `body` is base64.", enum=["base64"])},
     ),
     "StoredMessages": _answer(
         "Messages.",
-        {
-            "messages": _list(_ref("StoredMessage")),
-            "truncated": _flag("True if the answer ended early because of its size. Go on after its last message."),
-        },
-        optional=["truncated"],
+        {"messages": _list(_ref("StoredMessage"))},
+        {"truncated": _flag("True if the answer ended early because of its size. Go on after its last message.")},
     ),
     "NewStoredMessage": _object(
         "A message to post.",
+        {"body": _text("Text, or base64.", minLength=1, example="a book")},
         {
-            "body": _text("Text, or base64.", minLength=1, example="a book"),
             "ttl": TTL,
             "partition": {**PARTITION, "description": "By default a random one."},
             "content_type": _text(),
             "encoding": _text("`base64` if `body` is base64.", enum=["base64"]),
         },
-        optional=("ttl", "partition", "content_type", "encoding"),
     ),
     "NewStoredMessages": _object(
         "Messages to post, all or none.",
@@ -153,17 +143,12 @@ COMPONENTS: dict[str, Schema] = {
     "NewStorePositions": {**POSITIONS, "example": {"1": ID["example"]}},
     "StorePositions": _answer(
         "The ids of a consumer's last processed messages.",
-        {
-            "positions": POSITIONS,
-            "waiting": {**_list(PARTITION), "description": "Those of the partitions in `waiting` with later messages."},
-        },
-        optional=["waiting"],
+        {"positions": POSITIONS},
+        {"waiting": {**_list(PARTITION), "description": "Those of the partitions in `waiting` with later messages."}},
     ),
     "StoreMove": _object("A move of a position.", {"from": {**ID, "nullable": True}, "to": ID}),
     "StoreMoves": {
-        "type": "object",
-        "description": "Moves by partition. A position that is no longer at `from` (null: none) stays.",
-        "additionalProperties": _ref("StoreMove"),
+        **_map("Moves by partition. A position that is no longer at `from` (null: none) stays.", _ref("StoreMove")),
         "example": {"1": {"from": None, "to": ID["example"]}},
     },
     "NewStoreWorker": _object(
@@ -183,16 +168,10 @@ COMPONENTS: dict[str, Schema] = {
         "The workers of a consumer, in the order of joining, and the holders of leases.",
         {
             "workers": _list(_ref("StoreWorker")),
-            "leases": {
-                "type": "object",
-                "description": "The worker by queue and partition.",
-                "additionalProperties": {"type": "object", "additionalProperties": _text()},
-            },
+            "leases": _map("The worker by queue and partition.", {"type": "object", "additionalProperties": _text()}),
         },
     ),
-    "StoreLeaseChanges": _object(
-        "Partitions by queue.", {"acquire": PARTITIONS, "release": PARTITIONS}, optional=("acquire", "release")
-    ),
+    "StoreLeaseChanges": _object("Partitions by queue.", {}, {"acquire": PARTITIONS, "release": PARTITIONS}),
     "HeldStoreLeases": _answer("The partitions of `acquire` that the worker has now.", {"leases": PARTITIONS}),
 }
 
@@ -210,13 +189,8 @@ def _parameter(where: str, name: str, schema: Schema) -> Schema:
     return {"in": where, "name": name, "description": schema["description"], "schema": plain}
 
 
-def _query(name: str, schema: Schema) -> Schema:
-    return _parameter("query", name, schema)
-
-
-def _header(name: str, schema: Schema) -> Schema:
-    return _parameter("header", name, schema)
-
+_query = partial(_parameter, "query")
+_header = partial(_parameter, "header")
 
 X_TTL = _header("X-TTL", TTL)
 IF_MATCH = _header("If-Match", _text("Only if the positions still have this `ETag`."))
@@ -232,11 +206,9 @@ class Operation:
     description: str = ""
     parameters: tuple[Schema, ...] = ()
     body: Mapping[str, Schema] = field(default_factory=dict)
-    is_body_required: bool = False
+    is_body_required: bool = True
     security: tuple[Schema, ...] = (KEY,)
     status: HTTPStatus = HTTPStatus.OK
-    errors: tuple[int, ...] = ()
-    has_etag: bool = False
 
     def as_openapi(self, path: str) -> Schema:
         """Return the description for OpenAPI."""
@@ -245,7 +217,7 @@ class Operation:
             for name in re.findall(r"{(\w+)}", path)
         ]
         success: Schema = {"description": self.status.phrase, "content": {JSON: {"schema": _ref(self.answer)}}}
-        if self.has_etag:
+        if self.answer == "StorePositions":
             success["headers"] = {"ETag": {"schema": _text("The version of the positions."), "required": True}}
         described: Schema = {
             "operationId": self.id,
@@ -262,12 +234,16 @@ class Operation:
         return described
 
     def _errors(self, path: str) -> list[int]:
-        if NOTHING in self.security and len(self.security) == 1:
+        if self.security == (NOTHING,):
             return [503]
-        implied = [401, 403, 404, 429, 503, *([400, 408, 411, 413] if self.body else [])]
+        errors = {401, 403, 404, 429, 503}
+        if self.body:
+            errors |= {400, 408, 411, 413}
         if self.parameters or "message_ids" in path or "consumer" in path:
-            implied.append(400)
-        return sorted({*implied, *self.errors})
+            errors.add(400)
+        if IF_MATCH in self.parameters:
+            errors.add(412)
+        return sorted(errors)
 
 
 def _error(description: str, headers: Mapping[str, Schema] | None = None) -> Schema:
@@ -309,6 +285,7 @@ PATHS: dict[str, dict[str, Operation]] = {
             "StoreQueue",
             "The number of partitions of an existing queue never shrinks.",
             body={FORM: _ref("NewStoreQueue")},
+            is_body_required=False,
             status=HTTPStatus.CREATED,
         ),
     },
@@ -335,7 +312,6 @@ PATHS: dict[str, dict[str, Operation]] = {
                 _header("X-Partition", {**PARTITION, "description": "Of a single message; by default a random one."}),
             ),
             body={JSON: _ref("NewStoredMessages"), BYTES: _text(format="binary")},
-            is_body_required=True,
             status=HTTPStatus.CREATED,
         ),
         "put": Operation(
@@ -344,6 +320,7 @@ PATHS: dict[str, dict[str, Operation]] = {
             "StoreQueue",
             "An empty `principles` removes all.",
             body={FORM: _ref("StoreQueueSettings")},
+            is_body_required=False,
         ),
         "delete": Operation("store_delete_queue", "Delete a queue with its messages", "StoreDone"),
     },
@@ -359,7 +336,6 @@ PATHS: dict[str, dict[str, Operation]] = {
             "StorePositions",
             parameters=(_query("waiting", _text("Partitions such as `1,2`, to learn which have later messages.")),),
             security=READERS,
-            has_etag=True,
         ),
         "put": Operation(
             "store_set_positions",
@@ -367,19 +343,14 @@ PATHS: dict[str, dict[str, Operation]] = {
             "StorePositions",
             parameters=(IF_MATCH,),
             body={JSON: _ref("NewStorePositions")},
-            is_body_required=True,
             security=READERS,
-            errors=(412,),
-            has_etag=True,
         ),
         "post": Operation(
             "store_move_positions",
             "Move a consumer's positions from one message to another",
             "StorePositions",
             body={JSON: _ref("StoreMoves")},
-            is_body_required=True,
             security=READERS,
-            has_etag=True,
         ),
         "delete": Operation("store_delete_positions", "Delete a consumer's positions", "StoreDone", security=READERS),
     },
@@ -389,7 +360,6 @@ PATHS: dict[str, dict[str, Operation]] = {
             "Add a worker to those of a consumer",
             "StoreDone",
             body={FORM: _ref("NewStoreWorker")},
-            is_body_required=True,
             status=HTTPStatus.CREATED,
         ),
         "post": Operation("store_renew_worker", "Send a heartbeat of a worker", "StoreDone"),
@@ -407,7 +377,6 @@ PATHS: dict[str, dict[str, Operation]] = {
             "Acquire and release partitions for a worker",
             "HeldStoreLeases",
             body={JSON: _ref("StoreLeaseChanges")},
-            is_body_required=True,
         ),
     },
     "/v1/{application}/{queue}/{message_ids}": {
@@ -424,7 +393,6 @@ PATHS: dict[str, dict[str, Operation]] = {
             "PostedMessages",
             parameters=(X_TTL,),
             body={BYTES: _text(format="binary")},
-            is_body_required=True,
         ),
         "delete": Operation(
             "store_delete_messages",

@@ -1,4 +1,8 @@
-"""Read and parse the bodies and queries of API requests."""
+"""Read and parse the bodies and queries of API requests.
+
+The functions raise ``Invalid`` for the field that is invalid, ``query`` or ``body``. Those that read a body also raise
+the errors of ``body``.
+"""
 
 import base64
 import binascii
@@ -16,8 +20,8 @@ from django.core.exceptions import SuspiciousOperation
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
-from core.body_timeout import limit_body_time
-from message_store.parameters import MAX_PARTITIONS, REQUIRED, Invalid, parse_number
+from core import body_timeout
+from message_store.parameters import MAX_PARTITIONS, REQUIRED, Invalid, collect_error, parse_number
 from message_store.queues import MAX_BATCH, MessageInput, check_name
 from rabbit.names import readable
 
@@ -42,11 +46,17 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 class BodyTooLarge(Exception):
-    """A body exceeds its limit, the number of bytes in ``args``."""
+    """A body exceeds its limit."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"More bytes than maximum value {max_bytes}")
 
 
 class BodyTooSlow(Exception):
     """A body did not arrive within ``BODY_SECONDS``."""
+
+    def __init__(self) -> None:
+        super().__init__(f"Not received within {body_timeout.BODY_SECONDS:g} seconds")
 
 
 class LengthRequired(Exception):
@@ -86,7 +96,7 @@ def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
         if length <= max_bytes + MAX_DISCARDED_BYTES:
             _discard(request, length)
         raise BodyTooLarge(max_bytes)
-    with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
+    with body_timeout.limit_body_time(request.META.get("gunicorn.socket")) as is_late:
         try:
             read = _read(stream, max_bytes + 1 if length is None else length)
         except Exception as error:  # servers raise different errors for broken connections and invalid chunks
@@ -102,17 +112,13 @@ def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
 
 def _discard(request: HttpRequest, length: int) -> None:
     """Read a body that is refused. A proxy that can't send all of it answers 502 in place of the refusal."""
-    with limit_body_time(request.META.get("gunicorn.socket"), DISCARD_SECONDS), suppress(Exception):
+    with body_timeout.limit_body_time(request.META.get("gunicorn.socket"), DISCARD_SECONDS), suppress(Exception):
         while length > 0 and (chunk := request.read(min(_CHUNK_BYTES, length))):
             length -= len(chunk)
 
 
 def form(request: HttpRequest) -> dict[str, str]:
-    """Return the fields of a form-encoded body. The last of several fields with one name wins.
-
-    Raises:
-        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
-    """
+    """Return the fields of a form-encoded body. The last of several fields with one name wins."""
     kind = media_type(request)
     data = body(request, MAX_FORM_BYTES)
     if not data:
@@ -125,30 +131,18 @@ def form(request: HttpRequest) -> dict[str, str]:
 
 
 def query(request: HttpRequest) -> dict[str, str]:
-    """Return the parameters of a request's query. The last of several parameters with one name wins.
-
-    Raises:
-        Invalid: the query is not form-encoded; for the field ``query``.
-    """
+    """Return the parameters of a request's query. The last of several parameters with one name wins."""
     text = str(request.META.get("QUERY_STRING", ""))
     return _fields(text.encode("latin-1", "replace"), "query") if text else {}
 
 
 def positions(request: HttpRequest) -> dict[str, Any]:
-    """Return positions by partition from a form or a JSON object.
-
-    Raises:
-        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
-    """
+    """Return positions by partition from a form or a JSON object."""
     return json_object(request) if media_type(request) == "application/json" else dict(form(request))
 
 
 def json_object(request: HttpRequest) -> dict[str, Any]:
-    """Return a JSON object.
-
-    Raises:
-        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
-    """
+    """Return a JSON object."""
     found = _json(body(request, MAX_FORM_BYTES))
     if not isinstance(found, dict):
         raise Invalid({"body": "Must be an object"})
@@ -156,16 +150,9 @@ def json_object(request: HttpRequest) -> dict[str, Any]:
 
 
 def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
-    """Return a consumer and the id of one of its workers, parsed.
-
-    Raises:
-        Invalid: for the fields ``consumer``, ``worker``.
-    """
+    """Return a consumer and the id of one of its workers, parsed."""
     errors: dict[str, str] = {}
-    try:
-        check_name(consumer)
-    except ValueError as error:
-        errors["consumer"] = str(error)
+    collect_error(errors, "consumer", lambda: check_name(consumer))
     if not _WORKER_ID.fullmatch(worker_id):
         errors["worker"] = "Must be a UUID in 32 hex digits"
     if errors:
@@ -174,11 +161,7 @@ def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
 
 
 def lease_seconds(text: str) -> float:
-    """Return the duration of a worker's leases.
-
-    Raises:
-        Invalid: for the field ``seconds``.
-    """
+    """Return the duration of a worker's leases."""
     try:
         seconds = float(text)
     except ValueError:
@@ -189,11 +172,7 @@ def lease_seconds(text: str) -> float:
 
 
 def beats(text: str | None) -> int | None:
-    """Return the number of a worker's heartbeats, if it is given.
-
-    Raises:
-        Invalid: for the field ``beats``.
-    """
+    """Return the number of a worker's heartbeats, if it is given."""
     try:
         return parse_number(text, 0, MAX_BEATS) if text else None
     except ValueError as error:
@@ -201,11 +180,7 @@ def beats(text: str | None) -> int | None:
 
 
 def partitions(given: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
-    """Return the partitions that a field lists by queue, as in ``{"orders": [1, 2]}``.
-
-    Raises:
-        Invalid: for this field.
-    """
+    """Return the partitions that a field lists by queue, as in ``{"orders": [1, 2]}``."""
     by_queue = given.get(field, {})
     if not isinstance(by_queue, dict) or not all(isinstance(numbers, list) for numbers in by_queue.values()):
         raise Invalid({field: "Must be an object with a list of partitions for each queue"})
@@ -218,12 +193,7 @@ def partitions(given: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
 
 
 def batch(request: HttpRequest) -> tuple[list[MessageInput | None], dict[str, str]]:
-    """Return the messages of a JSON body and their errors by ``index.field``. An invalid message is None.
-
-    Raises:
-        BodyTooLarge, BodyTooSlow, LengthRequired: as ``body``.
-        Invalid: as ``body``, or the body is not a batch; for the fields ``body`` or ``messages``.
-    """
+    """Return the messages of a JSON body and their errors by ``index.field``. An invalid message is None."""
     data = body(request)
     if not data:
         raise Invalid({"body": REQUIRED})
@@ -247,11 +217,7 @@ def batch(request: HttpRequest) -> tuple[list[MessageInput | None], dict[str, st
 
 
 def flag(fields: Mapping[str, str], name: str) -> bool:
-    """Return the value of a boolean field; False without the field.
-
-    Raises:
-        Invalid: the value is not a boolean.
-    """
+    """Return the value of a boolean field; False without the field."""
     value = fields.get(name, "").lower()
     if value in _TRUE:
         return True
@@ -261,11 +227,7 @@ def flag(fields: Mapping[str, str], name: str) -> bool:
 
 
 def _entry(message: Any) -> MessageInput:
-    """Parse a message of a batch.
-
-    Raises:
-        Invalid: for its fields, or for the field "" if the message is not an object.
-    """
+    """Parse a message of a batch. The field of an error is empty if the message is not an object."""
     if not isinstance(message, dict):
         raise Invalid({"": "Must be an object"})
     text, encoding, kind = message.get("body"), message.get("encoding"), message.get("content_type")
@@ -297,11 +259,7 @@ def _json(data: bytes) -> Any:
 
 
 def _fields(data: bytes, where: str = "body") -> dict[str, str]:
-    """Parse form-encoded fields.
-
-    Raises:
-        Invalid: the data is not form-encoded UTF-8.
-    """
+    """Parse form-encoded fields."""
     fields: dict[str, str] = {}
     for part in data.split(b"&"):
         name, _, value = part.partition(b"=")

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 from django.conf import settings
@@ -19,7 +19,7 @@ from rest_framework.request import Request
 
 from accounts.access import scopes
 from accounts.access.authentication import TokenAuthentication
-from core import body_timeout, limits
+from core import limits
 from guardian_store import ids
 from message_store import applications, leases, parameters, principals, queues
 from message_store.http import request_parsing
@@ -63,6 +63,52 @@ class NoApplication(Exception):
     """The application does not exist."""
 
 
+class _Problem(NamedTuple):
+    """How an exception is answered: its status, the invalid field or the kind of error, and the text for it.
+
+    Without a text, the exception's own is sent.
+    """
+
+    status: HTTPStatus
+    field: str
+    text: str = ""
+    headers: Mapping[str, str] = {}
+
+
+PROBLEMS: dict[type[Exception], _Problem] = {
+    QuotaReached: _Problem(HTTPStatus.BAD_REQUEST, "quota"),
+    applications.UnknownKey: _Problem(
+        HTTPStatus.UNAUTHORIZED, "InvalidApplicationKey", "There is no such key", {"WWW-Authenticate": "Application"}
+    ),
+    AuthenticationFailed: _Problem(HTTPStatus.UNAUTHORIZED, "InvalidToken", headers={"WWW-Authenticate": "Token"}),
+    AccessDenied: _Problem(HTTPStatus.FORBIDDEN, "AccessDenied"),
+    NoApplication: _Problem(HTTPStatus.NOT_FOUND, "application", "There is no such application"),
+    NoQueue: _Problem(HTTPStatus.NOT_FOUND, "queue_name", "There is no such queue"),
+    leases.NoWorker: _Problem(HTTPStatus.NOT_FOUND, "worker"),
+    request_parsing.BodyTooSlow: _Problem(HTTPStatus.REQUEST_TIMEOUT, "body"),
+    request_parsing.LengthRequired: _Problem(HTTPStatus.LENGTH_REQUIRED, "body", "Content-Length is required"),
+    PositionsChanged: _Problem(
+        HTTPStatus.PRECONDITION_FAILED, "positions", "The positions have changed since you read them. Read them again"
+    ),
+    request_parsing.BodyTooLarge: _Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body"),
+    BatchTooLarge: _Problem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "messages",
+        "The messages are too large for one request. Post them in several",
+    ),
+    limits.RateLimitExceeded: _Problem(HTTPStatus.TOO_MANY_REQUESTS, "rate"),
+    **dict.fromkeys(
+        (StoreUnavailable, OperationalError, InterfaceError),
+        _Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "storage",
+            "The store is unreachable. Try again later",
+            {"Retry-After": RETRY_AFTER_SECONDS},
+        ),
+    ),
+}
+
+
 def _view(**calls: Call) -> Call:
     """Return a view that dispatches on the HTTP method and turns exceptions into the API's error format."""
 
@@ -70,52 +116,19 @@ def _view(**calls: Call) -> Call:
     def view(request: HttpRequest, **named: str) -> HttpResponse:
         call = calls.get("GET" if request.method == "HEAD" else str(request.method))
         if call is None:
-            refused = error_answer(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} is not allowed here"})
-            refused["Allow"] = ", ".join(calls)
-            return refused
+            text = f"{request.method} is not allowed here"
+            return error_answer(HTTPStatus.METHOD_NOT_ALLOWED, {"method": text}, {"Allow": ", ".join(calls)})
         try:
             return call(request, **named)
         except Invalid as invalid:
             return error_answer(HTTPStatus.BAD_REQUEST, invalid.errors)
-        except QuotaReached as error:
-            return error_answer(HTTPStatus.BAD_REQUEST, {"quota": str(error)})
-        except NoQueue:
-            return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
-        except leases.NoWorker as error:
-            return error_answer(HTTPStatus.NOT_FOUND, {"worker": str(error)})
-        except NoApplication:
-            return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
-        except PositionsChanged:
-            text = "The positions have changed since you read them. Read them again"
-            return error_answer(HTTPStatus.PRECONDITION_FAILED, {"positions": text})
-        except AccessDenied as denied:
-            return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": str(denied)})
-        except applications.UnknownKey:
-            return _unauthorized("Application", {"InvalidApplicationKey": "There is no such key"})
-        except AuthenticationFailed as failed:
-            return _unauthorized("Token", {"InvalidToken": str(failed.detail)})
-        except request_parsing.BodyTooLarge as too_long:
-            text = f"More bytes than maximum value {too_long.args[0]}"
-            return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
-        except BatchTooLarge:
-            text = "The messages are too large for one request. Post them in several"
-            return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"messages": text})
-        except request_parsing.BodyTooSlow:
-            text = f"Not received within {body_timeout.BODY_SECONDS:g} seconds"
-            return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
-        except request_parsing.LengthRequired:
-            return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "Content-Length is required"})
-        except limits.RateLimitExceeded as too_often:
-            refused = error_answer(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
-            refused["Retry-After"] = str(too_often.seconds)
-            return refused
-        except (StoreUnavailable, OperationalError, InterfaceError) as error:
-            logger.error("%s %s: the store is unreachable: %s", request.method, request.path, error)
-            away = error_answer(
-                HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store is unreachable. Try again later"}
-            )
-            away["Retry-After"] = RETRY_AFTER_SECONDS
-            return away
+        except tuple(PROBLEMS) as error:
+            status, field, text, headers = next(PROBLEMS[kind] for kind in PROBLEMS if isinstance(error, kind))
+            if isinstance(error, limits.RateLimitExceeded):
+                headers = {"Retry-After": str(error.seconds)}
+            if status == HTTPStatus.SERVICE_UNAVAILABLE:
+                logger.error("%s %s: the store is unreachable: %s", request.method, request.path, error)
+            return error_answer(status, {field: text or str(error)}, headers)
 
     return wraps(next(iter(calls.values())))(view)
 
@@ -163,11 +176,8 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     errors: dict[str, str] = {}
 
     def parse(field: str, parser: Callable[[str], Any], default: Any) -> Any:
-        try:
-            return parser(given[field]) if given.get(field) else default
-        except ValueError as error:
-            errors[field] = str(error)
-            return None
+        text = given.get(field)
+        return parameters.collect_error(errors, field, lambda: parser(text)) if text else default
 
     order = parse("order", lambda text: parameters.parse_choice(text, ("ascending", "descending")), "ascending")
     start = parse("since", lambda text: parameters.parse_since(text, descending=order == "descending"), None)
@@ -245,7 +255,8 @@ def _positions_of(queue: StoredQueue, consumer: str, waiting: Sequence[int] = ()
 
 
 def _positions_answer(positions: Mapping[int, uuid.UUID], **more: Any) -> HttpResponse:
-    response = _ok({"positions": _positions_json(positions), **more})
+    by_partition = {str(partition): message_id.hex for partition, message_id in sorted(positions.items())}
+    response = _ok({"positions": by_partition, **more})
     response["ETag"] = f'"{queues.version_of(positions)}"'
     return response
 
@@ -358,11 +369,7 @@ def _caller(request: HttpRequest) -> Caller:
 
 
 def _require_manager(request: HttpRequest, application: str) -> None:
-    """Make sure that the caller is the application.
-
-    Raises:
-        NoApplication, AccessDenied, UnknownKey, AuthenticationFailed: it isn't.
-    """
+    """Raise AccessDenied, or NoApplication, unless the request has this application's key."""
     caller = _caller(request)
     if not principals.may_manage(application, caller):
         if not applications.exists(application):
@@ -407,12 +414,8 @@ def _limit_rate(queue: StoredQueue) -> None:
 
 
 def _settings(given: dict[str, str]) -> dict[str, Any]:
-    return {
-        "partitions": given.get("partitions") or None,
-        "type": given.get("type") or None,
-        "consistency": given.get("consistency") or None,
-        "principals": given.get("principles"),
-    }
+    named = {name: given.get(name) or None for name in ("partitions", "type", "consistency")}
+    return {**named, "principals": given.get("principles")}
 
 
 def _settings_of(queue: StoredQueue) -> dict[str, Any]:
@@ -464,26 +467,15 @@ def _posted(posted: Iterable[MessageRef]) -> list[dict[str, Any]]:
     return [{"key": one.id.hex, "timestamp": ids.timestamp(one.id), "partition": one.partition} for one in posted]
 
 
-def _positions_json(positions: Mapping[int, Any]) -> dict[str, str]:
-    return {str(partition): message_id.hex for partition, message_id in sorted(positions.items())}
-
-
 def _ok(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
     return _json(status, {"status": "ok", **content})
 
 
-def _unauthorized(scheme: str, errors: dict[str, str]) -> HttpResponse:
-    refused = error_answer(HTTPStatus.UNAUTHORIZED, errors)
-    refused["WWW-Authenticate"] = scheme
-    return refused
-
-
-def error_answer(status: HTTPStatus, errors: dict[str, str]) -> HttpResponse:
+def error_answer(status: HTTPStatus, errors: dict[str, str], headers: Mapping[str, str] | None = None) -> HttpResponse:
     """Return an error response in the message store's format."""
-    return _json(status, {"status": "error", "error_msg": errors})
+    return _json(status, {"status": "error", "error_msg": errors}, headers)
 
 
-def _json(status: HTTPStatus, content: dict[str, Any]) -> HttpResponse:
-    response = HttpResponse(orjson.dumps(content), content_type="application/json", status=status)
-    response["Cache-Control"] = "no-store"
-    return response
+def _json(status: HTTPStatus, content: dict[str, Any], headers: Mapping[str, str] | None = None) -> HttpResponse:
+    all_headers = {"Content-Type": "application/json", "Cache-Control": "no-store", **(headers or {})}
+    return HttpResponse(orjson.dumps(content), status=status, headers=all_headers)

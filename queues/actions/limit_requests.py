@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.models import Owner
-from core import bulk, limits
+from core import limits
 from notifications import enqueue
 from notifications.audience import operators_and_staff
 from notifications.enqueue import Notice
@@ -84,8 +84,7 @@ def decline(queue: Queue, by: Owner, reason: str) -> None:
 
 def answer(changed: Iterable[Queue], by: Owner) -> None:
     """Notify those who asked for other limits of these queues that the limits are set. Call it before the event."""
-    keys = [(queue.pk,) for queue in changed]
-    for request in open_requests().filter(bulk.among(QueueEvent, ("queue_id",), keys)):
+    for request in open_requests().filter(queue__in=[queue.pk for queue in changed]):
         if request.queue is not None:
             limit = None if thresholds.is_spared(request.queue) else thresholds.of_queue(request.queue).max
             _notify(request, by, {"max": limit})

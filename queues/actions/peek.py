@@ -7,7 +7,7 @@ from accounts.models import Owner
 from core import broker
 from core.refusals import Refusal
 from queues.actions.single import Gone
-from queues.archives.reading import LOOKED_AT
+from queues.archives.reading import LOOKED_AT, MAX_HEADER_VALUES
 from queues.models import Queue
 from rabbit.errors import NotOnBroker
 from rabbit.fetching import Bounds, Fetch, Fetched
@@ -48,7 +48,8 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
             raise Gone("The queue is no longer on the broker.") from error
         ready = depth.ready if depth else 0
         bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
-        found = [message for batch in fetch.batches(min(ready, count), bounds) for message in batch]
+        batches = fetch.batches(min(ready, count), bounds)
+        found = [message.decode(MAX_HEADER_VALUES) for batch in batches for message in batch]
         fetch.requeue()
     audit.record(by, LOOKED_AT, [queue], count=len(found))
     return found

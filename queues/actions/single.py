@@ -17,7 +17,7 @@ from django.utils import timezone
 from accounts import audit
 from accounts.access import vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
-from core import broker, bulk
+from core import broker
 from core.confirmation import ConfirmableChange
 from core.refusals import Refusal
 from queues.actions import effects, limit_requests
@@ -195,9 +195,7 @@ def set_limits_of_all(
 
 def _lock(queues: Collection[Queue]) -> dict[int, Queue]:
     """Lock these queues until the transaction ends, and return their rows by primary key."""
-    if not queues:
-        return {}
-    selected = Queue.objects.filter(bulk.among(Queue, ("id",), [(queue.pk,) for queue in queues]))
+    selected = Queue.objects.filter(pk__in=[queue.pk for queue in queues])
     # An empty limit falls back to the Pulse user's threshold, so read both rows now.
     locked = selected.select_for_update(of=("self",)).select_related("pulse_user").order_by("pk")
     return {row.pk: row for row in locked}
@@ -224,8 +222,7 @@ def _write_limits(
     if not changed:
         return
     changes = [audit.Change(after, _limits_of(before), _limits_of(after)) for before, after in changed]
-    keys = [(change.thing.pk,) for change in changes]
-    Queue.objects.filter(bulk.among(Queue, ("id",), keys)).update(**limits)
+    Queue.objects.filter(pk__in=[change.thing.pk for change in changes]).update(**limits)
     limit_requests.answer([after for _, after in changed], by)
     QueueEvent.objects.bulk_create(
         _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})

@@ -39,7 +39,7 @@ def plan(names: Iterable[str]) -> list[Step]:
     wanted = [name for name in wanted if _is_possible(name)]
     if not wanted:
         return steps
-    rows = Queue.objects.filter(bulk.among(Queue, ("name",), [(name,) for name in wanted])).order_by()
+    rows = Queue.objects.filter(name__in=wanted).order_by()
     stored = {(vhost, name): unbounded for vhost, name, unbounded in rows.values_list("vhost", "name", "unbounded")}
     listed = broker.management().list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
     vhosts: dict[str, set[str]] = {name: set() for name in wanted}

@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import (
     OpenApiExample,
@@ -17,11 +17,13 @@ from rest_framework import mixins, serializers
 from rest_framework.decorators import action
 from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
 from core.endpoints import StrictParameters, read, takes
+from core.links import absolute_url
 from queues.actions import peek
 from queues.archives import reading, replay
 from queues.archives.download import download
@@ -82,11 +84,11 @@ class ArchiveSerializer(serializers.ModelSerializer[Archive]):
 
 @extend_schema_serializer(examples=[OpenApiExample("A message", MESSAGE, response_only=True)])
 class MessageSerializer(serializers.Serializer[Any]):
-    """A message. ``encoding`` says what ``body`` is: a JSON value, text, or base64."""
+    """A message. ``encoding`` says what ``body`` is: a JSON value, text, or base64; or null, because it is too long."""
 
     position = serializers.IntegerField(help_text="In the archive, or from the head of the queue; the first is 1.")
     body = serializers.JSONField()
-    encoding = serializers.ChoiceField(choices=["json", "text", "base64"])
+    encoding = serializers.ChoiceField(choices=["json", "text", "base64", "omitted"])
     properties = serializers.DictField(help_text="The AMQP properties that are set.")
     headers = serializers.DictField()
     exchange = serializers.CharField()
@@ -168,17 +170,23 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
     @extend_schema(filters=False, responses=MessageSerializer(many=True))
     @takes(MessageQuerySerializer)
     @action(detail=True, pagination_class=None)
-    def messages(self, request: Request, uuid: str) -> Response:
-        """List messages of an archive by position."""
+    def messages(self, request: Request, uuid: str) -> HttpResponse:
+        """List messages of an archive by position.
+
+        There may be fewer than ``count``, because a page ends before 256 KiB. ``Link`` has the next page. A body of
+        more than 64 KiB is in base64. One of more than 1 MiB is omitted; the download has it.
+        """
         archive = self.get_object()
         query = MessageQuerySerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
         first, count = query.validated_data["first"], query.validated_data["count"]
-        found = [
-            reading.as_json(position, message)
-            for position, message in reading.look(archive, request.user, first, count)
-        ]
-        return Response(found)
+        found = reading.page(archive, request.user, first, count)
+        headers = {}
+        if found and first + len(found) <= archive.messages:
+            url = replace_query_param(absolute_url(request.get_full_path()), "first", first + len(found))
+            headers["Link"] = f'<{url}>; rel="next"'
+        content = b"".join([b"[", b",\n".join(found), b"]"])
+        return HttpResponse(content, content_type="application/json", headers=headers)
 
     @extend_schema(responses={(200, "text/plain"): OpenApiTypes.STR})
     @action(detail=True)

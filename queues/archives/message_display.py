@@ -20,6 +20,8 @@ UNFOLDED_LINES = 40
 MAX_HEX_BYTES = 2_048
 
 PREVIEW_CHARACTERS = 90
+MAX_PREVIEW_BYTES = 4 * PREVIEW_CHARACTERS + 4
+"""The part of a body that ``line`` needs."""
 
 MAX_VALUE_CHARACTERS = 1_000
 MAX_HEADERS = 100
@@ -66,7 +68,7 @@ class MessageLine(NamedTuple):
 
 def shown(position: int, message: Fetched, most: int = MAX_CHARACTERS) -> MessageShown:
     """Return a message for a page, with at most ``most`` characters of its body."""
-    plain = reading.as_json(position, message._replace(body=b""))
+    plain = reading.as_json(position, message._replace(body=b"", cut=0))
     properties = dict(plain["properties"])
     if properties.get("delivery_mode") in DELIVERY_MODES:
         properties["delivery_mode"] = DELIVERY_MODES[properties["delivery_mode"]]
@@ -82,13 +84,13 @@ def shown(position: int, message: Fetched, most: int = MAX_CHARACTERS) -> Messag
         [_property(name, value) for name, value in rows.items()],
         [_property(name, value) for name, value in headers[:MAX_HEADERS]],
         max(0, len(headers) - MAX_HEADERS),
-        body_shown(message.body, most),
+        body_shown(message.body, most, message.cut),
     )
 
 
 def line(position: int, message: Fetched) -> MessageLine:
     """Return a message for a list, with the beginning of its body in one line."""
-    text, _ = _text_of(message.body, PREVIEW_CHARACTERS)
+    text, _ = _text_of(message.body, PREVIEW_CHARACTERS, message.cut)
     if text is None:
         text = message.body[: PREVIEW_CHARACTERS // 3].hex(" ")
     preview = readable(" ".join(text.split()))
@@ -97,27 +99,28 @@ def line(position: int, message: Fetched) -> MessageLine:
         readable(message.exchange),
         readable(message.routing_key),
         readable(str(message.properties.get("content_type", ""))),
-        len(message.body),
+        len(message.body) + message.cut,
         preview,
     )
 
 
-def body_shown(body: bytes, most: int = MAX_CHARACTERS) -> Body:
-    """Return a body for a page."""
-    text, is_cut = _text_of(body, most)
+def body_shown(body: bytes, most: int = MAX_CHARACTERS, cut: int = 0) -> Body:
+    """Return a body for a page. It has ``cut`` more bytes at its end."""
+    size = len(body) + cut
+    text, is_cut = _text_of(body, most, cut)
     if text is None:
         digits = body[:MAX_HEX_BYTES].hex(" ")
-        return Body("hex", len(body), *_split(digits), is_cut=len(body) > MAX_HEX_BYTES)
+        return Body("hex", size, *_split(digits), is_cut=size > MAX_HEX_BYTES)
     pretty = None if is_cut else _pretty(body, most)
     if pretty is not None:
-        return Body("JSON", len(body), *_split(readable_text(pretty[:most])), is_cut=len(pretty) > most)
-    return Body("text" if body else "", len(body), *_split(readable_text(text)), is_cut)
+        return Body("JSON", size, *_split(readable_text(pretty[:most])), is_cut=len(pretty) > most)
+    return Body("text" if body else "", size, *_split(readable_text(text)), is_cut)
 
 
-def _text_of(body: bytes, most: int) -> tuple[str | None, bool]:
+def _text_of(body: bytes, most: int, cut: int) -> tuple[str | None, bool]:
     """Return the first characters of a body in UTF-8, and whether there are more; None: it has other bytes."""
     head = body[: 4 * most + 4]  # no character is longer than four bytes
-    is_whole = len(head) == len(body)
+    is_whole = len(head) == len(body) + cut
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head, final=is_whole)
     except UnicodeDecodeError:

@@ -10,13 +10,12 @@ from django.db.models import Case, F, QuerySet, When
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from core import bulk
-from queues.archives.chunks import pack
+from queues.archives.chunks import pack, split
 from queues.archives.outcomes import Removed
 from queues.models import Archive, ArchiveChunk, Queue
 from queues.rules import shares
 from queues.rules.shares import Kept
-from rabbit.fetching import Fetched
+from rabbit.fetching import Undecoded
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +47,9 @@ def confirm(removed: Removed) -> Removed:
 
 def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
     """Return the kept archives of queues, by id, that were created after a request to delete each was recorded."""
-    if not sent:
-        return {}
-    kept = Archive.objects.filter(
-        bulk.among(Archive, ("queue",), [(id_,) for id_ in sent]), state=Archive.State.KEPT
-    ).exclude(reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF])
+    kept = Archive.objects.filter(queue__in=list(sent), state=Archive.State.KEPT).exclude(
+        reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF]
+    )
     return {
         archive.queue_id: archive
         for archive in kept.order_by("id")
@@ -62,11 +59,7 @@ def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
 
 def keep_fetched(queues: Sequence[int]) -> dict[int, Archive]:
     """Keep the fetched archives of queues, by id, that were deleted by a request without an answer."""
-    if not queues:
-        return {}
-    fetched = Archive.objects.filter(
-        bulk.among(Archive, ("queue",), [(id_,) for id_ in queues]), state=Archive.State.FETCHED
-    )
+    fetched = Archive.objects.filter(queue__in=queues, state=Archive.State.FETCHED)
     found = {archive.queue_id: archive for archive in fetched if archive.queue_id is not None}
     if found:
         expires = expiry()
@@ -105,20 +98,21 @@ def _kept() -> Iterator[Kept]:
         yield Kept(pk, owners.get(pulse_user) if pulse_user else owner, size)
 
 
-def store_batch(archive: Archive, batch: Sequence[Fetched]) -> None:
+def store_batch(archive: Archive, batch: Sequence[Undecoded]) -> None:
     """Add fetched messages to the archive, in one transaction.
 
     Raises:
         TooLarge: then it would take more than an owner's share of all archives. Nothing was added.
     """
-    data = pack(batch)
-    if archive.stored_bytes + len(data) > shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES):
-        raise TooLarge
     with transaction.atomic():
-        ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(batch), data=data)
-        archive.messages += len(batch)
-        archive.bytes += sum(len(message.body) for message in batch)
-        archive.stored_bytes += len(data)
+        for part in split(batch):
+            data = pack(part)
+            if archive.stored_bytes + len(data) > shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES):
+                raise TooLarge
+            ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(part), data=data)
+            archive.messages += len(part)
+            archive.bytes += sum(len(message.body) for message in part)
+            archive.stored_bytes += len(data)
         archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
 
 

@@ -43,7 +43,7 @@ from queues.models import Archive, Queue
 from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
-from rabbit.arguments import QUORUM
+from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.fetching import Bounds, Fetch
 from rabbit.policies import delivery_limit
@@ -61,6 +61,7 @@ ELECTION_SECONDS = 10.0
 """A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
 LARGER_THAN_SHARE = "it is larger than what the archives of one owner may take"
+PASSED_OVER = "a quorum queue with x-single-active-consumer gives its messages to the active consumer alone"
 FETCH_PAUSED = (
     "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"
 )
@@ -117,6 +118,7 @@ class _Attempt:
     fetch: Fetch
     between: Callable[[], None]
     result: Removed = field(default_factory=Removed)
+    has_single_active_consumer: bool = False
     attempts_before: dict[str, Any] = field(default_factory=dict)
     is_called_off: bool = False
 
@@ -124,6 +126,8 @@ class _Attempt:
         """Store the ready messages, as far as the bounds allow, or say why not."""
         archive = None
         self.result.why_not = why_not(self.target)
+        if self.has_single_active_consumer and self.fetch.consumers:
+            self.result.why_not = PASSED_OVER
         if ready and not self.result.why_not:
             try:
                 archive = self._begin()
@@ -413,27 +417,30 @@ def purge_queue(session: Session, target: Target) -> Removed:
 
 
 def _attempt(session: Session, target: Target, between: Callable[[], None] = lambda: None) -> _Attempt:
+    row = {} if target.type != QUORUM or why_not(target) else _quorum_queue(target)
     fetch = Fetch(
         session,
         target.name,
         queue_type=target.type,
         is_auto_delete=target.is_auto_delete,
-        delivery_limit=None if why_not(target) else _delivery_limit(target),
+        delivery_limit=row.get("delivery_limit"),
     )
-    return _Attempt(session, target, fetch, between, Removed(held=target.held))
+    attempt = _Attempt(session, target, fetch, between, Removed(held=target.held))
+    arguments = row.get("arguments")
+    attempt.has_single_active_consumer = bool(isinstance(arguments, dict) and arguments.get(SINGLE_ACTIVE_CONSUMER))
+    return attempt
 
 
-def _delivery_limit(target: Target) -> int | None:
-    """Return how often the messages of this queue may be returned, or None for no limit."""
-    if target.type != QUORUM:
-        return None
+def _quorum_queue(target: Target) -> dict[str, Any]:
+    """Return a quorum queue's arguments, and how often its messages may be returned, or None for no limit."""
     management = broker.management()
     try:
         row = management.queue_arguments(target.vhost, target.name)
-        return delivery_limit(row, management.policies(target.vhost), management.operator_policies(target.vhost))
+        policies, operator_policies = management.policies(target.vhost), management.operator_policies(target.vhost)
+        return {**row, "delivery_limit": delivery_limit(row, policies, operator_policies)}
     except BrokerError as error:
         logger.warning("The delivery limit of %s is unknown: %s", target.name, error)
-        return 0
+        return {"delivery_limit": 0}
 
 
 def _declare(fetch: Fetch) -> int:

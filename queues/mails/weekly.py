@@ -90,8 +90,8 @@ def _enqueue(owners: Sequence[Subscriber], now: datetime) -> int:
     weeks = _weeks([owner.id for owner in owners], now)
     with transaction.atomic():
         # If two processes run this, the second waits for these locks and then finds no summary due.
-        these = bulk.among(Owner, ("id",), [(owner.id,) for owner in owners])
-        locked = Owner.objects.select_for_update().filter(these, is_active=True, weekly_summary=True).order_by("id")
+        these = Owner.objects.filter(pk__in=[owner.id for owner in owners], is_active=True, weekly_summary=True)
+        locked = these.select_for_update().order_by("id")
         still_due = [
             one for row in locked.values_list(*Subscriber._fields) if (one := Subscriber._make(row)).is_due(now)
         ]
@@ -111,18 +111,15 @@ def _enqueue(owners: Sequence[Subscriber], now: datetime) -> int:
 
 def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     """Return the summaries of these owners, without those who have neither queues nor events."""
-    through = PulseUser.owners.through
-    memberships = through.objects.filter(bulk.among(through, ("owner",), [(owner,) for owner in owners]))
+    memberships = PulseUser.owners.through.objects.filter(owner__in=owners)
     owned: dict[int, list[Ownership]] = {owner: [Ownership(owner_id=owner)] for owner in owners}
     for owner, pulse_user in memberships.order_by("pulseuser").values_list("owner", "pulseuser"):
         owned[owner].append(Ownership(pulse_user))
     pulse_users = {one.pulse_user_id for ownerships in owned.values() for one in ownerships} - {None}
-    these = Q(bulk.among(Queue, ("owner",), [(owner,) for owner in owners]))
-    if pulse_users:
-        these |= Q(bulk.among(Queue, ("pulse_user",), [(pulse_user,) for pulse_user in pulse_users]))
-    existing = Queue.objects.filter(these).exclude(state=Queue.State.GONE).order_by()
+    queues = Queue.objects.filter(Q(owner__in=owners) | Q(pulse_user__in=pulse_users))
+    existing = queues.exclude(state=Queue.State.GONE).order_by()
     states = _states(existing)
-    happened = _happened(these, now)
+    happened = _happened(queues, now)
     longest = _longest(existing.filter(ready__isnull=False, unacknowledged__isnull=False), MAX_LONGEST)
     unattended = _longest(existing.filter(WITHOUT_CONSUMER), MAX_WITHOUT_CONSUMER)
     weeks = {}
@@ -145,12 +142,12 @@ def _states(queues: Any) -> Mapping[Ownership, Mapping[str, int]]:
     return found
 
 
-def _happened(selected: Q, now: datetime) -> dict[Ownership, list[Line]]:
+def _happened(queues: Any, now: datetime) -> dict[Ownership, list[Line]]:
     """Return the week's warnings and deletions, one line for each of these queues, by ownership."""
     kinds = {QueueEvent.Kind.WARNED.value: "warnings", QueueEvent.Kind.DELETED.value: "deletions"}
-    events = QueueEvent.objects.filter(queue__isnull=False, at__gt=now - WEEK, at__lte=now, kind__in=list(kinds))
+    events = QueueEvent.objects.filter(queue__in=queues, at__gt=now - WEEK, at__lte=now, kind__in=list(kinds))
     owner_columns = ("queue__pulse_user", "queue__owner")
-    rows = events.values(*owner_columns, "queue__name", "kind").filter(selected).order_by("queue__name")
+    rows = events.values(*owner_columns, "queue__name", "kind").order_by("queue__name")
     found: dict[Ownership, dict[str, Line]] = {}
     for row in rows.annotate(times=Count("id")):
         lines = found.setdefault(Ownership(*(row[name] for name in owner_columns)), {})

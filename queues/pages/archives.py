@@ -17,7 +17,7 @@ from core.refusals import Refusal
 from queues.actions import peek, single
 from queues.archives import reading
 from queues.archives.download import download
-from queues.archives.message_display import line, shown
+from queues.archives.message_display import MAX_PREVIEW_BYTES, line, shown
 from queues.models import Archive, Queue, Replay
 from queues.pages.destroy import describe_failure
 from queues.pages.queue_list import offer_choices
@@ -114,7 +114,7 @@ def archive_page(request: Request, uuid: UUID) -> HttpResponse:
     form = FirstMessageForm(request.GET if "first" in request.GET else None, label_suffix="")
     asked = form.cleaned_data["first"] if form.is_valid() else None
     first = min(asked or 1, max(1, archive.messages))
-    found = reading.look(archive, request.user, first, MESSAGES_PER_PAGE)
+    found = reading.look(archive, request.user, first, MESSAGES_PER_PAGE, max_body=MAX_PREVIEW_BYTES)
     lines = [line(position, message) for position, message in found]
     return render(
         request,
@@ -155,14 +155,17 @@ def message_page(request: Request, uuid: UUID, position: int) -> HttpResponse:
     )
 
 
-@signed_in
+@login_required
 @require_safe
-def message_body(request: Request, uuid: UUID, position: int) -> HttpResponse:
+def message_body(request: Request, uuid: UUID, position: int) -> StreamingHttpResponse:
     """Download the body of one message as it is."""
-    message = _message(request, archive_of(request, uuid), position, reading.DOWNLOADED)
+    archive = archive_of(request, uuid)
+    _message(request, archive, position, reading.DOWNLOADED)
     disposition = f'attachment; filename="message-{position}"'
-    return HttpResponse(
-        message.body, content_type="application/octet-stream", headers={"Content-Disposition": disposition}
+    return StreamingHttpResponse(
+        reading.body(archive, position),
+        content_type="application/octet-stream",
+        headers={"Content-Disposition": disposition},
     )
 
 

@@ -952,6 +952,13 @@ def test_custom_permissions_in_words():
     assert in_words(by_hand, "a-b") == in_words(for_pulse_user("a-b"), "a-b")
 
 
+def test_the_standard_permissions_name_the_pulse_users_own_queues_and_exchanges():
+    assert in_words(for_pulse_user("alice"), "alice")[0] == (
+        "It can create and delete queues whose names start with queue/alice/, and exchanges whose names start with "
+        "exchange/alice/."
+    )
+
+
 def test_permissions_are_listed_for_every_vhost(pulse_user, name, guarded, management):
     management.set_permissions("/", name, NO_ACCESS)
     assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NO_ACCESS}

@@ -256,6 +256,16 @@ def test_a_registration_during_a_deletion_fails(registered, what):
     assert not Removal.objects.exists()
 
 
+def test_a_deletion_does_not_wait_for_rows_of_others(registered, agents):
+    if not connection.features.has_select_for_update:
+        pytest.skip("this database has one writer at a time")
+    other = agents.offering(agents.owner())
+    with transaction.atomic():
+        Offering.objects.select_for_update().get(pk=other.pk)
+        in_background(deletions.delete, registered.owner).result(30)
+    assert not Owner.objects.filter(pk=registered.owner.pk).exists()
+
+
 CONFLICT = IntegrityError("there is something below it")
 
 
@@ -582,6 +592,7 @@ def test_concurrent_workers_remove_each_queue_once(agents, management):
 
 
 def test_removals_of_registered_queues_and_users_are_cancelled(registered, agents):
+    other, _ = registration.register_consumer(agents.identity(registered.owner), registered.presented, None)
     before = on_broker(agents, registered)
     removals.write(
         [
@@ -589,12 +600,14 @@ def test_removals_of_registered_queues_and_users_are_cancelled(registered, agent
             Removal(kind=KIND.QUEUE, vhost=registered.vhost, name=registered.consumer.queue_name),
             Removal(kind=KIND.USER, name=registered.username),
             Removal(kind=KIND.USER, name=registered.consumer.rmq_username),
+            Removal(kind=KIND.USER, name=other.rmq_username),
             Removal(kind=KIND.PASSWORD, name=registered.username),
             Removal(kind=KIND.VHOST, name=registered.vhost),
         ]
     )
     assert not Removal.objects.exists()
     assert on_broker(agents, registered) == before
+    assert other.rmq_username in agents.users()
 
 
 def test_a_registration_before_the_claim_cancels_the_removal(registered, agents, settings, broker):

@@ -395,6 +395,13 @@ def test_a_killed_registration_is_finished_by_the_next_call(when, monkeypatch, a
     assert queue.queue_name in agents.queues(queue.vhost)
 
 
+def test_a_consumer_keeps_its_object_types_if_a_pass_finishes_its_killed_registration(agent):
+    with raising(Management, "declare_queue", Killed), pytest.raises(Killed):
+        agent.register_consumer(["order"])
+    redeclare(Consumer.objects.get(), broker.management())
+    assert Consumer.objects.get().object_types == ["order"]
+
+
 @pytest.mark.parametrize(
     ("place", "has_vhost"),
     [("create_vhost", False), ("declare_queue", False), ("put_user", True), ("set_permissions", True)],
@@ -448,6 +455,21 @@ def test_a_subscription_deleted_during_its_registration_leaves_no_user(monkeypat
     assert subscribed.subscription.rmq_username not in agents.users()
     assert set(agents.queues(subscribed.vhost)) == {"guardian.dlq"}
     assert not Removal.objects.exists()
+
+
+def test_a_subscription_deleted_at_each_attempt_is_refused_after_three(monkeypatch, agent):
+    deleted = []
+    put_user = Management.put_user
+
+    def delete_first(self, *arguments):
+        deleted.extend(EventSubscription.objects.all())
+        EventSubscription.objects.all().delete()
+        return put_user(self, *arguments)
+
+    monkeypatch.setattr(Management, "put_user", delete_first)
+    with pytest.raises(Busy, match="removed repeatedly"):
+        agent.subscribe()
+    assert len(deleted) == 3
 
 
 def test_a_consumer_deleted_during_its_registration_is_registered_again(monkeypatch, agents, agent, broker):

@@ -524,7 +524,7 @@ def test_a_position_written_during_a_removal_raises_no_queue(store, queue):
     late: list[BackgroundCall] = []
 
     def write_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        if sql.startswith("DELETE FROM message_store_position"):
+        if sql.startswith('DELETE FROM "message_store_position"') and not late:
             late.append(in_background(store.set_positions, queue, "consumer", {1: ELSEWHERE, 2: ELSEWHERE}))
             late.append(in_background(store.advance_positions, queue, "consumer", {3: (None, ELSEWHERE)}))
             for one in late:
@@ -581,12 +581,15 @@ def test_the_store_of_the_settings_is_created_once_per_process(settings, monkeyp
     assert stores.store().delay == 0
 
 
+TRANSACTIONS = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE SAVEPOINT")
+
+
 @DATABASE_STORE_ONLY
 def test_the_number_of_statements_does_not_grow_with_the_messages(store, queue):
     def statements(call: Callable[[], Any]) -> int:
         with CaptureQueriesContext(connection) as captured:
             call()
-        return len([one for one in captured if not one["sql"].startswith(("BEGIN", "COMMIT"))])
+        return len([one for one in captured if not one["sql"].startswith(TRANSACTIONS)])
 
     for number in (1, 1500):
         batch = [new("x", 1 + again % 3) for again in range(number)]
@@ -596,7 +599,7 @@ def test_the_number_of_statements_does_not_grow_with_the_messages(store, queue):
     assert statements(lambda: store.read_ids(queue, made)) == 1
     assert statements(lambda: store.delete(queue, made)) == 1
     assert statements(lambda: store.find("app", "queue")) == 1
-    assert statements(lambda: store.register("app", "other")) == 1
+    assert statements(lambda: store.register("app", "other")) == 2, "one finds no queue of this name"
     assert statements(lambda: store.count(store.queues("app"))) == 2
 
 

@@ -406,6 +406,7 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("GET", "?limit=0", "", {}, 400, {"limit": "0 is less than minimum value 1"}),
     ("GET", "?details=perhaps", "", {}, 400, {"details": '"perhaps" is not one of true, false'}),
     ("GET", "?offset=a%00", "", {}, 400, {"offset": '"a\\x00" can\'t be a name: it is not usable in a URL'}),
+    ("GET", "?%ff=1", "", {}, 400, {"query": "Not valid UTF-8"}),
     ("PUT", "/three", "partitions=2", {}, 400, {"partitions": "2 is less than minimum value 3"}),
     ("GET", "/one?partitions=1,fred", "", {}, 400, {"partitions": '"fred" is not a number'}),
     ("GET", "/one?partitions=-1", "", {}, 400, {"partitions": "-1 is less than minimum value 0"}),

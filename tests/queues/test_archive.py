@@ -1,6 +1,7 @@
 """Archives: what is kept of a queue that is deleted or purged, and what is not."""
 
 import os
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,12 +24,14 @@ from queues.guard.destroying import NotSent, Target, WithinLimit
 from queues.guard.once import run_once
 from queues.models import Archive, ArchiveChunk, Queue
 from queues.rules import shares
+from rabbit import fetching
 from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
 from rabbit.permissions import Permissions
 from tests.support.archives import store_archive
 from tests.support.proxy import Proxy
+from tests.support.raw_messages import MANY_HEADERS, Raw
 from tests.support.toolbox import Killed, amqp_answers_lost, full_disk, queue_names, sent, wait_until_equal
 
 NAME = "queue/alice/builds"
@@ -233,6 +236,30 @@ def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
     assert (removed.archive, removed.dropped) == (None, 10)
     assert "ACCESS_REFUSED" in removed.why_not
     assert Archive.objects.get().error == removed.why_not
+
+
+def test_headers_count_to_the_bounds_and_are_not_decoded(amqp, delete, settings):
+    settings.GUARDIAN_ARCHIVE_MAX_BYTES = 100 * len(MANY_HEADERS)
+    amqp.queue(NAME)
+    for _ in range(300):
+        amqp.channel.basic_publish("", NAME, b"", Raw(MANY_HEADERS))
+    began = time.process_time()
+    removed = delete()
+    assert time.process_time() - began < 3  # decoding 100 takes 4 s
+    assert (removed.archived, removed.dropped) == (99, 201)
+    found = [message.headers for _, message in reading.messages(removed.archive, 50, 1)]
+    assert [len(headers) for headers in found] == [16_000]
+
+
+def test_a_quorum_queue_with_a_single_active_consumer_is_deleted_at_once_without_an_archive(amqp, delete):
+    amqp.queue(NAME, 20, arguments={"x-queue-type": "quorum", "x-single-active-consumer": True})
+    amqp.channel.basic_qos(prefetch_count=1)
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    wait_until_equal(lambda: amqp.channel.queue_declare(NAME, passive=True).method.message_count, 19)
+    began = time.monotonic()
+    removed = delete(type="quorum")
+    assert time.monotonic() - began < fetching.SILENCE_SECONDS
+    assert (removed.archive, removed.dropped, removed.why_not) == (None, 19, destroying.PASSED_OVER)
 
 
 def test_a_database_that_fails_in_the_middle_does_not_stop_the_deletion(amqp, delete, management, guarded, alice):

@@ -1,5 +1,6 @@
 """The pages of archives, replays and the messages of live queues, and what other pages say of them."""
 
+import base64
 import json
 import re
 from datetime import timedelta
@@ -12,9 +13,10 @@ from playwright.sync_api import Page, expect
 from accounts.models import AuditEntry, PulseUser
 from notifications.mails import compose
 from notifications.models import Notification
-from queues.archives import replay
+from queues.archives import reading, replay
 from queues.guard.once import run_once
 from queues.models import Archive, Queue, Replay
+from rabbit.decoding import HEADER
 from rabbit.fetching import Fetched
 from tests.support.archives import store_archive
 from tests.support.chromium import sign_in, violations
@@ -145,7 +147,7 @@ def test_a_long_body_is_cut_on_the_page_and_whole_in_the_download(as_alice):
     assert len(page.content) < 1_000_000
     assert "This is only the beginning of the body." in page.text
     got = page_of(archive, as_alice, "messages/1/body/")
-    assert got.content == body
+    assert got.getvalue() == body
     assert got["Content-Type"] == "application/octet-stream"
     assert got["X-Content-Type-Options"] == "nosniff"
     assert got["Content-Disposition"].startswith("attachment")
@@ -156,6 +158,25 @@ def test_an_archive_is_downloaded_as_json_lines(as_alice):
     got = page_of(archive, as_alice, "download/")
     lines = [json.loads(line) for line in b"".join(got).splitlines()]
     assert [(line["position"], line["encoding"]) for line in lines] == [(1, "json"), (2, "base64")]
+
+
+def test_a_page_of_the_api_ends_early_and_leads_to_the_next(as_alice):
+    many = {f"h{number}": None for number in range(16_000)}
+    long = b"x" * (reading.MAX_BODY_BYTES + 1)
+    messages = [Fetched(b"small", {}, {}, "", NAME, False), *[Fetched(b"", {}, many, "", NAME, False)] * 5]
+    archive = store_archive(*messages, long, b"last")
+    pages, address = [], f"/api/archives/{archive.uuid}/messages/?count=100"
+    while address:
+        answer = as_alice.get(address)
+        pages.append(answer.json())
+        address = answer.headers.get("Link", "").removeprefix("<").partition(">")[0]
+    found = [message for page in pages for message in page]
+    assert [message["position"] for message in found] == [*range(1, 9)]
+    assert [len(page) for page in pages] == [2, 1, 1, 1, 3]
+    assert {tuple(message["headers"][HEADER]) for message in found[1:6]} == {("headers",)}
+    assert [(message["body"], message["encoding"]) for message in found[-2:]] == [(None, "omitted"), ("last", "text")]
+    lines = [json.loads(line) for line in page_of(archive, as_alice, "download/").getvalue().splitlines()]
+    assert (base64.b64decode(lines[6]["body"]), lines[7]) == (long, found[7])
 
 
 def test_an_archive_is_deleted_after_confirmation(as_alice):

@@ -45,6 +45,11 @@ def released(blocked, operator):
     return blocked
 
 
+def test_operators_are_notified_of_the_number_of_blocked_queues_by_reason(blocked):
+    facts = Notification.objects.filter(kind="brake").first().facts
+    assert (facts["count"], facts["brake"]) == (3, 3)
+
+
 def test_force_overrides_the_brake(blocked):
     report = once.run_once(force=True)
     assert (report.deleted, report.brake_held) == (3, False)
@@ -75,6 +80,12 @@ def test_a_release_is_valid_for_ten_minutes(released):
     Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
     assert brake.brake().released == 0
     assert once.run_once().brake_held
+
+
+def test_a_release_is_not_valid_after_the_clock_was_set_back():
+    now = timezone.now()
+    watch = Watch(released=[["/", "long"]], released_at=now + brake.RELEASE_VALID_FOR)
+    assert brake.released(watch, now) == 0
 
 
 def kill(*arguments, **options):

@@ -42,6 +42,13 @@ def test_a_body_is_shown_as_json_text_or_hex(body, format_, shown):
     assert found.size == len(body)
 
 
+@pytest.mark.parametrize("most", range(5, 15))
+def test_json_is_cut_at_any_character(most):
+    whole = body_shown(b"[1,2]").start
+    found = body_shown(b"[1,2]", most)
+    assert (found.start, found.is_cut) == (whole[:most], len(whole) > most)
+
+
 def test_a_long_body_is_merged_at_the_end_of_a_line():
     text = "\n".join("x" * 70 for _ in range(100))
     found = body_shown(text.encode())

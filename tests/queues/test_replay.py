@@ -216,6 +216,14 @@ def test_two_replays_that_begin_at_once_stay_below_the_deletion_limit(alice, arc
     replay.start(one, alice, queue=NAME, last=10)
 
 
+def test_what_another_replay_has_sent_already_needs_no_more_room(alice, archived, settings):
+    one = archived(20)
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 30
+    replay.start(one, alice, queue=NAME)
+    Replay.objects.update(sent=15)
+    replay.start(one, alice, queue=NAME)
+
+
 def test_a_replay_is_stopped(amqp, alice, archived, monkeypatch):
     started = replay.start(archived(250), alice, queue=NAME)
     publish = ConfirmedPublisher.publish
@@ -272,7 +280,7 @@ def test_float_headers_survive(amqp, guarded):
         assert ConfirmedPublisher(opened).publish({"k": message}, "") == {}
     with session(guarded) as opened:
         [[got]] = Fetch(opened, "q", queue_type="classic").batches(1, Bounds(1, 100, 1))
-    assert got.headers == {"ratio": 0.5, KEY_HEADER: "k"}
+    assert got.decode().headers == {"ratio": 0.5, KEY_HEADER: "k"}
 
 
 def test_confirms_are_counted_in_any_order(guarded):

@@ -1,5 +1,7 @@
 """Fetching of a queue's messages, before they are archived."""
 
+import time
+
 import pytest
 
 from rabbit import fetching
@@ -95,16 +97,27 @@ def test_messages_that_consumers_hold_are_left_to_them(session, fill, amqp):
 
 
 @pytest.mark.parametrize("single", ["a single active consumer", "an exclusive consumer"])
-def test_a_classic_queue_is_fetched_past_another_consumer(session, fill, amqp, monkeypatch, single):
-    monkeypatch.setattr(fetching, "SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr(fetching, "MAX_SILENCE_SECONDS", 0.3)
+def test_a_classic_queue_is_fetched_past_another_consumer_at_once(session, fill, amqp, single):
     is_exclusive = single == "an exclusive consumer"
     fill("q", 50, **({} if is_exclusive else {"x-single-active-consumer": True}))
     amqp.channel.basic_qos(prefetch_count=5)
     amqp.channel.basic_consume("q", lambda *_: None, exclusive=is_exclusive)
     wait_until_equal(lambda: session.declare_passively("q").ready, 45)
     fetch = Fetch(session, "q", queue_type="classic")
+    began = time.monotonic()
     assert fetched(fetch, 45) == list(range(5, 50))
+    assert time.monotonic() - began < fetching.SILENCE_SECONDS
+
+
+def test_a_queue_is_fetched_although_its_first_messages_are_larger(session, fill, amqp):
+    fill("q", fetching.FIRST_MESSAGES, size=5_000)
+    for number in range(fetching.FIRST_MESSAGES, 500):
+        amqp.channel.basic_publish("", "q", b"%d" % number)
+    wait_until_equal(lambda: session.declare_passively("q").ready, 500)
+    fetch = Fetch(session, "q", queue_type="classic")
+    began = time.monotonic()
+    assert fetched(fetch, 500, Bounds(20_000, 200_000, 20)) == list(range(500))
+    assert time.monotonic() - began < fetching.SILENCE_SECONDS
 
 
 def test_a_queue_that_is_emptied_by_others_ends_the_fetch(session, fill, amqp, monkeypatch):

@@ -4,7 +4,6 @@ import base64
 import json
 import struct
 
-import pika
 import pytest
 from amqp import Message, spec
 
@@ -14,13 +13,10 @@ from queues.archives import replay
 from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from rabbit.amqp import Session
-from rabbit.unreadable import HEADER, MAX_DEPTH
+from rabbit.decoding import HEADER, MAX_DEPTH
+from tests.support.raw_messages import Raw, table
 
 NAME = "queue/alice/builds"
-
-
-def table(entries):
-    return struct.pack(">I", len(entries)) + entries
 
 
 def nested(levels):
@@ -35,20 +31,6 @@ HUGE = table(b"\x04hugeS" + table(b"x" * 60_000))
 TOO_LARGE = table(b"\x04hugeS" + table(b"x" * 131_000))
 IN_MILLISECONDS = table(b"\x02atT" + struct.pack(">Q", 1_767_614_400_000))
 SHALLOW, DEEP = nested(MAX_DEPTH - 1), nested(MAX_DEPTH)
-
-
-class Raw(pika.BasicProperties):
-    """The properties of a persistent message with these encoded headers and content type."""
-
-    def __init__(self, encoded, content_type=b"text/plain"):
-        super().__init__(message_id="odd")
-        self.encoded = encoded
-        self.kind = content_type
-
-    def encode(self):
-        """Return the encoded properties."""
-        kind = bytes([len(self.kind)]) + self.kind
-        return [struct.pack(">H", 0x8000 | 0x2000 | 0x1000 | 0x0080), kind, self.encoded, b"\x02", b"\x03odd"]
 
 
 ODD = {

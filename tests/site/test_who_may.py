@@ -33,6 +33,7 @@ from rabbit.errors import NotOnBroker
 from rabbit.fetching import Fetched
 from rabbit.management import Management
 from tests.support.agents import broker_restored
+from tests.support.archives import encoded
 
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -448,7 +449,7 @@ class World:
             state="kept", messages=1, created=timezone.now(), expires=timezone.now(),
         )  # fmt: skip
         message = Fetched(b"1", {}, {}, "", self.queue.name, False)
-        self.archive.chunks.create(first=1, count=1, data=pack([message]))
+        self.archive.chunks.create(first=1, count=1, data=pack([encoded(message)]))
         self.replay = Replay.objects.create(
             archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
         )

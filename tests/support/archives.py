@@ -3,12 +3,21 @@
 from datetime import timedelta
 from typing import Any
 
+from amqp import Message
+from amqp.serialization import dumps
 from django.utils import timezone
 
 from accounts.models import PulseUser
 from queues.archives.chunks import pack
 from queues.models import Archive
-from rabbit.fetching import Fetched
+from rabbit.fetching import Fetched, Undecoded
+
+
+def encoded(message: Fetched) -> Undecoded:
+    """Return a message as the broker sends it."""
+    names = dumps("ss", (message.exchange, message.routing_key))
+    content = Message(b"", application_headers=message.headers, **message.properties)
+    return Undecoded(names + content._serialize_properties(), message.body, message.redelivered)
 
 
 def store_archive(
@@ -25,5 +34,5 @@ def store_archive(
     archive = Archive.objects.create(**{**defaults, "messages": len(rows), "bytes": size, **fields})
     for start in range(0, len(rows), chunk):
         part = rows[start : start + chunk]
-        archive.chunks.create(first=start + 1, count=len(part), data=pack(part))
+        archive.chunks.create(first=start + 1, count=len(part), data=pack([encoded(row) for row in part]))
     return archive
