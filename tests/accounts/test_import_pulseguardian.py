@@ -27,7 +27,8 @@ from core.leases import lease
 from core.refusals import Refusal
 from notifications.models import Notification
 from queues.actions import unbounded
-from queues.guard.monitor import LEASE, run_pass
+from queues.guard.monitor import LEASE
+from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, Permissions
@@ -221,7 +222,7 @@ def test_the_first_pass_keeps_an_imported_unbounded_queue(usernames, source, amq
     amqp.queue(archive, 12)
     amqp.queue(jobs, 12)
     run_import(source.url, "--apply")
-    report = run_pass()
+    report = run_once()
     assert (report.deleted, report.warned, report.errors) == (1, 1, [])
     assert queue_names(management, guarded) == {archive}
     queue = Queue.objects.get(name=archive)
@@ -231,7 +232,7 @@ def test_the_first_pass_keeps_an_imported_unbounded_queue(usernames, source, amq
 
 def test_a_stored_queue_keeps_its_row_and_records_the_import(usernames, source, amqp, client):
     amqp.queue(f"queue/{usernames[0]}/archive", 6)
-    run_pass()
+    run_once()
     queue = Queue.objects.get()
     assert steps_done(run_import(source.url, "--apply"))["queue", queue.name] == "make unbounded"
     queue.refresh_from_db()

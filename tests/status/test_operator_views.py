@@ -176,6 +176,7 @@ def test_only_the_queues_that_were_shown_are_released(admin, braked_queues, guar
     assert "The deletion of 2 queues is not blocked any more." in words(page)
     page = admin.post(PASS)
     assert "The deletion of some queues is blocked until you decide." in words(page)
+    deleter.run()
     left = queue_names(management, guarded)
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
 
