@@ -233,6 +233,25 @@ def unaddressable(notification: Notification) -> Content:
     return _to_operators(notification, said)
 
 
+def uncounted(notification: Notification) -> Content:
+    """Return the message that the broker lists quorum queues without message counts."""
+    facts = notification.facts
+    queues = counted(facts["count"], "quorum queue")
+    said = Content(
+        subject=f"The broker does not count the messages of {queues}",
+        happened=f"For minutes, the broker has listed {queues} without message counts. Their node is down, they lost "
+        "their majority, or the broker has a bug: some versions lose the counts of quorum queues.",
+        next="Guardian asks for their ready messages in each pass, and judges them by these alone. It does not see "
+        "unacknowledged messages, and it does not guard a queue that gives no answer. You get this mail once, until "
+        "all queues are counted again.",
+        advice="Start the nodes that are down, or upgrade RabbitMQ. This command shows the state of the queues:",
+        commands=["rabbitmqctl list_queues name state messages"],
+        tables=[queue_table(facts["shown"], facts["more"])],
+        help=operators_help("lengths-are-unknown"),
+    )
+    return _to_operators(notification, said)
+
+
 def _to_operators(notification: Notification, said: Content) -> Content:
     """Return a message about the broker with a button and the time of its facts."""
     action = said.action or Link("Open the overview", page_link("admin:index"))
