@@ -17,6 +17,7 @@ def monitor_queues() -> None:
 @shared_task
 def delete_queues() -> None:
     """Carry out the recorded deletions."""
+    deleter.keep_connection()
     deleter.run()
 
 

@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 5.0
 """For opening a connection, and for each answer."""
 
 TOTAL_TIMEOUT_SECONDS = 20.0
-"""For all queues together. Queues that are not declared by then are left out."""
+"""For all queues together."""
 
 DELETION_TIMEOUT_SECONDS = 20.0
 """While a node is down, RabbitMQ takes 5 s to delete a quorum queue, and up to 6 s to elect its leader before."""
@@ -257,15 +257,17 @@ class Sessions:
         self._sessions.clear()
 
 
-def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, DeclareOk]:
+def declare_passively(
+    amqp_url: str, queues: Iterable[QueueName], seconds: float = TOTAL_TIMEOUT_SECONDS
+) -> dict[QueueName, DeclareOk]:
     """Declare queues passively, and return the ready messages and consumers of each.
 
-    The result lacks queues that do not exist, do not answer in time, or are in a vhost that refuses the login. It also
-    lacks queues reported as empty after ``LEADER_TIMEOUT_SECONDS``: their leader may not have answered.
-    ``amqp_url`` is as for ``Session``.
+    The result lacks queues that do not exist, do not answer in time, are in a vhost that refuses the login, or are not
+    declared within ``seconds``. It also lacks queues reported as empty after ``LEADER_TIMEOUT_SECONDS``: their leader
+    may not have answered. ``amqp_url`` is as for ``Session``.
     """
     declared: dict[QueueName, DeclareOk] = {}
-    until = time.monotonic() + TOTAL_TIMEOUT_SECONDS
+    until = time.monotonic() + seconds
     for vhost, group in groupby(sorted(set(queues)), key=lambda queue: queue[0]):
         with Session(amqp_url, vhost) as session:
             for queue in group:

@@ -44,7 +44,11 @@ class Refused(BrokerError):
 
 
 class ConnectionLimit(Refused):
-    """A vhost, a user or a node has as many connections as its limit allows."""
+    """A vhost, a user or a node has as many connections as its limit allows. The reason names the remedy, too."""
+
+    def __init__(self, text: str, *, status: int, reason: str) -> None:
+        remedy = "close connections, or let an operator raise the limit"
+        super().__init__(f"{text}; {remedy}", status=status, reason=f"{reason}; {remedy}")
 
 
 class InequivalentArguments(Refused):

@@ -45,7 +45,8 @@ class KeptSessions:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Close the sessions that the broker no longer answers."""
+        """Close the sessions that the broker no longer answers, and open one if possible if there is none."""
+        self._idle = self._idle or [Session(self._amqp_url, self._vhost)]
         for session in self._idle:
             with suppress(BrokerError):
                 session.check()

@@ -18,7 +18,7 @@ import amqp
 from rabbit.addresses import split_addresses, without_credentials
 from rabbit.amqp import NODE_DOWN, Session
 from rabbit.confirmed import ConfirmChannel, Outcome
-from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, ConnectionLimit, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.threads import ContextThreadPool
 from rabbit.urls import split_url
@@ -69,6 +69,7 @@ class Result(Enum):
     REJECTED = "rejected"
     """The queue is full. With ``reject-publish-dlx`` the message is in the dead-letter queue."""
     UNREACHABLE = "unreachable"
+    """The queue's node is down, or its vhost accepts no further connection."""
     GONE = "gone"
     """The queue or the vhost does not exist, or Guardian may not publish there."""
 
@@ -408,10 +409,11 @@ class _Call:
         self._is_over = self._is_over or everywhere
 
     def set_gone(self, vhost: str, names: Sequence[str], why: _VhostRefused) -> None:
-        """Record that the queues of a vhost are gone, except those with an outcome."""
+        """Record that the queues of a vhost are gone, or unreachable for now, except those with an outcome."""
         logger.warning("Guardian can't publish in the vhost %s: %s", vhost, why)
+        result = Result.UNREACHABLE if isinstance(why.__cause__, ConnectionLimit) else Result.GONE
         for name in names:
-            self.results.setdefault((vhost, name), Result.GONE)
+            self.results.setdefault((vhost, name), result)
 
     def raise_failure(self, queues: int) -> None:
         """Raise the errors of ``Publisher.publish``, unless all ``queues`` have an outcome."""

@@ -92,5 +92,7 @@ class PublishedSerializer(serializers.Serializer[Any]):
     delivered = serializers.IntegerField(help_text="Queues that got the event.")
     skipped = serializers.IntegerField(help_text="Queues that are not ready, or whose owner may no longer subscribe.")
     rejected = serializers.IntegerField(help_text="Full queues. The event is in the dead-letter queue.")
-    unreachable = serializers.IntegerField(help_text="Queues whose node is down. They don't have the event.")
+    unreachable = serializers.IntegerField(
+        help_text="Queues whose node is down, or whose virtual host is full. They don't have the event."
+    )
     gone = serializers.IntegerField(help_text="Queues that the broker has lost.")

@@ -48,7 +48,7 @@ MAX_QUEUES_LOGGED = 10
 BEING_CREATED = "it is still being created"
 NOT_ALLOWED = "its owner may not have this offering's events any more"
 MISSING = "the broker doesn't have it"
-UNREACHABLE = "its node is down"
+UNREACHABLE = "its node is down, or its virtual host accepts no further connection"
 FULL = "it is full"
 
 Undelivered = tuple[QueueEvent.Kind, str]
@@ -66,8 +66,8 @@ class Published:
     """The result of publishing an event, in numbers of queues.
 
     ``delivered``: got the event. ``skipped``: not ready, or the owner may no longer subscribe. ``rejected``: full; the
-    broker moved the event to the dead-letter queue of the vhost. ``unreachable``: its node is down. ``gone``: ready
-    here, but not on the broker. The message id is 32 hex digits.
+    broker moved the event to the dead-letter queue of the vhost. ``unreachable``: its node is down, or its
+    vhost accepts no further connection. ``gone``: ready here, but not on the broker. The message id is 32 hex digits.
     """
 
     message_id: str

@@ -26,12 +26,13 @@ from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent
-from rabbit import amqp
 from rabbit.entities import Binding, QueueConsumer, QueueRates
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.management import Management
+from rabbit.names import readable
 from rabbit.policies import LengthLimit, limit_of
 from rabbit.requests.queues import consumers_in, rates_in
+from rabbit.snapshot import STREAM
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,12 @@ class Live(NamedTuple):
 
     ``ready`` counts messages. ``bindings`` lacks the one to the default exchange. ``upstream`` are the bindings between
     exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length, if it has one. ``size`` are
-    the bytes of its messages' bodies.
+    the bytes of its messages' bodies. ``why_unknown`` says why ``ready`` and ``consumers`` are None.
     """
 
     ready: int | None = None
     consumers: int | None = None
+    why_unknown: str = "the broker did not answer"
     bindings: list[Binding] | None = None
     arguments: Mapping[str, Any] | None = None
     upstream: list[Binding] | None = None
@@ -84,6 +86,7 @@ def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
     lists decide. After a BrokerError that isn't ``was_not_executed``, the queue may be deleted.
     """
     require_may_destroy(queue, by)
+    _require_possible(why_not_deleted(queue))
     with (
         _intent_recorded(queue, QueueEvent.Kind.REMOVING, by),
         audit.audited(by, DELETED, queue),
@@ -101,6 +104,7 @@ def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
     The event is recorded first, so that a lost answer leaves a trace. The errors are those of ``delete_queue``.
     """
     require_may_destroy(queue, by)
+    _require_possible(why_not_purged(queue))
     with (
         _intent_recorded(queue, QueueEvent.Kind.PURGED, by),
         audit.audited(by, PURGED, queue),
@@ -138,6 +142,28 @@ def require_may_destroy(queue: Queue, by: Owner) -> None:
             "An agent registered this queue, so Guardian would declare it again. "
             "Delete the agent's subscription instead, or ask an operator."
         )
+
+
+def why_not_deleted(queue: Queue) -> str:
+    """Return why the broker would refuse to delete this queue, or an empty text."""
+    if not queue.exclusive:
+        return ""
+    return (
+        "Only the connection that declared this exclusive queue can delete or purge it. The broker deletes the queue "
+        "when that connection closes."
+    )
+
+
+def why_not_purged(queue: Queue) -> str:
+    """Return why the broker would refuse to purge this queue, or an empty text."""
+    if queue.type == STREAM:
+        return "A stream can't be purged. Delete it, or limit its size or age with a policy."
+    return why_not_deleted(queue)
+
+
+def _require_possible(why_not: str) -> None:
+    if why_not:
+        raise Refused(why_not, status=0, reason=why_not)
 
 
 def set_limits(
@@ -264,7 +290,13 @@ def live(queue: Queue) -> Live:
     except BrokerError as error:
         logger.warning("Could not query %s in %s: %s", queue.name, queue.vhost, error)
         return state
-    depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    try:
+        with broker.session(queue.vhost) as session:
+            depth = session.declare_passively(queue.name)
+    except Refused as error:
+        return state._replace(why_unknown=f"the broker refuses: {readable(error.reason)}")
+    except BrokerError:
+        return state
     return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
 
 

@@ -166,8 +166,7 @@ class _Round:
             return False
         if self._watch.cluster and cluster and cluster != self._watch.cluster:
             return False  # decided about another broker; the next pass takes it back
-        sessions = _sessions(os.getpid(), broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST)
-        sessions.check()
+        sessions = keep_connection()
         began, planned_at = time.monotonic(), -PLAN_SECONDS
         waiting: list[Waiting] = []
         running: dict[Future[Result], Waiting] = {}
@@ -402,6 +401,13 @@ class _Round:
             if refused:
                 facts = {"count": refused, "error": self.outcome.errors[0]}
                 self.notifications += enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
+
+
+def keep_connection() -> KeptSessions:
+    """Return this process's sessions, with one open, so that a limit of connections reached later does not matter."""
+    sessions = _sessions(os.getpid(), broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST)
+    sessions.check()
+    return sessions
 
 
 @lru_cache(maxsize=1)

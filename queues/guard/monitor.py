@@ -285,15 +285,19 @@ def _observe(run: PassRun) -> tuple[Observation, Changes]:
 
 
 def _compare(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> tuple[Observation, Changes]:
-    """Load and compare. If lagging lengths matter, confirm them by passive declares and compare again."""
+    """Load and compare. If lagging or missing lengths matter, ask for them by passive declares and compare again."""
     run.report.listing_seconds = listing.seconds
     observation = load(run, listing, stored)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
-    if changes.unconfirmed:
+    uncounted = unguarded.uncounted(run.watch, listing, run.rules, run.now)
+    unknown = unguarded.to_declare(uncounted, run.now)
+    if changes.unconfirmed or unknown:
         depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
-        listing = with_exact_lengths(listing, changes.unconfirmed, depths, observation.stored)
+        depths |= amqp.declare_passively(broker.amqp_url(), unknown, unguarded.DECLARE_SECONDS)
+        listing = with_exact_lengths(listing, {*changes.unconfirmed, *unknown}, depths, observation.stored)
         observation = replace(observation, snapshot=listing)
         changes = compare(observation, run.rules, now=run.now, force=run.force)
+    changes.uncounted = uncounted
     return observation, changes
 
 

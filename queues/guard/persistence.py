@@ -290,7 +290,7 @@ def _operator_notices(changes: Changes, observation: Observation, watch: Watch, 
     if listing.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
         notices.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
-    return notices + unguarded.notices(watch, changes)
+    return notices + unguarded.notices(watch, changes, now)
 
 
 def _late(observation: Observation, now: datetime) -> list[datetime]:

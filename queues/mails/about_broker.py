@@ -12,6 +12,7 @@ from notifications.content import (
 )
 from notifications.models import Notification
 from queues.mails.about_queues import page_link, queue_table
+from rabbit.amqp import CONNECTION_LIMIT
 
 # About the broker and passes, to operators
 
@@ -152,16 +153,27 @@ def node_back(notification: Notification) -> Content:
 
 
 def refused(notification: Notification) -> Content:
-    count = notification.facts["count"]
+    count, error = notification.facts["count"], notification.facts["error"]
+    if CONNECTION_LIMIT in error:
+        advice = (
+            "Guardian deletes over AMQP, and the broker accepts no further connection. Close connections, or raise the "
+            "limit that the reason names, with room for Guardian. These commands show the limits:"
+        )
+        commands = ["rabbitmqctl list_vhost_limits --global", "rabbitmqctl list_user_limits --global"]
+    else:
+        advice = (
+            "Check the reason. Give Guardian's user all permissions on the virtual host, make the address in "
+            "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:"
+        )
+        commands = ['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"']
     said = Content(
         subject=f"The broker refuses to delete {counted(count, 'queue')}",
         happened=f"Guardian can't delete {counted(count, 'queue')} over {'its' if count == 1 else 'their'} deletion "
         f"limit. {'It keeps' if count == 1 else 'They keep'} growing, and the owners are warned.",
         next="Guardian tries again every few seconds. You get this mail once.",
-        advice="Check the reason. Give Guardian's user all permissions on the virtual host, make the address in "
-        "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:",
-        commands=['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"'],
-        facts=[Fact("Reason", notification.facts["error"])],
+        advice=advice,
+        commands=commands,
+        facts=[Fact("Reason", error)],
         help=operators_help("the-broker-refuses-to-delete-a-queue"),
     )
     return _to_operators(notification, said)
@@ -229,6 +241,25 @@ def unaddressable(notification: Notification) -> Content:
         "The help has both commands.",
         tables=[queue_table(facts["shown"], facts["more"])],
         help=operators_help("a-queue-cant-be-addressed"),
+    )
+    return _to_operators(notification, said)
+
+
+def uncounted(notification: Notification) -> Content:
+    """Return the message that the broker lists quorum queues without message counts."""
+    facts = notification.facts
+    queues = counted(facts["count"], "quorum queue")
+    said = Content(
+        subject=f"The broker does not count the messages of {queues}",
+        happened=f"For minutes, the broker has listed {queues} without message counts. Their node is down, they lost "
+        "their majority, or the broker has a bug: some versions lose the counts of quorum queues.",
+        next="Guardian asks for their ready messages in each pass, and judges them by these alone. It does not see "
+        "unacknowledged messages, and it does not guard a queue that gives no answer. You get this mail once, until "
+        "all queues are counted again.",
+        advice="Start the nodes that are down, or upgrade RabbitMQ. This command shows the state of the queues:",
+        commands=["rabbitmqctl list_queues name state messages"],
+        tables=[queue_table(facts["shown"], facts["more"])],
+        help=operators_help("lengths-are-unknown"),
     )
     return _to_operators(notification, said)
 

@@ -74,6 +74,7 @@ LATE = kinds.register("late", "recorded deletions wait for too long", about_brok
 UNRESPONSIVE = kinds.register("unresponsive", "a queue's process does not respond", about_broker.unresponsive)
 RESPONSIVE = kinds.register("responsive", "all queues respond again", about_broker.responsive)
 UNADDRESSABLE = kinds.register("unaddressable", "a queue has a name that no client can use", about_broker.unaddressable)
+UNCOUNTED = kinds.register("uncounted", "the broker lists no message counts", about_broker.uncounted)
 NO_CONSUMERS = kinds.register(
     "no-consumers",
     "a queue has no consumer",

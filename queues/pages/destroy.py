@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from django import forms
@@ -42,21 +43,31 @@ class DestroyForm(NameForm):
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
-    return _destroy(request, uuid, "queues/delete.html", single.delete_queue, "deleted")
+    return _destroy(request, uuid, "queues/delete.html", single.delete_queue, single.why_not_deleted, "deleted")
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
-    return _destroy(request, uuid, "queues/purge.html", single.purge_queue, "purged")
+    return _destroy(request, uuid, "queues/purge.html", single.purge_queue, single.why_not_purged, "purged")
 
 
-def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[..., Removed], done: str) -> HttpResponse:
+def _destroy(
+    request: Request,
+    uuid: UUID,
+    template: str,
+    destroy: Callable[..., Removed],
+    why_not: Callable[[Queue], str],
+    done: str,
+) -> HttpResponse:
     queue = seen_queue(request, uuid)
     if queue.state == Queue.State.GONE:
         messages.warning(request, "The queue is no longer on the broker. You don't have to do anything.")
         return redirect("queue", uuid)
     name = readable(queue.name)
+    context: dict[str, Any] = {"queue": queue, "name": name}
+    if why := why_not(queue):
+        return render(request, "queues/refused.html", {**context, "why": why, "is_impossible": True}, status=409)
     why_not_archived = single.why_not_archived(queue, request.user)
     data = request.POST if request.method == "POST" else None
     form = DestroyForm(name, data, can_archive=not why_not_archived)
@@ -68,16 +79,14 @@ def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[...,
             messages.success(request, f"The queue {name} was {done}. {outcome_in_words(removed)}".strip())
             return redirect("queue", uuid)
     except PermissionDenied as error:
-        return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
+        return render(request, "queues/refused.html", {**context, "why": str(error)}, status=403)
     except single.Gone as error:
         messages.warning(request, f"The queue {name} was not {done}. {error}")
         return redirect("queue", uuid)
     except BrokerError as error:
         trouble, status = describe_failure(error, f"The queue was not {done}")
     live = single.live(queue) if not trouble else single.Live()
-    context = {
-        "queue": queue,
-        "name": name,
+    context |= {
         "vhost": readable(queue.vhost),
         "form": form,
         "why_not_archived": why_not_archived,
@@ -88,6 +97,7 @@ def _destroy(request: Request, uuid: UUID, template: str, destroy: Callable[...,
         "ready": live.ready if live.ready is not None else queue.ready,
         "consumers": live.consumers if live.consumers is not None else queue.consumers,
         "stored_at": freshness_of_list(Watch.objects.filter(id=1).first()).listed_at if live.ready is None else None,
+        "why_unknown": live.why_unknown,
         "bindings": bindings_shown(live.bindings) if live.bindings is not None else None,
     }
     return render(request, template, context, status=status)

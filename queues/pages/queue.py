@@ -50,6 +50,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
     context = _now(request, queue, is_limited=is_limited)
     limits = LimitsForm(initial={name: getattr(queue, name) for name in single.LIMITS})
+    may_destroy = request.user.is_staff or not queue.registered
+    why_not_purged = single.why_not_purged(queue)
     return render(
         request,
         "queues/queue.html",
@@ -65,12 +67,15 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "limits": limits if request.user.is_staff else None,
             "fetch_paused_until": thresholds.fetch_paused_until(queue, timezone.now()),
             "limit_request": limit_requests.open_request(queue) if there else None,
-            "may_destroy": request.user.is_staff or not queue.registered,
+            "may_destroy": may_destroy,
+            "can_delete": there and may_destroy and not single.why_not_deleted(queue),
+            "can_purge": there and may_destroy and not why_not_purged,
+            "why_not_purged": why_not_purged,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
             "ending": None if there else ending(events),
             "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
             "archives": Archive.objects.seen_by(request.user).filter(queue=queue)[:ARCHIVES_SHOWN],
-            "can_peek": there and queue.type == CLASSIC,
+            "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 from queues.rules.quiet import MessageKind
@@ -60,6 +61,7 @@ class Changes:
     ``emptied`` are queues whose attempts to archive their messages no longer matter.
     ``returned_nodes`` begin to recover, because quorum queues on them are listed again.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
+    ``uncounted`` are quorum queues that are listed without message counts, and since when.
     """
 
     listed: int = 0
@@ -89,6 +91,7 @@ class Changes:
     returned_nodes: frozenset[str] = frozenset()
     long_exclusive: list[QueueName] = field(default_factory=list)
     unaddressable: list[QueueName] = field(default_factory=list)
+    uncounted: Mapping[QueueName, datetime] = field(default_factory=dict)
 
     def drop(
         self,

@@ -209,16 +209,18 @@ def with_exact_lengths(
     """Return the snapshot with the exact ready counts of the unconfirmed queues, from passive declares.
 
     If a queue gives no answer, and its stored length was larger or unknown, its length becomes unknown. Other queues
-    stay as listed.
+    stay as listed. Of a queue that is listed without counts, only the ready messages count.
     """
 
     def corrected(listed: ListedQueue) -> ListedQueue:
         key = (listed.vhost, listed.name)
-        if key not in unconfirmed or listed.ready is None or listed.unacknowledged is None:
+        if key not in unconfirmed:
             return listed
         depth, row = depths.get(key), stored.get(key)
         if depth is not None:
             return with_ready(listed, depth.ready)
+        if listed.ready is None or listed.unacknowledged is None:
+            return listed
         may_have_shrunk = row is not None and (row.length is None or listed.ready + listed.unacknowledged < row.length)
         return listed._replace(ready=None) if may_have_shrunk else listed
 

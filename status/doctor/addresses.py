@@ -13,6 +13,7 @@ from core.addresses import split_address
 from queues.guard import pass_run
 from rabbit import checkup, snapshot
 from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
+from rabbit.amqp import CONNECTION_LIMIT
 from rabbit.errors import BrokerError, Refused
 from rabbit.management import Management
 from rabbit.threads import ContextThreadPool
@@ -41,7 +42,10 @@ def check_amqp() -> Findings:
     if refused:
         reason = next(iter(refused.values()))
         advice = (
-            "Check the user and the password in RABBIT_URL, and its permissions: RabbitMQ 4.3 answers a passive "
+            "Guardian deletes queues and publishes over AMQP, so it can't now. Close connections, or raise this limit, "
+            "with room for Guardian: see docs/operators.md#the-broker-refuses-to-delete-a-queue."
+            if CONNECTION_LIMIT in reason
+            else "Check the user and the password in RABBIT_URL, and its permissions: RabbitMQ 4.3 answers a passive "
             "declare only to a RabbitMQ user with a permission on the queue. Lengths are less exact without."
         )
         yield Finding(

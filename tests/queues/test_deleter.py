@@ -11,6 +11,7 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from core import leases
 from notifications.models import Notification
+from queues import tasks
 from queues.guard import deleter, monitor, once
 from queues.models import Archive, Queue, QueueEvent, Watch
 from rabbit.amqp import Session
@@ -154,10 +155,7 @@ def test_the_command_waits_for_a_deleter_that_runs_elsewhere_and_reports_the_res
 
 
 def test_a_full_vhost_is_guarded_by_the_connection_that_the_deleter_keeps(amqp, guarded, management, four):
-    for name in ("a", "b", "c"):
-        amqp.queue(name, 11)
-    monitor.run_pass()
-    assert deleter.run().deleted == 3
+    tasks.delete_queues()
     for name in ("a", "b", "c"):
         amqp.queue(name, 11)
     management._put("vhost-limits", guarded, "max-connections", json={"value": 1})

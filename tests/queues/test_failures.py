@@ -12,6 +12,7 @@ import rabbit.amqp
 from accounts.models import PulseUser
 from core import broker
 from core.models import Lease
+from notifications import mails
 from notifications.models import Notification
 from queues import tasks
 from queues.actions import single
@@ -222,6 +223,21 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     assert sent("ops@example.org") == ["warning", "refused"]
     assert queue_events("queue/alice/builds") == ["condemned"]
     settings.RABBIT_URL = broker.amqp_url
+    assert once.run_once().deleted == 1
+
+
+def test_a_full_vhost_is_named_to_operators_with_the_remedy(amqp, guarded, management):
+    amqp.queue("queue/alice/builds", 11)
+    management._put("vhost-limits", guarded, "max-connections", json={"value": 1})
+    try:
+        once.run_once()
+    finally:
+        management._delete("vhost-limits", guarded, "max-connections")
+    assert sent("ops@example.org") == ["warning", "refused"]
+    mail = mails.compose(Notification.objects.get(kind="refused")).body
+    assert "connection limit (1) is reached" in mail
+    assert "raise the limit that the reason names, with room for Guardian" in " ".join(mail.split())
+    assert "permissions" not in mail
     assert once.run_once().deleted == 1
     assert Watch.objects.get().refused_since is None
 

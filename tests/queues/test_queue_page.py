@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from html import unescape
 
 import pika
 import pytest
@@ -14,6 +15,7 @@ from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pages.queue import describe_event
 from queues.rules.thresholds import FETCH_PAUSE
 from rabbit.names import readable
+from tests.support.api import Program
 from tests.support.toolbox import AWAY, AWAY_AMQP, queue_lengths, queue_names, stored_queue, wait_until
 
 pytestmark = pytest.mark.usefixtures("pulse_user")
@@ -338,11 +340,62 @@ def test_without_the_broker_the_form_is_503_and_nothing_changes(listed_queue, cl
 def test_a_refused_deletion_shows_the_brokers_reason(guarded, amqp, as_alice):
     amqp.queue("queue/alice/mine", durable=False, exclusive=True)
     run_once()
+    Queue.objects.update(exclusive=False)  # as listed before it was declared again
     queue = Queue.objects.get()
     answer = as_alice.post(f"/queues/{queue.uuid}/delete/", {"typed": queue.name})
     assert answer.status_code == 409
     assert "The queue was not deleted, because the broker refuses:" in answer.text
     assert "exclusive" in answer.text
+    assert "the broker refuses: RESOURCE_LOCKED" in page_of(queue, as_alice)
+
+
+EXCLUSIVE = "Only the connection that declared this exclusive queue can delete or purge it."
+
+
+@pytest.mark.parametrize(
+    ("declared", "impossible"),
+    [
+        ({"durable": False, "exclusive": True}, {"delete": EXCLUSIVE, "purge": EXCLUSIVE}),
+        ({"arguments": {"x-queue-type": "stream"}}, {"purge": "A stream can&#x27;t be purged."}),
+    ],
+    ids=["an exclusive queue", "a stream"],
+)
+def test_what_the_broker_refuses_is_not_offered_and_answers_409_with_the_reason(
+    guarded, amqp, pulse_user, alice, as_alice, declared, impossible
+):
+    amqp.queue("queue/alice/mine", **declared)
+    run_once()
+    queue, program = Queue.objects.get(), Program(alice)
+    page = page_of(queue, as_alice)
+    for action, why in impossible.items():
+        assert f"/queues/{queue.uuid}/{action}/" not in page
+        assert why in page
+        answers = [as_alice.get(f"/queues/{queue.uuid}/{action}/"), as_alice.post(f"/queues/{queue.uuid}/{action}/")]
+        assert [(answer.status_code, why in answer.text) for answer in answers] == [(409, True)] * 2
+        path = f"queues/{queue.uuid}/"
+        answer = program.delete(path) if action == "delete" else program.post(f"{path}purge/")
+        assert answer.status_code == 409
+        assert unescape(why) in answer.json()["detail"]
+    assert (f"/queues/{queue.uuid}/delete/" in page) == ("delete" not in impossible)
+
+
+def test_a_full_vhost_is_named_on_the_page_and_in_the_api(guarded, amqp, alice, as_alice, management):
+    amqp.queue("queue/alice/builds", 3)
+    run_once()
+    queue = Queue.objects.get()
+    management._put("vhost-limits", guarded, "max-connections", json={"value": 1})
+    try:
+        page = page_of(queue, as_alice)
+        form = as_alice.get(f"/queues/{queue.uuid}/delete/")
+        answer = as_alice.post(f"/queues/{queue.uuid}/delete/", {"typed": queue.name})
+        by_program = Program(alice).delete(f"queues/{queue.uuid}/")
+    finally:
+        management._delete("vhost-limits", guarded, "max-connections")
+    remedy = "connection limit (1) is reached; close connections, or let an operator raise the limit"
+    assert (answer.status_code, by_program.status_code) == (409, 409)
+    for text in (page, form.text, answer.text, by_program.json()["detail"]):
+        assert remedy in text
+        assert "not answer" not in text
 
 
 # Limits

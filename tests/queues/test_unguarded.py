@@ -1,5 +1,7 @@
 """Every name that a client can use is guarded. Operators see what Guardian can't bound, and what bounds it."""
 
+from datetime import datetime, timedelta
+
 import amqp as py_amqp
 import httpx
 import pytest
@@ -10,9 +12,10 @@ from core import broker as core_broker
 from notifications import mails
 from notifications.models import Notification
 from queues.guard import once, unguarded
-from queues.models import Queue, Watch
+from queues.models import Archive, Queue, Watch
 from rabbit import amqp as rabbit_amqp
 from rabbit import prometheus, streams
+from rabbit.management import Management
 from status import facts, overview, rules
 from tests.support.counting import counted_requests
 from tests.support.toolbox import broker_version, queue_names, sent, stored_queue, wait_until, wait_until_equal
@@ -202,3 +205,48 @@ def test_the_front_page_names_three_queues_and_the_number_of_others():
 def test_a_gone_exclusive_queue_is_not_shown():
     stored_queue("reply", exclusive=True, state=Queue.State.GONE)
     assert overview.overview(timezone.now())["exclusive"].number == 0
+
+
+# Queues without message counts
+
+
+def let_minutes_pass():
+    """Move what a pass remembers of times three minutes into the past."""
+    watch, past = Watch.objects.get(), timedelta(minutes=3)
+
+    def moved(since):
+        return (datetime.fromisoformat(since) - past).isoformat()
+
+    watch.listed_at -= past
+    watch.unguarded["uncounted"] = [[*key, moved(since)] for *key, since in watch.unguarded["uncounted"]]
+    watch.recovering = {node: moved(since) for node, since in (watch.recovering or {}).items()}
+    watch.save()
+
+
+def test_a_quorum_queue_that_is_listed_without_counts_is_guarded_by_its_ready_messages(
+    amqp, pulse_user, guarded, monkeypatch
+):
+    listed = Management.list_queues
+
+    def without_counts(self, vhost, params):
+        rows = listed(self, vhost, params)
+        return [{key: value for key, value in row.items() if not key.startswith("messages")} for row in rows]
+
+    monkeypatch.setattr(Management, "list_queues", without_counts)
+    once.run_once()  # the settings of the pass before were others
+    amqp.queue("queue/alice/jobs", 11, arguments={"x-queue-type": "quorum"})
+    amqp.queue("queue/alice/ignored", arguments={"x-queue-type": "classic"})
+    for _ in range(2):
+        once.run_once()
+    assert (Queue.objects.get(name="queue/alice/jobs").length, sent("ops@example.org")) == (None, [])
+    let_minutes_pass()
+    once.run_once()
+    assert sent("ops@example.org") == ["uncounted"]
+    assert "queue/alice/jobs" in mails.compose(Notification.objects.get()).body
+    let_minutes_pass()  # its node counts as recovering for some seconds
+    assert once.run_once().deleted == 1
+    assert (sent("ops@example.org"), sent("alice@example.org")) == (["uncounted", "deletion"], ["deletion"])
+    assert Archive.objects.get().messages == 11
+    once.run_once()
+    once.run_once()
+    assert not Watch.objects.get().unguarded

@@ -77,7 +77,7 @@ def test_pages_answer_with_what_is_stored_and_say_so(ask):
 
     assert "3 messages" in text("/queues/{uuid}/") or ">3<" in text("/queues/{uuid}/")
     assert "unknown: the broker did not answer" in text("/queues/{uuid}/")
-    assert "The broker doesn't answer now. The figures are from the last list" in text("/queues/{uuid}/delete/")
+    assert "The broker did not answer. The figures are from the last list" in text("/queues/{uuid}/delete/")
     assert "the Pulse user had 1 queue." in text("/pulse-users/alice/delete/")
     assert "The exchanges could not be listed, because the broker does not answer." in text("/exchanges/")
     assert json.loads(text("/api/queues/{uuid}/live/"))["ready"] is None

@@ -144,6 +144,12 @@ def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(rab
     publisher.close()
 
 
+def test_the_queues_of_a_full_vhost_are_unreachable_and_the_others_get_the_message(publisher, management, vhosts):
+    management._put("vhost-limits", vhosts[0], "max-connections", json={"value": 0})
+    results = publisher.publish([(vhost, "a") for vhost in vhosts[:2]], message())
+    assert results == {(vhosts[0], "a"): Result.UNREACHABLE, (vhosts[1], "a"): Result.DELIVERED}
+
+
 def test_large_returned_messages_do_not_block_the_others(publisher, management, vhost):
     management.declare_queue(vhost, "there")
     queues = [(vhost, f"gone-{number}") for number in range(20)] + [(vhost, "there")]

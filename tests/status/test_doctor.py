@@ -153,6 +153,15 @@ def test_a_wrong_password_is_a_problem(good_installation, settings, broker):
     assert "secret-word" not in str(assert_problem("broker over AMQP", "ACCESS_REFUSED", "password"))
 
 
+def test_a_full_vhost_is_a_problem_with_its_remedy(good_installation, guarded, amqp, management):
+    management._put("vhost-limits", guarded, "max-connections", json={"value": 1})
+    try:
+        problem = assert_problem("broker over AMQP", "connection limit (1) is reached", "raise this limit")
+    finally:
+        management._delete("vhost-limits", guarded, "max-connections")
+    assert "permissions" not in problem.advice
+
+
 @pytest.fixture
 def create_user(management, broker, settings):
     """Return a function that creates a RabbitMQ user with these tags for Guardian."""

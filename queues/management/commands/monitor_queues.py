@@ -98,6 +98,7 @@ def _delete(stop: threading.Event) -> None:
     while not stop.wait(DELETER_SECONDS):
         close_old_connections()
         try:
+            deleter.keep_connection()
             deleter.run()
         except Exception:  # try again, whatever the error
             logger.exception("Deleting failed.")
