@@ -27,6 +27,7 @@ from notifications.models import Notification
 from queues.guard import unguarded
 from queues.models import Archive, Pass, Watch
 from queues.rules.brake import released
+from queues.rules.turns import LONGEST_GAP
 from rabbit.entities import Node
 from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.management import Management
@@ -279,6 +280,9 @@ class GuardianFacts:
         yield Measurement(rules.BRAKE_RELEASE, number, {"by": watch.released_by})
         yield Measurement(rules.SHORT_LISTS, watch.short_lists)
         yield self._ongoing(rules.REFUSED, watch.refused_since)
+        seen = watch.deleter_seen_at
+        stopped = "" if seen is not None and self.at - seen < LONGEST_GAP else ", and no deleter runs"
+        yield self._ongoing(rules.LATE, watch.late_since, stopped=stopped)
         yield self._ongoing(rules.UNRESPONSIVE, watch.unresponsive_since)
         found = unguarded.stored(watch)
         yield _measure_names(rules.UNADDRESSABLE, found.unaddressable)

@@ -217,11 +217,23 @@ REFUSED = Rule(
     critical=1,
     sentence="The broker has refused to delete a queue for {duration}.",
     next_step=(
-        "The last pass names the queue and the reason. Guardian's user needs all permissions on each guarded vhost."
+        "The mail to the operators names the queue and the reason. Guardian's user needs all permissions on each vhost."
     ),
     runbook="the-broker-refuses-to-delete-a-queue",
     alert="GuardianDeletionsRefused",
     metric="guardian_deletions_refused",
+)
+
+LATE = Rule(
+    name="late deletions",
+    measures="a recorded deletion has waited for longer than GUARDIAN_DELETE_WAIT_SECONDS",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="Recorded deletions have been late for {duration}{stopped}.",
+    next_step="Check that the deleter runs: the worker for the queue 'deleting'. Its log has the reasons.",
+    runbook="deletions-are-late",
+    alert="GuardianQueuesLeftDeleting",
+    metric="guardian_deletions_late",
 )
 
 UNRESPONSIVE = Rule(
@@ -408,6 +420,7 @@ OF_GUARDIAN = (
     BRAKE_RELEASE,
     SHORT_LISTS,
     REFUSED,
+    LATE,
     UNRESPONSIVE,
     UNADDRESSABLE,
     STREAMS,

@@ -35,7 +35,7 @@ ALERTS = {
     for alert in group["rules"]
 }
 PROMETHEUS_ALONE = {
-    "GuardianDown", "GuardianQueuesLeftDeleting", "GuardianManyDeletions", "GuardianLengthsUnknown",
+    "GuardianDown", "GuardianManyDeletions", "GuardianLengthsUnknown",
     "GuardianConsumersStalled", "GuardianBrokerCallsFail", "GuardianAgentsQueuesNotMade", "GuardianApiErrors",
 }  # fmt: skip
 """Alerts without a rule: rates, and conditions that must last for some time."""
@@ -121,6 +121,7 @@ CAUSES = {
     rules.BRAKE_RELEASE: release_the_brake,
     rules.SHORT_LISTS: lambda number: Watch.objects.update(short_lists=number),
     rules.REFUSED: set_since("refused_since"),
+    rules.LATE: set_since("late_since"),
     rules.UNRESPONSIVE: set_since("unresponsive_since"),
     rules.UNADDRESSABLE: leave_unguarded("unaddressable"),
     rules.STREAMS: leave_unguarded("streams"),
