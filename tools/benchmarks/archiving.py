@@ -10,17 +10,15 @@ import amqp
 import pika
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
+from accounts.models import Owner
 from core import broker
 from queues.archives import replay
 from queues.archives.outcomes import Removed
 from queues.guard import destroying
 from queues.guard.destroying import Target
-from queues.guard.once import run_once
-from queues.guard.pass_run import Report
 from queues.models import Archive, Replay
 from tools.benchmarks import load
-from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds, timed
+from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds
 from tools.benchmarks.running import size
 
 NAME = "queue/bench/jobs"
@@ -34,25 +32,16 @@ LARGE_MESSAGES = size(20_000, 500)
 LARGE_BYTES = 64 * 1024
 MAX_MEGABYTES = 150
 
-QUEUES = size(50, 5)
-QUEUE_MESSAGES = 8_100
-"""A little more than the default deletion limit."""
-
-USERS = 10
-GROWING = "queue/other/jobs"
-MAX_PASS_SECONDS = 30
-
 DRAIN_SECONDS = 10.0
 
 
 def archiving() -> list[Figure]:
-    """Measure archives and replays of one queue, and passes that archive many queues."""
+    """Measure archives and replays of one queue."""
     # Before the rest, for its peak memory.
     fill(NAME, LARGE_MESSAGES, LARGE_BYTES)
     archive_and_delete()
     peak = peak_megabytes()
     found = in_turn(ROUNDS, archive=archive_one, consume=consume_one, replay=replay_one, publish=publish_one)
-    longest = max(passes_over_many())
     where = f"{MESSAGES:,} messages of {BYTES:,} bytes"
     return [
         Figure(where, "archive, and delete the queue", "s", found["archive"], found["consume"], MAX_ARCHIVE_RATIO),
@@ -60,10 +49,6 @@ def archiving() -> list[Figure]:
         Figure(
             f"archive from {LARGE_MESSAGES:,} messages of {LARGE_BYTES // 1024} kB", "peak memory", "MB", [peak],
             limit=MAX_MEGABYTES,
-        ),
-        Figure(
-            f"{QUEUES} queues of {QUEUE_MESSAGES:,} messages over their limit", "the longest pass", "s", [longest],
-            limit=MAX_PASS_SECONDS,
         ),
     ]  # fmt: skip
 
@@ -170,34 +155,3 @@ def publish_bare(bodies: Sequence[bytes]) -> None:
             channel.basic_publish(message, "", NAME, mandatory=True)
             while not number % replay.BATCH and len(confirmed) < number:
                 assert session.drain(channel, DRAIN_SECONDS)
-
-
-def passes_over_many() -> list[float]:
-    """Return the seconds of each pass until all queues over their limit are deleted.
-
-    A queue that passes its warning threshold during the first must be warned about in the second.
-    """
-    Archive.objects.all().delete()
-    owner = Owner.objects.create_user("owner@example.org", vouched=True)
-    for user in ("other", *(f"bench-{number}" for number in range(USERS))):
-        PulseUser.objects.create(username=user, ready=True).owners.add(owner)
-    names = [f"queue/bench-{number % USERS}/{number}" for number in range(QUEUES)]
-    for name in (GROWING, *names):
-        fill(name, 0, BYTES)
-    run_once()
-    for name in names:
-        fill(name, QUEUE_MESSAGES, BYTES)
-    took: list[float] = []
-    reports: list[Report] = []
-    while sum(report.deleted for report in reports) < QUEUES:
-        one, report = timed(run_once)
-        took.append(one)
-        reports.append(report)
-        assert report.deleted, report
-        if len(reports) == 1:
-            fill(GROWING, QUEUE_MESSAGES // 2, BYTES)
-        elif len(reports) == 2:
-            assert report.warned == 1, report
-    archived = sum(Archive.objects.values_list("messages", flat=True))
-    assert archived == QUEUES * QUEUE_MESSAGES, archived
-    return took
