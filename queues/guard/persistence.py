@@ -279,7 +279,8 @@ def _operator_notices(changes: Changes, observation: Observation, watch: Watch, 
         notices.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed, **reasons}))
     if _needs_short_list_notice(changes, watch, now):
         notices.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.listed}))
-    if (late := _late(observation, now)) and watch.late_since is None:
+    late = _late(observation, now)
+    if late and not watch.late_since and not watch.refused_since:
         running = watch.deleter_seen_at is not None and now - watch.deleter_seen_at < LONGEST_GAP
         oldest = min(late)
         notices.append(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from queues.rules.rows import StoredQueue
 
-LONGEST_GAP = timedelta(seconds=30)
-"""If the deleter has not run for longer, it counts as not running."""
+LONGEST_GAP = timedelta(seconds=90)
+"""If no round of the deleter began for longer, it counts as not running. A round may last a minute."""
 
 Group = int | None
 """An owner, by primary key; None: queues without owner."""
