@@ -2,12 +2,12 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from status import metrics, probes, views
+from status import blocked_queues, metrics, probes, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/", views.front_page),  # replaces Django's own, which keeps its name: admin:index
     path("admin/operate/pass/", views.operate_pass, name="operate_pass"),
-    path("admin/operate/brake/", views.operate_brake, name="operate_brake"),
+    path("admin/operate/brake/", blocked_queues.operate_brake, name="operate_brake"),
     path("admin/operate/orphans/", views.operate_orphans, name="operate_orphans"),
     path("admin/operate/stale/", views.operate_stale, name="operate_stale"),
     path("healthz", probes.alive, name="healthz"),

@@ -4,18 +4,16 @@ All views are for operators only, and have the admin's headers against caching a
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core.cache import cache
-from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import redirect, render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
@@ -23,23 +21,16 @@ from django_htmx.http import HttpResponseClientRefresh
 
 from accounts import audit
 from accounts.models import Owner
-from accounts.pages.confirmation import fate_of_messages
 from agents.models import Sweep
 from agents.sweeps import reports, stale, sweep
-from core.formatting import duration, rate_in_words
+from core.formatting import duration
 from queues.guard import monitor, pass_run
-from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
-from queues.models import Queue, Watch
 from queues.pages.visitors import Request
-from queues.rules import brake
 from rabbit.names import QueueName, readable
 from status import overview
 from status.verdicts import Level
 
 NAMES_SHOWN = 100
-
-ROWS = 100
-"""The rows of one page of a table."""
 
 DELETIONS_PER_SECOND = 200
 """A healthy broker deletes at least this many queues a second."""
@@ -105,7 +96,7 @@ def operate_pass(request: Request) -> HttpResponse:
     if request.method == "POST":
         audit.record(request.user, "requested a pass", None)
         outcome = pass_outcome(monitor.run_pass())
-    return _page(request, "admin/operate/pass.html", "Run a pass now", outcome)
+    return operation_page(request, "admin/operate/pass.html", "Run a pass now", outcome)
 
 
 def pass_outcome(report: pass_run.Report) -> ActionOutcome:
@@ -121,7 +112,8 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
         sentence = "The lease expired before the pass was done. The next pass continues from there."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors)
     did = [
-        f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
+        f"{number_of_queues(report.queues)} in {report.seconds:.2f} s, of which the list took "
+        f"{report.listing_seconds:.2f} s",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
         f"{report.warned:,} over their warning threshold, {report.recovered:,} back to normal",
         f"{len(report.decided):,} to be deleted now",
@@ -186,127 +178,6 @@ def _pairs(queues: Sequence[dict[str, str]]) -> list[QueueName]:
     return [(one["vhost"], one["queue"]) for one in queues]
 
 
-# The brake
-
-
-@dataclass(frozen=True)
-class BlockedRow:
-    """A row of the brake's page. ``number`` is the queue's position in the preview; None: it is released already."""
-
-    line: Line
-    number: int | None
-
-    @property
-    def name(self) -> str:
-        """The queue's readable name."""
-        return readable(self.line.queue)
-
-    @property
-    def vhost(self) -> str:
-        """The vhost's readable name."""
-        return readable(self.line.vhost)
-
-    @property
-    def rate(self) -> str:
-        """The rate in words; empty: unknown."""
-        return rate_in_words(self.line.per_second)
-
-    @property
-    def reason(self) -> str:
-        """Why its deletion is blocked, in words."""
-        return Queue.BlockReason(self.line.reason).label
-
-
-class Column(NamedTuple):
-    """A column's heading: its words, and the order that a click requests."""
-
-    words: str
-    order: str
-    aria_sort: str
-    is_number: bool
-
-
-@operators_only
-@require_http_methods(["GET", "HEAD", "POST"])
-def operate_brake(request: Request) -> HttpResponse:
-    """Show the queues whose deletion is blocked. On confirmation, release all of them, or the selected ones."""
-    outcome = None
-    if request.method == "POST":
-        form = ConfirmationForm(request.POST)
-        shown = pop_preview(request.user, "brake", form.cleaned_data["shown"]) if form.is_valid() else None
-        if shown and (selected := _selected(request.POST, shown)):
-            _tell_release(request, brake.release_brake(request.user, selected))
-            return redirect("operate_brake")
-        outcome = NOTHING_SELECTED if shown else EXPIRED
-    now = timezone.now()
-    order = request.GET.get("order", LONGEST_FIRST)
-    order = order if order.removeprefix("-") in ORDERS else LONGEST_FIRST
-    lines = in_order(blocked_lines(now), order)
-    watch = Watch.objects.filter(id=1).first() or Watch()
-    released = brake.released_queues(watch, now)
-    left = [line.key for line in lines if line.key not in released]
-    numbers = {key: number for number, key in enumerate(left)}
-    context = {
-        "page": Paginator([BlockedRow(line, numbers.get(line.key)) for line in lines], ROWS).get_page(
-            request.GET.get("page")
-        ),
-        "columns": _columns(order),
-        "order": order,
-        "totals": totals(lines),
-        "total_rate": rate_in_words(totals(lines).per_second),
-        "left": len(left),
-        "released": len(lines) - len(left),
-        "released_by": watch.released_by,
-        "since": watch.brake_since,
-        "key": store_preview(request.user, "brake", left) if left else None,
-        "fate": fate_of_messages(),
-    }
-    return _page(request, "admin/operate/brake.html", "Release blocked queues", outcome, **context)
-
-
-def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
-    """Return the selected queues of those that the operator was shown."""
-    numbers = set(data.getlist("queue"))
-    return [key for number, key in enumerate(shown) if "all" in data or str(number) in numbers]
-
-
-def _tell_release(request: HttpRequest, release: brake.Release) -> None:
-    """Show the outcome of a release on the next page."""
-    others = []
-    if release.earlier:
-        others.append(f"{release.earlier_by} had already released {_queues(release.earlier)}.")
-    if release.not_blocked:
-        others.append(f"The deletion of {_queues(release.not_blocked)} is not blocked any more.")
-    if release.released:
-        did = f"You released {_queues(release.released)}."
-        then = "The next pass within ten minutes deletes those that are still too long."
-        messages.success(request, " ".join([did, then, *others]))
-    else:
-        messages.warning(request, " ".join(["There was nothing left to release.", *others]))
-
-
-def _columns(order: str) -> list[Column]:
-    """Return the headings of the table in this order. A click on the sorted column reverses it."""
-    columns = []
-    for key, words in COLUMNS.items():
-        up, down = key, f"-{key}"
-        first, second = (up, down) if key in ("queue", "owner") else (down, up)
-        aria_sort = {up: "ascending", down: "descending"}.get(order, "none")
-        columns.append(Column(words, second if order == first else first, aria_sort, key in NUMBERS))
-    return columns
-
-
-COLUMNS = {
-    "queue": "Queue",
-    "owner": "Owner",
-    "length": "Messages",
-    "limit": "Deletion limit",
-    "rate": "Rate",
-    "consumers": "Consumers",
-}
-NUMBERS = ("length", "limit", "consumers")
-
-
 # The clean-ups
 
 
@@ -364,11 +235,11 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
             audit.record(request.user, clean_up.audited, None, agreed_to=len(confirmed), force=force)
             report = clean_up.run(force=force, only=confirmed)
             kept = {"in_use": names(report.in_use), "left_out": names(report.left_out)}
-            return _page(request, template, clean_up.title, sweep_outcome(report), **kept)
+            return operation_page(request, template, clean_up.title, sweep_outcome(report), **kept)
         outcome = EXPIRED
     preview = clean_up.run(dry_run=True)
     if preview.away:
-        return _page(request, template, clean_up.title, sweep_outcome(preview))
+        return operation_page(request, template, clean_up.title, sweep_outcome(preview))
     context: dict[str, Any] = {
         "about": clean_up.about,
         "look": preview,
@@ -380,7 +251,7 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
     }
     if preview.found or preview.repaired or preview.logins or preview.users or preview.subscriptions or preview.tokens:
         context["key"] = store_preview(request.user, kind.value, frozenset(clean_up.affected(preview)))
-    return _page(request, template, clean_up.title, outcome, **context)
+    return operation_page(request, template, clean_up.title, outcome, **context)
 
 
 def sweep_outcome(report: reports.Report) -> ActionOutcome:
@@ -389,7 +260,7 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
     if report.another_sweep:
         sentence = "Another clean-up is running, so this one did nothing. The front page will show the other's report."
         return ActionOutcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
-    did = [f"{_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
+    did = [f"{number_of_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
         did += [f"{report.repaired:,} declared again", f"{report.users:,} RabbitMQ users removed"]
     else:
@@ -423,12 +294,14 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
     return ActionOutcome(Level.OK, "It is done.", did)
 
 
-def _queues(number: int) -> str:
+def number_of_queues(number: int) -> str:
+    """Return the number with its unit."""
     return f"{number:,} queue{'' if number == 1 else 's'}"
 
 
-def _page(
+def operation_page(
     request: HttpRequest, template: str, title: str, outcome: ActionOutcome | None = None, **context: Any
 ) -> HttpResponse:
+    """Render a page of an operation, with its outcome if it was done."""
     context = {**admin.site.each_context(request), "title": title, "result": outcome, **context}
     return TemplateResponse(request, template, context, status=outcome.status if outcome else HTTPStatus.OK)

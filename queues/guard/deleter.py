@@ -39,7 +39,7 @@ from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Archive, Pass, Queue, QueueEvent, Watch
 from queues.rules import thresholds
-from queues.rules.next_state import judge_kept
+from queues.rules.messages_due import judge_kept
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import DELETING, GONE, Thresholds, is_fetch_paused, is_spared
 from queues.rules.turns import LONGEST_GAP, Group, Waiting, has_waited_too_long, next_in_turn, seconds_to_archive

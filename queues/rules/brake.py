@@ -3,7 +3,7 @@
 A queue whose deletion is blocked has a ``block_reason`` on its row. It stays blocked until an operator releases it, or
 its length is back to normal. A release names queues; the next pass deletes them whatever their number. Passes
 (``comparison.py``) and sweeps (``agents/sweeps/reports.py``) apply the brake. Operators release queues on the page
-``status.views.operate_brake``.
+``status.blocked_queues``.
 """
 
 import logging

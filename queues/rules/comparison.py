@@ -12,7 +12,7 @@ from typing import Any
 from queues.models import Queue, QueueEvent
 from queues.rules.brake import brake_limit, groups_to_block
 from queues.rules.changes import Changes, Deletable, Event, Message
-from queues.rules.next_state import with_over_unacked, with_state
+from queues.rules.messages_due import with_over_unacked, with_state
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     FROM_LIST,

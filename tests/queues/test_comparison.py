@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.rules.comparison import Observation, compare
-from queues.rules.next_state import judge_kept
+from queues.rules.messages_due import judge_kept
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     NO_REGISTRATIONS,

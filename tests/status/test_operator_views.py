@@ -13,7 +13,7 @@ from queues.guard import deleter
 from queues.guard.once import run_once
 from queues.models import Pass, Queue, Watch
 from queues.rules.brake import brake, released_queues
-from status import views
+from status import blocked_queues, views
 from status.views import NAMES_SHOWN, names
 from tests.support.agents import lose_registrations
 from tests.support.toolbox import AWAY, queue_names, stored_queue
@@ -153,7 +153,7 @@ def test_an_operator_sorts_the_brakes_page(admin, guarded, order, names):
 
 
 def test_a_long_list_of_blocked_queues_has_pages_and_is_released_as_a_whole(admin, guarded, monkeypatch):
-    monkeypatch.setattr(views, "ROWS", 2)
+    monkeypatch.setattr(blocked_queues, "ROWS", 2)
     for number in range(5):
         stored_queue(f"long-{number}", ready=20, unacknowledged=0, block_reason="brake")
     page = admin.get(f"{BRAKE}?order=queue&page=2")

@@ -1,0 +1,151 @@
+"""The page of blocked queues, where operators release them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods
+
+from accounts.pages.confirmation import fate_of_messages
+from core.formatting import rate_in_words
+from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
+from queues.models import Queue, Watch
+from queues.pages.visitors import Request
+from queues.rules import brake
+from rabbit.names import QueueName, readable
+from status.views import (
+    EXPIRED,
+    NOTHING_SELECTED,
+    ConfirmationForm,
+    number_of_queues,
+    operation_page,
+    operators_only,
+    pop_preview,
+    store_preview,
+)
+
+ROWS = 100
+"""The rows of one page of the table."""
+
+
+@dataclass(frozen=True)
+class BlockedRow:
+    """A row of the brake's page. ``number`` is the queue's position in the preview; None: it is released already."""
+
+    line: Line
+    number: int | None
+
+    @property
+    def name(self) -> str:
+        """The queue's readable name."""
+        return readable(self.line.queue)
+
+    @property
+    def vhost(self) -> str:
+        """The vhost's readable name."""
+        return readable(self.line.vhost)
+
+    @property
+    def rate(self) -> str:
+        """The rate in words; empty: unknown."""
+        return rate_in_words(self.line.per_second)
+
+    @property
+    def reason(self) -> str:
+        """Why its deletion is blocked, in words."""
+        return Queue.BlockReason(self.line.reason).label
+
+
+class Column(NamedTuple):
+    """A column's heading: its words, and the order that a click requests."""
+
+    words: str
+    order: str
+    aria_sort: str
+    is_number: bool
+
+
+@operators_only
+@require_http_methods(["GET", "HEAD", "POST"])
+def operate_brake(request: Request) -> HttpResponse:
+    """Show the queues whose deletion is blocked. On confirmation, release all of them, or the selected ones."""
+    outcome = None
+    if request.method == "POST":
+        form = ConfirmationForm(request.POST)
+        shown = pop_preview(request.user, "brake", form.cleaned_data["shown"]) if form.is_valid() else None
+        if shown and (selected := _selected(request.POST, shown)):
+            _tell_release(request, brake.release_brake(request.user, selected))
+            return redirect("operate_brake")
+        outcome = NOTHING_SELECTED if shown else EXPIRED
+    now = timezone.now()
+    order = request.GET.get("order", LONGEST_FIRST)
+    order = order if order.removeprefix("-") in ORDERS else LONGEST_FIRST
+    lines = in_order(blocked_lines(now), order)
+    watch = Watch.objects.filter(id=1).first() or Watch()
+    released = brake.released_queues(watch, now)
+    left = [line.key for line in lines if line.key not in released]
+    numbers = {key: number for number, key in enumerate(left)}
+    context = {
+        "page": Paginator([BlockedRow(line, numbers.get(line.key)) for line in lines], ROWS).get_page(
+            request.GET.get("page")
+        ),
+        "columns": _columns(order),
+        "order": order,
+        "totals": totals(lines),
+        "total_rate": rate_in_words(totals(lines).per_second),
+        "left": len(left),
+        "released": len(lines) - len(left),
+        "released_by": watch.released_by,
+        "since": watch.brake_since,
+        "key": store_preview(request.user, "brake", left) if left else None,
+        "fate": fate_of_messages(),
+    }
+    return operation_page(request, "admin/operate/brake.html", "Release blocked queues", outcome, **context)
+
+
+def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
+    """Return the selected queues of those that the operator was shown."""
+    numbers = set(data.getlist("queue"))
+    return [key for number, key in enumerate(shown) if "all" in data or str(number) in numbers]
+
+
+def _tell_release(request: HttpRequest, release: brake.Release) -> None:
+    """Show the outcome of a release on the next page."""
+    others = []
+    if release.earlier:
+        others.append(f"{release.earlier_by} had already released {number_of_queues(release.earlier)}.")
+    if release.not_blocked:
+        others.append(f"The deletion of {number_of_queues(release.not_blocked)} is not blocked any more.")
+    if release.released:
+        did = f"You released {number_of_queues(release.released)}."
+        then = "The next pass within ten minutes deletes those that are still too long."
+        messages.success(request, " ".join([did, then, *others]))
+    else:
+        messages.warning(request, " ".join(["There was nothing left to release.", *others]))
+
+
+def _columns(order: str) -> list[Column]:
+    """Return the headings of the table in this order. A click on the sorted column reverses it."""
+    columns = []
+    for key, words in COLUMNS.items():
+        up, down = key, f"-{key}"
+        first, second = (up, down) if key in ("queue", "owner") else (down, up)
+        aria_sort = {up: "ascending", down: "descending"}.get(order, "none")
+        columns.append(Column(words, second if order == first else first, aria_sort, key in NUMBERS))
+    return columns
+
+
+COLUMNS = {
+    "queue": "Queue",
+    "owner": "Owner",
+    "length": "Messages",
+    "limit": "Deletion limit",
+    "rate": "Rate",
+    "consumers": "Consumers",
+}
+NUMBERS = ("length", "limit", "consumers")
