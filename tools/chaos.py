@@ -1,9 +1,9 @@
 """``make soak``: put Guardian under load, kill and stop its parts at random, and check that all invariants hold.
 
 Guardian runs as in production, on private servers. Owners sign in, look at pages and create Pulse users; their agents
-register; events are published; queues grow and shrink past both thresholds. Meanwhile Guardian's processes are killed
-(SIGKILL, with their children) or terminated (SIGTERM), and Redis, RabbitMQ, PostgreSQL and the mail server are down
-for a while. Then everything runs again, and pending work can finish.
+register; events are published; queues grow and shrink past both thresholds. An unruly owner keeps the deleter busy.
+Meanwhile Guardian's processes are killed (SIGKILL, with their children) or terminated (SIGTERM), and Redis, RabbitMQ,
+PostgreSQL and the mail server are down for a while. Then everything runs again, and pending work can finish.
 
 At the end every invariant is checked against the broker, the mail server and the answers. The program prints a table of
 counts, and exits with 1 if an invariant is broken, with 2 if it could not run.
@@ -61,7 +61,8 @@ class Plan:
     each. ``max_gap``: the longest time between two faults; ``max_outage``: the longest fault. ``settle``: the time for
     pending work at the end. ``expire_after``: the time after which the run expires leases and claims of killed
     processes; None: wait minutes for their normal expiry. Unless it is ``complete``, only guards are killed, and some
-    kinds of requests and events may be missing.
+    kinds of requests and events may be missing. ``calm``: the time until the unruly owner begins, and a quarter of the
+    time until faults do.
     """
 
     seconds: float
@@ -74,15 +75,16 @@ class Plan:
     settle: float
     expire_after: float | None
     complete: bool
+    calm: float = 15
     pause: float = 0.1
 
 
 def plan_of(seconds: float) -> Plan:
     """Return the plan for this duration of the load."""
     if seconds < 30:
-        return Plan(seconds, 1, 2, 1, 2, max_gap=2, max_outage=0.5, settle=60, expire_after=2, complete=False)
+        return Plan(seconds, 1, 2, 1, 2, max_gap=2, max_outage=0.5, settle=60, expire_after=2, complete=False, calm=0)
     if seconds < 300:
-        return Plan(seconds, 2, 12, 2, 3, max_gap=2, max_outage=3, settle=120, expire_after=8, complete=True)
+        return Plan(seconds, 2, 12, 2, 3, max_gap=2, max_outage=3, settle=120, expire_after=12, complete=True)
     return Plan(seconds, 2, 100, 10, 8, max_gap=20, max_outage=10, settle=600, expire_after=None, complete=True)
 
 
@@ -104,18 +106,24 @@ class Chaos:
         plan = self._plan
         with Production(self._directory, each=plan.each, clustered=self._clustered) as self._production:
             from tools.findings import Checks
+            from tools.unruly import Unruly
 
-            self._crowd = Crowd(self._create_people(), self._production.mail)
+            people = self._create_people()
+            self._crowd = Crowd(people[1:], self._production.mail)
+            self._unruly = Unruly(self._production.amqp_urls, people[0], plan.calm)
             await_pass()  # the first pass over a broker blocks the deletion of what is there
             self._say(f"{plan.owners} owners and their agents begin, for {plan.seconds:.0f} s.")
             with self._load() as busy:
-                self._checks = Checks(plan.each, plan.complete, self._production, self._crowd, self._queue_load, busy)
+                self._checks = Checks(
+                    plan.each, plan.complete, self._production, self._crowd, self._queue_load, self._unruly, busy
+                )
+                time.sleep(4 * plan.calm)
                 self._do_faults()
             self._settle()
             return list(self._checks.findings())
 
     def _create_people(self) -> list[Person]:
-        emails = [f"owner{number}@example.org" for number in range(self._plan.owners)]
+        emails = ["unruly@example.org", *(f"owner{number}@example.org" for number in range(self._plan.owners))]
         for email in emails:
             command("create_owner", email, "--vouched")
         offerings = {}
@@ -153,6 +161,8 @@ class Chaos:
         )
         actors = [Actor(f"actor {number}", self._crowd, pause, chance()) for number in range(self._plan.actors)]
         busy = [self._queue_load, *actors]
+        if self._plan.complete:
+            busy.append(self._unruly)
         for one in busy:
             one.start()
         try:
@@ -167,7 +177,7 @@ class Chaos:
 
     def _do_faults(self) -> None:
         """Cause faults of Guardian's processes and, in parallel, of the servers, until the time is over."""
-        until = time.monotonic() + self._plan.seconds
+        until = time.monotonic() + self._plan.seconds - 4 * self._plan.calm
         lanes: list[list[DoFault]] = [[partial(self._stop_process, "guard", self._kill)]]
         if self._plan.complete:
             lanes = [self._faults_of_processes(), self._faults_of_servers()]
@@ -196,7 +206,7 @@ class Chaos:
                 fault(chance)
 
     def _faults_of_processes(self) -> list[DoFault]:
-        ways = itertools.product(("web", "guard", "worker", "beat"), (self._kill, self._end))
+        ways = itertools.product(("web", "guard", "deleter", "worker", "beat"), (self._kill, self._end))
         return [partial(self._stop_process, kind, stop) for kind, stop in ways]
 
     def _faults_of_servers(self) -> list[DoFault]:
@@ -289,8 +299,10 @@ class Chaos:
     def _under_way(self) -> list[str]:
         from core.models import Removal
         from notifications.models import Notification
+        from queues.models import Queue
 
         counts = {
+            "recorded deletions": Queue.objects.filter(state=Queue.State.DELETING).count(),
             "unsent notifications": Notification.objects.filter(state__in=["due", "sending"]).count(),
             "removals": Removal.objects.count(),
         }
@@ -313,12 +325,12 @@ class Chaos:
 
 
 def _is_at_work(kind: str) -> bool:
-    """Return whether a process of this kind has work in progress: the lease of passes, or claimed notifications."""
+    """Return whether a process of this kind has work in progress: its lease, or claimed notifications."""
     from core.models import Lease
     from notifications.models import Notification
 
-    if kind == "guard":
-        return Lease.objects.filter(name="pass").exclude(holder=None).exists()
+    if lease := {"guard": "pass", "deleter": "deleter"}.get(kind):
+        return Lease.objects.filter(name=lease).exclude(holder=None).exists()
     return kind != "worker" or Notification.objects.filter(state="sending").exists()
 
 

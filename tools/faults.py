@@ -1,8 +1,8 @@
 """Faults of a chaos run, the requests that may fail because of them, and what the run finds."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tools.load import Request
@@ -26,6 +26,16 @@ class Fault(NamedTuple):
     gone: float
     ended: float
     back: datetime
+
+
+def was_down(since: datetime, until: datetime, faults: Collection[Fault], recovery: Mapping[str, float]) -> bool:
+    """Return whether one of these parts was down between two times, or recovered for these seconds."""
+    return any(
+        fault.back - timedelta(seconds=fault.ended - fault.began) <= until
+        and since <= fault.back + timedelta(seconds=recovery[part])
+        for fault in faults
+        if (part := fault.part.partition("-")[0]) in recovery
+    )
 
 
 @dataclass

@@ -6,7 +6,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from statistics import median
 from urllib.parse import quote
 
 import pika
@@ -14,16 +15,31 @@ import pika
 from accounts.models import PulseUser
 from notifications import audience, mail_sending
 from notifications.models import Notification
-from queues.models import Pass, Queue, QueueEvent
+from queues.archives import writing
+from queues.guard import deleter, destroying
+from queues.models import Archive, Pass, Queue, QueueEvent
 from rabbit.names import user_of_queue
 from tools import invariants
 from tools.crowd import Crowd
-from tools.faults import RECOVERY_SECONDS, Fault, Finding, is_excused
+from tools.faults import RECOVERY_SECONDS, Fault, Finding, is_excused, was_down
 from tools.load import LoadThread, QueueLoad, Request
 from tools.production import MAX, OPERATOR, WARN, Production
+from tools.unruly import Unruly, is_unruly
 
 MAX_PASS_GAP_SECONDS = 180
 """The lease of a killed guard expires after 90 s; other faults may follow."""
+
+MAX_DELETION_SECONDS = 30
+"""The time from the decision to delete a queue of another owner than the unruly one, without faults."""
+
+DELETING_RECOVERY_SECONDS = {"RabbitMQ": 20, "PostgreSQL": 110, "Redis": 20, "deleter": 110}
+"""How long after a fault of this part deletions may wait: the leases of a killed deleter expire after 90 and 110 s."""
+
+MAX_SLOWDOWN, SLOWDOWN_SLACK_SECONDS = 2, 0.1
+"""A pass may take this many times its usual time while the unruly owner is there, and this much for chance."""
+
+AFTER_FAULTS = (destroying.TOO_MANY_ATTEMPTS, writing.NOT_STORED, deleter.WAITED)
+"""Why another owner's queue may be deleted without an archive during a fault."""
 
 KINDS = (
     "sign in",
@@ -57,7 +73,9 @@ class Checks:
     production: Production
     crowd: Crowd
     queue_load: QueueLoad
+    unruly: Unruly
     busy: Sequence[LoadThread]
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
     faults: list[Fault] = field(default_factory=list)
     bad_exits: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
@@ -72,6 +90,9 @@ class Checks:
         yield Finding("The load ran to its end", f"{len(self.busy)} threads", errors)
         yield from self._requests()
         yield self._queues()
+        if self.unruly.began:
+            yield self._others()
+            yield self._slowdown(self.unruly.began)
         yield self._mails()
         yield self._pulse_users()
         yield self._agents()
@@ -99,8 +120,9 @@ class Checks:
 
     def _queues(self) -> Finding:
         breaches = invariants.deleted_below_maximum() + invariants.incomplete_archives()
+        breaches += invariants.inconsistent_decisions()
         deleted = QueueEvent.objects.filter(kind="deleted", vhost="/").values_list("queue_name", flat=True)
-        for name, times in Counter(deleted).items():
+        for name, times in Counter(name for name in deleted if not is_unruly(name)).items():
             if times > (overflows := self.queue_load.overflows[name]):
                 breaches.append(f"{name} was deleted {times} times, and was over the limit {overflows} times")
         for queue in Queue.objects.filter(state__in=["ok", "warned"]):
@@ -118,6 +140,47 @@ class Checks:
             f" {events['deleted']} deleted by Guardian, {events['removed']} by owners"
         )
         return Finding("Queues", counts, breaches)
+
+    def _others(self) -> Finding:
+        """Check that the unruly owner delays no other owner's deletion, and costs no archive of another owner."""
+        kept = {one.uuid.hex: one.messages for one in Archive.objects.filter(state=Archive.State.KEPT)}
+        decided: dict[str, datetime] = {}
+        seconds, breaches, unruly, excused = [0.0], [], 0, 0
+        for event in QueueEvent.objects.filter(vhost="/").order_by("at", "id"):
+            name, at, facts = event.queue_name, event.at, event.details
+            since = decided.pop(name, at)
+            if event.kind == QueueEvent.Kind.DELETABLE:
+                decided[name] = at
+            elif event.kind == QueueEvent.Kind.DELETED and is_unruly(name):
+                unruly += 1
+            elif event.kind == QueueEvent.Kind.DELETED:
+                if is_excused := was_down(since, at, self.faults, DELETING_RECOVERY_SECONDS):
+                    excused += 1
+                else:
+                    seconds.append((at - since).total_seconds())
+                if not is_excused and seconds[-1] > MAX_DELETION_SECONDS:
+                    breaches.append(f"{name} was deleted {seconds[-1]:.1f} s after the decision")
+                if is_excused and facts.get("why_not_archived") in AFTER_FAULTS:
+                    continue
+                archived = facts.get("archived", 0)
+                if archived + facts.get("held", 0) <= facts["max"] or kept.get(facts["archive"]) != archived:
+                    breaches.append(f"the archive of {name} is gone or not whole: {facts}")
+        counts = (
+            f"{len(seconds) - 1} deletions, at most {max(seconds):.1f} s after the decision; {excused} during a fault;"
+            f" {unruly} of the unruly owner's queues"
+        )
+        breaches += self._required(seconds[1:], "deletions") + self._required(unruly, "deletions of the unruly owner")
+        return Finding("Owners beside an unruly one", counts, breaches)
+
+    def _slowdown(self, began: datetime) -> Finding:
+        """Compare the passes before the first fault, with the unruly owner, to those before that owner began."""
+        first_fault = min(one.back - timedelta(seconds=one.ended - one.began) for one in self.faults)
+        passes = Pass.objects.filter(at__lt=first_fault, at__gt=self.began, errors=[])
+        usual = median(passes.filter(at__lt=began).values_list("seconds", flat=True))
+        slower = median(passes.filter(at__gte=began).values_list("seconds", flat=True))
+        is_slow = slower > MAX_SLOWDOWN * usual + SLOWDOWN_SLACK_SECONDS
+        counts = f"{passes.count()} took {slower:.2f} s (median), and {usual:.2f} s before"
+        return Finding("Passes beside an unruly owner", counts, ["they are slower than allowed"] if is_slow else [])
 
     def _mails(self) -> Finding:
         mails = self.production.mail.mails
@@ -205,13 +268,8 @@ class Checks:
 
     def _may_pass_fail(self, one: Pass) -> bool:
         """Return whether RabbitMQ or PostgreSQL was down during this pass, or shortly before."""
-        ended = one.at + timedelta(seconds=one.seconds)
-        return any(
-            fault.back - timedelta(seconds=fault.ended - fault.began) <= ended
-            and one.at <= fault.back + timedelta(seconds=RECOVERY_SECONDS[fault.part])
-            for fault in self.faults
-            if fault.part in ("RabbitMQ", "PostgreSQL")
-        )
+        recovery = {part: RECOVERY_SECONDS[part] for part in ("RabbitMQ", "PostgreSQL")}
+        return was_down(one.at, one.at + timedelta(seconds=one.seconds), self.faults, recovery)
 
     def _faults_done(self) -> Iterator[Finding]:
         by_part: dict[tuple[str, str], list[Fault]] = defaultdict(list)

@@ -22,7 +22,7 @@ from notifications import audience, claims, retries
 from notifications.mails import GROUP
 from notifications.models import Notification
 from queues.guard import pass_run
-from queues.models import Archive, Pass, Queue, QueueEvent
+from queues.models import Archive, Pass, Queue, QueueEvent, Watch
 from queues.rules import quiet
 from rabbit import snapshot
 from rabbit.management import Management
@@ -62,6 +62,7 @@ def breaches(
         *mail_breaches(mails, interrupted=interrupted),
         *deleted_below_maximum(),
         *incomplete_archives(),
+        *inconsistent_decisions(),
         *disagreements(management, vhosts),
     ]
 
@@ -205,6 +206,16 @@ def incomplete_archives() -> list[str]:
     kept = Archive.objects.filter(state=Archive.State.KEPT).annotate(stored=Sum("chunks__count", default=0))
     wrong = kept.exclude(stored=F("messages")).values_list("queue_name", "messages", "stored")
     return [f"the archive of {name} has {stored} messages, not {messages}" for name, messages, stored in wrong]
+
+
+def inconsistent_decisions() -> list[str]:
+    """Return the queues that are about to be deleted without a decision, and a lateness without such queues."""
+    deleting = Queue.objects.filter(state=Queue.State.DELETING)
+    undecided = deleting.filter(Q(decided_at=None) | Q(decided_for="") | ~Q(block_reason=""))
+    wrong = [f"{queue} is about to be deleted, but nobody decided that" for queue in undecided]
+    if Watch.objects.exclude(late_since=None).exists() and not deleting.exists():
+        wrong.append("recorded deletions count as late, but none waits")
+    return wrong
 
 
 def disagreements(management: Management, vhosts: Collection[str]) -> list[str]:

@@ -91,7 +91,31 @@ class LoadThread(threading.Thread):
         raise NotImplementedError
 
 
-class QueueLoad(LoadThread):
+class BrokerLoad(LoadThread):
+    """A thread that works on an AMQP connection to ``/``, and opens another whenever it is lost."""
+
+    def __init__(self, name: str, amqp_urls: Sequence[str]) -> None:
+        """Create the load on a broker with these addresses, which are tried in turn."""
+        super().__init__(name)
+        self.done: Counter[str] = Counter()
+        options = "heartbeat=4&socket_timeout=5&stack_timeout=6"
+        self._parameters = [pika.URLParameters(f"{amqp_url}/%2F?{options}") for amqp_url in amqp_urls]
+
+    def work(self) -> None:
+        """Work, and reconnect whenever the connection is lost."""
+        while not self.ended.is_set():
+            try:
+                with contextlib.closing(pika.BlockingConnection(self._parameters)) as connection:
+                    self._work_on(connection)
+            except (pika.exceptions.AMQPError, OSError):
+                self.done["connections lost"] += 1
+                self.ended.wait(0.5)
+
+    def _work_on(self, connection: Any) -> None:
+        raise NotImplementedError
+
+
+class QueueLoad(BrokerLoad):
     """Queues that grow and shrink past both thresholds and are declared again after a deletion."""
 
     MAX_QUEUES = 100
@@ -110,12 +134,9 @@ class QueueLoad(LoadThread):
 
         ``name_of`` returns a queue's name by its number; ``pause``: seconds between two actions.
         """
-        super().__init__("queue load")
+        super().__init__("queue load", amqp_urls)
         self.overflows: Counter[str] = Counter()
         """How often publishing exceeded a queue's deletion limit, by the queue's name."""
-        self.done: Counter[str] = Counter()
-        options = "heartbeat=4&socket_timeout=5&stack_timeout=6"
-        self._parameters = [pika.URLParameters(f"{amqp_url}/%2F?{options}") for amqp_url in amqp_urls]
         self._name_of = name_of
         self._warn = warn
         self._most = most
@@ -124,16 +145,6 @@ class QueueLoad(LoadThread):
         self._names: list[str] = []
         self._lengths: Counter[str] = Counter()
         self._unconfirmed: Counter[str] = Counter()
-
-    def work(self) -> None:
-        """Work, and reconnect whenever the connection is lost."""
-        while not self.ended.is_set():
-            try:
-                with contextlib.closing(pika.BlockingConnection(self._parameters)) as connection:
-                    self._work_on(connection)
-            except (pika.exceptions.AMQPError, OSError):
-                self.done["connections lost"] += 1
-                self.ended.wait(0.5)
 
     def _work_on(self, connection: Any) -> None:
         channel = connection.channel()

@@ -33,11 +33,13 @@ SETTINGS = {
     "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
     "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
     "GUARDIAN_QUIET_SECONDS": "15",
+    "GUARDIAN_ARCHIVE_TOTAL_BYTES": "20000000",  # so that one owner soon takes the share of one
+    "GUARDIAN_ARCHIVE_MAX_BYTES": "4000000",
 }
 
 
 class Production:
-    """Web processes, guards, workers and beat, with a private PostgreSQL, Redis, RabbitMQ and mail server.
+    """Web processes, guards, deleters, workers and beat, with a private PostgreSQL, Redis, RabbitMQ and mail server.
 
     This process sets up Django, too, and may use Guardian's functions and rows. Use it as a context manager, once in a
     process.
@@ -98,7 +100,7 @@ class Production:
         return [node.amqp_url for node in self.nodes]
 
     def __exit__(self, *exc_info: object) -> None:
-        for kind in ("web", "guard", "worker", "beat"):
+        for kind in ("web", "guard", "deleter", "worker", "beat"):
             for name in self.stack.names(kind):
                 self.stack.kill_process(name)  # no work is left
         self._exits.close()
@@ -137,15 +139,18 @@ def happens(what: Callable[[], bool], timeout: float) -> bool:
 def expire_abandoned(seconds: float) -> None:
     """Expire leases and claims that are unused for ``seconds``, which must be longer than any work takes.
 
-    Their normal expiry is after 90, 100 and 300 seconds.
+    Their normal expiry is after 90, 100 and 300 seconds. The deleter renews its lease every 30 seconds only.
     """
+    from django.db.models import Q
     from django.utils import timezone
 
+    from core.leases import LEASE_SECONDS
     from core.models import Lease
     from notifications import enqueue
     from notifications.models import Notification
 
-    leases = list(Lease.objects.exclude(holder=None).values_list("name", "holder", "expires_at"))
+    used = Q(name="deleter", expires_at__gt=timezone.now() + timedelta(seconds=LEASE_SECONDS * 2 / 3 - seconds))
+    leases = list(Lease.objects.exclude(used).exclude(holder=None).values_list("name", "holder", "expires_at"))
     claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))
     if not leases and not claims:
         return

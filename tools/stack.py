@@ -205,7 +205,7 @@ class Stack:
         self.wait_for_web(*self.addresses)
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of the processes of a kind: web, guard, worker or beat."""
+        """Return the names of the processes of a kind: web, guard, deleter, worker or beat."""
         count = {"web": self._web, "beat": 1}.get(kind, self._workers)
         return _names(kind, count)
 

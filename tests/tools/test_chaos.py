@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from guardian_store.ids import Place, message_id
 from tests.support.plugin import ROOT
-from tools.faults import Fault, is_excused
+from tools.faults import Fault, is_excused, was_down
 from tools.load import Request
 from tools.store_history import (
     FAULTS,
@@ -66,6 +66,23 @@ def fault(part, how="killed"):
 )
 def test_a_request_may_fail_only_if_a_fault_explains_it(fault_, request_, may_fail):
     assert is_excused(request_, [fault_]) == may_fail
+
+
+@pytest.mark.parametrize(
+    ("part", "since", "until", "down"),
+    [
+        ("deleter-1", 0, 9, False),
+        ("deleter-1", 0, 11, True),
+        ("deleter-2", 24, 60, True),
+        ("deleter-2", 26, 60, False),
+        ("web-1", 0, 60, False),
+    ],
+)
+def test_a_part_is_down_until_it_has_recovered(part, since, until, down):
+    start = datetime(2026, 11, 28, tzinfo=UTC)
+    since, until = (start + timedelta(seconds=seconds) for seconds in (since, until))
+    fault_ = fault(part)._replace(back=start + timedelta(seconds=20))
+    assert was_down(since, until, [fault_], {"deleter": 5}) == down
 
 
 # The message store
