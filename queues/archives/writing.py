@@ -45,15 +45,15 @@ def confirm(removed: Removed) -> Removed:
     return removed
 
 
-def kept_since(sent: Mapping[int, datetime]) -> dict[int, Archive]:
-    """Return the kept archives of queues, by id, that were created after a request to delete each was recorded."""
-    kept = Archive.objects.filter(queue__in=list(sent), state=Archive.State.KEPT).exclude(
+def kept_since(decided: Mapping[int, datetime]) -> dict[int, Archive]:
+    """Return the kept archives of queues, by id, that were created after the decision to delete each."""
+    kept = Archive.objects.filter(queue__in=list(decided), state=Archive.State.KEPT).exclude(
         reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF]
     )
     return {
         archive.queue_id: archive
         for archive in kept.order_by("id")
-        if archive.queue_id is not None and archive.created >= sent[archive.queue_id]
+        if archive.queue_id is not None and archive.created >= decided[archive.queue_id]
     }
 
 

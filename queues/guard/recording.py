@@ -42,9 +42,11 @@ def finish(queues: Sequence[StoredQueue], lease: HeldLease) -> int:
     if not queues:
         return 0
     facts = _last_facts(queues)
-    sent = {queue.id: queue.delete_sent_at for queue in queues if queue.id and queue.delete_sent_at}
-    writing.keep_fetched(list(sent))
-    for id_, archived in writing.kept_since(sent).items():
+    # The deleter archives after the decision, and before it sets delete_sent_at.
+    decided = {queue.id: queue.decided_at or queue.delete_sent_at for queue in queues}
+    since = {id_: at for id_, at in decided.items() if id_ and at}
+    writing.keep_fetched(list(since))
+    for id_, archived in writing.kept_since(since).items():
         facts[id_] |= Removed(archived, archived.dropped, archived.held).as_facts()
     return record_deleted(queues, facts, lease)[1]
 

@@ -187,6 +187,8 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
         assert (report.deleted, len(report.errors), sent("alice@example.org")) == (0, 1, [])
         assert [once.run_once().deleted for _ in range(2)] == [0, 1]
     assert sent("alice@example.org") == ["deletion"]
+    facts = Notification.objects.get(kind="deletion", recipient="alice@example.org").facts
+    assert (facts["archived"], facts["dropped"]) == (11, 0)
 
 
 @pytest.mark.parametrize("when", ["before the second look", "at the second request"])
