@@ -35,8 +35,8 @@ MAX_DELETION_SECONDS = 30
 DELETING_RECOVERY_SECONDS = {"RabbitMQ": 20, "PostgreSQL": 110, "Redis": 20, "deleter": 110}
 """How long after a fault of this part deletions may wait: the leases of a killed deleter expire after 90 and 110 s."""
 
-MAX_SLOWDOWN, SLOWDOWN_SLACK_SECONDS = 2, 0.1
-"""A pass may take this many times its usual time while the unruly owner is there, and this much for chance."""
+MAX_SLOWDOWN, SLOWDOWN_SLACK_SECONDS = 2, 0.5
+"""A pass may take this many times its usual time, and this much to write more rows: the number of queues grows."""
 
 AFTER_FAULTS = (destroying.TOO_MANY_ATTEMPTS, writing.NOT_STORED, deleter.WAITED)
 """Why another owner's queue may be deleted without an archive during a fault."""
@@ -145,31 +145,30 @@ class Checks:
         """Check that the unruly owner delays no other owner's deletion, and costs no archive of another owner."""
         kept = {one.uuid.hex: one.messages for one in Archive.objects.filter(state=Archive.State.KEPT)}
         decided: dict[str, datetime] = {}
-        seconds, breaches, unruly, excused = [0.0], [], 0, 0
+        seconds, unruly, breaches = [0.0], 0, []
         for event in QueueEvent.objects.filter(vhost="/").order_by("at", "id"):
             name, at, facts = event.queue_name, event.at, event.details
             since = decided.pop(name, at)
             if event.kind == QueueEvent.Kind.DELETABLE:
                 decided[name] = at
-            elif event.kind == QueueEvent.Kind.DELETED and is_unruly(name):
+            if event.kind != QueueEvent.Kind.DELETED:
+                continue
+            if is_unruly(name):
                 unruly += 1
-            elif event.kind == QueueEvent.Kind.DELETED:
-                if is_excused := was_down(since, at, self.faults, DELETING_RECOVERY_SECONDS):
-                    excused += 1
-                else:
-                    seconds.append((at - since).total_seconds())
-                if not is_excused and seconds[-1] > MAX_DELETION_SECONDS:
-                    breaches.append(f"{name} was deleted {seconds[-1]:.1f} s after the decision")
-                if is_excused and facts.get("why_not_archived") in AFTER_FAULTS:
-                    continue
-                archived = facts.get("archived", 0)
-                if archived + facts.get("held", 0) <= facts["max"] or kept.get(facts["archive"]) != archived:
-                    breaches.append(f"the archive of {name} is gone or not whole: {facts}")
+                continue
+            if not was_down(since, at, self.faults, DELETING_RECOVERY_SECONDS):
+                seconds.append((at - since).total_seconds())
+            elif facts.get("why_not_archived") in AFTER_FAULTS:
+                continue
+            archived = facts.get("archived", 0)
+            if archived + facts.get("held", 0) <= facts["max"] or kept.get(facts.get("archive")) != archived:
+                breaches.append(f"the archive of {name} is gone or not whole: {facts}")
+        late = [f"a queue was deleted {one:.1f} s after the decision" for one in seconds if one > MAX_DELETION_SECONDS]
+        breaches += late + self._required(seconds[1:], "deletions") + self._required(unruly, "unruly deletions")
         counts = (
-            f"{len(seconds) - 1} deletions, at most {max(seconds):.1f} s after the decision; {excused} during a fault;"
+            f"{len(seconds) - 1} deletions without a fault, at most {max(seconds):.1f} s after the decision;"
             f" {unruly} of the unruly owner's queues"
         )
-        breaches += self._required(seconds[1:], "deletions") + self._required(unruly, "deletions of the unruly owner")
         return Finding("Owners beside an unruly one", counts, breaches)
 
     def _slowdown(self, began: datetime) -> Finding:

@@ -17,7 +17,7 @@ SLOW_QUEUES = 3
 """The number for each Pulse user, in all fewer than the brake's: a single active consumer holds back their messages."""
 
 HEADERS = {f"{number:04x}": True for number in range(16_000)}
-"""112 kB as properties of a message, and 100 times as many in memory once they are decoded."""
+"""112 kB as properties of a message, and about ten times as much in memory once they are decoded."""
 
 BODY_BYTES = 19_000
 """Of the random bodies that fill archives: three archives take about what an owner may (a fifth of all)."""
@@ -53,23 +53,21 @@ class Unruly(BrokerLoad):
     def _work_on(self, connection: Any) -> None:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=1)
-        random_body = random.randbytes(BODY_BYTES)
         while not self.ended.is_set():
             for name in PULSE_USERS:
                 for number in range(SLOW_QUEUES):
-                    self._fill(channel, f"queue/{name}/slow-{number}", 3 * MAX, b"a message", is_slow=True)
-                self._fill(channel, f"queue/{name}/large", MAX + 4, random_body)
-            self._fill(channel, f"queue/{PULSE_USERS[0]}/headers", MAX + 4, b"", self._huge)
+                    self._fill(channel, f"queue/{name}/slow-{number}", 3 * MAX, is_slow=True)
+                self._fill(channel, f"queue/{name}/large", MAX + 4, BODY_BYTES)
+            self._fill(channel, f"queue/{PULSE_USERS[0]}/headers", MAX + 4, properties=self._huge)
             connection.process_data_events(0.5)
 
     def _fill(
-        self, channel: Any, name: str, messages: int, body: bytes, properties: Any = None, *, is_slow: bool = False
+        self, channel: Any, name: str, messages: int, size: int = 0, *, properties: Any = None, is_slow: bool = False
     ) -> None:
         arguments = {"x-single-active-consumer": True} if is_slow else None
         declared = channel.queue_declare(name, durable=True, arguments=arguments).method
         if is_slow and not declared.consumer_count:
             channel.basic_consume(name, lambda *_: None)  # it gets one message, and never acknowledges it
         if declared.message_count < MAX:
-            self.done["queues filled"] += 1
             for _ in range(messages - declared.message_count):
-                channel.basic_publish("", name, body, properties)
+                channel.basic_publish("", name, random.randbytes(size), properties)
