@@ -183,7 +183,7 @@ class Fetch:
         """Delete the queue with all that was fetched, and return how many other ready messages it had."""
         with self._session.time_for_deletion():
             dropped = int(self._request(lambda: self._channel.queue_delete(self.name)))
-        self._close()
+        self.close()
         return dropped
 
     def purge_queue(self) -> int:
@@ -191,7 +191,7 @@ class Fetch:
         if self._last_tag:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
         dropped = int(self._request(lambda: self._channel.queue_purge(self.name)))
-        self._close()
+        self.close()
         return dropped
 
     def requeue(self) -> None:
@@ -202,9 +202,10 @@ class Fetch:
         if self._last_tag and self._broker_version >= NACK_IS_NO_DELIVERY:
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the channel, which requeues the fetched messages."""
         with contextlib.suppress(BrokerError):  # then the session has dropped the connection
             self._request(self._channel.close)
 

@@ -53,20 +53,25 @@ logger = logging.getLogger(__name__)
 LEASE = "deleter"
 TASK = "queues.tasks.delete_queues"
 
-ROUND_SECONDS = 20.0
-"""How long a round begins deletions. Notifications about them are sent when it ends."""
-
 RUN_SECONDS = 60.0
-"""How long a run begins rounds. Beat starts the next run."""
+"""How long a run begins deletions. Beat starts the next run."""
+
+GROUP = "deletions"
+GROUP_SECONDS = 20.0
+"""Notices of deletions that were recorded within this time are a group: many to one recipient are one message."""
 
 PLAN_SECONDS = 1.0
-"""The interval at which a round looks for new decisions."""
+"""The interval at which a run looks for new decisions."""
 
 UNDECIDED = timedelta(seconds=90)
 """While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. So for
 this long after a request without an answer, only its absence from lists counts."""
 
 WAITED = "waiting for its archive endangered the broker"
+NO_TIME = "the broker's memory alarm is raised, and the time for archives was used up"
+
+_spent: dict[str, float] = {}
+"""The seconds that this process spent on queues during a memory alarm, by the time when it was raised."""
 
 
 class Spared(NotSent):
@@ -81,13 +86,6 @@ class Outcome:
     kept: int = 0
     refused: int = 0
     errors: list[str] = field(default_factory=list)
-
-    def add(self, other: "Outcome") -> None:
-        """Add the numbers and errors of another outcome."""
-        self.deleted += other.deleted
-        self.kept += other.kept
-        self.refused += other.refused
-        self.errors += other.errors
 
 
 @dataclass(frozen=True)
@@ -120,89 +118,100 @@ def run() -> Outcome | None:
 
     Those that can't be carried out now are left to the next run.
     """
-    outcome, tried = Outcome(), set[int]()
-    until = time.monotonic() + RUN_SECONDS
-    has_more = True
-    while has_more and time.monotonic() < until:
-        try:
-            with leases.lease(LEASE) as lease:
-                this_round = _Round(lease, tried)
-                has_more = this_round.carry_out()
-        except LeaseTaken:
-            return None
-        except LeaseLost as error:
-            logger.error("Deleting was aborted: %s", error)
-            outcome.errors.append(str(error))
-            return outcome
-        outcome.add(this_round.outcome)
-        if this_round.notifications:
-            enqueue.wake(this_round.notifications)
+    outcome = Outcome()
+    try:
+        with leases.lease(LEASE) as lease:
+            _Run(lease, outcome).carry_out()
+    except LeaseTaken:
+        return None
+    except LeaseLost as error:
+        logger.error("Deleting was aborted: %s", error)
+        outcome.errors.append(str(error))
     return outcome
 
 
-class _Round:
-    """One round of deletions, under one lease. Notices are a group of it."""
+class _Run:
+    """One run. Notices of some seconds are a group, which the lease ``_group`` holds together."""
 
-    def __init__(self, lease: HeldLease, tried: set[int]) -> None:
-        self.outcome = Outcome()
-        self.notifications = 0
+    def __init__(self, lease: HeldLease, outcome: Outcome) -> None:
+        self.outcome = outcome
         self._lease = lease
-        self._tried = tried
+        self._group = HeldLease(GROUP)
+        self._notifications = 0
+        self._tried: set[int | None] = set()
+        self._refusal = ""
         self._rules = rules(guarded_vhosts())
         self._facts: dict[int | None, Facts] = {}
         self._owners: dict[int, int] = {}
         self._numbers: Counter[Group] = Counter()
         self._watch = _seen(timezone.now())
 
-    def carry_out(self) -> bool:
-        """Begin deletions in turns, and record their outcomes. Return whether there are more to begin."""
-        if not Queue.objects.filter(state=DELETING).exclude(pk__in=self._tried).exists():
+    def carry_out(self) -> None:
+        """Begin deletions in turns, and record their outcomes."""
+        if not Queue.objects.filter(state=DELETING).exists():
             self._record_refusals(has_tried=False)
-            return False
+            return
         try:
             cluster = broker.management().cluster_id()
         except BrokerError as error:
             self.outcome.errors.append(str(error))
-            return False
+            return
         if self._watch.cluster and cluster and cluster != self._watch.cluster:
-            return False  # decided about another broker; the next pass takes it back
+            return  # decided about another broker; the next pass takes it back
         sessions = keep_connection()
         began, planned_at = time.monotonic(), -PLAN_SECONDS
+        grouped_since = began
         waiting: list[Waiting] = []
         running: dict[Future[Result], Waiting] = {}
         last_turns: dict[Group, int] = {}
         turns = count(1)
-        is_over = False
-        with _deleters() as threads:
-            while True:
-                self._lease.renew_if_due()
-                is_over = time.monotonic() - began > ROUND_SECONDS
-                if not is_over and time.monotonic() - planned_at > PLAN_SECONDS:
-                    waiting, planned_at = self._waiting(), time.monotonic()
-                groups = Counter(one.group for one in running.values())
-                while not is_over and len(running) < settings.GUARDIAN_DELETERS:
-                    one = next_in_turn(waiting, groups, last_turns, settings.GUARDIAN_DELETERS)
-                    if one is None:
+        self._group.take()
+        try:
+            with _deleters() as threads:
+                while True:
+                    self._lease.renew_if_due()
+                    is_over = time.monotonic() - began > RUN_SECONDS
+                    if not is_over and time.monotonic() - planned_at > PLAN_SECONDS:
+                        waiting, planned_at = self._waiting(), time.monotonic()
+                    groups = Counter(one.group for one in running.values())
+                    while not is_over and len(running) < settings.GUARDIAN_DELETERS:
+                        one = next_in_turn(waiting, groups, last_turns, settings.GUARDIAN_DELETERS)
+                        if one is None:
+                            break
+                        waiting.remove(one)
+                        self._tried.add(one.queue.id)
+                        last_turns[one.group] = next(turns)
+                        groups[one.group] += 1
+                        running[threads.submit(self._delete, one, sessions)] = one
+                    if not running:
                         break
-                    waiting.remove(one)
-                    self._tried.add(one.queue.id or 0)
-                    last_turns[one.group] = next(turns)
-                    groups[one.group] += 1
-                    running[threads.submit(self._delete, one, sessions)] = one
-                if not running:
-                    break
-                done, _ = wait(running, PLAN_SECONDS, FIRST_COMPLETED)
-                self._record([future.result() for future in done if running.pop(future)])
+                    done, _ = wait(running, PLAN_SECONDS, FIRST_COMPLETED)
+                    for future in done:
+                        del running[future]
+                    self._record([future.result() for future in done])
+                    if time.monotonic() - grouped_since > GROUP_SECONDS:
+                        self._send()
+                        self._group.take()
+                        grouped_since = time.monotonic()
+            self._record_refusals(has_tried=bool(last_turns))
+        finally:
+            self._send()
         sessions.trim()
-        self._record_refusals(has_tried=bool(last_turns))
         if last := Pass.objects.order_by("-at").first():
             counted = {"deleted": F("deleted") + self.outcome.deleted, "kept": F("kept") + self.outcome.kept}
             Pass.objects.filter(pk=last.pk).update(**counted)
-        return is_over and bool(waiting)
+
+    def _send(self) -> None:
+        """End the group of notices, and start sending them."""
+        self._group.release()
+        if self._notifications:
+            enqueue.wake(self._notifications)
+        self._notifications = 0
 
     def _waiting(self) -> list[Waiting]:
         """Return the recorded deletions that are due, and gather the facts about those that are new."""
-        rows = Queue.objects.filter(state=DELETING).exclude(pk__in=self._tried).order_by("decided_at", "id")
+        self._watch = _seen(timezone.now())
+        rows = Queue.objects.filter(state=DELETING).exclude(pk__in=[*self._tried]).order_by("decided_at", "id")
         queues = [queue for queue in recording.stored(rows) if self._is_due(queue)]
         new = [queue for queue in queues if queue.id not in self._facts]
         if new:
@@ -219,6 +228,8 @@ class _Round:
 
     def _is_due(self, queue: StoredQueue) -> bool:
         """Return whether a deletion may be begun: lists decide first about a request without an answer."""
+        if queue.length is None and queue.decided_for != Queue.DecidedFor.NAME:
+            return False  # unknown is not 0
         if queue.delete_sent_at is None:
             return True
         if queue.type != CLASSIC:
@@ -228,11 +239,13 @@ class _Round:
 
     def _delete(self, one: Waiting, sessions: KeptSessions) -> Result:
         """Archive and delete a queue, in a thread."""
-        queue, limits = one.queue, Thresholds(0, 0)
+        queue, began = one.queue, time.monotonic()
+        row = Queue.objects.select_related("pulse_user").filter(pk=queue.id or 0).first()
+        if row is None:
+            return Result(queue, Thresholds(0, 0))
+        limits = thresholds.of_decision(row)
         try:
-            with transaction.atomic():
-                row = self._read_again(queue)
-            limits = thresholds.of_decision(row)
+            self._require_decided(row)
             is_paused = is_fetch_paused(row.returned_at, timezone.now())
             limit = self._limit(row, is_paused=is_paused)
             with sessions.session(queue.vhost) as session:
@@ -261,23 +274,28 @@ class _Round:
                 is_refused=was_not_executed(error) and (not isinstance(error, NotSent) or error.is_unreachable),
                 error=f"{queue.name} in {queue.vhost}: {error}",
             )
+        except LeaseLost:
+            raise
+        except Exception as error:  # such as one of the database: other queues' deletions go on
+            logger.exception("%s in %s could not be deleted.", queue.name, queue.vhost)
+            return Result(queue, limits, error=f"{queue.name} in {queue.vhost}: {error}")
         else:
             return Result(queue, limits, removed)
         finally:
+            if since := self._memory_alarm:
+                _spent[since] = _spent.get(since, 0.0) + time.monotonic() - began
             if settings.GUARDIAN_DELETERS > 1:
                 connections.close_all()  # this thread's
 
-    def _read_again(self, queue: StoredQueue) -> Queue:
-        """Lock the row of a queue, and return it.
+    def _require_decided(self, row: Queue) -> None:
+        """Require that a queue is still to be deleted.
 
         Raises:
-            Spared: it must not be deleted any more.
+            Spared: people or a pass took the decision back.
         """
-        rows = Queue.objects.select_for_update(of=("self",)).select_related("pulse_user")
-        row = rows.filter(pk=queue.id or 0, state=DELETING).first()
-        if row is None or row.block_reason or is_spared(row) or self._rules.ignores(row.vhost, row.name):
+        ignored = self._rules.ignores(row.vhost, row.name)
+        if row.state != DELETING or row.block_reason or is_spared(row) or ignored:
             raise Spared("its deletion was called off")
-        return row
 
     def _limit(self, row: Queue, *, is_paused: bool) -> int | None:
         """Return the length past which a queue is deleted; None: it is deleted whatever its length.
@@ -302,7 +320,9 @@ class _Round:
         """
         with transaction.atomic():
             self._lease.renew()
-            row = self._read_again(queue)
+            rows = Queue.objects.select_for_update(of=("self",)).select_related("pulse_user")
+            row = rows.get(pk=queue.id or 0)
+            self._require_decided(row)
             now = self._limit(row, is_paused=is_paused)
             if now is not None and (limit is None or now > limit):
                 raise Spared("its limit was raised")
@@ -311,14 +331,12 @@ class _Round:
     def _target(self, row: Queue, queue: StoredQueue, limit: int | None, group: Group, *, is_paused: bool) -> Target:
         now = timezone.now()
         patience = settings.GUARDIAN_DELETE_WAIT_SECONDS
-        alarms = [(resource, datetime.fromisoformat(since)) for resource, _, since in self._watch.alarms or ()]
         seconds = seconds_to_archive(
             self._numbers[group], settings.GUARDIAN_DELETERS, settings.GUARDIAN_ARCHIVE_SECONDS, patience
         )
-        for resource, since in alarms:
-            if resource == "memory":  # the time of one queue for all
-                seconds = min(seconds, settings.GUARDIAN_ARCHIVE_SECONDS - (now - since).total_seconds())
-        without_copy = ""
+        if since := self._memory_alarm:  # the time of one queue for all
+            seconds = min(seconds, settings.GUARDIAN_ARCHIVE_SECONDS - _spent.get(since, 0.0))
+        without_copy = "" if seconds > 0 else NO_TIME
         if limit is not None and is_paused:
             without_copy = destroying.FETCH_PAUSED
         elif limit is not None and has_waited_too_long(
@@ -327,7 +345,7 @@ class _Round:
             now,
             deleter_since=self._watch.deleter_since or now,
             patience=timedelta(seconds=patience),
-            is_alarm_raised=any(resource in ("memory", "disk") for resource, _ in alarms),
+            is_alarm_raised=any(resource in ("memory", "disk") for resource, *_ in self._watch.alarms or ()),
         ):
             without_copy = WAITED
         return Target(
@@ -344,17 +362,30 @@ class _Round:
             seconds=seconds,
         )
 
+    @property
+    def _memory_alarm(self) -> str:
+        """Since when a memory alarm is raised; empty: none is."""
+        return min((since for resource, _, since in self._watch.alarms or () if resource == "memory"), default="")
+
     def _record(self, results: Sequence[Result]) -> None:
         """Record these outcomes, and enqueue the notices, in one transaction for each kind."""
-        outcome = Outcome(errors=[one.error for one in results if one.error])
-        outcome.refused = sum(one.is_refused for one in results)
+        outcome = self.outcome
+        outcome.errors += [one.error for one in results if one.error]
+        if refused := [one.error for one in results if one.is_refused]:
+            outcome.refused += len(refused)
+            self._refusal = self._refusal or refused[0]
         if deleted := [(one, one.removed) for one in results if one.removed is not None]:
             facts = {one.queue.id: self._facts_of(one) | removed.as_facts() for one, removed in deleted}
-            outcome.deleted, notified = recording.record_deleted([one.queue for one, _ in deleted], facts, self._lease)
-            self.notifications += notified
-        outcome.kept = self._record_not_deleted([one for one in results if one.is_kept])
+            queues = [one.queue for one, _ in deleted]
+            number, notified = recording.record_deleted(queues, facts, self._lease, self._group)
+            outcome.deleted += number
+            self._notifications += notified
+        outcome.kept += self._record_not_deleted([one for one in results if one.is_kept])
         self._record_not_deleted([one for one in results if one.is_warned])
-        self.outcome.add(outcome)
+        # If they are to be deleted once more, that is a new decision.
+        self._tried -= {one.queue.id for one in results if one.removed is not None or one.is_kept}
+        for one in results:
+            self._facts.pop(one.queue.id, None)
 
     def _facts_of(self, one: Result, merged: int = 0) -> dict[str, Any]:
         return self._facts[one.queue.id].of(one.queue, one.thresholds, merged)
@@ -385,7 +416,7 @@ class _Round:
             # A request that was sent may have deleted the queue, which a client declared again.
             writing.keep_fetched([queue.id for queue in kept if queue.delete_sent_at and queue.id])
             recording.write_events([(queue, QueueEvent.Kind.KEPT, {"length": queue.length}) for queue in kept], now)
-            self.notifications += enqueue.enqueue(notices, now, self._lease)
+            self._notifications += enqueue.enqueue(notices, now, self._group)
         return len(kept)
 
     def _record_refusals(self, *, has_tried: bool) -> None:
@@ -399,8 +430,8 @@ class _Round:
             self._lease.renew()
             Watch.objects.filter(id=1).update(refused_since=None if is_over else now)
             if refused:
-                facts = {"count": refused, "error": self.outcome.errors[0]}
-                self.notifications += enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
+                facts = {"count": refused, "error": self._refusal}
+                self._notifications += enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
 
 
 def keep_connection() -> KeptSessions:

@@ -291,8 +291,8 @@ def delete_queue(
             renew_lock()
             between()
 
+        attempt = _attempt(session, target, renew)
         try:
-            attempt = _attempt(session, target, renew)
             depth = _declare(attempt.fetch)
             if limit is not None and depth + unacknowledged <= limit:
                 attempt.fetch.requeue()
@@ -312,7 +312,10 @@ def delete_queue(
             raise
         except BrokerUnavailable as error:
             raise NotSent(str(error), is_unreachable=error.never_reached) from error
-        except (WithinLimit, BrokerError):
+        except BrokerError:
+            attempt.fetch.close()
+            raise
+        except WithinLimit:
             raise
         except BaseException:
             session.close()  # which returns the fetched messages

@@ -158,7 +158,7 @@ def write(
     returned = {row.id for row in observation.stored.values() if row.state == GONE}
     with transaction.atomic():
         lease.renew()
-        _drop_concurrent_edits(changes, returned, run.now)
+        _drop_concurrent_edits(changes, observation, returned, run.now)
         _insert(changes, run.now)
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
@@ -221,12 +221,14 @@ def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
     write_events(events, now)
 
 
-def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
+def _drop_concurrent_edits(
+    changes: Changes, observation: Observation, returned: Collection[int | None], now: datetime
+) -> None:
     """Drop the queues, Pulse users and owners that people changed since the rows were read.
 
-    Queues for which the deleter recorded an outcome since the pass began are dropped, too. A queue with new limits is
-    left to the next pass, which uses them. At most three statements lock the rows to write: Pulse users and owners
-    first, in the order of their removal.
+    Queues for which the deleter sent a request or recorded an outcome since the pass began are dropped, too. A queue
+    with new limits is left to the next pass, which uses them. At most three statements lock the rows to write: Pulse
+    users and owners first, in the order of their removal.
     """
     with_owners = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
     removed = _lock_and_find_missing(PulseUser, {queue.pulse_user_id for queue in with_owners} - {None})
@@ -241,12 +243,13 @@ def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], n
         rows = Queue.objects.select_for_update().filter(these).order_by("id")
         gone_at = Case(When(state=GONE, then=F("last_seen")))
         # A queue deleted after this pass began may still be in its list. That is no return.
-        columns = ("id", "gone_at", "outcome_at", *LIMITS)
-        for id_, since, outcome_at, *own in rows.annotate(gone_at=gone_at).values_list(*columns):
+        sent = {row.id: row.delete_sent_at for row in observation.stored.values() if row.id in touched}
+        columns = ("id", "gone_at", "outcome_at", "delete_sent_at", *LIMITS)
+        for id_, since, outcome_at, sent_at, *own in rows.annotate(gone_at=gone_at).values_list(*columns):
             is_gone = since is not None and (id_ not in returned or since >= now)
             has_outcome = outcome_at is not None and outcome_at >= now
             touched.remove(id_)
-            if is_gone or has_outcome or limits.get(id_, own) != own:
+            if is_gone or has_outcome or sent_at != sent.get(id_) or limits.get(id_, own) != own:
                 gone.add(id_)
         gone |= touched  # their rows were pruned
     if gone or removed or departed:

@@ -48,13 +48,16 @@ def finish(queues: Sequence[StoredQueue], lease: HeldLease) -> int:
     writing.keep_fetched(list(since))
     for id_, archived in writing.kept_since(since).items():
         facts[id_] |= Removed(archived, archived.dropped, archived.held).as_facts()
-    return record_deleted(queues, facts, lease)[1]
+    return record_deleted(queues, facts, lease, lease)[1]
 
 
 def record_deleted(
-    queues: Sequence[StoredQueue], facts: dict[int | None, dict[str, Any]], lease: HeldLease
+    queues: Sequence[StoredQueue], facts: dict[int | None, dict[str, Any]], lease: HeldLease, group: HeldLease
 ) -> tuple[int, int]:
-    """Record the deletions and enqueue the notices in one transaction. Return the numbers of both."""
+    """Record the deletions and enqueue the notices in one transaction. Return the numbers of both.
+
+    The notices are a group while ``group`` is held.
+    """
     now = timezone.now()
     with transaction.atomic():
         lease.renew()
@@ -67,7 +70,7 @@ def record_deleted(
         if newly_registered:
             registered.provider().record_missing(newly_registered)
         notices = [Notice(kinds.DELETION, facts[queue.id], subject_key(queue.id), *queue.ownership) for queue in queues]
-        notified = enqueue.enqueue(notices, now, lease)
+        notified = enqueue.enqueue(notices, now, group)
     deletions_recorded.send(Queue, number=len(queues))
     return len(queues), notified
 

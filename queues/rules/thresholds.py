@@ -47,7 +47,7 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
     ``length`` is ready plus unacknowledged messages, or None if unknown. A queue that is ``spared`` must not be deleted
     now: it is unbounded, exclusive or registered; the list is too short to trust; only its unacknowledged messages put
     it over its limit, for less than ``UNACKED_MINIMUM``; or its messages are not fetched, and one list shows it too
-    long. A queue in state deleting is judged again: it was declared again, or an earlier pass did not delete it.
+    long.
     """
     if length is None:
         return Verdict(state, Action.NOTHING)

@@ -64,6 +64,8 @@ def has_waited_too_long(
 
     Only time counts for which the deleter was running.
     """
+    if queue.decided_at is None:  # by an older version, at an unknown time
+        return False
     is_dangerous = is_alarm_raised or (queue.length is not None and queue.length > 2 * limit)
-    since = max(queue.decided_at or deleter_since, deleter_since)
+    since = max(queue.decided_at, deleter_since)
     return is_dangerous and now - since >= patience

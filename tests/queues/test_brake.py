@@ -11,7 +11,7 @@ from accounts.models import AuditEntry, Owner, PulseUser
 from notifications.models import Notification
 from queues.actions import single
 from queues.guard import destroying, once, persistence
-from queues.guard.deleter import _Round
+from queues.guard.deleter import _Run
 from queues.models import Queue, Watch
 from queues.rules import brake
 from queues.rules.brake import groups_to_block
@@ -95,9 +95,7 @@ def kill(*arguments, **options):
 @pytest.mark.parametrize("step", ["the decision", "the deletion"])
 def test_a_release_survives_a_killed_pass(released, monkeypatch, step):
     with monkeypatch.context() as patch:
-        patch.setattr(
-            *((persistence, "_update_watch", kill) if step == "the decision" else (_Round, "carry_out", kill))
-        )
+        patch.setattr(*((persistence, "_update_watch", kill) if step == "the decision" else (_Run, "carry_out", kill)))
         with pytest.raises(Killed):
             once.run_once()
     assert brake.brake().released == (3 if step == "the decision" else 0)

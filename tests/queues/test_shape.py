@@ -61,7 +61,7 @@ def alice(guarded):
     return owner
 
 
-STATEMENTS_FOR_EACH_DELETION = 16
+STATEMENTS_FOR_EACH_DELETION = 14
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_pass_records_any_number_of_deletions_in_as_many_statements_and_the_de
     create_queues, settings, monkeypatch
 ):
     settings.GUARDIAN_ARCHIVE_DAYS = 0
-    monkeypatch.setattr(deleter, "ROUND_SECONDS", 600)
+    monkeypatch.setattr(deleter, "RUN_SECONDS", 600)
     of_pass, of_deleter = [], []
     for number in (FEW, MANY):
         create_queues(number)

@@ -23,7 +23,7 @@ from notifications import claims, sending
 from notifications.models import Notification
 from queues.archives import replay
 from queues.guard import destroying, monitor, once
-from queues.guard.deleter import _Round
+from queues.guard.deleter import _Run
 from rabbit import http, snapshot
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Fetch
@@ -32,7 +32,7 @@ STEPS = {
     "the list": (snapshot, "take"),
     "the decision": (monitor, "write"),
     "the recheck": (destroying, "_declare"),
-    "the announcement": (_Round, "_mark_sent"),
+    "the announcement": (_Run, "_mark_sent"),
     "the first batch": (destroying, "store_batch"),
     "the deletion": (Fetch, "delete_queue"),
 }
