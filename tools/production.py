@@ -149,7 +149,7 @@ def expire_abandoned(seconds: float) -> None:
     from notifications import enqueue
     from notifications.models import Notification
 
-    used = Q(name="deleter", expires_at__gt=timezone.now() + timedelta(seconds=LEASE_SECONDS * 2 / 3 - seconds))
+    used = Q(name="deleter", expires_at__gt=timezone.now() + timedelta(seconds=LEASE_SECONDS * 2 / 3))
     leases = list(Lease.objects.exclude(used).exclude(holder=None).values_list("name", "holder", "expires_at"))
     claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))
     if not leases and not claims:
