@@ -63,7 +63,7 @@ GROUP_SECONDS = 20.0
 PLAN_SECONDS = 1.0
 """The interval at which a run looks for new decisions."""
 
-UNDECIDED = timedelta(seconds=90)
+RETRY_QUORUM_AFTER = timedelta(seconds=90)
 """While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. So for
 this long after a request without an answer, only its absence from lists counts."""
 
@@ -233,7 +233,7 @@ class _Run:
         if queue.delete_sent_at is None:
             return True
         if queue.type != CLASSIC:
-            return timezone.now() - queue.delete_sent_at > UNDECIDED
+            return timezone.now() - queue.delete_sent_at > RETRY_QUORUM_AFTER
         listed_at = self._watch.listed_at
         return listed_at is not None and listed_at > queue.delete_sent_at and not queue.misses
 

@@ -1,7 +1,7 @@
 """The settings of the last pass, so that a change of the environment deletes nothing by surprise.
 
 Nobody confirms such a change. The first pass after it deletes only what the earlier settings would delete, too, and
-blocks the rest. The first pass over a broker is such a pass: no vhost was guarded before.
+blocks the rest. So does the first pass over a broker: no vhost was guarded before.
 """
 
 from dataclasses import replace

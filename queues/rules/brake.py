@@ -1,9 +1,9 @@
 """The brake on bulk deletion, and the release of blocked queues by an operator.
 
 A queue whose deletion is blocked has a ``block_reason`` on its row. It stays blocked until an operator releases it, or
-its length is back to normal. A release names queues; the next pass deletes them whatever their number. Passes
-(``comparison.py``) and sweeps (``agents/sweeps/reports.py``) apply the brake. Operators release queues on the page
-``status.blocked_queues``.
+its length is back to normal. A release names queues; the next pass decides to delete them, whatever their number.
+Passes (``comparison.py``) and sweeps (``agents/sweeps/reports.py``) apply the brake. Operators release queues on the
+page ``status.blocked_queues``.
 """
 
 import logging
@@ -31,7 +31,7 @@ Group = TypeVar("Group")
 
 
 def brake_limit(brake: int, listed: int) -> int:
-    """Return how many queues one pass may delete: the brake or a quarter of all listed, whichever is larger."""
+    """Return how many queues may wait to be deleted: the brake or a quarter of all listed, whichever is larger."""
     return max(brake, listed // 4)
 
 
