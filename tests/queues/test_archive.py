@@ -241,12 +241,12 @@ def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
 def test_headers_count_to_the_bounds_and_are_not_decoded(amqp, delete, settings):
     settings.GUARDIAN_ARCHIVE_MAX_BYTES = 100 * len(MANY_HEADERS)
     amqp.queue(NAME)
-    for _ in range(300):
+    for _ in range(120):
         amqp.channel.basic_publish("", NAME, b"", Raw(MANY_HEADERS))
     began = time.process_time()
     removed = delete()
     assert time.process_time() - began < 3  # decoding 100 takes 4 s
-    assert (removed.archived, removed.dropped) == (99, 201)
+    assert (removed.archived, removed.dropped) == (99, 21)
     found = [message.headers for _, message in reading.messages(removed.archive, 50, 1)]
     assert [len(headers) for headers in found] == [16_000]
 
