@@ -209,7 +209,7 @@ WORKER = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"
 @pytest.mark.parametrize(
     "workers",
     [
-        pytest.param([["guarding"], ["celery"]], id="one for guarding"),
+        pytest.param([["guarding"], ["deleting"], ["celery"]], id="one for each"),
         pytest.param([[]], id="one for all", marks=pytest.mark.soak),
     ],
 )

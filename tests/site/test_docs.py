@@ -213,8 +213,9 @@ def import_sources(tmp_path, monkeypatch):
     source = sqlite3.connect(tmp_path / "pulseguardian.db")
     source.executescript(
         "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT, admin BOOLEAN);"
-        "CREATE TABLE pulse_users (id INTEGER PRIMARY KEY, owner_id INTEGER, username TEXT);"
-        "CREATE TABLE queues (name TEXT PRIMARY KEY);"
+        "CREATE TABLE pulse_users (id INTEGER PRIMARY KEY, username TEXT);"
+        "CREATE TABLE pulse_user_owners (users_id INTEGER, pulse_users_id INTEGER);"
+        "CREATE TABLE queues (name TEXT PRIMARY KEY, owner_id INTEGER, unbounded BOOLEAN);"
     )
     source.close()
     (tmp_path / "owners.csv").write_text("username,owners\n")
