@@ -310,7 +310,7 @@ def test_a_pass_interrupted_by_a_full_disk_is_finished_later(
             assert len(queue_names(management, guarded)) == number
             assert not Queue.objects.exists()
             assert not Notification.objects.exists()
-        assert not QueueEvent.objects.filter(kind="deleted").exists()
+            assert not QueueEvent.objects.filter(kind="deleted").exists()
     let_time_pass()
     run_scheduled_work()
     assert breaches(management, [guarded], mailbox.mails) == []
