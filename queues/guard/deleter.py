@@ -298,7 +298,7 @@ class _Run:
             raise Spared("its deletion was called off")
 
     def _limit(self, row: Queue, *, is_paused: bool) -> int | None:
-        """Return the length past which a queue is deleted; None: it is deleted whatever its length.
+        """Return the length past which a queue is deleted, or None if it is deleted whatever its length.
 
         ``is_paused``: its messages must not be fetched now.
 
@@ -364,7 +364,7 @@ class _Run:
 
     @property
     def _memory_alarm(self) -> str:
-        """Since when a memory alarm is raised; empty: none is."""
+        """Since when a memory alarm is raised, or an empty text."""
         return min((since for resource, _, since in self._watch.alarms or () if resource == "memory"), default="")
 
     def _record(self, results: Sequence[Result]) -> None:

@@ -75,7 +75,7 @@ class Target:
     """A queue to delete or purge. ``held`` are about how many messages its consumers hold, as last listed.
 
     ``without_copy`` is the reason if the caller decided that it is not archived. Its messages are fetched for
-    ``seconds`` at most; None: as set.
+    ``seconds`` at most, if given.
     """
 
     vhost: str

@@ -309,7 +309,7 @@ class _Comparison:
             self.changes.samples.append(queue)
 
     def _group_of(self, queue: StoredQueue) -> int | None:
-        """Return the owner with whose queues the brake blocks a queue; None: it has no owner."""
+        """Return the owner with whose queues the brake blocks a queue, or None."""
         return queue.owner_id if queue.owner_id is not None else self.owners.get(queue.pulse_user_id)
 
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:

@@ -10,7 +10,7 @@ LONGEST_GAP = timedelta(seconds=90)
 """If no round of the deleter began for longer, it counts as not running. A round may last a minute."""
 
 Group = int | None
-"""An owner, by primary key; None: queues without owner."""
+"""An owner, by primary key. Queues without owner are the group None."""
 
 
 class Waiting(NamedTuple):
