@@ -239,12 +239,10 @@ class _Run:
 
     def _delete(self, one: Waiting, sessions: KeptSessions) -> Result:
         """Archive and delete a queue, in a thread."""
-        queue, began = one.queue, time.monotonic()
-        row = Queue.objects.select_related("pulse_user").filter(pk=queue.id or 0).first()
-        if row is None:
-            return Result(queue, Thresholds(0, 0))
-        limits = thresholds.of_decision(row)
+        queue, began, limits = one.queue, time.monotonic(), Thresholds(0, 0)
         try:
+            row = Queue.objects.select_related("pulse_user").get(pk=queue.id or 0)
+            limits = thresholds.of_decision(row)
             self._require_decided(row)
             is_paused = is_fetch_paused(row.returned_at, timezone.now())
             limit = self._limit(row, is_paused=is_paused)
@@ -262,7 +260,7 @@ class _Run:
             return Result(now, limits, is_kept=True)
         except Spared:
             return Result(queue, limits, is_kept=True)
-        except NotOnBroker:
+        except (NotOnBroker, Queue.DoesNotExist):
             return Result(queue, limits)
         except BrokerError as error:
             # An earlier request may still be carried out after one that was not sent.
