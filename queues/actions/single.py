@@ -21,11 +21,12 @@ from core import broker
 from core.confirmation import ConfirmableChange
 from core.refusals import Refusal
 from queues.actions import effects, limit_requests
-from queues.actions.tombstones import figures, gone_fields
+from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent
+from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
 from rabbit.entities import Binding, QueueConsumer, QueueRates
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.management import Management
@@ -352,7 +353,7 @@ def _record_deletion(queue: Queue, by: Owner) -> None:
         row = Queue.objects.select_for_update().get(pk=queue.pk)
         _new_event(row, QueueEvent.Kind.REMOVED, actor, figures(row.ready, row.unacknowledged)).save()
         if row.state != Queue.State.GONE:
-            Queue.objects.filter(pk=row.pk).update(**gone_fields(), last_seen=timezone.now())
+            Queue.objects.filter(pk=row.pk).update(**GONE_FIELDS, **WITHOUT_COUNTS, last_seen=timezone.now())
         if row.owner_id is not None:
             registered.provider().record_missing(
                 [(row.vhost, row.name)]

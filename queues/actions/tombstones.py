@@ -14,6 +14,7 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from core import bulk
 from queues.models import Queue, QueueEvent
+from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
 from rabbit.snapshot import length_of
 
 UNREGISTERED = {"why": "unregistered"}
@@ -43,15 +44,6 @@ def forget_queues_of(pulse_user: PulseUser) -> int:
     return _forget(Q(pulse_user=pulse_user), {"with": pulse_user.username})
 
 
-def gone_fields() -> dict[str, Any]:
-    """Return the columns of a queue that is gone, the same as a pass writes."""
-    return {
-        "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
-        "over_unacked_since": None, "consumers": None, "unattended_since": None, "acknowledged_total": None,
-        "stalled_since": None, "block_reason": "",
-    }  # fmt: skip
-
-
 def figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:
     return {"length": length_of(ready, unacknowledged)}
 
@@ -62,7 +54,7 @@ def _forget(selected: Q, details: dict[str, Any]) -> int:
         rows = Queue.objects.select_for_update().filter(selected).exclude(state=Queue.State.GONE)
         # A pass locks in this order too.
         queues = list(rows.order_by("id").values_list("id", "vhost", "name", "ready", "unacknowledged"))
-        rows.update(**gone_fields(), last_seen=now)
+        rows.update(**GONE_FIELDS, **WITHOUT_COUNTS, last_seen=now)
         bulk.insert(
             QueueEvent,
             ("queue", "vhost", "queue_name", "kind", "at", "details"),

@@ -25,7 +25,7 @@ from queues.mails.subject import subject_key
 from queues.models import Queue, Watch
 from queues.rules import thresholds
 from queues.rules.listing import should_have_consumer
-from queues.rules.rows import StoredQueue
+from queues.rules.rows import WITHOUT_COUNTS, StoredQueue
 from rabbit.errors import BrokerError
 from rabbit.management import Management
 from rabbit.names import QueueName
@@ -185,10 +185,7 @@ def _count(lease: HeldLease) -> int:
         bulk.update(
             Queue, WRITTEN_FIELDS, [(one.id, *(getattr(one, name) for name in WRITTEN_FIELDS)) for one in changed]
         )
-        # Keep the …_told_at columns, so that owners learn of a consumer when the queue is declared again.
-        Queue.objects.filter(GONE_WITH_COUNTS).update(
-            bytes=None, consumers=None, unattended_since=None, acknowledged_total=None, stalled_since=None
-        )
+        Queue.objects.filter(GONE_WITH_COUNTS).update(**WITHOUT_COUNTS)
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
         return enqueue.enqueue(list(notices.values()), now, lease)
 

@@ -17,6 +17,7 @@ from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     FROM_LIST,
     FROM_LIST_FIELDS,
+    GONE_FIELDS,
     Earlier,
     OwnershipFields,
     Registrations,
@@ -209,10 +210,7 @@ class _Comparison:
 
     def _record_gone(self, row: StoredQueue) -> None:
         """Record that a queue is gone. It keeps its last notified state, in case it is declared again."""
-        gone = row._replace(
-            state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None,
-            block_reason="",
-        )  # fmt: skip
+        gone = row._replace(**GONE_FIELDS)
         self.changes.gone.append(gone)
         if row.misses == 0:
             self.changes.listed_last.append(gone)

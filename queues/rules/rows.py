@@ -4,13 +4,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from notifications.audience import Ownership
 from queues.models import Queue
 from queues.rules.quiet import QuietPeriod
 from queues.rules.thresholds import (
     DELETING,
+    GONE,
     OK,
     Policy,
     is_spared,
@@ -88,6 +89,29 @@ class StoredQueue(NamedTuple):
             merged=after.merged,
         )
 
+
+GONE_FIELDS: Mapping[str, Any] = {
+    "state": GONE,
+    "misses": 0,
+    "ready": None,
+    "unacknowledged": None,
+    "delete_sent_at": None,
+    "over_unacked_since": None,
+    "block_reason": "",
+}
+"""The columns of a queue that is gone."""
+
+WITHOUT_COUNTS: Mapping[str, Any] = {
+    "bytes": None,
+    "consumers": None,
+    "unattended_since": None,
+    "acknowledged_total": None,
+    "stalled_since": None,
+}
+"""The columns that the count of consumers fills, of a queue that is gone.
+
+When owners were notified stays, so that they learn of a consumer when the queue is declared again.
+"""
 
 OwnershipFields = tuple[int | None, int | None, bool]
 
