@@ -49,7 +49,6 @@ def main() -> int:
     for name, module in BENCHMARKS.items():
         if arguments.only and name not in arguments.only:
             continue
-        figures = []
         for database in ("SQLite",) if name == "message_store_cassandra" else ("SQLite", "PostgreSQL"):
             console.print(f"{name}, {database}", style="dim")
             try:
@@ -60,10 +59,10 @@ def main() -> int:
                 broken.append(f"{name}, {database}")
                 console.print(f"not measured: {broken[-1]} {error}", style="red", markup=False, soft_wrap=True)
             else:
-                figures += [replace(figure, where=f"{figure.where}, {database}") for figure in measured]
-        show(console, name, figures)
-        if not arguments.small:  # its ratios mean nothing
-            missed += [f"{name}, {one.where}: {one.what} {one.target}" for one in figures if one.missed]
+                figures = [replace(figure, where=f"{figure.where}, {database}") for figure in measured]
+                show(console, name, figures)
+                if not arguments.small:  # its ratios mean nothing
+                    missed += [f"{name}, {one.where}: {one.what} {one.target}" for one in figures if one.missed]
     for line in missed:
         console.print(f"missed: {line}", style="red", markup=False, soft_wrap=True)
     for line in broken:
