@@ -263,7 +263,7 @@ def _run_time(setting: str, pattern: str, consequence: str) -> Iterable[CheckMes
 def _bounds() -> Iterable[CheckMessage]:
     for name, (least, most, *_) in environment.declared.items():
         if least > -math.inf and not least <= _value(name) <= most:
-            numbers = f"{least} or more" if math.isinf(most) else f"from {least} to {most}"
+            numbers = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
             yield Error(f"{name} is {_value(name)}.", hint=f"Set it to a number {numbers}.", id="guardian.E011")
     if (share := shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES)) < settings.GUARDIAN_ARCHIVE_MAX_BYTES:
         yield checks.Warning(

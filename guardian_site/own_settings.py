@@ -169,7 +169,7 @@ GUARDIAN_OWNERS_MAY_VOUCH = read("GUARDIAN_OWNERS_MAY_VOUCH", flag, "false")
 GUARDIAN_RESERVED_USERS = read("GUARDIAN_RESERVED_USERS", items, "guest,admin")
 """Names that Pulse users created here can't have, separated by commas: names, or regular expressions that are searched
 for in names, such as ^ops-. Case is ignored. An entry of letters, digits, dots, underscores and dashes is a name. An
-expression can't contain a comma."""
+expression can't contain a comma. A comma alone reserves no name."""
 
 GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", int, "0")
 """The highest deletion limit, in messages, that owners may set for their Pulse users; 0: owners set no limits."""

@@ -325,7 +325,7 @@ OTHER_TASKS = Rule(
 
 NOTIFICATIONS_WAIT = Rule(
     name="outbox",
-    measures="time that the oldest notification has waited",
+    measures="time that the oldest notification has waited, not counting its recipient's quiet hours",
     unit=Unit.SECONDS,
     warning=900,
     sentence="The oldest notification has waited for {value}.{error}",
@@ -405,7 +405,7 @@ LEASE = Rule(
     unit=Unit.SECONDS,
     warning=25 * 3600,  # all tasks with a lease run at least once a day, and take over an expired one
     sentence="A process that held the lease '{lease}' was killed {value} ago, and none has taken it since.",
-    next_step="Check that beat and both workers run.",
+    next_step="Check that beat and all workers run.",
     runbook="the-doctor",
 )
 

@@ -258,7 +258,7 @@ def prepare(demo: Demo) -> dict[str, str]:
     stack.manage("create_owner", OWNER, "--vouched")
     stack.manage("create_owner", OPERATOR, "--operator")
     stack.start()
-    say(f"The web process, the guard, a worker and beat are running: {stack.base_url}")
+    say(f"The web process, the guard, the deleter, a worker and beat are running: {stack.base_url}")
     say(f"Guardian runs a pass every second, warns at {WARN} messages and deletes above {MAX}.")
     token = stack.manage("create_token", OWNER, "--scope", "all").strip()
     demo.api.headers["Authorization"] = f"Token {token}"
@@ -475,7 +475,7 @@ def main() -> int:
         except ExpectationFailed as error:
             code = 1
             say(f"✗  This did not happen: {error}", "bold red")
-            for name in ("web", "guard", "worker", "beat"):
+            for name in ("web", "guard", "deleter", "worker", "beat"):
                 console.print(f"\nThe end of {name}'s log:\n{escape(tail(stack.logs / f'{name}.log'))}")
         except (StartError, BrokerError, Refused) as error:
             code = 1

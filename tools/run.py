@@ -11,7 +11,7 @@ from tools.mail import Mail
 from tools.processes import StartError, end_with_parent
 from tools.stack import PROJECT, Stack, configured, turn_signals_into_interrupts
 
-COLOURS = {"web": "cyan", "guard": "yellow", "worker": "green", "beat": "blue"}
+COLOURS = {"web": "cyan", "guard": "yellow", "deleter": "bright_yellow", "worker": "green", "beat": "blue"}
 
 console = Console(highlight=False, soft_wrap=True)
 

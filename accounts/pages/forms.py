@@ -111,9 +111,9 @@ class AdoptForm(Form):
     def __init__(self, data: QueryDict | None = None, *, adoptable: list[str]) -> None:
         super().__init__(data)
         username = forms.ChoiceField(
-            label="Pulse user",
+            label="RabbitMQ user",
             choices=[(name, name) for name in adoptable],
-            error_messages={"invalid_choice": "This Pulse user can't be adopted any more. Choose another."},
+            error_messages={"invalid_choice": "This RabbitMQ user can't be adopted any more. Choose another."},
         )
         self.fields = {"username": username, **self.fields}
 

@@ -80,7 +80,7 @@ def _pulse_users_response(
         try:
             adopt_form = forms.AdoptForm(adoptable=creation.adoptable())
         except BrokerError as error:
-            trouble, status = broker_trouble(request, error, "The Pulse users to adopt can't be listed."), 503
+            trouble, status = broker_trouble(request, error, "The RabbitMQ users to adopt can't be listed."), 503
     page = page_of(request, pulse_users)
     numbers = queue_effects.count([pulse_user.pk for pulse_user in page])
     for pulse_user in page:

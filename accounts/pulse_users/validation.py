@@ -140,7 +140,7 @@ def live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
 def require_operator(by: Owner) -> None:
     """Raise PermissionDenied unless this owner, as an operator, may adopt what the broker has."""
     if not by.is_staff:
-        raise PermissionDenied("Only operators can adopt Pulse users, queues and exchanges of the broker.")
+        raise PermissionDenied("Only operators can adopt RabbitMQ users, queues and exchanges.")
 
 
 def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:

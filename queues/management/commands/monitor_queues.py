@@ -46,12 +46,15 @@ class Command(BaseCommand):
             raise SystemExit(self._pass(options, once.run_once))
         deleting = threading.Thread(target=_delete, args=(stop,))
         deleting.start()
-        while True:
-            self._pass(options, monitor.run_pass)
-            options["force"] = False  # the operator checked the first pass only
-            if stop.wait(self._seconds_to_wait()):
-                deleting.join()
-                raise SystemExit(DONE)
+        try:
+            while not stop.is_set():
+                self._pass(options, monitor.run_pass)
+                options["force"] = False  # the operator checked the first pass only
+                stop.wait(self._seconds_to_wait())
+        finally:  # also if nobody reads the output any more: then the supervisor restarts the command
+            stop.set()
+            deleting.join()
+        raise SystemExit(DONE)
 
     def _pass(self, options: dict[str, Any], run: Callable[..., Report]) -> int:
         """Run one pass, print its report, and return the exit code. A failure is printed or logged."""
