@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 def show(name: str, line: str) -> None:
     """Print a line of a process's output."""
-    console.print(f"[{COLOURS[name.partition('-')[0]]}]{name:>8}[/] {escape(line)}")
+    console.print(f"[{COLOURS.get(name.partition('-')[0], 'white')}]{name:>8}[/] {escape(line)}")
 
 
 def show_mail(mail: Mail) -> None:

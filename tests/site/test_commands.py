@@ -139,6 +139,14 @@ def test_sigterm_ends_the_current_pass_and_releases_the_lease(amqp, environment)
 
 
 @pytest.mark.slow
+def test_monitor_queues_ends_when_its_output_is_closed(guarded, environment):
+    process = start(environment, "monitor_queues", GUARDIAN_POLL_SECONDS="1")
+    process.stdout.close()
+    assert process.wait(timeout=30) == 1
+    process.stderr.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_monitor_killed_repeatedly_loses_and_repeats_nothing(amqp, environment, management, kills):
     owner = Owner.objects.create_user("alice@example.org")
