@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.core.exceptions import ValidationError
 
-from accounts.models import check_address, normalize_address
+from accounts.models import check_address, comparable, normalize_address
 from message_store.store import StoredQueue
 
 MAX_PRINCIPALS = 100
@@ -60,10 +60,8 @@ def may_use_positions(queue: StoredQueue, caller: Caller) -> bool:
 
 
 def _comparable(principal: str) -> str:
-    """Return a stored principal with its address in normal form. An address outside ASCII is in an older form."""
-    if principal.isascii():
-        return principal
-    return f"bid:{normalize_address(principal.removeprefix('bid:'))}"
+    """Return a stored principal with its address as it is compared. An address outside ASCII is in an older form."""
+    return principal if principal.isascii() else f"bid:{comparable(principal.removeprefix('bid:'))}"
 
 
 def parse(text: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from django.views.decorators.cache import never_cache
 
 from accounts import allauth_private
 from accounts.access import vouching
-from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, normalize_address
+from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, comparable
 from accounts.signing_in import code_limits
 from accounts.signing_in.owners import get_or_create_owner, mark_address_verified, valid_address
 from core import time_zones
@@ -215,7 +215,7 @@ class AccountAdapter(DefaultAccountAdapter):
         address, groups = None, None
         if self.method == "code":
             mark_address_verified(user)
-            address = normalize_address(user.email)
+            address = comparable(user.email)
             if pending is not None and pending["email"] == address:
                 connect_social_account(user, pending["uid"], pending["name"])
                 groups = pending["groups"]

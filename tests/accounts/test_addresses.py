@@ -16,7 +16,8 @@ from accounts.models import NotificationAddress, Owner, PulseUser, owners_by_add
 from accounts.models import normalize_address as normal
 from accounts.pulse_users import addresses, ownership
 from accounts.signing_in.owners import get_or_create_owner, valid_address
-from agents.models import Offering
+from agents.api.views import SubscriptionFilter
+from agents.models import EventSubscription, Offering
 from message_store import principals
 from message_store.store import StoredQueue
 from notifications import audience
@@ -129,6 +130,12 @@ def test_invitations_approvals_and_imports_find_an_owner_by_both_forms(request, 
     assert "no owner with access" not in str(error.value)
 
 
+@pytest.mark.parametrize("written", [UNICODE, ASCII])
+def test_agents_lists_are_filtered_by_both_forms(owner, bob, written):
+    mine, _ = [EventSubscription.objects.create(owner=one) for one in (owner, bob)]
+    assert list(SubscriptionFilter({"user_username": written}, EventSubscription.objects.all()).qs) == [mine]
+
+
 def test_an_owners_address_is_no_further_address_in_either_form(older):
     pulse_user = PulseUser.objects.create(username="x")
     pulse_user.owners.add(older)
@@ -158,6 +165,11 @@ def test_a_principal_is_compared_in_one_form(named, caller):
     queue = StoredQueue("app", "queue", timezone.now(), 1, "user", "strong", (f"bid:{named}",), None)
     assert principals.may_read(queue, principals.Caller(email=caller))
     assert not principals.may_read(queue, principals.Caller(email="x@example.org"))
+
+
+def test_an_owner_whose_domain_is_in_doubt_is_not_the_principal_of_that_domain():
+    queue = StoredQueue("app", "queue", timezone.now(), 1, "user", "strong", ("bid:x@xn--strae-oqa.de",), None)
+    assert not principals.may_read(queue, principals.Caller(email="x@straße.de"))
 
 
 # Addresses that were stored before
