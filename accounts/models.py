@@ -6,6 +6,7 @@ The broker is the truth about which Pulse users exist; these rows are the truth 
 import enum
 import unicodedata
 import uuid
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -21,6 +22,7 @@ from django.utils import timezone
 from knox.models import AbstractAuthToken
 
 from accounts.mailboxes import unquoted
+from core.addresses import ascii_domain
 from core.fields import BrokerJSONField
 
 MAX_ADDRESS_LENGTH = 254
@@ -29,12 +31,19 @@ INVITATION_LIFETIME = timedelta(days=7)
 
 INVALID_ADDRESS = "Enter an e-mail address, such as you@example.org."
 
+OTHER_ALPHABET = "xn--"
+"""Part of a domain in ASCII that is written in another alphabet."""
+NOT_ASCII = r"[^ -~]"
+"""Matches addresses that were stored before domains had one form."""
+
 
 class OwnerManager(BaseUserManager["Owner"]):
-    """Finds and creates owners by e-mail address, ignoring case."""
+    """Finds and creates owners by e-mail address, in whatever form it is written."""
 
     def get_by_natural_key(self, username: str | None) -> "Owner":
-        return self.get(email=normalize_address(username or ""))
+        if (owner := owner_with_address(username or "")) is None:
+            raise Owner.DoesNotExist
+        return owner
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
         """Create an owner. Without a password, which is the rule, signing in by password is impossible."""
@@ -63,19 +72,57 @@ def owners_matching(text: str) -> models.Q:
 
 
 def normalize_address(email: str) -> str:
-    """Return the e-mail address as it is stored and compared: stripped, in lower case, and quoted only if needed."""
-    return unquoted(email.strip().lower())
+    """Return the e-mail address as it is stored and compared.
+
+    It is stripped, in lower case, quoted only if needed, and has its domain in IDNA's ASCII form. A local part outside
+    ASCII and a domain without an ASCII form stay as they are: no owner can have them.
+    """
+    local, at, domain = email.strip().rpartition("@")
+    if not at:
+        return domain.lower()
+    if local.isascii():  # some letters outside ASCII have lower-case letters in ASCII, and are other mailboxes
+        local = unquoted(local.lower())
+    return f"{local}@{ascii_domain(domain)}"
+
+
+def comparable(stored: str) -> str:
+    """Return a stored address in normal form, unless its domain had another ASCII form before.
+
+    Domains were stored in Unicode, and mails went to their form by IDNA 2003. If that is another domain, as it is for
+    straße.de, it is unknown whose address was verified. So the address stays as it is and matches no other.
+    """
+    domain = stored.rpartition("@")[2]
+    try:
+        mailed = domain.encode("idna").decode()
+    except UnicodeError:
+        return stored
+    return normalize_address(stored) if mailed == ascii_domain(domain) else stored
+
+
+def owners_by_address(emails: Iterable[str], among: "models.QuerySet[Owner] | None" = None) -> "dict[str, Owner]":
+    """Return the owners with these addresses, by address in normal form, in one query.
+
+    An address that was stored before domains had one form counts too. If two owners have the same address, the one who
+    signed in last is returned.
+    """
+    wanted = {normalize_address(email) for email in emails}
+    stored = models.Q(email__in=wanted)
+    if any(OTHER_ALPHABET in address for address in wanted):
+        stored |= models.Q(email__regex=NOT_ASCII)
+    owners = (Owner.objects.all() if among is None else among).filter(stored)
+    in_order = owners.order_by(models.F("last_login").asc(nulls_first=True), "-pk")
+    return {address: owner for owner in in_order if (address := comparable(owner.email)) in wanted}
+
+
+def owner_with_address(email: str, among: "models.QuerySet[Owner] | None" = None) -> "Owner | None":
+    """Return the owner with this address, or None; see :func:`owners_by_address`."""
+    return next(iter(owners_by_address([email], among).values()), None)
 
 
 def check_address(email: str) -> None:
-    """Check that this is an e-mail address in normal form that can't be mistaken for another. Raises ValidationError.
-
-    Refuses invisible characters, marks for text direction, and compatibility characters such as full-width letters,
-    which a mail server would treat as plain ones.
-    """
-    EmailValidator(INVALID_ADDRESS)(email)
-    is_plain = email.isprintable() and unicodedata.normalize("NFKC", email) == email
-    if len(email) > MAX_ADDRESS_LENGTH or not is_plain:
+    """Check that this is an e-mail address in normal form, which has only visible ASCII. Raises ValidationError."""
+    EmailValidator(INVALID_ADDRESS)(email)  # accepts a dotless i, too
+    if len(email) > MAX_ADDRESS_LENGTH or not email.isascii() or not email.isprintable():
         raise ValidationError(INVALID_ADDRESS)
 
 
@@ -163,6 +210,9 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         email = normalize_address(self.email)
         try:
             check_address(email)
+            # Uniqueness is checked for the stored form only, which may be an older one.
+            if self._state.adding and OTHER_ALPHABET in email and owner_with_address(email) is not None:
+                raise ValidationError("An owner with this address exists.")
         except ValidationError as error:
             raise ValidationError({"email": error.messages}) from None
         super().clean()  # this would normalize the address differently

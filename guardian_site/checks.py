@@ -16,9 +16,9 @@ from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.core.validators import validate_email
 
 from accounts.access import reserved_names
+from accounts.models import check_address, normalize_address
 from core.addresses import split_address
 from guardian_site import environment
 from guardian_site.environment import IN_PASSWORDS
@@ -331,7 +331,7 @@ def _people() -> Iterable[CheckMessage]:
         )
     for address in settings.GUARDIAN_OPERATOR_EMAILS:
         try:
-            validate_email(address)
+            check_address(normalize_address(address))
         except ValidationError:
             yield Error(
                 f"GUARDIAN_OPERATOR_EMAILS has '{address}', which is not an e-mail address.",
@@ -373,7 +373,7 @@ def _fault_of_pattern(entry: str) -> str:
 
 def _signing_in() -> Iterable[CheckMessage]:
     for domain in settings.GUARDIAN_VOUCHED_DOMAINS:
-        if not re.fullmatch(r"[^\s@*/:.,;]+(\.[^\s@*/:.,;]+)*", domain):
+        if not domain.isascii() or not re.fullmatch(r"[^\s@*/:.,;]+(\.[^\s@*/:.,;]+)*", domain):
             yield Error(
                 f"GUARDIAN_VOUCHED_DOMAINS has '{domain}', which is not a domain.",
                 hint="Write the part of an address after the @, such as example.org. Add each subdomain.",

@@ -6,6 +6,7 @@ They come from the environment, or from ``.env`` beside ``manage.py``. Defaults 
 
 from pathlib import Path
 
+from core.addresses import ascii_domain
 from guardian_site import environment
 from guardian_site.environment import database, flag, host_of, items, log_level, mail_server, number, read, url
 
@@ -160,7 +161,7 @@ gets them from the management API. If a node has none, the list is used."""
 
 ## People
 
-GUARDIAN_VOUCHED_DOMAINS = [domain.lower() for domain in read("GUARDIAN_VOUCHED_DOMAINS", items, "")]
+GUARDIAN_VOUCHED_DOMAINS = [ascii_domain(domain) for domain in read("GUARDIAN_VOUCHED_DOMAINS", items, "")]
 """Domains, separated by commas. Owners with a verified address of one of them have access to the broker."""
 
 GUARDIAN_OWNERS_MAY_VOUCH = read("GUARDIAN_OWNERS_MAY_VOUCH", flag, "false")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.core.exceptions import ValidationError
 
-from accounts.models import check_address, normalize_address
+from accounts.models import check_address, comparable, normalize_address
 from message_store.store import StoredQueue
 
 MAX_PRINCIPALS = 100
@@ -46,7 +46,8 @@ def may_post(queue: StoredQueue, caller: Caller) -> bool:
 
 
 def may_delete(queue: StoredQueue, caller: Caller) -> bool:
-    return caller.principal in (queue.principals or (f"app:{queue.application}",))
+    named = queue.principals or (f"app:{queue.application}",)
+    return caller.principal is not None and _comparable(caller.principal) in map(_comparable, named)
 
 
 def may_read(queue: StoredQueue, caller: Caller) -> bool:
@@ -56,6 +57,11 @@ def may_read(queue: StoredQueue, caller: Caller) -> bool:
 def may_use_positions(queue: StoredQueue, caller: Caller) -> bool:
     """Return whether the caller may read and set consumers' positions: all who may post or delete."""
     return may_post(queue, caller) or may_delete(queue, caller)
+
+
+def _comparable(principal: str) -> str:
+    """Return a stored principal with its address as it is compared. An address outside ASCII is in an older form."""
+    return principal if principal.isascii() else f"bid:{comparable(principal.removeprefix('bid:'))}"
 
 
 def parse(text: str) -> tuple[str, ...]:

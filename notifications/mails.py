@@ -13,6 +13,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 
 from core.links import absolute_url
+from core.mails import AUTOMATIC_HEADERS
 from notifications import content, grouping, kinds, subjects
 from notifications.content import Content, Fact, Table, Why
 from notifications.models import Notification
@@ -29,7 +30,7 @@ def compose(*notifications: Notification) -> EmailMultiAlternatives:
         subject=subject,
         body=_as_text(said, why),
         to=[notifications[0].recipient],
-        headers={"Auto-Submitted": "auto-generated", "X-Guardian-Kind": kind, **_thread(notifications)},
+        headers={**AUTOMATIC_HEADERS, "X-Guardian-Kind": kind, **_thread(notifications)},
     )
     context = {
         "subject": subject,

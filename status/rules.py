@@ -409,6 +409,30 @@ LEASE = Rule(
     runbook="the-doctor",
 )
 
+OLDER_ADDRESSES = Rule(
+    name="older addresses",
+    measures="owners with an address in an older form",
+    unit=Unit.COUNT,
+    noun="owner",
+    warning=1,
+    sentence="The address of {value} is stored in an older form: {addresses}.",
+    next_step="Check each, and save the owner in /admin/: that stores today's form.",
+    runbook="owners-have-one-address",
+)
+
+SAME_ADDRESS = Rule(
+    name="owners of one address",
+    measures="owners have the same address",
+    unit=Unit.FLAG,
+    warning=1,
+    sentence="Owners have the same address: {addresses}.",
+    next_step=(
+        "Sign-in leads to the one who signed in last. Assign this owner to the other's Pulse users, and delete the "
+        "other in /admin/."
+    ),
+    runbook="owners-have-one-address",
+)
+
 OF_BROKER = (BROKER, NODE_STOPPED, CLUSTER_SPLIT, MEMORY_ALARM, DISK_ALARM, MEMORY, DISK, FILES)
 OF_GUARDIAN = (
     PASS_AGE,
@@ -434,5 +458,5 @@ OF_GUARDIAN = (
     ARCHIVES_FAILED,
     ARCHIVES_FULL,
 )
-OF_DOCTOR = (CLOCK, LEASE)
+OF_DOCTOR = (CLOCK, LEASE, OLDER_ADDRESSES, SAME_ADDRESS)
 RULES = (*OF_BROKER, *OF_GUARDIAN, *OF_DOCTOR)

@@ -21,6 +21,7 @@ from django.core.servers.basehttp import WSGIRequestHandler
 from django.db import close_old_connections, connection, transaction
 from django.test import TransactionTestCase
 
+from core.mails import AUTOMATIC_HEADERS
 from rabbit.amqp import Session
 from rabbit.management import Management
 from status import probes
@@ -375,9 +376,11 @@ def environment(guarded: str, broker: Broker) -> dict[str, str]:
 
 @pytest.fixture
 def mailbox(settings: Any) -> Iterator[MailCatcher]:
-    """Return a real SMTP server to which Django sends."""
+    """Return a real SMTP server to which Django sends. Each mail must have the headers against automatic answers."""
     with MailCatcher() as catcher:
         settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
         settings.EMAIL_HOST, _, port = catcher.url.removeprefix("smtp://").partition(":")
         settings.EMAIL_PORT = int(port)
         yield catcher
+        for mail in catcher.mails:
+            assert [mail.message[name] for name in AUTOMATIC_HEADERS] == list(AUTOMATIC_HEADERS.values()), mail.subject

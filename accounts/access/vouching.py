@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from accounts import audit, signals
-from accounts.models import Owner, Vouching, check_line, normalize_address
+from accounts.models import Owner, Vouching, check_line, normalize_address, owner_with_address
 from core.refusals import Refusal
 
 MIN_REQUEST_INTERVAL = timedelta(days=1)
@@ -199,12 +199,12 @@ def listed_owners() -> QuerySet[Owner]:
 
 def find_owner(email: str) -> Owner | None:
     """Return the owner who has signed in with this address, or None."""
-    return Owner.objects.filter(has_signed_in(), email=normalize_address(email)).first()
+    return owner_with_address(email, Owner.objects.filter(has_signed_in()))
 
 
 def _reason_by_rule(address: str | None, groups: Collection[str] | None) -> str | None:
     """Return the reason for vouching by a rule that matches the address or the groups, or None."""
-    domain = (address or "").rpartition("@")[2].lower()
+    domain = normalize_address(address or "").rpartition("@")[2]
     if domain and domain in settings.GUARDIAN_VOUCHED_DOMAINS:
         return (BY_DOMAIN + domain)[:MAX_REASON_LENGTH]
     named = [groups] if isinstance(groups, str) else groups or ()

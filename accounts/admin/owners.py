@@ -82,10 +82,12 @@ class OwnerAdmin(AuditedAdmin):
                 current_operator(request), "deactivate", [obj], {}, given_confirmation(request)
             )
             deactivation.require_confirmed(queue_effects.of_agents(obj))
+        # To the form, an address that was stored in an older form is unchanged; cleaning has normalized it.
+        changed = {*form.changed_data, *(["email"] if obj.email != form.initial.get("email") else [])}
         if not change:
             obj.save()
-        elif form.changed_data:
-            obj.save(update_fields=form.changed_data)
+        elif changed:
+            obj.save(update_fields=changed)
         if deactivates:
             ownership.deactivated(obj, current_operator(request))
 

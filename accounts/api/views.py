@@ -243,7 +243,8 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         """
         pulse_user = self.get_object()
         email = normalize_address(read(AddressSerializer, request)["email"])
-        address = pulse_user.notification_addresses.filter(email=email).first()
+        present = {normalize_address(one.email): one for one in pulse_user.notification_addresses.all()}
+        address = present.get(email)
         if address is None:
             raise ValidationError({"email": ["The Pulse user has no such address."]})
         addresses.resend_confirmation(address)

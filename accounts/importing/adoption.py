@@ -14,7 +14,7 @@ from django.db import IntegrityError, transaction
 
 from accounts import audit
 from accounts.access import vouching
-from accounts.models import Owner, PulseUser, normalize_address
+from accounts.models import Owner, PulseUser, normalize_address, owners_by_address
 from accounts.pulse_users import ownership, validation
 from core import broker, locks
 from core.refusals import Refusal
@@ -150,7 +150,7 @@ def _existing_step(stored: PulseUser, wanted: Sequence[str]) -> tuple[str, tuple
         return LEFT_OUT, (), ("It is being removed here.",)
     if not stored.ready:
         return LEFT_OUT, (), ("It is being created here.",)
-    owners = tuple(sorted(owner.email for owner in stored.owners.all()))
+    owners = tuple(sorted(normalize_address(owner.email) for owner in stored.owners.all()))
     return EXISTS, owners, () if set(owners) == set(wanted) else ("It keeps its current owners.",)
 
 
@@ -202,10 +202,10 @@ def _adopt(steps: Sequence[Step], *, notify: bool) -> None:
     try:
         with transaction.atomic():
             emails = {email for step in steps for email in step.owners}
-            owners = {owner.email: owner for owner in vouching.lock_all(Owner.objects.filter(email__in=emails))}
+            owners = owners_by_address(emails)
             for email in sorted(emails - owners.keys()):
                 raise Refusal(f"{email} no longer exists.")
-            for owner in owners.values():
+            for owner in vouching.lock_all(owners.values()):
                 vouching.require_vouched(owner)
             rows = PulseUser.objects.bulk_create([PulseUser(username=step.name, ready=True) for step in steps])
             pulse_users: dict[Owner, list[PulseUser]] = {}

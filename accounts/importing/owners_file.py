@@ -13,7 +13,7 @@ from django.conf import settings
 from accounts.access import vouching
 from accounts.importing import adoption
 from accounts.importing.adoption import LEFT_OUT, InvalidSource, Ownership, PulseUserLists, Step
-from accounts.models import normalize_address
+from accounts.models import normalize_address, owners_by_address
 from accounts.pulse_users import addresses
 from core import broker
 from rabbit import names, snapshot
@@ -121,7 +121,7 @@ def plan(path: Path) -> tuple[list[Step], int]:
     filled = {row.username: row for row in rows if row.owners}
     emails = {email for row in filled.values() for email in row.owners}
     valid = [email for email in emails if addresses.is_address(email)]
-    usable = set(vouching.possible_owners().filter(email__in=valid).values_list("email", flat=True))
+    usable = set(owners_by_address(valid, vouching.possible_owners()))
     # All addresses pass here; _errors reports the wrong ones with their lines.
     steps = adoption.plan([Ownership(row.username, row.owners) for row in filled.values()], emails)
     if errors := _errors(rows, {step.name: step for step in steps}, usable):

@@ -22,7 +22,7 @@ from accounts import audit
 from accounts.access import vouching
 from accounts.importing import adoption
 from accounts.importing.adoption import EXISTS, LEFT_OUT, InvalidSource, Ownership, Step
-from accounts.models import Owner, Vouching, check_address, normalize_address
+from accounts.models import Owner, Vouching, check_address, normalize_address, owner_with_address, owners_by_address
 from accounts.signing_in import owners as signing_in_owners
 from core.refusals import Refusal
 
@@ -186,10 +186,8 @@ def _plan_people(people: Iterable[Person], *, operators: bool) -> list[Step]:
             else:
                 admins[address] = admin
     # An owner with a record who is not vouched for had the vouching withdrawn.
-    here = {
-        owner.email: owner
-        for owner in Owner.objects.annotate(has_record=Exists(Vouching.objects.filter(owner=OuterRef("pk"))))
-    }
+    with_records = Owner.objects.annotate(has_record=Exists(Vouching.objects.filter(owner=OuterRef("pk"))))
+    here = owners_by_address(admins, with_records)
     decided = [_person(address, here.get(address), admin=admins[address], operators=operators) for address in admins]
     return decided + steps
 
@@ -258,7 +256,7 @@ def _create_owners(steps: Sequence[Step]) -> None:
 
 def _change_owner(step: Step) -> None:
     with transaction.atomic():
-        owner = Owner.objects.filter(email=step.name).first()
+        owner = owner_with_address(step.name)
         if owner is None:
             raise Refusal(f"{step.name} no longer exists.")
         owner = vouching.lock(owner)

@@ -36,9 +36,10 @@ def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> No
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
-        present = {address.email: address for address in locked.notification_addresses.all()}
+        present = {normalize_address(address.email): address for address in locked.notification_addresses.all()}
         wanted = usable_addresses(emails, locked.owners.all(), present)
-        locked.notification_addresses.exclude(email__in=wanted).delete()
+        staying = [address.pk for email, address in present.items() if email in wanted]
+        locked.notification_addresses.exclude(pk__in=staying).delete()
         for email in wanted:
             if email not in present:
                 create_address(locked, email, by)
@@ -51,7 +52,7 @@ def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAdd
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
-        present = [address.email for address in locked.notification_addresses.all()]
+        present = [normalize_address(address.email) for address in locked.notification_addresses.all()]
         try:
             if normalize_address(email) in present:
                 raise ValidationError(f"{normalize_address(email)} is already an address of this Pulse user.")
@@ -139,7 +140,7 @@ def _request_confirmation(address: NotificationAddress) -> None:
 def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: Iterable[str] = ()) -> list[str]:
     """Return the addresses in normal form, without duplicates. Those in ``present`` are not checked again."""
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
-    current, owner_emails = set(present), {owner.email for owner in owners}
+    current, owner_emails = set(present), {normalize_address(owner.email) for owner in owners}
     errors = []
     for email in wanted:
         if email in current:

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from accounts import signals
 from accounts.access import vouching
-from accounts.models import Owner, PulseUser, normalize_address
+from accounts.models import Owner, PulseUser, normalize_address, owners_by_address
 from accounts.pulse_users import addresses, invitations
 from core.refusals import Refusal
 
@@ -33,7 +33,7 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
     if len(wanted) > MAX_OWNERS:
         raise Refusal(f"A Pulse user can have {MAX_OWNERS} owners; you gave {len(wanted)}.", "owners")
     valid = [email for email in wanted if addresses.is_address(email)]
-    found = {owner.email: owner for owner in vouching.possible_owners().filter(email__in=valid)}
+    found = owners_by_address(valid, vouching.possible_owners())
     missing = [email for email in wanted if email not in found]
     if missing:
         raise Refusal(

@@ -18,6 +18,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import REDIRECT_FIELD_NAME
+from django.core.mail import EmailMessage
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -27,11 +28,12 @@ from django.views.decorators.cache import never_cache
 
 from accounts import allauth_private
 from accounts.access import vouching
-from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner
+from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, comparable
 from accounts.signing_in import code_limits
 from accounts.signing_in.owners import get_or_create_owner, mark_address_verified, valid_address
 from core import time_zones
 from core.limits import RateLimitExceeded
+from core.mails import AUTOMATIC_HEADERS
 
 log = logging.getLogger(__name__)
 PROVIDER_ID = "oidc"
@@ -181,6 +183,16 @@ class AccountAdapter(DefaultAccountAdapter):
         """Send a mail with GUARDIAN_BASE_URL instead of the request's host."""
         super().send_mail(template_prefix, email, {**context, "address": settings.GUARDIAN_BASE_URL})
 
+    def render_mail(
+        self,
+        template_prefix: str,
+        email: str | list[str],
+        context: dict[str, Any],
+        headers: dict[str, str] | None = None,
+    ) -> EmailMessage:
+        """Return the mail with the headers of all mails. allauth builds each of its mails here."""
+        return super().render_mail(template_prefix, email, context, {**AUTOMATIC_HEADERS, **(headers or {})})
+
     def respond_user_inactive(self, request: HttpRequest, user: Any) -> HttpResponse:
         return render(request, "signin/closed.html", status=403)
 
@@ -203,7 +215,7 @@ class AccountAdapter(DefaultAccountAdapter):
         address, groups = None, None
         if self.method == "code":
             mark_address_verified(user)
-            address = user.email
+            address = comparable(user.email)
             if pending is not None and pending["email"] == address:
                 connect_social_account(user, pending["uid"], pending["name"])
                 groups = pending["groups"]

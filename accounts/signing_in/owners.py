@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from accounts.models import Owner, SignInLink, check_address, normalize_address
+from accounts.models import Owner, SignInLink, check_address, normalize_address, owner_with_address
 
 VISITOR_LIFETIME = timedelta(days=1)
 
@@ -28,13 +28,13 @@ def valid_address(text: str) -> str:
 
 def get_or_create_owner(address: str) -> Owner:
     """Return the owner with this address. A new owner is not vouched for, and the address is not verified."""
-    owner = Owner.objects.filter(email=address).first()
+    owner = owner_with_address(address)
     if owner is None:
         try:
             with transaction.atomic():
                 owner = Owner.objects.create_user(address)
         except (IntegrityError, ValidationError):
-            owner = Owner.objects.filter(email=address).first()  # another request created it
+            owner = owner_with_address(address)  # another request created it
             if owner is None:
                 raise
     _email_address_row(owner)

@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django.db.models import QuerySet
-from django_filters import BooleanFilter, CharFilter, FilterSet  # type: ignore[import-untyped]
+from django_filters import BooleanFilter, FilterSet  # type: ignore[import-untyped]
 from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
 from rest_framework import serializers
 from rest_framework.decorators import action
@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from accounts.access import vouching
 from accounts.api.fields import HexURLField, HexUUIDField
 from accounts.api.views import Request
-from agents.api.filters import StrictUUIDFilter
+from agents.api.filters import AddressFilter, StrictUUIDFilter
 from agents.api.serializers import (
     MAX_OBSERVED_OBJECTS,
     BoundedListField,
@@ -121,7 +121,7 @@ class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has n
     """Filters of consumers by their owner."""
 
     user_uuid = StrictUUIDFilter(field_name="identity__owner__uuid", label="UUID of the owner.")
-    user_username = CharFilter(field_name="identity__owner__email", label="The owner's address.")
+    user_username = AddressFilter(field_name="identity__owner__email", label="The owner's address.")
     is_global = BooleanFilter(method="filter_is_global", label="True: none, as each consumer belongs to an offering.")
 
     class Meta:

@@ -1,13 +1,15 @@
-"""Filters of agents' lists by UUIDs and times."""
+"""Filters of agents' lists by UUIDs, times and addresses."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django_filters import IsoDateTimeFilter, UUIDFilter  # type: ignore[import-untyped]
+from django.db.models import QuerySet
+from django_filters import CharFilter, IsoDateTimeFilter, UUIDFilter  # type: ignore[import-untyped]
 from django_filters.fields import IsoDateTimeField  # type: ignore[import-untyped]
 
+from accounts.models import normalize_address
 from agents.registration import identities
 
 
@@ -54,3 +56,11 @@ class TimeFilter(IsoDateTimeFilter):  # type: ignore[misc]  # the library has no
     """Filters by a time."""
 
     field_class = TimeFormField
+
+
+class AddressFilter(CharFilter):  # type: ignore[misc]  # the library has no types
+    """Filters by an e-mail address, in whatever form it is written."""
+
+    def filter(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows with this address, or all without a filter."""
+        return rows.filter(**{f"{self.field_name}__in": [value, normalize_address(value)]}) if value else rows

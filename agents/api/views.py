@@ -23,7 +23,7 @@ from accounts.access.authentication import presented_key
 from accounts.allauth_private import client_address
 from accounts.api.views import Request
 from accounts.models import AuthToken, Owner
-from agents.api.filters import StrictUUIDFilter, TimeFilter
+from agents.api.filters import AddressFilter, StrictUUIDFilter, TimeFilter
 from agents.api.offering_serializers import NewEventSerializer, OfferingSerializer, PublishedSerializer
 from agents.api.serializers import (
     AgentIdentitySerializer,
@@ -313,7 +313,7 @@ class SubscriptionFilter(FilterSet):  # type: ignore[misc]  # the library has no
     """Filters of subscriptions by their owner."""
 
     user_uuid = StrictUUIDFilter(field_name="owner__uuid", label="UUID of the owner.")
-    user_username = CharFilter(field_name="owner__email", label="The owner's address.")
+    user_username = AddressFilter(field_name="owner__email", label="The owner's address.")
 
     class Meta:
         model = EventSubscription

@@ -12,18 +12,21 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from accounts.models import Owner
+from accounts.models import NOT_ASCII, Owner, comparable
 from core.addresses import split_address
 from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.models import Lease
 from rabbit import checkup
 from rabbit.addresses import split_addresses
+from rabbit.names import readable
 from status import facts, rules
 from status.doctor.addresses import AMQP, first_answering
 from status.doctor.broker import compare_clock
 from status.doctor.findings import Finding, Findings, Status, findings_of, text_of
 from status.doctor.settings import ON_THIS_MACHINE
 from status.facts import Measurement
+
+MAX_ADDRESSES_SHOWN = 20
 
 # The database, and the measurements in it
 
@@ -87,6 +90,7 @@ def _rows() -> Findings:
     yield from findings_of(facts.measure_guardian(now).verdicts())
     yield _operators()
     yield from findings_of(one.verdict for one in _leases(now))
+    yield from findings_of(one.verdict for one in _owners_addresses())
 
 
 def _operators() -> Finding:
@@ -102,6 +106,20 @@ def _leases(now: datetime) -> Iterator[Measurement]:
     yield Measurement(rules.LEASE, 0)
     for lease in expired[:5]:
         yield Measurement(rules.LEASE, (now - lease.expires_at).total_seconds(), {"lease": lease.name})
+
+
+def _owners_addresses() -> Iterator[Measurement]:
+    """Yield the number of owners whose address is in an older form, and the owners who have the same address."""
+    older = sorted(Owner.objects.filter(email__regex=NOT_ASCII).values_list("email", flat=True))
+    spellings = {comparable(email): {email} for email in older}
+    for email in (*older, *Owner.objects.filter(email__in=spellings).values_list("email", flat=True)):
+        spellings[comparable(email)].add(email)
+    shown = [*map(readable, older[:MAX_ADDRESSES_SHOWN]), *(["…"] if len(older) > MAX_ADDRESSES_SHOWN else [])]
+    yield Measurement(rules.OLDER_ADDRESSES, len(older), {"addresses": ", ".join(shown)})
+    yield Measurement(rules.SAME_ADDRESS, 0)
+    for same in spellings.values():
+        if len(same) > 1:
+            yield Measurement(rules.SAME_ADDRESS, 1, {"addresses": ", ".join(map(readable, sorted(same)))})
 
 
 # The task queue

@@ -244,7 +244,7 @@ REFUSED = [
     "alice@exam\nple.org", "<script>alert(1)</script>@example.org", '"alice"@exa"mple.org', "alice\u200f@example.org",
     "alice@exam\u200bple.org", "alice@example.org\u202e", "alice@\uff45xample.org", "ålice@example.org",
     "alice@example.org\x00", f"{'a' * 255}@example.org", f"{'a' * 60}@{'b' * 60}.{'c' * 60}.{'d' * 60}.{'e' * 60}.org",
-    "é" * 127 + "@example.org", "alice@example.org, bob@example.org",
+    "é" * 127 + "@example.org", "alice@example.org, bob@example.org", "al\u0131ce@example.org",
 ]  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def test_an_invalid_address_has_an_error_at_the_field(client, mailbox, address):
     [
         ("ALICE@EXAMPLE.ORG", "alice@example.org"),
         ("o'hara+x@example.org", "o'hara+x@example.org"),
-        ("alice@BÜCHER.example", "alice@bücher.example"),
+        ("alice@BÜCHER.example", "alice@xn--bcher-kva.example"),
         ('"a<b>"@example.org', '"a<b>"@example.org'),
         (r'"a\<b"@example.org', '"a<b"@example.org'),
         (r'"Fr\ed.x"@example.org', "fred.x@example.org"),

@@ -128,6 +128,25 @@ def test_the_text_and_the_html_of_a_mail_have_the_same_words(kind, complete):
     assert text - {"--"} == html
 
 
+def test_mails_are_built_where_they_get_the_headers_against_automatic_answers():
+    """The fixture ``mailbox`` checks these headers of each mail that a test sends."""
+    apps = [
+        "accounts",
+        "agents",
+        "core",
+        "guardian_site",
+        "message_store",
+        "notifications",
+        "queues",
+        "rabbit",
+        "status",
+    ]
+    paths = [path for app in apps for path in (ROOT / app).rglob("*.py")]
+    built = re.compile(r"(EmailMessage|EmailMultiAlternatives|send_mass_mail|mail_admins|mail_managers|render_mail)\(")
+    found = {str(path.relative_to(ROOT)) for path in paths if built.search(path.read_text())}
+    assert found == {"notifications/mails.py", "accounts/signing_in/codes.py"}
+
+
 PLACEHOLDERS = {
     r"queue/alice/builds": "QUEUE", r"\w+@example\.org": "ADDRESS", "rabbit@a": "NODE", "alice": "NAME",
     r"\d[\d,]*": "N",

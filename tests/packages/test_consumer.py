@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import logging
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+import pika
 import pytest
 import yapw.clients
 
@@ -304,17 +308,19 @@ def test_a_message_with_oversized_headers_and_error_is_parked(consumer_settings,
 
 def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_settings, amqp):
     consumer, seen = failing_consumer(consumer_settings, Park("look"))
-    send, lost = consumer.publisher.send, []
+    publish, lost = consumer.publisher.publish_async, []
 
-    def send_and_lose(*args, **keywords):
-        send(*args, **keywords)
+    def publish_and_lose(*args, **keywords):
+        future = publish(*args, **keywords)
+        future.result(10)
         if not lost:
             lost.append(True)
             gone, link = threading.Event(), consumer._connection._link
             link.call(lambda: (link.reconnect("as by a crash"), gone.set()))
             gone.wait(5)
+        return future
 
-    consumer.publisher.send = send_and_lose
+    consumer.publisher.publish_async = publish_and_lose
     with consuming(consumer):
         publish_raw(amqp, b'{"order": 17}')
         ids = [take(amqp, PARKED)[0].message_id for _ in range(2)]
@@ -454,6 +460,112 @@ def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(c
     assert isinstance(error, Refused)
     assert f"the queue {PARKED}" in str(error)
     wait_until(lambda: length(amqp, QUEUE) == 1)
+
+
+@pytest.fixture
+def full(amqp, broker, vhost):
+    """Return a function that fills a queue, so that it refuses messages."""
+
+    def fill(queue):
+        amqp.publish(queue, 3)
+        body = {"pattern": f"^{re.escape(queue)}$", "definition": {"max-length": 1, "overflow": "reject-publish"}}
+        httpx.put(f"{broker.management_url}/api/policies/{vhost}/full", json=body, trust_env=False).raise_for_status()
+        wait_until(lambda: refuses(queue))
+
+    def refuses(queue):
+        try:
+            amqp.publish(queue, 1)
+        except pika.exceptions.NackError:
+            return True
+        return False
+
+    return fill
+
+
+def handler_of(calls):
+    """Return a callback that parks "poison…", fails for the first "flaky", and succeeds for the others."""
+
+    def callback(message):
+        calls[message.body] += 1
+        if str(message.body).startswith("poison"):
+            raise Park("look")
+        if message.body == "flaky" and not message.attempts:
+            raise LookupError
+
+    return callback
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_messages_for_a_full_parking_queue_wait_with_their_consumer(consumer_settings, amqp, full, caplog, queue_type):
+    calls, published = Counter(), []
+    settings = consumer_settings(queue_type=queue_type, threads=1, prefetch=4)
+    consumer = Consumer(settings, "orders", handler_of(calls))
+    publish = consumer.publisher.publish_async
+    consumer.publisher.publish_async = lambda key, *rest, **more: published.append(key) or publish(key, *rest, **more)
+    with caplog.at_level(logging.INFO), consuming(consumer):
+        full(PARKED)
+        for body in ("poison 1", "poison 2", "poison 3", "flaky", *range(10)):
+            publish_raw(amqp, json.dumps(body).encode())
+        wait_until(lambda: consumer.counts["done"] == 11)
+        assert consumer.wait(3) == (False, None)
+        assert consumer.figures()["kept"] == 3
+        assert published.count(PARKED) <= 10
+        assert re.search(rf"messages wait for {PARKED} \(\d\): the broker rejected the message", caplog.text)
+        assert (length(amqp, QUEUE), consumer.counts["requeue"]) == (0, 0)
+        amqp.channel.queue_purge(PARKED)
+        wait_until(lambda: consumer.counts["park"], 15)
+        wait_until(lambda: amqp.channel.queue_purge(PARKED) and not consumer.figures()["kept"], 60)
+        assert f"no message waits for {PARKED} any more" in caplog.text
+    assert {body: calls[body] for body in calls if str(body).startswith("poison")} == {
+        "poison 1": 1, "poison 2": 1, "poison 3": 1,
+    }  # fmt: skip
+    assert consumer.counts == {"done": 11, "retry": 1, "park": 3}
+    assert length(amqp, QUEUE) == 0
+
+
+def test_a_consumer_takes_no_more_than_its_prefetch_while_messages_wait(consumer_settings, amqp, full):
+    calls = Counter()
+    consumer = Consumer(consumer_settings(prefetch=2), "orders", handler_of(calls))
+    with consuming(consumer):
+        full(PARKED)
+        for number in range(5):
+            publish_raw(amqp, json.dumps(f"poison {number}").encode())
+        wait_until(lambda: consumer.figures()["kept"] == 2)
+        assert consumer.wait(2) == (False, None)
+        assert (len(calls), length(amqp, QUEUE)) == (2, 3)
+    assert consumer.counts == {"requeue": 2, "unpublished": 2}
+    wait_until(lambda: length(amqp, QUEUE) == 5)
+
+
+def test_a_waiting_message_of_a_lost_connection_is_redelivered(consumer_settings, amqp, full):
+    calls = Counter()
+    consumer = Consumer(consumer_settings(), "orders", handler_of(calls))
+    with consuming(consumer):
+        full(PARKED)
+        publish_raw(amqp, b'"poison"')
+        wait_until(lambda: consumer.figures()["kept"])
+        link = consumer._connection._link
+        link.call(lambda: link.reconnect("as by a crash"))
+        wait_until(lambda: consumer.counts["void"] and calls["poison"] == 2, 15)
+        amqp.channel.queue_purge(PARKED)
+        wait_until(lambda: consumer.counts["park"], 15)
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
+
+
+def test_a_hung_callback_ends_the_consumer_once_its_message_is_parked(consumer_settings, amqp, full):
+    release = threading.Event()
+    settings = consumer_settings(time_limit=0.3, policy=Policy(Outcome.PARK))
+    consumer = Consumer(settings, "orders", lambda message: release.wait(60))
+    with consuming(consumer):
+        full(PARKED)
+        publish_raw(amqp)
+        wait_until(lambda: consumer.wait(0.1)[0] or consumer.figures()["kept"])
+        assert consumer.wait(2) == (False, None)
+        amqp.channel.queue_purge(PARKED)
+        assert isinstance(consumer.wait(15)[1], Hung)
+        release.set()
+    assert consumer.counts == {"park": 1}
+    assert length(amqp, PARKED) == 1
 
 
 @pytest.mark.parametrize("resumes", ["before the broker answers", "when it has paused"])
@@ -647,16 +759,16 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consum
             raise late
 
     consumer = Consumer(consumer_settings(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
-    send = consumer.publisher.send
+    publish = consumer.publisher.publish_async
 
-    def send_late(*args, **keywords):
+    def publish_late(*args, **keywords):
         if not parking.is_set():
             parking.set()
             assert ended.wait(10)
             wait_until(lambda: not consumer.figures()["in_hand"])
-        send(*args, **keywords)
+        return publish(*args, **keywords)
 
-    consumer.publisher.send = send_late
+    consumer.publisher.publish_async = publish_late
     with consuming(consumer):
         publish_raw(amqp)
         assert isinstance(consumer.wait(10)[1], Hung)
@@ -668,13 +780,13 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consum
 
 def test_the_time_limit_excludes_parking_the_message(consumer_settings, amqp):
     consumer, seen = failing_consumer(consumer_settings, Park("look"), time_limit=0.2)
-    send, slowly = consumer.publisher.send, threading.Event()
+    publish, slowly = consumer.publisher.publish_async, threading.Event()
 
-    def send_slowly(*args, **keywords):
+    def publish_slowly(*args, **keywords):
         slowly.wait(10)
-        send(*args, **keywords)
+        return publish(*args, **keywords)
 
-    consumer.publisher.send = send_slowly
+    consumer.publisher.publish_async = publish_slowly
     with consuming(consumer):
         publish_raw(amqp)
         wait_until(lambda: seen)
@@ -981,12 +1093,30 @@ def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(node_settin
             assert consumer.connected
             fail.set()
             assert consumer.wait(3) == (False, None)  # twice the publish timeout
-            assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
+            assert (consumer.figures()["kept"], length(amqp, PARKED)) == (2, 0)
         wait_until(lambda: consumer.counts["park"] == 3, 30)
         assert {take(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
         assert length(amqp, PARKED) == 0
     assert consumer.counts == {"done": 50, "park": 3}
     assert (tries["slow poison"], tries["slower poison"]) == (1, 1)
+
+
+def test_during_an_alarm_a_single_thread_goes_on_with_other_messages(node_settings, own_node):
+    calls = Counter()
+    with consuming(Consumer(node_settings(threads=1), "orders", handler_of(calls))) as consumer:
+        amqp = connect(node_settings())
+        publish_raw(amqp, b'"poison 0"')  # the publisher connects
+        wait_until(lambda: consumer.counts["park"])
+        consumer._connection.set_paused(True)
+        wait_until(lambda: not consumer._connection._channels[0].consumer_tag)
+        for body in ("poison 1", "poison 2", 1, 2):
+            publish_raw(amqp, json.dumps(body).encode())
+        with memory_alarm(own_node):
+            consumer._connection.set_paused(False)
+            wait_until(lambda: consumer.counts["done"] == 2, 10)
+            assert consumer.figures()["kept"] == 2
+        wait_until(lambda: consumer.counts["park"] == 3, 20)
+    assert set(calls.values()) == {1}
 
 
 def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(node_settings, own_node):

@@ -5,7 +5,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from accounts.access.vouching import vouch
-from accounts.models import Owner, normalize_address
+from accounts.models import Owner, normalize_address, owner_with_address
 from accounts.signing_in.owners import mark_address_verified
 
 
@@ -18,7 +18,7 @@ class Command(BaseCommand):
         parser.add_argument("--vouched", action="store_true", help="the owner may use the broker")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
+        owner = owner_with_address(options["email"])
         is_new = owner is None
         if owner is None:
             owner = Owner(email=normalize_address(options["email"]))

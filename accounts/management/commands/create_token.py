@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from accounts.access.tokens import DEFAULT_DAYS, create_token
 from accounts.access.vouching import NotVouched
-from accounts.models import AuthToken, Owner, normalize_address
+from accounts.models import AuthToken, normalize_address, owner_with_address
 
 
 class Command(BaseCommand):
@@ -24,7 +24,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         email = normalize_address(options["email"])
-        owner = Owner.objects.filter(email=email).first()
+        owner = owner_with_address(email)
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; create one with: manage.py create_owner EMAIL --vouched")
         try:

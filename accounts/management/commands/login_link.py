@@ -3,7 +3,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from accounts.models import Owner, normalize_address
+from accounts.models import owner_with_address
 from accounts.signing_in.links import create_link
 
 
@@ -14,7 +14,7 @@ class Command(BaseCommand):
         parser.add_argument("email")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
+        owner = owner_with_address(options["email"])
         if owner is None:
             raise CommandError(f"There is no owner {options['email']!r}; create one with: manage.py create_owner EMAIL")
         if not owner.is_active:

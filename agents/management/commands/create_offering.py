@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from accounts.access.vouching import NotVouched, require_vouched
-from accounts.models import Owner, normalize_address
+from accounts.models import Owner, normalize_address, owner_with_address
 from agents.models import Offering, check_offering_name
 
 
@@ -47,7 +47,7 @@ def _owners(emails: Iterable[str]) -> list[Owner]:
             email.encode()
         except UnicodeEncodeError as error:
             raise CommandError(f"{email!r} is not a valid address: it is not UTF-8.") from error
-        owner = Owner.objects.filter(email=email).first()
+        owner = owner_with_address(email)
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; create one with: manage.py create_owner EMAIL --vouched")
         try:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 Callback = Callable[[Message], object]
 Listener = Callable[[Message, Outcome | None, float], None]
 """Called after each message with its outcome and the duration of the callback in seconds. The outcome is None if the
-callback failed after the ack."""
+callback failed after the ack. A message that waits for a delay or parking queue has the outcome it will get there."""
 
 FORCED_CLOSE_SECONDS = 0.5
 """Timeout for closing connections after a second signal."""
@@ -72,8 +72,8 @@ class Consumer:
         self.publisher = publisher or Publisher(settings)
         self.counts: Counter[str] = Counter()
         """Messages by outcome (the values of `Outcome`), and these: "late", the callback failed after the ack; "void",
-        the connection was lost first, so the message is redelivered; "unpublished", requeued since the broker accepted
-        no message for a delay or parking queue; "reconnected", the number of reconnections."""
+        the connection was lost first, so the message is redelivered; "unpublished", requeued since no delay or parking
+        queue accepted it before a shutdown or the broker's ack timeout; "reconnected", the number of reconnections."""
         self.listeners = list(listeners)
         self._counting = threading.Lock()
         self._own_publisher = publisher is None
@@ -128,11 +128,12 @@ class Consumer:
         Return whether the callbacks finished within the settings' ``grace`` and before ``is_forced()``.
         """
         self._connection.stop()
+        keeping = self._handler.transfers.end()
         self._workers.end()
         grace = self.settings.grace
         until = None if grace is None else time.monotonic() + grace
         finished = self._workers.wait(until, lambda: is_forced() or self._time_limit.all_running_settled())
-        finished = join_threads(list(self._time_limit.threads.values()), until, is_forced) and finished
+        finished = join_threads([*self._time_limit.threads.values(), *keeping], until, is_forced) and finished
         if self._own_publisher:
             self.publisher.close(FORCED_CLOSE_SECONDS if is_forced() else CLOSE_SECONDS)
         self._connection.close(FORCED_CLOSE_SECONDS if is_forced() else CLOSE_SECONDS)
@@ -146,14 +147,16 @@ class Consumer:
         return self._connection.ready
 
     def figures(self) -> dict[str, float]:
-        """Return the current state: whether it is connected, the messages that wait or have a running callback, the age
-        of the oldest running callback, the seconds since the last ack (or the start), and the prefetch."""
+        """Return the current state: whether it is connected, the messages that wait or have a running callback, those
+        kept until a delay or parking queue accepts them, the age of the oldest running callback, the seconds since the
+        last ack (or the start), and the prefetch."""
         now = time.monotonic()
         begun = [since for _, since in list(self._handler.running.values())]
         return {
             "connected": float(self._connection.ready),
             "waiting": float(len(self._connection.waiting)),
             "in_hand": float(len(begun)),
+            "kept": float(self._handler.transfers.kept),
             "oldest_in_hand_seconds": now - min(begun) if begun else 0.0,
             "seconds_since_acknowledged": now - self._connection.last_acked,
             "prefetch": float(self._connection.prefetch),

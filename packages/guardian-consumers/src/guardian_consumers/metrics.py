@@ -21,6 +21,7 @@ BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1500)
 GAUGES = {
     "waiting": ("waiting", "Messages that wait in memory for a callback."),
     "in_hand": ("in_hand", "Messages whose callbacks run."),
+    "kept": ("kept", "Failed messages that wait until their delay or parking queue accepts them."),
     "oldest_in_hand_seconds": ("oldest_in_hand_seconds", "Age of the oldest running callback."),
     "prefetch": ("prefetch", "Total prefetch of the consumer's queues."),
     "connected": ("connected", "1 if connected, else 0."),
@@ -30,7 +31,7 @@ GAUGES = {
 COUNTERS = {
     "late": ("late", "Messages whose callback failed after they were acknowledged."),
     "void": ("void", "Messages redelivered since their connection was lost before they were settled."),
-    "unpublished": ("unpublished", "Messages requeued since the broker accepted none for a delay or parking queue."),
+    "unpublished": ("unpublished", "Messages requeued since no delay or parking queue accepted them in time."),
     "reconnected": ("reconnects", "Reconnections."),
 }
 """By key of `Consumer.counts`: the metric's name after ``consumer_``, and its help text."""

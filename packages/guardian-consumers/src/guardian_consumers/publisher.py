@@ -29,7 +29,7 @@ from guardian_consumers.settings import Settings
 logger = logging.getLogger(__name__)
 
 PATIENCE_CHECK_SECONDS = 0.5
-"""The interval of calling ``keep_waiting`` and ``is_stopping``."""
+"""The interval of checks while a thread waits for a confirm."""
 
 BLOCKED_CLOSE_SECONDS = 0.5
 """Timeout for closing a connection while the broker accepts no messages: it reads nothing from this connection."""
@@ -150,14 +150,12 @@ class Publisher:
         mandatory: bool,
         *,
         timeout: float | None = None,
-        keep_waiting: Callable[[], bool] = lambda: False,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Publish a message with a complete routing key, and wait for the broker's confirm.
 
-        ``properties`` need a message id. While ``keep_waiting()`` is true and the connection lives, wait for a sent
-        message beyond ``timeout``: a caller that gives up might publish it twice. Once ``is_stopping()`` is true, don't
-        wait for a broker that accepts no messages.
+        ``properties`` need a message id. Once ``is_stopping()`` is true, don't wait for a broker that accepts no
+        messages.
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
         pending, link = self._enqueue(routing_key, body, properties, mandatory)
@@ -171,7 +169,7 @@ class Publisher:
                 pending.done.result(min(left, PATIENCE_CHECK_SECONDS) if left > 0 else PATIENCE_CHECK_SECONDS)
                 return
             except FutureTimeout:
-                is_late = time.monotonic() >= until and not (pending.sent and keep_waiting())
+                is_late = time.monotonic() >= until
                 if (is_late or is_hopeless) and pending.done.cancel():
                     # Otherwise cancelled messages would pile up until the broker accepts messages again.
                     link.call(partial(self._discard_unsent, pending))

@@ -51,6 +51,7 @@ class TimeLimit:
     def _settle(self, message: Message, error: TimeLimitExceeded, trace: str) -> None:
         try:
             self._handler.failed(message, error, trace)
+            self._handler.transfers.wait(message)
         except Exception as failure:
             logger.exception("%s: %r can't be settled", self._name, message)
             self._handler.worker_failed(failure)
