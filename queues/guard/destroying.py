@@ -100,6 +100,10 @@ class NotSent(BrokerUnavailable):
         self.is_unreachable = is_unreachable
 
 
+class InUse(NotSent):
+    """Another request is deleting or purging the queue."""
+
+
 class WithinLimit(Exception):
     """The queue is within its limit, and keeps all its messages: ``ready``, and about ``held`` by its consumers."""
 
@@ -366,7 +370,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
     """Lock a queue, so that no other process fetches its messages. Yield a function that renews the lock.
 
     Raises:
-        NotSent: another process has the lock, at first or when it is renewed.
+        InUse: another process has the lock, at first or when it is renewed.
     """
     if why_not(target) and not target.without_copy:
         yield lambda: None  # no process fetches its messages
@@ -377,7 +381,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
         lock.acquire()
         yield lock.renew
     except locks.LockTaken as error:
-        raise NotSent("another request is deleting or purging this queue; try again in a minute") from error
+        raise InUse("another request is deleting or purging this queue; try again in a minute") from error
     finally:
         lock.release()
 
