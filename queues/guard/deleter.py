@@ -214,6 +214,7 @@ class _Run:
 
         ``is_complete``: all deletions that are due were tried.
         """
+        self._lease.renew()
         self._record_refusals(is_complete=is_complete)
         self._refusals = []
         self._tried = {one.queue.id for one in self._running.values()}
